@@ -1,4 +1,8 @@
-"""One tensor, many devices: global tensors with a placement and an SBP, for PyTorch."""
+"""Global tensors for PyTorch: one logical tensor whose shards are on many devices.
+
+A global tensor has a *placement*, the ranks that hold it, and an *SBP* for each axis of the
+placement: split, broadcast or partial sum.
+"""
 
 from importlib import import_module
 from pathlib import Path as _Path
@@ -57,16 +61,18 @@ if TYPE_CHECKING:
     from .verification import verify
 
 placement = Placement
-"""``placement(type, ranks, axes=None)``: ``Placement``, under the name with which it prints."""
+"""Alias of ``Placement``, which prints under this name: ``placement(type, ranks, axes=None)``."""
 
 _owners.check(*(_Path(path).resolve().parent for path in (__file__, _mirrored.__file__)))
 install_with_first_tensor()
+# As functions that import on their first call, so that a search is loaded only if it is used.
 use_chooser(lambda chain: import_module(".auto.layout_search", __name__).chosen(chain))
 use_search(lambda *given: import_module(".auto.layouts.search", __name__).best_plan(*given))
 
 nn.Graph, nn.graph, nn.pipeline = step.Graph, step, pipelines.pipeline
 
-# What imports much of torch is imported when it is asked for: name -> (package, its name there).
+# Names whose packages import much of torch are imported when they are first read:
+# name -> (package, name in that package, or None for the package itself).
 _LATER = {
     "auto": ("auto", None),
     "checkpoint": ("checkpoint", None),
@@ -139,7 +145,7 @@ __all__ = [
     "zeros",
 ]
 
-if not TYPE_CHECKING:  # a checker is to find names that are not there
+if not TYPE_CHECKING:  # hidden from type checkers, so that they report unknown names
 
     def __getattr__(name: str) -> Any:
         if name in _LATER:

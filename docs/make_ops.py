@@ -60,8 +60,9 @@ def rules_of(row: Row) -> list[str]:
     """The rules in the notation, one a line; or what the function says of itself."""
     if row.rules:
         return [f"* `{rule}`" for rule in row.rules]
-    paragraph = (inspect.getdoc(row.rule) or "").split("\n\n")[0]
-    return [" ".join(paragraph.split())]
+    paragraphs = (inspect.getdoc(row.rule) or "").split("\n\n")
+    words = [each for each in paragraphs if not each.startswith(("```", "Args:", "Raises:"))]
+    return [" ".join(" ".join(words).split())]
 
 
 def examples() -> dict[int, list[Example]]:

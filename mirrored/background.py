@@ -1,4 +1,4 @@
-"""Communication in the background: a thread that calls one collective after another."""
+"""Collectives in the background: one thread runs submitted calls, one after another."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class BackgroundCalls:
-    """Inside the `with` block, submitted calls run in a thread, in the order in which they came.
+    """Context manager in which submitted calls run in one thread, in the order of submission.
 
     ```
     caller    submit 0   work    submit 1   work    submit 2   work    result 0, 1, 2
@@ -33,8 +33,8 @@ class BackgroundCalls:
     ```
 
     The caller must not communicate inside the block, because ranks match collectives by their
-    order. After a call has raised no other begins, so that all ranks stop at the same one. The
-    thread ends with the block. Calls run without autograd.
+    order. After a call has raised, later calls raise the same error without running, so that all
+    ranks stop at the same call. The thread ends with the block. Calls run without autograd.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class BackgroundCalls:
         self._pool.shutdown(cancel_futures=True)
 
     def submit(self, function: Callable[..., T], *args: Any) -> Future[T]:
-        """Call `function(*args)` in the thread, once the calls submitted before have returned."""
+        """Run ``function(*args)`` in the thread, after all calls submitted before."""
         return self._pool.submit(self._call, callers_stream(), function, args)
 
     def _call(
@@ -63,6 +63,7 @@ class BackgroundCalls:
     ) -> T:
         if self._failure is not None:
             raise self._failure
+        # Grad mode, inference mode and the transport are per thread: restore the creator's here.
         inference = torch.inference_mode(self._inference)
         try:
             with use(self._transport), inference, torch.no_grad(), stream:
@@ -76,10 +77,12 @@ _answers: WeakKeyDictionary[Transport, dict[Ranks, bool]] = WeakKeyDictionary()
 
 
 def has_spare_cores(ranks: Ranks) -> bool:
-    """Whether each of `ranks` has a core for communication beside those that its own threads use.
+    """Return whether each of ``ranks`` has a free core for a communication thread.
 
-    The first call is a collective of `ranks`, in which they exchange which cores each may use.
-    Later calls return the same answer, which is the same on all of them.
+    That is so if the cores of each host suffice for all torch threads of its ranks and one more
+    thread for each rank. The first call is a collective over ``ranks``, in which they exchange
+    which cores each may use. Later calls return the cached answer, which is the same on all of
+    them.
     """
     transport = current()
     innermost = transport  # ranks may put another number of transports around it
@@ -93,18 +96,24 @@ def has_spare_cores(ranks: Ranks) -> bool:
 
 
 def _cores() -> frozenset[int]:
-    """The cores on which this process may run."""
+    """Return the cores on which this process may run."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
 
 
-# A rank that enters another process group, where others know the answer from one before, asks.
+# The first call is a collective, so either all ranks of a group have an answer cached or none has:
+# a process that joins later has none, so every rank drops its answers when it enters a new group.
 groups.when_new.append(_answers.clear)
 
 
 def _are_enough(uses: list[tuple[str, frozenset[int], int]]) -> bool:
-    """Whether the cores are enough, for `uses`, the (host, cores, threads) of each rank."""
+    """Return whether every rank has a core that its own threads leave free.
+
+    Args:
+        uses: the (host, cores, number of threads) of each rank. Ranks of one host need one core
+            more than their threads each, out of the union of their cores.
+    """
     if any(len(cores) <= threads for _, cores, threads in uses):
         return False
     for host in {name for name, _, _ in uses}:

@@ -1,4 +1,4 @@
-"""Codecs: how the numbers of a message are written in fewer bytes, and read again.
+"""Codecs that encode the floats of a message in fewer bytes, and decode them.
 
 ```
 "bf16"   2 bytes a number    rounded to bfloat16
@@ -6,10 +6,10 @@
 "fp8"    1 byte a number     the same, with float8_e4m3fn for the integer
 ```
 
-A message of n numbers by blocks is ``4 * ceil(n / 256) + n`` bytes: the scales, and then the
-numbers. What a rank reads depends on the bytes alone, so ranks that read the same bytes have the
-same bits. A block that holds a NaN, an infinity or a number beyond float32 is read as NaN whole:
-it is never taken for finite.
+A message of n numbers in blocks has ``4 * ceil(n / 256) + n`` bytes: first all scales, then the
+numbers. The decoded values depend on the bytes alone, so ranks that read the same bytes get the
+same bits. If a block contains a NaN, an infinity or a number too large for float32, the whole block
+is decoded as NaN, so that an overflow is never mistaken for finite values.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ _SCALE_BYTES = 4
 
 
 class Codec(Protocol):
-    """Writes floats as bytes, and reads them again."""
+    """Interface of an encoder of floats into bytes and its decoder."""
 
     @property
     def name(self) -> str:
-        """What a plan calls it."""
+        """Name of this codec in a plan, and its key in ``CODECS``."""
         ...
 
     def nbytes(self, n: int) -> int:
-        """How many bytes ``n`` numbers are written in."""
+        """Return how many bytes the message of ``n`` numbers has."""
         ...
 
     def write(self, x: Tensor, unsent: Tensor | None = None) -> Tensor:
-        """The numbers of ``x``, in order, as a uint8 tensor of ``nbytes(x.numel())``.
+        """Encode the numbers of ``x``, in order, as a 1-d uint8 tensor.
 
-        With ``unsent``, of x's shape and dtype, those of ``x + unsent``. What the message leaves
-        out of them is in ``unsent`` then; 0 where it is not finite, or one number that overflows
-        would spoil all that follow.
+        The result has ``nbytes(x.numel())`` elements. With ``unsent`` (error feedback, of x's shape
+        and dtype), encode ``x + unsent`` instead, and overwrite ``unsent`` with the rounding error.
+        Where that is not finite, ``unsent`` becomes 0: otherwise one number that overflows would
+        spoil all later messages.
         """
         ...
 
     def read(self, messages: Sequence[Tensor], n: int, dtype: torch.dtype) -> Tensor:
-        """The sum, in order, of what messages of ``n`` numbers say, as a new tensor with one
-        dim."""
+        """Decode ``messages`` of ``n`` numbers each, and sum them in order in a new 1-d tensor."""
         ...
 
 
 @dataclass(frozen=True)
 class Rounded:
-    """Each number by itself in a shorter float."""
+    """Codec that casts each element to a lower-precision float."""
 
     name: str
     dtype: torch.dtype
@@ -79,15 +79,15 @@ class Rounded:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Numbers of one byte, and for each block of them the float32 by which they are multiplied.
+    """Codec that stores one byte for each element and one float32 scale for each block.
 
-    This is one pass of native code, csrc/peer/blocks_cpu.cpp and blocks.cu. Ops of torch give the
-    same bits, for GPUs where that was built without CUDA.
+    Encoding and decoding are one pass of native code each, csrc/peer/blocks_cpu.cpp and blocks.cu.
+    Torch ops with the same bits replace them for GPU tensors if the build has no CUDA kernels.
     """
 
     name: str
     dtype: torch.dtype
-    largest: float  # what the largest number of a block is written as
+    largest: float  # stored value of the element of largest magnitude in a block
 
     def nbytes(self, n: int) -> int:
         return n + _SCALE_BYTES * -(-n // BLOCK)
@@ -119,16 +119,18 @@ class Blocks:
         return _summed([self._decoded(message, n) for message in messages], dtype)
 
     def _encoded(self, block: Tensor) -> tuple[Tensor, Tensor]:
-        """(scales, numbers) of a matrix whose rows are blocks."""
+        """Return (scales, numbers) of a matrix whose rows are blocks."""
         scale = block.abs().amax(1, keepdim=True) / self.largest
+        # A NaN scale makes the whole block decode as NaN.
         scale = scale.masked_fill(~torch.isfinite(scale), torch.nan)
-        # Beside a scale that is too small for a float32, or nearly, numbers may be too large.
+        # A block of zeros is divided by 1. A subnormal scale is rounded so coarsely that quotients
+        # may exceed `largest`: hence the clamp.
         number = (block / scale.masked_fill(scale == 0, 1)).clamp_(-self.largest, self.largest)
         number = number.masked_fill_(scale.isnan(), 0)
         return scale, (number if self.dtype.is_floating_point else number.round_()).to(self.dtype)
 
     def _decoded(self, message: Tensor, n: int) -> Tensor:
-        """The n numbers of a message, in float32."""
+        """Decode the ``n`` numbers of a message as float32."""
         scales, numbers = message.split([message.numel() - n, n])
         rows = zip(_blocks(numbers.view(self.dtype)), _rows(_as(scales, torch.float32), n))
         return torch.cat([(x.float() * scale).view(-1) for x, scale in rows])
@@ -136,6 +138,7 @@ class Blocks:
 
 @cache
 def _has_kernels() -> bool:
+    # False in a build without CUDA.
     return torch._C._dispatch_has_kernel_for_dispatch_key("mirrored::write_blocks", "CUDA")
 
 
@@ -149,23 +152,27 @@ def _summed(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def _total(x: Tensor, unsent: Tensor | None) -> Tensor:
+    # Summed in the wider dtype: in x's own the small error could be rounded away.
     return x if unsent is None else x.to(accumulated_in(x.dtype)) + unsent
 
 
 def keep_rest(unsent: Tensor, total: Tensor, said: Tensor) -> None:
-    """Let ``unsent`` be what ``said`` leaves out of ``total``; 0 where that is not finite."""
+    """Set ``unsent`` to the rounding error ``total - said``, and to 0 where that is not finite."""
     unsent.copy_((total - said.to(total.dtype)).nan_to_num_(0.0, 0.0, 0.0))
 
 
 def _blocks(flat: Tensor) -> list[Tensor]:
-    """``flat`` as a matrix whose rows are whole blocks, and one of the rest, if there is one."""
+    """Cut ``flat`` into a matrix whose rows are full blocks, and a one-row matrix of the rest.
+
+    An empty matrix is left out, unless both are empty.
+    """
     whole = flat.numel() // BLOCK * BLOCK
     parts = [flat[:whole].view(-1, BLOCK), flat[whole:].view(1, -1)]
     return [part for part in parts if part.numel()] or [flat.view(0, BLOCK)]
 
 
 def _rows(scales: Tensor, n: int) -> Sequence[Tensor]:
-    """The scales of each matrix that ``_blocks`` gives of ``n`` numbers, as a column."""
+    """Return the scales of each matrix of ``_blocks`` for ``n`` numbers, as a column vector."""
     whole = n // BLOCK
     parts = [scales[:whole].view(-1, 1), scales[whole:].view(-1, 1)]
     return [part for part in parts if part.numel()] or [scales.view(0, 1)]
@@ -180,7 +187,7 @@ def _second(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
 
 
 def _as(message: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes as numbers of ``dtype``, which may not begin at any byte."""
+    """Reinterpret the bytes of ``message`` as ``dtype``, after a copy if they are not aligned."""
     aligned = message.storage_offset() % dtype.itemsize == 0
     return (message if aligned else message.clone()).view(dtype)
 
@@ -190,4 +197,4 @@ CODECS: dict[str, Codec] = {
     "int8": Blocks("int8", torch.int8, 127.0),
     "fp8": Blocks("fp8", torch.float8_e4m3fn, 448.0),
 }
-"""By the names that plans give them."""
+"""Codecs by the name that a plan uses."""

@@ -1,8 +1,8 @@
-"""The moves between ranks on plain tensors, over the current transport. None of them is recorded by
-autograd.
+"""Collectives on plain tensors over the current transport, not recorded by autograd.
 
 In the drawings each column is a rank and letters are rows of numbers. The drawing under "backward",
-read from right to left, is what happens to gradients: the transpose of a move is again a move.
+read from right to left, shows what happens to gradients: the transpose of a collective is again a
+collective.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from .transports.failures import counts_lacks
 
 @counts_lacks
 def all_reduce(x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
-    """Every rank gets the elementwise sum (or max, min) of all ranks' `x`, which have one shape: a
-    new tensor. Raises ValueError on another `op`. `x: P -> B`
+    """Return the elementwise sum (or max, min) of all ranks' ``x``, as a new tensor. ``x: P -> B``
+
+    All ranks pass one shape. Raises ValueError for another ``op``.
 
     ```
     forward    rank 0   rank 1   rank 2             rank 0   rank 1   rank 2
@@ -33,7 +34,9 @@ def all_reduce(x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
 
 @counts_lacks
 def all_gather(x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tensor:
-    """All ranks' `x`, joined along `dim`; `x` on `ranks[k]` has size `sizes[k]` there. `S -> B`
+    """Return all ranks' ``x`` concatenated along ``dim``. ``S -> B``
+
+    The ``x`` of ``ranks[k]`` has size ``sizes[k]`` along ``dim``.
 
     ```
     forward    rank 0   rank 1   rank 2             rank 0   rank 1   rank 2
@@ -54,7 +57,9 @@ def all_gather(x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tenso
 def reduce_scatter(
     x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks, op: str = "sum"
 ) -> Tensor:
-    """The sum over ranks, cut along `dim`: `ranks[k]` gets part k, of size `sizes[k]`. `P -> S`
+    """Sum ``x`` over ranks (or max, min) and return this rank's part along ``dim``. ``P -> S``
+
+    ``ranks[k]`` gets part k, of size ``sizes[k]``.
 
     ```
     forward    rank 0   rank 1   rank 2             rank 0      rank 1      rank 2
@@ -80,10 +85,11 @@ def all_to_all(
     concat_sizes: Sequence[int],
     ranks: Ranks,
 ) -> Tensor:
-    """From parts along `concat_dim` to parts along `split_dim`. `S(concat_dim) -> S(split_dim)`
+    """Turn shards along ``concat_dim`` into shards along ``split_dim``.
 
-    `split_sizes[k]` is the size of the part of `split_dim` that `ranks[k]` gets, `concat_sizes[k]`
-    that of the part of `concat_dim` that it held.
+    ``S(concat_dim) -> S(split_dim)``. ``split_sizes[k]`` is the size along ``split_dim`` of the
+    shard that ``ranks[k]`` gets; ``concat_sizes[k]`` is the size along ``concat_dim`` of the shard
+    that it held before.
 
     ```
     forward    rank 0     rank 1     rank 2             rank 0   rank 1   rank 2
@@ -109,8 +115,10 @@ def broadcast(
     source: int,
     ranks: Ranks,
 ) -> Tensor:
-    """Every rank gets a copy of the `x` of world rank `source`, of `shape` and `dtype` on `device`.
-    On the other ranks `x` is not read. Raises ValueError if `source` is not one of `ranks`.
+    """Return a copy of the ``x`` of world rank ``source`` on every rank.
+
+    The result has ``shape`` and ``dtype`` and is on ``device``. ``x`` is read on the source only.
+    Raises ValueError if ``source`` is not one of ``ranks``.
 
     ```
     forward    rank 0   rank 1   rank 2             rank 0   rank 1   rank 2

@@ -1,12 +1,12 @@
-"""The small interface that every transport offers: it moves plain tensors between ranks, without
-autograd.
+"""Interface of all transports: they move plain tensors between ranks, without autograd.
 
-`ranks` is always an ordered tuple of world ranks, and piece k belongs to `ranks[k]`. All ranks of
-`ranks` make the same calls in the same order; no other rank calls.
+``ranks`` is always an ordered tuple of world ranks, and piece k belongs to ``ranks[k]``. All
+members of ``ranks`` make the same calls in the same order; no other rank calls.
 
 Invariants, kept by all transports:
+
 * a group of one rank never communicates;
-* results never share memory with the inputs (except `all_reduce_async`, which may work in place);
+* results never share memory with the inputs (except ``all_reduce_async``, which may work in place);
 * pieces may differ in shape and may be empty.
 """
 
@@ -34,23 +34,23 @@ _CPU = torch.device("cpu")
 
 
 class Waitable(Protocol):
-    """Something under way."""
+    """Protocol of an operation under way."""
 
     def wait(self) -> Any:
-        """Return once it has ended."""
+        """Block until the operation has ended."""
         ...
 
 
 class Handle(Protocol):
-    """A reduction under way; `wait()` gives its result and may be called once."""
+    """Protocol of a tensor operation under way, whose ``wait()`` may be called once."""
 
     def wait(self) -> Tensor:
-        """The result, once it is there."""
+        """Block until the result is there, and return it."""
         ...
 
 
 class Done:
-    """A handle whose result is already there."""
+    """Handle whose result is already there."""
 
     def __init__(self, result: Tensor) -> None:
         self.result = result
@@ -60,14 +60,14 @@ class Done:
 
 
 class Later:
-    """A handle: `arriving` is waited for, and then `make` gives the result."""
+    """Handle whose ``wait()`` waits for ``arriving`` and then returns ``make()``."""
 
     def __init__(self, arriving: Waitable, make: Callable[[], Any]) -> None:
         self._arriving, self._make = arriving, make
 
     @classmethod
     def of(cls, results: list[Tensor]) -> Later:
-        """One whose results are already there."""
+        """Return a handle whose results are already there."""
         return cls(Done(results[0]), lambda: results)
 
     def wait(self) -> Any:
@@ -77,7 +77,7 @@ class Later:
 
 @dataclass(frozen=True)
 class Link:
-    """What messages between ranks cost, and copies on one of them; None is not measured."""
+    """Measured cost of messages between ranks and of copies within one; None if not measured."""
 
     latency_s: float  # seconds that the smallest collective takes
     bytes_per_s: float  # bytes that a rank sends in a second
@@ -86,48 +86,53 @@ class Link:
 
 
 class Transport(ABC):
-    """Moves plain tensors between ranks.
+    """Base class of everything that moves plain tensors between ranks.
 
-    A transport that reaches other ranks by itself is a `CheckedTransport`; one around another
-    transport is a `Wrapper`.
-    `transports/default.py` says which one is in use.
+    A transport that reaches other ranks on its own is a ``CheckedTransport``; one around another
+    transport is a ``Wrapper``. ``transports/default.py`` decides which transport is in use.
     """
 
     records = False
-    """Whether it notes what a program sends, so that no size may depend on values, but inside
-    ``as_one``."""
+    """Whether this transport records what a program sends. If so, sizes of messages may depend on
+    values only inside ``as_one``."""
 
     @property
     @abstractmethod
     def rank(self) -> int:
-        """This process's rank in the world."""
+        """Rank of this process in the world."""
 
     @property
     @abstractmethod
     def size(self) -> int:
-        """The number of ranks in the world."""
+        """Number of ranks in the world."""
 
     def rank_in(self, placement: Any) -> int:
-        """The rank that this process is among those of ``placement``: its own. A simulated process
-        may stand for another one in each placement."""
+        """Return the rank that this process plays in ``placement``: its own rank by default.
+
+        A simulated process may play another rank in each placement.
+        """
         return self.rank
 
     def device(self, kind: str) -> torch.device:
-        """Where this process keeps its tensors of a placement on devices of this kind."""
+        """Return the device on which this process keeps its tensors of a ``kind`` placement."""
         return _gpu(torch.cuda.current_device()) if kind == "cuda" else _CPU
 
     @abstractmethod
     def all_reduce_async(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Handle:
-        """Start an `all_reduce`. `x` belongs to the transport until `wait()` has returned; after
-        that its values are undefined. The result is what `wait()` returns."""
+        """Start an ``all_reduce`` and return its handle; ``wait()`` returns the result.
+
+        ``x`` belongs to the transport until ``wait()`` has returned; after that its values are
+        undefined.
+        """
 
     @abstractmethod
     def all_gather(
         self, x: Tensor, shapes: Sequence[Shape], ranks: Ranks, out: Sequence[Tensor] | None = None
     ) -> list[Tensor]:
-        """Every rank's `x`: piece k has shape `shapes[k]` and comes from `ranks[k]`.
+        """Gather every rank's ``x``: piece k has shape ``shapes[k]`` and comes from ``ranks[k]``.
 
-        `out` gives contiguous tensors to fill (slices of one tensor, say) instead of new ones.
+        ``out`` gives contiguous tensors to fill (for example slices of one tensor) instead of new
+        ones.
         """
 
     @abstractmethod
@@ -138,8 +143,11 @@ class Transport(ABC):
         ranks: Ranks,
         out: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
-        """`pieces[k]` goes to `ranks[k]`; the result's piece k, of shape `shapes[k]`, comes from
-        `ranks[k]`. `out` as in `all_gather`."""
+        """Send ``pieces[k]`` to ``ranks[k]`` and return what each rank sent here.
+
+        Piece k of the result has shape ``shapes[k]`` and comes from ``ranks[k]``. ``out`` gives
+        contiguous tensors to fill instead of new ones.
+        """
 
     @abstractmethod
     def broadcast(
@@ -151,7 +159,10 @@ class Transport(ABC):
         source: int,
         ranks: Ranks,
     ) -> Tensor:
-        """The `x` of world rank `source`, as a new tensor on every rank; `x` is read only there."""
+        """Return the ``x`` of world rank ``source`` as a new tensor on every rank.
+
+        ``x`` is read on the source only.
+        """
 
     @abstractmethod
     def exchange(
@@ -161,97 +172,138 @@ class Transport(ABC):
         ranks: Ranks,
         device: torch.device | str = "cpu",
     ) -> list[Tensor]:
-        """One batch of point-to-point messages: `sends` are (to, tensor), `receives` (from, shape,
-        dtype). Returns the received tensors in the order of `receives`, on `device`.
+        """Send and receive one batch of point-to-point messages.
 
-        Between two ranks messages match in order; a rank may send to itself. No order of the
-        lists can deadlock. Every rank of `ranks` must call, even with nothing to send or receive.
+        ``sends`` are (to, tensor), ``receives`` are (from, shape, dtype). Returns the received
+        tensors in the order of ``receives``, on ``device``. Between two ranks messages match in
+        order; a rank may send to itself. No order of the lists can deadlock. Every member of
+        ``ranks`` must call, even with nothing to send or receive.
         """
 
     @abstractmethod
     def send(self, x: Tensor, to: int, label: str) -> Handle:
-        """Start sending `x` to rank `to`, which receives it under the same `label`. `wait()`
-        returns once `x` may be written to again; nobody has to call it for the message to go."""
+        """Start sending ``x`` to rank ``to``, which receives it under the same ``label``.
+
+        ``wait()`` returns once ``x`` may be overwritten. The message is sent even if nobody calls
+        ``wait()``.
+        """
 
     @abstractmethod
     def receive(
         self, shape: Shape, dtype: torch.dtype, source: int, label: str, device: torch.device | str
     ) -> Handle:
-        """Start receiving what `source` sends under `label`; `wait()` gives the tensor.
+        """Start receiving what ``source`` sends under ``label``; ``wait()`` returns the tensor.
 
         Messages between two ranks match by label, dtype and size, and in order where these are
         equal. So no order of sends and receives can deadlock, as long as nobody waits for a message
-        before its sender has had what it needs to send it.
+        before its sender has received what it needs to send it.
         """
 
     @abstractmethod
     def gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]:
-        """Every rank's `obj`, which must be picklable, in the order of `ranks`. For small metadata
-        and checks."""
+        """Gather every rank's picklable ``obj``, in the order of ``ranks``.
+
+        Meant for small metadata and checks.
+        """
 
     def gather_notes(self, note: bytes, ranks: Ranks) -> list[bytes]:
-        """Every rank's `note`, in the order of `ranks`. For notes that are nearly always empty:
-        then a short message, which is always of one size, goes to each of the others."""
+        """Gather every rank's ``note``, in the order of ``ranks``.
+
+        Meant for notes that are nearly always empty. If all of them are, a transport may do with
+        one short message of a fixed size to each of the others.
+        """
         return self.gather_objects(note, ranks)
 
     def all_reduce_with_notes(
         self, x: Tensor, ranks: Ranks, told: Ranks, op: str = "sum"
     ) -> tuple[list[bytes], Tensor | None]:
-        """Every note of `told`, of which `ranks` are some, and `all_reduce(x, ranks, op)`; None for
-        it where there is a note. This rank has none: one that has calls `gather_notes`. A small `x`
-        travels in the message of the notes, where that is faster."""
+        """Gather the notes of the ranks ``told``; if there are none, reduce ``x`` over ``ranks``.
+
+        ``ranks`` is a subset of ``told``. This rank's own note is empty: a rank with a note calls
+        ``gather_notes`` instead. A small ``x`` travels in the same message as the notes, where that
+        is faster.
+
+        Returns:
+            The notes of ``told``, and ``all_reduce(x, ranks, op)``, or None if any rank has a note.
+        """
         notes = self.gather_notes(b"", told)
         return notes, None if any(notes) else self.all_reduce(x, ranks, op)
 
     def shares(self, ranks: Ranks, kind: str, nbytes: int = 0) -> bool:
-        """Whether `ranks` read each other's memory on devices of this kind ("cpu", "cuda"), tensors
-        of `nbytes` at once. The first call for `ranks` is a collective of them."""
+        """Return whether ``ranks`` can read each other's memory, for tensors of ``nbytes`` at once.
+
+        ``kind`` is the kind of device ("cpu", "cuda"). The first call for ``ranks`` is a collective
+        over them.
+        """
         return False
 
     def overlaps(self, ranks: Ranks, kind: str) -> bool:
-        """Whether what is started between `ranks` travels while this rank computes, without a
-        thread of the caller's. The first call for `ranks` is a collective of them."""
+        """Return whether started operations progress while this rank computes.
+
+        They must do so without a thread of the caller's. The first call for ``ranks`` is a
+        collective over them.
+        """
         return False
 
     def link(self, kind: str) -> Link | None:
-        """What messages between ranks on devices of this kind cost, the same on every rank; None if
-        it is not known. No rank waits for another."""
+        """Return the cost of messages on devices of this kind; None if unknown.
+
+        It is the same on every rank. Does not block on other ranks.
+        """
         return None
 
     def hosts_of(self, ranks: Ranks) -> tuple[int, ...] | None:
-        """The host of each of `ranks`, as numbers in the order in which hosts first come; None if
-        this rank does not know, as before it has communicated with them. No rank waits for another.
+        """Return the host of each of ``ranks``, numbered by first appearance; None if unknown.
+
+        A rank does not know hosts before it has communicated with ``ranks``. Does not block on
+        other ranks.
         """
         return None
 
     def bytes_by_messages(self) -> int:
-        """Bytes that this rank has sent to ranks with which it shares no memory: those on other
-        hosts, as a rule. What they send inside a host is not among them."""
+        """Return how many bytes this rank has sent by messages, without shared memory.
+
+        As a rule these went to ranks on other hosts. What ranks of one host pass through shared
+        memory does not count.
+        """
         return 0
 
     def abandon(self, why: str) -> bool:
-        """Make every other rank raise, because this one cannot go on in what they do together.
-        False where there is nobody to tell: simulated ranks end with the first that raises."""
+        """Make every other rank raise, because this rank cannot continue.
+
+        Returns False if there is no one to notify: simulated ranks end with the first one that
+        raises.
+        """
         return False
 
     def as_one(
         self, run: Callable[[list[Tensor]], list[Tensor]], xs: list[Tensor], ranks: Ranks
     ) -> list[Tensor]:
-        """`run(xs)`, which sends by this interface among `ranks` as much as the values of `xs` say,
-        while shapes of its results depend on those of `xs` alone. A transport that notes what a
-        program sends takes it for one message. `repr(run)` says all else that it depends on."""
+        """Return ``run(xs)``, which communicates among ``ranks``, as one message to a recorder.
+
+        How much ``run`` sends through this interface may depend on the values of ``xs``, but the
+        shapes of its results depend on the shapes of ``xs`` alone. ``repr(run)`` identifies
+        everything else that the results depend on.
+        """
         return run(xs)
 
     # ---- built on those above; a transport may do them faster -----------------------------------
 
     def all_reduce(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
-        """The elementwise `op` ("sum", "max", "min") of `x` over `ranks`: a new tensor, same bits
-        on every rank. For bool, "sum" is or. Raises ValueError on another op."""
+        """Return the elementwise ``op`` of ``x`` over ``ranks`` as a new tensor.
+
+        Every rank gets the same bits. ``op`` is "sum", "max" or "min"; for bool, "sum" is a logical
+        or. Raises ValueError for another ``op``.
+        """
+        # `all_reduce_async` may overwrite its input, so it works on a copy.
         x = x.detach().clone(memory_format=torch.contiguous_format)
         return self.all_reduce_async(x, ranks, op).wait()
 
     def join(self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tensor:
-        """All ranks' `x`, joined along `dim`; `x` on `ranks[k]` has size `sizes[k]` there."""
+        """Return all ranks' ``x`` concatenated along ``dim`` (an all-gather).
+
+        The ``x`` of ``ranks[k]`` has size ``sizes[k]`` along ``dim``.
+        """
         shapes = [resized(x.shape, dim, size) for size in sizes]
         out, slots = joinable(x, shapes, dim)
         pieces = self.all_gather(x, shapes, ranks, slots)
@@ -260,11 +312,11 @@ class Transport(ABC):
     def reduce_scatter(
         self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks, op: str = "sum"
     ) -> Tensor:
-        """The `op` of `x` over `ranks`, cut along `dim`: `ranks[k]` gets part k, of `sizes[k]`.
+        """Reduce ``x`` over ``ranks`` by ``op``, and return this rank's part along ``dim``.
 
-        This is an all-to-all of the parts, which are then combined in the order of `ranks`. It
-        sends as many bytes as a reduce-scatter, and gives the same bits whichever rank holds a part
-        and however the parts are cut.
+        ``ranks[k]`` gets part k, of size ``sizes[k]``. This is an all-to-all of the parts, which
+        are then combined in the order of ``ranks``. It sends as many bytes as a reduce-scatter, and
+        gives the same bits whichever rank holds a part and however the parts are cut.
         """
         check_op(op, x.dtype)
         own = sizes[check_member("reduce_scatter", self.rank, ranks)]
@@ -279,13 +331,18 @@ class Transport(ABC):
         ranks: Ranks,
         out: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
-        """`join` of each of `xs`, which have one dtype, by its own dim and sizes; in one message
-        where that is faster. `out` gives contiguous tensors to fill."""
+        """Call ``join`` on each of ``xs``, in one message where that is faster.
+
+        All of ``xs`` have one dtype; each has its own dim and sizes. ``out`` gives contiguous
+        tensors to fill.
+        """
         parts = [[resized(x.shape, d, s[k]) for x, d, s in zip(xs, dims, sizes, strict=True)]
                  for k in range(len(ranks))]  # fmt: skip
         if len(xs) > 1 and _are_small(xs, parts):
             flat = torch.cat([x.detach().reshape(-1) for x in xs])
             counts = [[math.prod(shape) for shape in shapes] for shapes in parts]
+            # One flat message per rank; each is cut back into the pieces of the tensors by their
+            # sizes.
             arrived = self.all_gather(flat, [(sum(each),) for each in counts], ranks)
             cut = [
                 [part.view(shape) for part, shape in zip(piece.split(each), shapes)]
@@ -304,8 +361,10 @@ class Transport(ABC):
         ranks: Ranks,
         op: str = "sum",
     ) -> list[Tensor]:
-        """`reduce_scatter` of each of `xs`, which have one dtype, by its own dim and sizes; in one
-        message where that is faster."""
+        """Call ``reduce_scatter`` on each of ``xs``, in one message where that is faster.
+
+        All of ``xs`` have one dtype; each has its own dim and sizes.
+        """
         check_op(op, xs[0].dtype)
         if len(xs) < 2 or not _are_small(xs, [[x.shape for x in xs]]):
             return [
@@ -327,7 +386,10 @@ class Transport(ABC):
         sizes: Sequence[Sequence[int]],
         ranks: Ranks,
     ) -> Later:
-        """Start `join_several`; `wait()` gives its results. `xs` may not be written to before."""
+        """Start ``join_several``; ``wait()`` returns its results.
+
+        ``xs`` must not be overwritten before ``wait()`` has returned.
+        """
         return Later.of(self.join_several(xs, dims, sizes, ranks))
 
     def start_reduce_scatter_several(
@@ -337,14 +399,19 @@ class Transport(ABC):
         sizes: Sequence[Sequence[int]],
         ranks: Ranks,
     ) -> Later:
-        """Start `reduce_scatter_several`, a sum; `wait()` gives its results. `xs` may not be
-        written to before."""
+        """Start ``reduce_scatter_several`` with a sum; ``wait()`` returns its results.
+
+        ``xs`` must not be overwritten before ``wait()`` has returned.
+        """
         return Later.of(self.reduce_scatter_several(xs, dims, sizes, ranks))
 
     def start_all_to_all(
         self, pieces: Sequence[Tensor], shapes: Sequence[Shape], ranks: Ranks
     ) -> Later:
-        """Start `all_to_all`; `wait()` gives its results. `pieces` may not be written to before."""
+        """Start ``all_to_all``; ``wait()`` returns its results.
+
+        ``pieces`` must not be overwritten before ``wait()`` has returned.
+        """
         return Later.of(self.all_to_all(pieces, shapes, ranks))
 
     def turn(
@@ -356,10 +423,10 @@ class Transport(ABC):
         concat_sizes: Sequence[int],
         ranks: Ranks,
     ) -> Tensor:
-        """From parts along `concat_dim` to parts along `split_dim`, by an all-to-all.
+        """Turn shards along ``concat_dim`` into shards along ``split_dim``, by an all-to-all.
 
-        `split_sizes[k]` is the size of the part that `ranks[k]` gets, `concat_sizes[k]` that of the
-        part that it held.
+        ``split_sizes[k]`` is the size along ``split_dim`` of the shard that ``ranks[k]`` gets;
+        ``concat_sizes[k]`` is the size along ``concat_dim`` of the shard that it held before.
         """
         own = split_sizes[check_member("all_to_all", self.rank, ranks)]
         kept = resized(x.shape, split_dim, own)
@@ -369,36 +436,42 @@ class Transport(ABC):
         return torch.cat(pieces, concat_dim) if out is None else out
 
     def peers(self, x: Tensor, ranks: Ranks) -> AbstractContextManager[list[Tensor]]:
-        """Every rank's `x`, all of one shape, to be read inside the `with` block and not after it.
+        """Return a context manager that yields every rank's ``x``.
 
-        Where the ranks share memory these are views of it, so that a kernel can read all of them in
-        one pass. These ranks must not communicate otherwise inside the block.
+        The tensors, all of one shape, may be read inside the block only. Where the ranks share
+        memory they are views into it, so that a kernel can read all of them in one pass. The ranks
+        must not communicate otherwise inside the block.
         """
         return nullcontext(self.all_gather(x, [x.shape] * len(ranks), ranks))
 
     def addends(
         self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks
     ) -> AbstractContextManager[tuple[list[Tensor], int]]:
-        """(tensors, start): added up in order, the tensors are a sum in which this rank's part,
-        cut along `dim` by `sizes`, begins at index `start`. To be read inside the `with` block.
+        """Return a context manager that yields tensors to sum for this rank's reduced part.
 
-        By default it is the one tensor that `reduce_scatter` gives, and start is 0. A transport
-        whose ranks read each other's memory faster than they reduce gives every rank's `x`, as in
-        `peers`.
+        It yields (tensors, start). Summed in order, the tensors give a sum in which this rank's
+        part, cut along ``dim`` by ``sizes``, begins at index ``start``. They may be read inside the
+        block only. By default there is one tensor, the result of ``reduce_scatter``, and start is
+        0. A transport whose ranks read each other's memory faster than they reduce yields every
+        rank's ``x``, as ``peers`` does.
         """
         return nullcontext(([self.reduce_scatter(x, dim, sizes, ranks)], 0))
 
 
 @lru_cache
 def _gpu(index: int) -> torch.device:
-    # Modes see `torch.device(...)`: one that records a program would give another.
+    # Torch function modes see `torch.device(...)`, and a mode that records a program would replace
+    # the result.
     with torch._C.DisableTorchFunction():
         return torch.device("cuda", index)
 
 
 def check_member(what: str, rank: int, ranks: Ranks, *tensors: Tensor) -> int:
-    """The position of `rank` in `ranks`. Raises ValueError if it is not one of them, or if one of
-    `tensors` is on `meta` or of a dtype that torch cannot copy."""
+    """Return the position of ``rank`` in ``ranks``.
+
+    Raises ValueError if ``rank`` is not a member, or if one of ``tensors`` is on ``meta`` or has a
+    dtype that torch cannot copy.
+    """
     if rank not in ranks:
         raise ValueError(
             f"{what}: rank {rank} is not one of the ranks {tuple(ranks)}.\n"
@@ -420,14 +493,15 @@ def check_member(what: str, rank: int, ranks: Ranks, *tensors: Tensor) -> int:
     return ranks.index(rank)
 
 
-# Numbers of less than a byte, for which torch has no kernels, and those whose scale is elsewhere.
+# Dtypes of less than a byte, for which torch has no kernels, and quantized dtypes, whose scale is
+# not part of the data.
 _NEVER_COPIED = frozenset(
     getattr(torch, f"{kind}{bits}") for kind in ("int", "uint") for bits in range(1, 8)
 ) | {torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4}
 
 
 def check_op(op: str, dtype: torch.dtype) -> None:
-    """Raises ValueError if `op` is not one of `OPS`, or if it cannot combine numbers of `dtype`."""
+    """Raise ValueError if ``op`` is not one of ``OPS`` or cannot combine numbers of ``dtype``."""
     if op not in OPS:
         raise ValueError(
             f"all_reduce: op={op!r} is not known.\n  Ranks combine by one of {OPS}.\n"
@@ -436,19 +510,19 @@ def check_op(op: str, dtype: torch.dtype) -> None:
     check_combined(dtype, op)
 
 
-# Several tensors of at most so many bytes together are packed into one message: at 5 GB/s the copy
-# takes less time than gloo's latency.
+# Several tensors of at most this many bytes together are packed into one message: at 5 GB/s the
+# copy takes less time than gloo's latency.
 PACKED_BYTES = 1 << 20
 
 
 def _are_small(xs: Sequence[Tensor], shapes: Sequence[Sequence[Shape]]) -> bool:
-    """Whether tensors of `shapes`, all like `xs`, are packed; the same on all ranks."""
+    """Return whether tensors of ``shapes`` are packed into one message; the same on all ranks."""
     count = sum(math.prod(shape) for own in shapes for shape in own)
     return count * xs[0].element_size() <= PACKED_BYTES
 
 
 def resized(shape: Sequence[int], dim: int, size: int) -> list[int]:
-    """`shape` with another size along `dim`."""
+    """Return ``shape`` with ``size`` in place of its size along ``dim``."""
     shape = list(shape)
     shape[dim] = size
     return shape
@@ -457,10 +531,10 @@ def resized(shape: Sequence[int], dim: int, size: int) -> list[int]:
 def joinable(
     like: Tensor, shapes: Sequence[Sequence[int]], dim: int, out: Tensor | None = None
 ) -> tuple[Tensor | None, Sequence[Tensor] | None]:
-    """A tensor that joins pieces of `shapes` along `dim`, and its slices to receive them into.
-    It is the contiguous `out`, if that is given.
+    """Return a tensor that joins pieces of ``shapes`` along ``dim``, and its slices.
 
-    The slices are contiguous only if all dims before `dim` have size 1. Otherwise the result is
+    The pieces are received in the slices. The tensor is the contiguous ``out``, if that is given.
+    The slices are contiguous only if all dims before ``dim`` have size 1. Otherwise the result is
     (None, None), and the caller joins the pieces by one more copy.
     """
     shape = shapes[0]

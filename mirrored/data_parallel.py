@@ -1,4 +1,4 @@
-"""DataParallel: a module with a copy on every rank, whose gradients are averaged in backward."""
+"""DataParallel: a module replicated on every rank, with gradients averaged in backward."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .transports.default import current
 
 
 class DataParallel(DistributedDataParallel):
-    """``module`` with a copy on every rank; call it with this rank's part of the batch.
+    """Module replicated on every rank; call it with this rank's part of the batch.
 
     This is torch's own DistributedDataParallel, which sends its buckets of gradients while backward
     still computes. Gradients are means over ranks, so with parts of equal size (as ``scatter``
@@ -55,12 +55,14 @@ class DataParallel(DistributedDataParallel):
         self._keep_group()
 
     def _keep_group(self) -> None:
-        """Keep the process group until the reducer is gone.
+        """Keep the process group alive until the reducer is gone, to avoid a deadlock.
 
-        A group that was destroyed ends its threads with its last reference. If that is the
-        reducer's, torch waits for them and holds the interpreter, while a thread that lets go of a
-        tensor waits for the interpreter: for ever. Before it drops a reference of Python's, torch
-        lets go of the interpreter.
+        A group that was destroyed ends its threads when its last reference goes. If the reducer
+        holds that reference, torch joins the threads while it holds the GIL, and a thread that
+        releases a tensor waits for the GIL: a deadlock. If Python holds the last reference, torch
+        releases the GIL before it drops the group.
         """
         for holder in (self.reducer, self.logger):
+            # The finalizer's argument holds the group; it is dropped only after `holder` is
+            # destroyed.
             weakref.finalize(holder, lambda group: None, self.process_group).atexit = False

@@ -1,4 +1,4 @@
-"""Ranks compare notes: what differs between them, or fails on one, raises on all with one message.
+"""Helpers by which ranks compare notes, so that a difference or failure raises on all of them.
 
 ```
 gathered        the note of each rank
@@ -19,19 +19,22 @@ from .transports.default import current
 
 T = TypeVar("T")
 
+# Errors whose text is shown without the name of their type.
 _PLAIN = (FileNotFoundError, ValueError, TypeError)
 
 
 def gathered(note: Any, ranks: Ranks | None = None) -> list[Any]:
-    """The ``note`` of each of ``ranks``, of the world by default, in their order. A collective of
-    them. Notes are pickled; a rank that is alone gets its own."""
+    """Return the ``note`` of each of ``ranks``, in their order. A collective over ``ranks``.
+
+    ``ranks`` is the world by default. Notes are pickled; a rank that is alone gets its own object.
+    """
     transport = current()
     ranks = tuple(range(transport.size)) if ranks is None else ranks
     return [note] if len(ranks) == 1 else transport.gather_objects(note, ranks)
 
 
 def alike(notes: Sequence[object]) -> bool:
-    """Whether all notes are equal."""
+    """Return whether all notes are equal."""
     return all(note == notes[0] for note in notes)
 
 
@@ -42,16 +45,22 @@ def agree(
     ranks: Ranks | None = None,
     fits: Callable[[list[T]], bool] = alike,
 ) -> list[T]:
-    """``gathered`` notes, if they fit together. A collective of ``ranks``.
+    """Gather the notes of ``ranks`` and raise on all of them if they do not fit together.
+
+    A collective over ``ranks``.
 
     Args:
-        note: what this rank says.
-        error: what is raised on every rank where notes do not fit, made of all of them.
-        ranks: who takes part; the world by default.
-        fits: whether notes fit together, the same on all ranks; by default, whether they are equal.
+        note: this rank's note.
+        error: makes the error that every rank raises, from all notes.
+        ranks: the members; the world by default.
+        fits: returns whether notes fit together, the same on all ranks; by default, whether all are
+            equal.
+
+    Returns:
+        The note of each of ``ranks``.
 
     Raises:
-        Exception: what ``error`` makes.
+        Exception: the one that ``error`` makes.
     """
     notes = gathered(note, ranks)
     if not fits(notes):
@@ -60,13 +69,13 @@ def agree(
 
 
 def by_rank(texts: Iterable[str], ranks: Iterable[int] | None = None) -> str:
-    """A line for each of ``ranks``, which are numbered from 0 by default."""
+    """Format one line of text for each of ``ranks``, numbered from 0 by default."""
     pairs = enumerate(texts) if ranks is None else zip(ranks, texts, strict=True)
     return "\n".join(f"    rank {rank}: {text}" for rank, text in pairs)
 
 
 class _Failed:
-    """What a rank met in place of a result; it is pickled and sent."""
+    """Record of an error that a rank sends in place of its result."""
 
     def __init__(self, error: Exception, kind: type[Exception]) -> None:
         plain = type(error) in (kind, *_PLAIN)
@@ -77,19 +86,21 @@ class _Failed:
 def on_every_rank(
     what: str, step: Callable[[], T], kind: type[Exception] = RuntimeError
 ) -> list[T]:
-    """``step()`` of each rank of the world, in order of rank. A collective.
+    """Run ``step()`` on each rank and return all results, in order of rank. A collective.
 
     Args:
-        what: what ranks do, the beginning of the message.
-        step: what one rank does; it communicates with no other. Its result can be pickled.
-        kind: the error of all ranks.
+        what: what ranks do; the error message begins with it.
+        step: the work of one rank; it must not communicate. Its result can be pickled.
+        kind: the type of the error that all ranks raise.
 
     Raises:
-        kind: it raised on some rank.
-        FileNotFoundError: it raised this on every rank on which it failed.
+        kind: ``step`` raised on some rank.
+        FileNotFoundError: ``step`` raised this on every rank on which it failed.
     """
     told: Any
     try:
+        # An error is gathered like a result: a rank that raised here would leave the others
+        # waiting.
         told = step()
     except Exception as error:
         told, own = _Failed(error, kind), error
@@ -105,7 +116,7 @@ def on_every_rank(
 
 
 def _joined(what: str, failed: dict[int, _Failed], size: int) -> str:
-    """One message of what the ranks met: each text once, with the ranks that met it."""
+    """Join the ranks' error texts into one message: each text once, with its ranks."""
     by_text: dict[str, list[int]] = {}
     for rank, each in failed.items():
         by_text.setdefault(each.text, []).append(rank)
@@ -116,9 +127,11 @@ def _joined(what: str, failed: dict[int, _Failed], size: int) -> str:
 
 
 def from_first(what: str, step: Callable[[], T], kind: type[Exception] = RuntimeError) -> T:
-    """``step()`` of rank 0, on every rank; the other ranks wait for it. A collective.
+    """Run ``step()`` on rank 0 and return its result on every rank. A collective.
+
+    The other ranks wait for rank 0.
 
     Raises:
-        kind: it raised there.
+        kind: ``step`` raised on rank 0.
     """
     return on_every_rank(what, lambda: step() if current().rank == 0 else None, kind)[0]  # type: ignore

@@ -1,8 +1,8 @@
 """MirroredTensor: this rank's element of a list that has one element on each device.
 
 The object is the element, a ``torch.Tensor`` subclass: ops on it are torch's and run on this rank
-only. How the elements relate is not known until ``to_global`` is told. The class exists so that
-such an element is never mistaken for a tensor that is the same on all ranks.
+only. How the elements make up a logical tensor is unknown until ``to_global`` is called. The class
+exists so that such an element is never mistaken for a tensor that is the same on all ranks.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from .comm import Ranks
 from .every_rank import gathered
 from .transports.default import current
 
+# Inside it, ops do not call `__torch_function__` of subclasses: they run as on plain tensors.
 _HookOff = torch._C.DisableTorchFunctionSubclass
 _Tensor = torch.Tensor
 
-# (x, sbp, placement, shape, check) -> the global tensor that x's elements make up. It is set by the
-# package that has global tensors, of which mirrored/ knows nothing.
+# (x, sbp, placement, shape, check) -> the global tensor that x's elements make up. The package with
+# global tensors sets this, because mirrored/ must not import it.
 _to_global: Callable[..., Any] | None = None
 
 
 def enter_to_global(convert: Callable[..., Any]) -> None:
-    """Set the function by which ``MirroredTensor.to_global`` makes a global tensor."""
+    """Register the function that implements ``MirroredTensor.to_global``."""
     global _to_global
     _to_global = convert
 
 
 class MirroredTensor(torch.Tensor):
-    """This rank's element of a list with one element on each device. ``scatter`` and ``from_local``
-    make it.
+    """This rank's element of a list with one element on each device.
 
-    A rank outside ``ranks`` follows the program with a ``meta`` tensor.
+    ``scatter`` and ``from_local`` make it. On a rank outside ``ranks`` it is a ``meta`` tensor, so
+    that the rank can follow the program.
     """
 
     _ranks: Ranks
@@ -45,7 +46,7 @@ class MirroredTensor(torch.Tensor):
         cls, func: Callable[..., Any], types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         if not all(issubclass(cls, other) for other in types):
-            return NotImplemented  # the other class says what to call
+            return NotImplemented  # so that torch asks the other class
         kwargs = kwargs or {}
         ranks = _common_ranks(func, (args, kwargs))
         with _HookOff():
@@ -59,12 +60,14 @@ class MirroredTensor(torch.Tensor):
         return self._ranks
 
     def to_local(self) -> torch.Tensor:
-        """This element as a plain tensor that shares its storage and autograd history."""
+        """Return this element as a plain tensor with the same storage and autograd history."""
         with _HookOff():
             return self.as_subclass(_Tensor)  # type: ignore[arg-type]
 
     def to_list(self) -> list[torch.Tensor]:
-        """All elements as plain tensors, on every rank of the world; no autograd. A collective.
+        """Return all elements as plain tensors, on every rank of the world. A collective.
+
+        The result has no autograd history.
 
         ```
         rank 0   rank 1   rank 2             rank 0    rank 1    rank 2
@@ -87,6 +90,7 @@ class MirroredTensor(torch.Tensor):
             )
         if len(self._ranks) == len(everyone):
             return transport.all_gather(own, shapes, self._ranks)
+        # Ranks outside `ranks` get the elements too, and `all_gather` serves its members only.
         return [
             transport.broadcast(
                 own if rank == transport.rank else None, shape, own.dtype, device, rank, everyone
@@ -102,12 +106,12 @@ class MirroredTensor(torch.Tensor):
         shape: Sequence[int] | None = None,
         check: bool = True,
     ) -> Any:
-        """The one logical tensor that the elements make up; differentiable.
+        """Return the one logical tensor that the elements make up; differentiable.
 
         Args:
-            sbp: how the elements make it up: split(0) (the default) joins them, broadcast says that
-                they are equal, partial_sum that they add up.
-            placement: a grid of ``ranks``; by default they lie on one axis.
+            sbp: how the elements make it up: split(0) (the default) joins them, broadcast states
+                that they are equal, partial_sum that their sum is the tensor.
+            placement: a grid of ``ranks``; by default one axis.
             shape: the logical shape. If it is given, the ranks need not exchange the shapes that
                 they hold.
             check: verify that shapes and dtypes fit together, and for broadcast the values.
@@ -137,10 +141,10 @@ class MirroredTensor(torch.Tensor):
 
 
 def from_local(element: torch.Tensor, ranks: Sequence[int] | None = None) -> MirroredTensor:
-    """A mirrored tensor of which this rank has ``element``, over ``ranks`` (by default all).
+    """Make a mirrored tensor over ``ranks`` (by default all) from this rank's ``element``.
 
-    It shares storage and autograd history with ``element``. On a rank outside ``ranks`` only the
-    shape and dtype of ``element`` are read.
+    The result shares storage and autograd history with ``element``. On a rank outside ``ranks``
+    only the shape and dtype of ``element`` are read.
 
     Raises:
         TypeError: ``element`` is not a plain tensor.
@@ -154,6 +158,7 @@ def from_local(element: torch.Tensor, ranks: Sequence[int] | None = None) -> Mir
     members = _ranks_of(ranks)
     if current().rank not in members:
         element = torch.empty_like(element, device="meta")
+    # A view, since `_type` changes the class of the object in place.
     out = element.view_as(element)
     _type(out, members)
     return out  # type: ignore[return-value]
@@ -165,17 +170,20 @@ def scatter(
     *,
     device: torch.device | str | None = None,
 ) -> MirroredTensor:
-    """A mirrored tensor of a list with one element for each device, which every rank passes whole.
+    """Make a mirrored tensor from a list with one element for each device. Sends nothing.
+
+    Every rank passes the whole list.
 
     ```
     rank 0   rank 1   rank 2             rank 0   rank 1   rank 2
     a b c    a b c    a b c     --->       a        b        c
     ```
 
-    Nothing is sent. Element k goes to ``ranks[k]``, by default rank k. Its gradient stays there.
+    Element k goes to ``ranks[k]``, by default rank k. Its gradient stays there.
 
     Args:
         parts: tensors or numpy arrays of equal shapes and dtypes.
+        ranks: the rank of each element; by default all ranks of the world in order.
         device: where to put this rank's element; by default it stays where it is.
 
     Raises:
@@ -226,8 +234,9 @@ def _ranks_of(ranks: Sequence[int] | None) -> Ranks:
 
 
 def _type(value: Any, ranks: Ranks) -> None:
-    """Retype the plain tensors in ``value``, which torch has just made."""
+    """Turn the plain tensors in ``value``, an op's fresh result, into mirrored tensors in place."""
     if value.__class__ is _Tensor or value.__class__ is MirroredTensor:
+        # In place, since an op such as `x.add_(y)` must return the object itself.
         value.__class__ = MirroredTensor
         value._ranks = ranks
     elif isinstance(value, tuple | list):
@@ -260,7 +269,10 @@ def _common_ranks(func: Callable[..., Any], args: Any) -> Ranks:
 
 
 def _here(x: torch.Tensor) -> torch.device:
-    """The device on which this rank receives: that of ``x``; outside the ranks torch's default."""
+    """Return the device on which this rank receives elements.
+
+    It is the device of ``x``, or torch's default device on a rank outside ``ranks``.
+    """
     return torch.empty(0).device if x.is_meta else x.device
 
 

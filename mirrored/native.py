@@ -1,9 +1,9 @@
-"""Which build of a native module is loaded, and what is said where none can be.
+"""Selects the build of a native module that fits this torch, or explains why none does.
 
 A package with native code has a folder for each release of torch that its module was built for:
-`consistent/dispatch/torch2_13/_C.cpython-311-x86_64-linux-gnu.so`. A wheel holds several, a source
-build the one of the torch that it found. The folder is put into the package's search path, so that
-`from . import _C` finds the module in it.
+``consistent/dispatch/torch2_13/_C.cpython-311-x86_64-linux-gnu.so``. A wheel has several such
+folders, a source build only the one for the torch that it found. The folder is put into the
+package's search path, so that ``from . import _C`` finds the module in it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 OLDEST = (2, 11)
-_DOCTOR = Path(__file__).resolve().parents[1] / "consistent" / "doctor"  # runs by itself
+_DOCTOR = Path(__file__).resolve().parents[1] / "consistent" / "doctor"  # runs standalone
 _SOURCE = (
     "`pip install --no-build-isolation .` in its source tree (`make build` in a clone), with a C++ "
     "compiler"
@@ -24,12 +24,12 @@ _SOURCE = (
 
 
 def load_build(package: str) -> None:
-    """Load ``package._C`` for the torch at hand; ImportError if there is no build that fits."""
+    """Load ``package._C`` for the installed torch; raise ImportError if no build fits."""
     module = f"{package}._C"
     path = sys.modules[package].__path__
     folder = str(build_in(Path(path[0]), module))
     if folder not in path:
-        # First, so that no file of an older build beside the folder is found before it.
+        # At the front, so that a module of an older build in the package itself is not found first.
         path.insert(0, folder)
     try:
         import_module(module)
@@ -42,12 +42,12 @@ def load_build(package: str) -> None:
 
 
 def release() -> str:
-    """The release of the torch at hand: "2.13"."""
+    """Return the release of the installed torch, such as "2.13"."""
     return ".".join(torch.__version__.split(".")[:2])
 
 
 def builds(package: Path) -> dict[str, Path]:
-    """Release of torch -> the folder in ``package`` with the build for it, the oldest first."""
+    """Map each release of torch to the folder in ``package`` with its build, oldest first."""
     found = {
         p.name.removeprefix("torch").replace("_", "."): p for p in package.glob("torch[0-9]*_*")
     }
@@ -55,7 +55,7 @@ def builds(package: Path) -> dict[str, Path]:
 
 
 def build_in(package: Path, module: str) -> Path:
-    """The folder whose build fits this torch and this Python."""
+    """Return the folder whose build fits this torch and Python; raise ImportError if none does."""
     found = builds(package)
     names = " and ".join(found)
     if _numbers(release()) < OLDEST:
@@ -80,7 +80,7 @@ def build_in(package: Path, module: str) -> Path:
 
 
 def not_loaded(module: str, why: str, cure: str) -> ImportError:
-    """The error to raise: which module, why it is not there, and what to do."""
+    """Return the ImportError that names the module, why it cannot be loaded, and a remedy."""
     system = ""
     if sys.platform != "linux":
         system = (

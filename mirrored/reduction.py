@@ -1,4 +1,4 @@
-"""Combines the ranks' pieces in the order of the ranks, so that every rank gets the same bits."""
+"""Combines the ranks' pieces in order of rank, so that every rank gets the same bits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-# Types that torch's arithmetic, gloo or NCCL does not support are combined in a wider one.
+# Dtypes without arithmetic in torch, gloo or NCCL, and the wider dtype in which they are combined.
 WIDER = {
     torch.int16: torch.int32,
     torch.uint16: torch.int32,
@@ -20,7 +20,7 @@ WIDER = {
     torch.float8_e5m2fnuz: torch.float32,
 }
 
-# Sums of short floats would lose a bit at each step; keep them in float32 until the end.
+# Sums of low-precision floats would lose bits at each step; keep them in float32 until the end.
 _ACCUMULATE = {
     **WIDER,
     torch.float16: torch.float32,
@@ -28,6 +28,7 @@ _ACCUMULATE = {
     torch.complex32: torch.complex64,
 }
 
+# Dtypes that `ordered_reduce` accepts.
 _COMBINED = _ACCUMULATE.keys() | {
     torch.bool, torch.int8, torch.uint8, torch.int32, torch.int64, torch.uint64,
     torch.float32, torch.float64, torch.complex64, torch.complex128,
@@ -35,11 +36,11 @@ _COMBINED = _ACCUMULATE.keys() | {
 
 
 def ordered_reduce(pieces: Sequence[Tensor], op: str = "sum", out: Tensor | None = None) -> Tensor:
-    """The elementwise `op` of equal-shaped `pieces`, first to last, as a new tensor. The memory of
-    `out`, which may be that of one of the first two pieces, is used for it where that is possible.
+    """Return the elementwise ``op`` of equal-shaped ``pieces``, combined first to last.
 
-    A NaN in any piece makes the result NaN. For bool "sum" and "max" are "or", "min" is "and".
-    Raises ValueError for complex numbers unless `op` is "sum".
+    The result is a new tensor, or uses the memory of ``out`` where that is possible. ``out`` may be
+    one of the first two pieces. A NaN in any piece makes the result NaN. For bool, "sum" and "max"
+    are "or", "min" is "and". Raises ValueError for complex numbers unless ``op`` is "sum".
     """
     dtype = pieces[0].dtype
     if dtype.is_complex and op != "sum":
@@ -54,23 +55,28 @@ def ordered_reduce(pieces: Sequence[Tensor], op: str = "sum", out: Tensor | None
     if second is None:
         return first.to(dtype, copy=True)
     if op == "sum":
-        # A pass over memory less than a copy to which all are added.
+        # Adding the first two into a new tensor saves a pass over memory, compared with a copy to
+        # which all pieces are added.
         total = torch.add(first, second, out=out if wide is dtype else None)
         for piece in each:
             total += piece
     else:
+        # Unlike fmax and fmin, these propagate NaN.
         fold = torch.maximum if op == "max" else torch.minimum
         total = reduce(fold, each, fold(first, second))
     return total.to(dtype)
 
 
 def accumulated_in(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of sums of numbers of `dtype` before they are rounded to it."""
+    """Return the dtype in which numbers of ``dtype`` are summed before the result is rounded."""
     return _ACCUMULATE.get(dtype, dtype)
 
 
 def _signed(x: Tensor, op: str) -> Tensor:
-    """64-bit numbers whose sums have the same bits, and that stand in the same order."""
+    """Map uint64 to int64 so that reducing the results by ``op`` gives the right bits.
+
+    Sums have the same bits either way. For "max" and "min" flipping the top bit keeps the order.
+    """
     x = x.contiguous().view(torch.int64)
     return x if op == "sum" else x ^ torch.iinfo(torch.int64).min
 
@@ -80,7 +86,7 @@ def _unsigned(x: Tensor, op: str) -> Tensor:
 
 
 def check_combined(dtype: torch.dtype, op: str) -> None:
-    """Raise ValueError if `ordered_reduce` cannot combine numbers of `dtype` by `op`."""
+    """Raise ValueError if ``ordered_reduce`` cannot combine numbers of ``dtype`` by ``op``."""
     if dtype not in _COMBINED:
         raise ValueError(
             f"all_reduce: op={op!r} was asked of {dtype} numbers.\n"
@@ -92,8 +98,10 @@ def check_combined(dtype: torch.dtype, op: str) -> None:
 
 
 def identity(dtype: torch.dtype, op: str) -> float | int | bool:
-    """The number that changes no other when combined with it by `op`: 0 for "sum", for "max" and
-    "min" the smallest and the largest number of `dtype`."""
+    """Return the neutral element of ``op``.
+
+    It is 0 for "sum", and the smallest and the largest number of ``dtype`` for "max" and "min".
+    """
     if op == "sum":
         return 0
     if dtype == torch.bool:

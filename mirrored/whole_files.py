@@ -1,8 +1,7 @@
-"""Files that are whole or not there: written under another name, synced, and renamed.
+"""Atomic file writes: a file is written under another name, synced, and renamed.
 
-A disk may be full in the middle of a file, and a process may be killed there. Half a plan or half
-a page could be taken for a whole one by whoever reads it next, and the file that was there before
-would be lost.
+A disk may fill up, or a process may be killed, in the middle of a write. A later reader could take
+half a plan or half a page for a whole one, and the file that was there before would be lost.
 """
 
 from __future__ import annotations
@@ -21,13 +20,15 @@ _NEW = (
 
 
 def write(path: str | Path, data: bytes, *, own: bool = False) -> None:
-    """Write a file at once: whoever reads meanwhile sees the old one or the new one.
+    """Write a file atomically: a concurrent reader sees the old content or the new one.
 
     Args:
+        path: the file.
+        data: its whole content.
         own: as for ``being_written``.
 
     Raises:
-        OSError: it cannot be written; what was there before is still there.
+        OSError: the file cannot be written; its old content is still there.
     """
     with being_written(path, own=own) as file:
         file.write(data)
@@ -35,24 +36,28 @@ def write(path: str | Path, data: bytes, *, own: bool = False) -> None:
 
 @contextmanager
 def being_written(path: str | Path, *, own: bool = False) -> Iterator[BinaryIO]:
-    """A file that gets its name when the block ends; if the block raises, nothing is left of it.
+    """Yield a file that gets its name when the block ends, and is removed if the block raises.
 
-    A link is followed, and what is not a file, such as ``/dev/stdout``, is written as it is.
+    A symbolic link is followed, and a target that is not a regular file, such as ``/dev/stdout``,
+    is written directly.
 
     Args:
-        own: it is the user's alone: whatever is in its place is replaced, and only the user may
-            write it.
+        path: the name of the file.
+        own: whether the file is the user's alone. If so, anything in its place, such as a link, is
+            replaced, and only the user may write the file.
     """
     target = os.fspath(path) if own else os.path.realpath(path)
     if not own and os.path.exists(target) and not os.path.isfile(target):
         with open(target, "wb") as file:
             yield file
         return
+    # In the folder of the target: a rename is atomic within one file system only.
     part = os.path.join(os.path.dirname(target), f".{uuid.uuid4().hex}.part")
     try:
         with os.fdopen(os.open(part, _NEW, 0o644 if own else 0o666), "wb") as file:
             yield file
             file.flush()
+            # Before the rename: after a crash the name might otherwise refer to an empty file.
             os.fsync(file.fileno())
         if not own and os.path.exists(target):
             shutil.copymode(target, part)

@@ -1,5 +1,8 @@
-"""Answers before a rank is rented: what a step takes on a machine (simulate), which layouts it
-should have (layouts), and which strategy is the fastest (search)."""
+"""Planning of a step before any rank is rented.
+
+``simulate`` tells what a step takes on a machine, ``layouts`` chooses its layouts, and ``search``
+finds the fastest strategy.
+"""
 
 from .machines import Machine, Wire
 from .machines.find import machine

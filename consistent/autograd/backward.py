@@ -1,4 +1,4 @@
-"""Gradients of global tensors: where backward starts, and how it runs.
+"""Backward passes over global tensors: their first gradient, and how torch's engine runs.
 
 Torch differentiates the local ops. The gradient of a tensor has the dual SBP (S -> S, B -> P, P ->
 B), so backward starts from the dual of the loss. ``leaves`` handles the gradients that reach
@@ -38,24 +38,27 @@ _thread = _Thread()
 
 
 def is_handled() -> bool:
-    """Whether a tracer handles ``y.backward()``."""
+    """Return whether a tracer handles ``y.backward()``."""
     return bool(_HANDLE_BACKWARD)
 
 
 def passes() -> int:
-    """How many backward passes over global tensors have ended in this thread, those that raised
-    too: the same on all ranks."""
+    """Return the number of backward passes over global tensors that have ended in this thread.
+
+    Passes that raised count, too. The number is the same on all ranks.
+    """
     return _thread.passes
 
 
 def backward(
     y: Any, gradient: torch.Tensor | None, retain_graph: bool | None, create_graph: bool
 ) -> None:
-    """Backward from one global tensor into all leaves."""
+    """Run backward from one global tensor into all leaves."""
     if _HANDLE_BACKWARD:
         _HANDLE_BACKWARD[-1](y, gradient, retain_graph, create_graph)
         return
-    # The engine is redirected (torch_patches/backward.py): it gives ``seed`` the gradient.
+    # This function of torch is patched (torch_patches/backward.py): it calls ``seed`` for the
+    # gradient, and ``run_engine``.
     graph._engine_run_backward(
         (y,),
         (gradient,),
@@ -68,11 +71,10 @@ def backward(
 
 
 def seed(y: Any, gradient: torch.Tensor | None) -> torch.Tensor:
-    """The local tensor that backward starts from at ``y``: the gradient boxed to the dual of
-    ``y``'s spec.
+    """Return the local tensor from which backward starts at ``y``.
 
-    A P loss gets ones on every rank; a B loss gets ones on the first rank of each axis and zeros
-    elsewhere.
+    It is the gradient boxed to the dual of the spec of ``y``. Without a gradient, a P loss gets
+    ones on every rank; a B loss gets ones on the first rank of each axis and zeros elsewhere.
     """
     check_mode.calling("backward")
     return _one(y) if gradient is None else _given(y, gradient)
@@ -92,8 +94,10 @@ def _one(y: Any) -> torch.Tensor:
 
 @lru_cache(maxsize=1 << 10)
 def _counts(spec: TensorSpec, at: Coordinate | None) -> bool:
-    """Whether the rank at ``at`` starts from ones: on an axis where the dual of ``spec``
-    is P only the first rank does; the others start from zeros."""
+    """Return whether the rank at ``at`` starts from ones rather than zeros.
+
+    On an axis where the dual of ``spec`` is P, only the first rank starts from ones.
+    """
     return at is None or not any(e is P and i for e, i in zip(spec.dual.sbp, at, strict=True))
 
 
@@ -120,9 +124,10 @@ def run_engine(engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     Every rank must issue the same boxings in the same order. With several engine threads (CPU and
     CUDA nodes in one graph) two ranks could differ.
 
-    What the values of one rank make an op raise, all raise (``refused_gradients``). Another error,
-    a hook's say, a rank may raise alone, in the middle of what the ranks send each other. From then
-    on what it sends fits no rank that has not raised.
+    If the values of one rank make an op raise, all of its ranks raise (``refused_gradients``). Any
+    other error, such as that of a hook, may be raised on one rank alone, in the middle of the
+    ranks' communication. From then on the messages of that rank match those of no rank that has not
+    raised.
     """
     threads, before = torch._C._is_multithreading_enabled(), _C.in_backward_of_shards(True)
     torch._C._set_multithreading_enabled(False)
@@ -131,8 +136,8 @@ def run_engine(engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     try:
         out = refused_gradients.run(engine, *args, **kwargs)
     except BaseException as error:
-        _C.take_nan_found()
-        if not in_backward():
+        _C.take_nan_found()  # clears it, so that the next pass does not raise it
+        if not in_backward():  # the outermost of nested passes
             buckets.reset()
             scattering.reset()
             if isinstance(error, Exception):
@@ -150,10 +155,10 @@ def run_engine(engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _agree_on_nan(roots: Sequence[Any]) -> None:
-    """Raise on all ranks what anomaly mode has found on one of them."""
+    """Raise on all ranks the error that anomaly mode has found on one of them."""
     found = _C.take_nan_found()
     error = RuntimeError(found) if found else None
-    if not is_apart():  # ranks outside follow, and are told, too
+    if not is_apart():  # ranks outside follow this pass, so they take part, too
         tell(error, all_ranks())
         return
     for placement in dict.fromkeys(y._spec.placement for y in roots if is_global(y)):
@@ -164,9 +169,10 @@ def _agree_on_nan(roots: Sequence[Any]) -> None:
 
 
 def in_backward() -> bool:
-    """Whether this thread is inside a backward pass."""
+    """Return whether this thread is inside a backward pass."""
     return torch._C._current_graph_task_id() != -1
 
 
-# A leaf that an op gathers for itself is not one of zero3's: its gradient never lies gathered.
+# Used for leaves that an op gathers on its own. Unlike a leaf of ZeRO-3, such a leaf keeps no
+# gradient of the gathered size inside no_sync(), hence keep=False.
 Tracer(handle_arriving=partial(unsummed.arriving, keep=False)).always()

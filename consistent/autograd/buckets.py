@@ -1,8 +1,8 @@
-"""Summing the gradients of B leaves while backward goes on: where ranks share memory large ones at
-once, all others in buckets whose all-reduces overlap with the rest of backward.
+"""Sums of the gradients of B leaves over ranks, done while backward goes on.
 
-Which leaves fill a bucket is decided by their specs alone, so that all ranks of a sum agree
-(``csrc/bindings/dispatch/gradients/waiting.h``).
+Where ranks share memory, large gradients are summed at once. All others go in buckets, whose
+all-reduces overlap with the rest of backward. The leaves of a bucket are chosen by their specs
+alone, so that all ranks of a sum choose the same (``csrc/bindings/dispatch/gradients/waiting.h``).
 """
 
 from __future__ import annotations
@@ -34,38 +34,39 @@ from .shown import forget_shown, hidden_again
 
 _ON_BOXING_BEGIN = callbacks("on_boxing_begin")
 
-# Buckets are sent as they fill. 25 MB is DistributedDataParallel's default, and the most; the first
-# is small so that sending starts early. In between, G bytes of gradients in k buckets cost k
-# starts, in each of which the link could send s bytes, and the last bucket travels when backward
-# has ended: k s + G / k is the least for the k that is nearest to sqrt(G / s).
+# Buckets are sent as they fill. The largest has 25 MB, DistributedDataParallel's default; the first
+# is small so that sending starts early. The size in between minimizes a cost in bytes: with G bytes
+# of gradients in k buckets, each bucket has a start-up cost, in which the link could send s bytes,
+# and the last bucket, of G / k bytes, travels when backward has ended. The sum k s + G / k is least
+# for k near sqrt(G / s).
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
 LEAST_BUCKET_BYTES = 256 << 10
-# A gradient of at least so many bytes on the CPU is in no bucket: the two copies would take longer
-# than another message (0.7 ms on two cores that also compute).
+# On the CPU a gradient of at least this many bytes goes in no bucket: copying it in and out would
+# take longer than another message (0.7 ms on two cores that also compute).
 ALONE_BYTES = 4 << 20
-# Gradients that are to be scattered are as large as the gathered parameters, which ranks hold for a
-# short time alone: a bucket of them is sent when it has so many bytes.
+# Bytes that fill a bucket of gradients that are scattered. It is small because they are as large as
+# the gathered parameters, which ranks hold only for a short time.
 SCATTERED_BUCKET_BYTES = 4 << 20
-# Where ranks share memory there is no link to keep busy, and at each sum a rank waits for others: a
-# bucket is sent when it has so many bytes. A gradient of at least AT_ONCE_BYTES is summed in place,
-# at once: a bucket would copy it twice.
+# Bytes that fill a bucket where ranks share memory: there is no link to keep busy, and at each sum
+# a rank waits for others. There a gradient of at least AT_ONCE_BYTES is summed at once and in
+# place, since a bucket would copy it twice.
 SHARED_BUCKET_BYTES = 4 << 20
 AT_ONCE_BYTES = 1 << 20
 
 
 class InFlight(Protocol):
-    """Addends whose sums are under way."""
+    """Addends whose sums are in flight."""
 
     def turn(self) -> None:
-        """Send the second message, where a sum takes two."""
+        """Send the second message, if a sum takes two."""
 
     def finish(self) -> None:
         """Wait for the sums, and add them to the leaves' gradients."""
 
 
 class _Key(NamedTuple):
-    """What the leaves of one bucket have in common."""
+    """Properties that the leaves of one bucket have in common."""
 
     placement: Placement
     axes: tuple[int, ...]
@@ -74,11 +75,11 @@ class _Key(NamedTuple):
 
 
 class _State(threading.local):
-    """The buckets that one thread's backward has in flight."""
+    """Buckets that the backward pass of one thread has in flight."""
 
     def __init__(self) -> None:
         self.flying: list[InFlight] = []
-        # By number of the buckets: the bytes that this backward has launched, and the last one.
+        # Bytes launched in this backward pass and in the last one, by number of the buckets.
         self.launched: dict[int, int] = {}
         self.before: dict[int, int] = {}
 
@@ -90,14 +91,19 @@ _numbers: dict[_Key, int] = {}
 def number_of(
     placement: Placement, axes: tuple[int, ...], dtype: torch.dtype, is_scattered: bool = False
 ) -> int:
-    """The number of the buckets whose leaves are summed over ``axes`` of ``placement``, where each
-    rank gets the whole sum, or its share."""
+    """Return the number of the buckets whose leaves are summed over ``axes`` of ``placement``.
+
+    ``is_scattered`` says whether each rank gets its share of the sum or the whole.
+    """
     return _numbers.setdefault(_Key(placement, axes, dtype, is_scattered), len(_numbers))
 
 
 def forget_sizes() -> None:
-    """Cut the next backward's buckets as the first one's: a rank of another process group has had
-    no backward yet, or another one."""
+    """Choose the bucket sizes of the next backward as for a first one.
+
+    A rank of a new process group may have had no backward yet, or another one, so sizes would
+    differ.
+    """
     _state.before.clear()
 
 
@@ -105,14 +111,21 @@ groups.when_new.append(forget_sizes)
 
 
 def at_once() -> int:
-    """Bytes from which a gradient may be summed at once, or go alone."""
+    """Return the number of bytes from which a gradient may be summed at once, or go alone."""
     return min(AT_ONCE_BYTES, ALONE_BYTES)
 
 
 def limit(number: int, launched: bool) -> int:
-    """Bytes that fill the next bucket of ``number``, of which one was ``launched`` in this backward
-    or none. All ranks of its sum find the same: it follows from the last backward's gradients, and
-    from what all ranks take messages to cost."""
+    """Return the number of bytes that fill the next bucket of ``number``.
+
+    All ranks of the sum find the same: it follows from the gradients of the last backward, and from
+    the cost of messages that all ranks assume.
+
+    Args:
+        number: the number of the buckets.
+        launched: whether one of them was launched in this backward pass already.
+    """
+    # The dict keeps the order of insertion, which is that of the numbers.
     placement, axes, _, is_scattered = list(_numbers)[number]
     if not is_scattered and _share_memory(placement, axes):
         return SHARED_BUCKET_BYTES
@@ -126,7 +139,7 @@ def limit(number: int, launched: bool) -> int:
 
 
 def goes_alone(spec: TensorSpec) -> bool:
-    """Whether the gradient of a leaf with ``spec`` is summed in a message of its own."""
+    """Return whether the gradient of a leaf with ``spec`` is summed in a message of its own."""
     return spec.placement.type == "cpu" and spec.largest_nbytes >= ALONE_BYTES
 
 
@@ -136,18 +149,19 @@ class _Bucket:
     __slots__ = ("positions", "handle", "rest")
 
     def __init__(self, positions: list[int], flat: torch.Tensor, groups: list[tuple[int, ...]]):
-        # Axes after the first wait for the one before; one axis is the common case.
+        # Only the first axis is summed asynchronously; each other axis needs the sum of the one
+        # before, and mostly there is one axis.
         self.positions, self.rest = positions, groups[1:]
         self.handle = current().all_reduce_async(flat, groups[0])
 
     def turn(self) -> None:
-        """Send the second message, where a sum takes two: here it takes one."""
+        """Do nothing: this sum takes one message."""
 
     def finish(self) -> None:
         self.add(self.handle.wait())
 
     def add(self, flat: torch.Tensor) -> None:
-        """Sum along the other axes, and add the sums to the leaves' gradients."""
+        """Sum ``flat`` along the other axes, and add the sums to the leaves' gradients."""
         for ranks in self.rest:
             flat = current().all_reduce(flat, ranks)
         _C.accumulate(self.positions, flat)
@@ -177,17 +191,17 @@ class _CodedBucket(_Bucket):
 
 
 def count(number: int, nbytes: int) -> None:
-    """A bucket of ``number`` is launched that has so many bytes, as every rank counts them."""
+    """Count ``nbytes`` for a launched bucket of ``number``; the same on every rank."""
     _state.launched[number] = _state.launched.get(number, 0) + nbytes
 
 
 def fly(sums: InFlight) -> None:
-    """``sums`` are under way until ``finish``."""
+    """Register ``sums`` as in flight until ``finish``."""
     _state.flying.append(sums)
 
 
 def launch(positions: list[int], leaves: list[Any], flat: torch.Tensor) -> None:
-    """Start to sum the addends that wait at ``positions``; ``flat`` has them side by side."""
+    """Start to sum the addends that wait at ``positions``; ``flat`` is their concatenation."""
     spec: TensorSpec = leaves[0]._spec
     _observe(leaves)
     number = number_of(spec.placement, summed_axes(spec), spec.dtype)
@@ -195,6 +209,7 @@ def launch(positions: list[int], leaves: list[Any], flat: torch.Tensor) -> None:
     if not any(map(coder_of, leaves)):
         fly(_Bucket(positions, flat, _groups(spec)))
         return
+    # One bucket for each axis along which codecs sum, and one (None) for leaves without a codec.
     by_axis: dict[int | None, list[tuple[int, Any, torch.Tensor]]] = {}
     parts = flat.split([plain(leaf).numel() for leaf in leaves])
     for each in zip(positions, leaves, parts, strict=True):
@@ -214,10 +229,11 @@ def launch(positions: list[int], leaves: list[Any], flat: torch.Tensor) -> None:
 
 
 def finish() -> None:
-    """Wait for all sums that are under way and add them to the leaves' gradients."""
+    """Wait for all sums that are in flight, and add them to the leaves' gradients."""
     _C.launch_all()
     flying, _state.flying = _state.flying, []
     with hidden_again():
+        # All second messages are sent before any is waited for, so that they travel together.
         for bucket in flying:
             bucket.turn()
         for bucket in flying:
@@ -228,17 +244,18 @@ def finish() -> None:
 
 
 def reset() -> None:
-    """Forget what a backward that raised had in flight."""
+    """Drop everything that a backward pass that raised had in flight."""
     _C.clear_waiting()
     _state.flying, _state.launched = [], {}
     forget_shown()
 
 
 def sum_at_once(leaf: Any, addend: torch.Tensor, unshared: bool) -> torch.Tensor | None:
-    """The sum of a large gradient of ``leaf``, if its ranks share the host's memory and no codec is
-    to sum it; None otherwise.
+    """Return the sum of a large gradient of ``leaf`` over ranks that share memory, or None.
 
-    The sum is made in place where nobody else holds ``addend`` (``unshared``).
+    None means that the gradient is small or sparse, this rank is outside, the ranks do not share
+    the host's memory, or a codec sums the gradient. If ``unshared``, nothing else refers to
+    ``addend``, and the sum is made in its memory.
     """
     spec: TensorSpec = leaf._spec
     is_small = spec.largest_nbytes < AT_ONCE_BYTES or addend.layout is not torch.strided
@@ -255,14 +272,14 @@ def sum_at_once(leaf: Any, addend: torch.Tensor, unshared: bool) -> torch.Tensor
 
 
 def _share_memory(placement: Placement, axes: tuple[int, ...]) -> bool:
-    """Whether the ranks that sum over ``axes`` of ``placement`` share the host's memory."""
+    """Return whether the ranks that sum over ``axes`` of ``placement`` share the host's memory."""
     if placement.type != "cpu":
         return False
     return all(current().shares(ranks, "cpu") for ranks in _along(placement, axes))
 
 
 def _groups(spec: TensorSpec) -> list[tuple[int, ...]]:
-    """The ranks to sum over, for each axis in turn."""
+    """Return the ranks to sum over, for each axis in turn."""
     return _along(spec.placement, summed_axes(spec))
 
 
@@ -278,7 +295,7 @@ def _through(placement: Placement, axes: tuple[int, ...], at: Coordinate) -> lis
 
 
 def _observe(leaves: list[Any]) -> None:
-    """Let those who watch see the boxings of the leaves' gradients."""
+    """Notify check mode and tracers of the boxings of the leaves' gradients."""
     if check_mode.enabled or _ON_BOXING_BEGIN:
         for leaf in leaves:
             _observe_one(leaf)

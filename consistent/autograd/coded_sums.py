@@ -1,4 +1,4 @@
-"""Gradients that ranks sum by a codec, in fewer bytes: which leaves', and what is kept of them."""
+"""Gradients that are summed over ranks by a codec, in fewer bytes, and the state kept per leaf."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from ..movement.low_rank import LowRank
 from ..movement.world import my_coordinate
 from ..spec import piece
 
-_CODEC = "_grad_codec"  # kept as text, which torch.load(weights_only=True) reads
-_CODER = "_grad_coder"  # what is kept is not saved, nor copied (tensor/storage/restored.py)
+_CODEC = "_grad_codec"  # stored as a string, since torch.load(weights_only=True) loads strings
+_CODER = "_grad_coder"  # the coder's state is neither saved nor copied (tensor/storage/restored.py)
 
 
 def sum_by(leaf: Any, codec: str, axis: int) -> None:
-    """From now on, gradients of ``leaf`` are summed by ``codec`` along ``axis``, if it makes them
-    shorter. What is kept on this rank is as large as the leaf's shard."""
+    """Sum gradients of ``leaf`` by ``codec`` along ``axis`` from now on, if that saves bytes.
+
+    The state that this rank keeps for it is as large as the leaf's shard.
+    """
     forget_codec(leaf)
     leaf.__dict__[_CODEC] = f"{axis} {codec}"
 
 
 def forget_codec(leaf: Any) -> None:
-    """Take back what ``sum_by`` said of ``leaf``."""
+    """Undo ``sum_by`` for ``leaf``."""
     leaf.__dict__.pop(_CODEC, None)
     leaf.__dict__.pop(_CODER, None)
 
 
 def coder_of(leaf: Any) -> Coder | None:
-    """The codec of the leaf's gradients, with what was not sent of those before."""
+    """Return the coder of the leaf's gradients, with the unsent rest of earlier ones, or None."""
     if _CODEC not in leaf.__dict__:
         return None
     if _CODER not in leaf.__dict__:
@@ -39,18 +41,18 @@ def coder_of(leaf: Any) -> Coder | None:
 
 
 def axis_of(leaf: Any) -> int:
-    """The axis along which the leaf's codec sums."""
+    """Return the axis along which the leaf's codec sums."""
     return _said(leaf)[0]
 
 
 def _said(leaf: Any) -> tuple[int, str]:
-    """(axis, codec), as ``sum_by`` was told."""
+    """Return (axis, codec) as passed to ``sum_by``."""
     axis, _, codec = leaf.__dict__[_CODEC].partition(" ")
     return int(axis), codec
 
 
 def coded_moves(leaf: Any, moves: tuple[Step, ...]) -> tuple[Step, ...]:
-    """The moves of the leaf's gradient, with the bytes that its codec, if it has one, sends."""
+    """Return the moves of the leaf's gradient, with the bytes that its codec, if any, sends."""
     coder = coder_of(leaf)
     if coder is None or coder.reduce is None:
         return moves
@@ -70,6 +72,7 @@ def _made(leaf: Any) -> Coder | None:
     axis, name = _said(leaf)
     if my_coordinate(spec.placement) is None or axis not in summed_axes(spec):
         return None
+    # A gradient with a layout of its own is boxed to it directly, not summed in a bucket.
     if settled_spec(leaf) is not spec.settled:
         return None
     shard = plain(leaf).detach()

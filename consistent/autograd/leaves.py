@@ -1,12 +1,12 @@
 """Leaves that other ranks hold too: how a new gradient is added to ``.grad``.
 
 Autograd computes this rank's addend. A hook in C++ (``csrc/bindings/dispatch/gradients/leaf.cpp``)
-takes the simple ones away before torch adds them: they wait for their bucket, and their sum is
-added instead. The others come to ``take``, which gives torch a gradient in the layout of the one in
-``.grad``.
+intercepts simple addends before torch adds them: they wait for their bucket, and their sum is added
+instead. All other addends are passed to ``take``, which returns to torch a gradient in the layout
+of the present ``.grad``.
 
-``.grad`` is a correct global tensor at every moment, and so is every alias of it: where its layout
-has to change (only inside and after ``no_sync()``), the object gets new memory.
+``.grad`` is a correct global tensor at every moment, and so is every alias of it. If its layout has
+to change (only inside and after ``no_sync()``), the object gets new memory.
 """
 
 from __future__ import annotations
@@ -32,24 +32,27 @@ from ..spec import TensorSpec
 from . import buckets, scattering
 from .shown import forget, hide
 
-# More bytes than any gradient has: those of such leaves all come to ``take``.
+# More bytes than any gradient has: as the size of a leaf, it sends all its gradients to ``take``.
 _ALWAYS_TAKEN = 1 << 62
 
 
 def watch_leaf(leaf: Any) -> None:
-    """From now on, sum the gradients of this leaf over the ranks that hold it too, and add them in
-    the layout of the gradient that it has."""
+    """Sum the gradients of this leaf over the ranks that hold it too, from now on.
+
+    The sums are added in the layout of the gradient that the leaf has.
+    """
     spec: TensorSpec = leaf._spec
     axes, held = summed_axes(spec), _C.held_gradient(leaf)
     settled = settled_spec(leaf)
     as_computed = not axes and (held is None or held._spec.sbp == settled.sbp)
     follows = my_coordinate(spec.placement) is None and any(e.is_split for e in spec.sbp)
     if settled is not spec.settled or follows:
+        # Torch cannot add these: the gradient has another layout, or pieces on ``meta``.
         _C.watch(leaf, 0, _ALWAYS_TAKEN)
-    elif as_computed:
+    elif as_computed:  # torch's own addition is right
         _C.unwatch(leaf)
     elif not axes or my_coordinate(spec.placement) is None:
-        _C.watch(leaf, -1, 0)
+        _C.watch(leaf, -1, 0)  # no bucket: this rank takes part in no sum
     else:
         number = buckets.number_of(spec.placement, axes, spec.dtype)
         _C.watch(leaf, number, spec.largest_nbytes)
@@ -60,7 +63,8 @@ def assign(leaf: Any, value: Any) -> None:
     forget(leaf)
     if isinstance(value, torch.Tensor) and value is not leaf:
         value = _checked_gradient(leaf, value)
-        if value._spec.sbp != leaf._spec.settled.sbp:  # its shard has another shape than the leaf's
+        # Torch's setter would refuse a shard of another shape than the leaf's shard.
+        if value._spec.sbp != leaf._spec.settled.sbp:
             set_raw_grad(leaf, value)
             watch_leaf(leaf)
             return
@@ -70,8 +74,12 @@ def assign(leaf: Any, value: Any) -> None:
 
 
 def _checked_gradient(leaf: Any, value: Any) -> Any:
-    """A gradient for the leaf: ``value`` itself if it is global, else a copy in the settled layout
-    of the leaf."""
+    """Return ``value`` if it is global, else a copy in the settled layout of the leaf's gradient.
+
+    Raises:
+        RuntimeError: ``value`` has another shape or dtype than the leaf, or is on another
+            placement.
+    """
     spec: TensorSpec = leaf._spec
     if value.shape != spec.shape or value.dtype != spec.dtype:
         raise RuntimeError(
@@ -87,10 +95,15 @@ def _checked_gradient(leaf: Any, value: Any) -> Any:
 
 
 def take(leaf: Any, addend: torch.Tensor, unshared: bool) -> torch.Tensor | None:
-    """The gradient that torch adds to the leaf's instead of ``addend``, which has the dual spec;
-    None if the addend waits for its sum.
+    """Return the gradient that torch adds to the leaf's instead of ``addend``, or None.
 
-    ``unshared``: nobody else holds ``addend``, so that it may be overwritten.
+    ``addend`` has the dual spec. None means that the addend waits for its sum, or was added
+    already.
+
+    Args:
+        leaf: the leaf that the gradient reaches.
+        addend: this rank's addend.
+        unshared: whether nothing else refers to ``addend``, so that it may be overwritten.
     """
     spec: TensorSpec = leaf._spec
     hide(leaf)
@@ -103,14 +116,17 @@ def take(leaf: Any, addend: torch.Tensor, unshared: bool) -> torch.Tensor | None
         _accumulate(leaf, addend, held, settled_spec(leaf).with_dtype(addend.dtype))
         return None
     if held is not None and _follows(leaf, held, wanted):
-        set_raw_grad(leaf, None)  # torch stores the new one: there are no values to add
+        set_raw_grad(leaf, None)  # this rank has no values to add, so torch stores the new gradient
         return plain(box(addend, dual, wanted))
     if held is not None and held._spec is not wanted:
         if torch.is_grad_enabled():
+            # With create_graph the gradient has a history, so it is boxed differentiably, into a
+            # new object.
             set_raw_grad(leaf, rebox(held, wanted.with_dtype(held.dtype), "gradient"))
         elif held._spec is not whole and held._spec is not dual:  # the user chose its layout
             return plain(box(addend, dual, held._spec.with_dtype(addend.dtype)))
         elif wanted is whole and _may_wait(leaf, held, addend):
+            # Both are P: one sum over ranks of the two together replaces the gradient.
             _C.wait(leaf, plain(held) + addend, True)
             return None
         else:
@@ -127,8 +143,7 @@ def take(leaf: Any, addend: torch.Tensor, unshared: bool) -> torch.Tensor | None
 
 
 def _let_wait(leaf: Any, addend: torch.Tensor, unshared: bool) -> None:
-    """Let ``addend`` wait for its sum: in a bucket or, if it is large, by itself and without a
-    copy."""
+    """Let ``addend`` wait for its sum: in a bucket or, if it is large, alone and without a copy."""
     if not buckets.goes_alone(leaf._spec):
         _C.wait(leaf, addend, False)
     elif unshared and addend.is_contiguous():
@@ -138,8 +153,10 @@ def _let_wait(leaf: Any, addend: torch.Tensor, unshared: bool) -> None:
 
 
 def _accumulate(leaf: Any, addend: torch.Tensor, held: Any, wanted: TensorSpec) -> None:
-    """Add to the gradient of a leaf whose gradients lie in another layout than the leaf: torch
-    would make them as large as the leaf."""
+    """Add ``addend`` to the gradient of a leaf whose gradients have another layout than the leaf.
+
+    Torch cannot do it, since it would make the gradient as large as the leaf.
+    """
     dual = leaf._spec.dual.with_dtype(addend.dtype)
     if held is not None and held._spec is not dual and held._spec.sbp != wanted.sbp:
         wanted = held._spec.with_dtype(addend.dtype)  # the user chose its layout
@@ -164,8 +181,11 @@ def _accumulate(leaf: Any, addend: torch.Tensor, held: Any, wanted: TensorSpec) 
 
 @cache
 def _torch_runs_hooks() -> bool:
-    """Whether torch calls the hooks after a gradient where there was none to accumulate, as it does
-    from some release on."""
+    """Return whether torch calls post-accumulate hooks of a leaf when no gradient arrives.
+
+    Later releases of torch do. Then ``_accumulate``, after which torch gets None, need not call
+    them.
+    """
     called = []
     with unseen(), torch.enable_grad():
         x = torch.ones((), requires_grad=True)
@@ -185,35 +205,38 @@ class _NoGradient(torch.autograd.Function):
 
 
 def _follows(leaf: Any, held: Any, wanted: TensorSpec) -> bool:
-    """Whether this rank has no part of the gradient, which lies in pieces as it is to lie: torch's
-    functions for ``meta`` would ask ``held`` for its shape, which is not that of a piece."""
+    """Return whether this rank is outside and has a split gradient with the wanted layout.
+
+    Torch's accumulation on ``meta`` tensors would read the shape of ``held``, which is not that of
+    a piece.
+    """
     outside = my_coordinate(leaf._spec.placement) is None and not torch.is_grad_enabled()
     is_split = any(entry.is_split for entry in held._spec.sbp)
     return outside and is_split and held._spec is wanted.with_dtype(held.dtype)
 
 
 def _may_wait(leaf: Any, held: Any, addend: torch.Tensor) -> bool:
-    """Whether the addend may be added later, after torch has run the hooks that come next."""
+    """Return whether the addend may be added later, after the hooks that torch runs next."""
     strided = all(x.layout is torch.strided for x in (held, addend) if x is not None)
     seen = leaf._post_accumulate_grad_hooks is not None
     return strided and not seen and my_coordinate(leaf._spec.placement) is not None
 
 
 def settle(leaf: Any, total: torch.Tensor) -> None:
-    """``total`` takes the place of the gradient that the leaf held as P."""
+    """Replace the memory of the gradient that the leaf held as P by ``total``, its sum."""
     held = _C.held_gradient(leaf)
     lay_anew(held, total, leaf._spec.settled.with_dtype(total.dtype))
 
 
 @contextmanager
 def no_sync() -> Iterator[None]:
-    """Inside, gradients of B leaves stay P and add up; the next backward outside boxes their sum
-    once.
+    """Accumulate gradients without summing them over ranks, inside the context.
 
-    Use it for all but the last micro-batch of a gradient accumulation. ``.grad`` is a correct
-    global tensor at every moment; inside, it is P.
+    Gradients of B leaves stay P and add up; the next backward outside boxes their sum once. Use it
+    for all but the last micro-batch of a gradient accumulation. ``.grad`` is a correct global
+    tensor at every moment; inside, it is P.
     """
-    buckets.finish()  # inside a backward: gradients that wait are summed first
+    buckets.finish()  # if called inside a backward: sum the gradients that wait first
     before = _C.set_sync(False)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Gradients that lie in shares: they are reduced and scattered while backward goes on.
+"""Gradients that each rank holds a share of: they are reduced and scattered while backward goes on.
 
 ```
 program    backward of d | backward of c | backward of b | backward of a | wait, add to .grad
@@ -8,9 +8,10 @@ messages                                 d, c ......                     b, a ..
 This is for ranks whose messages travel while they compute. Where ranks share memory each gradient
 is reduced and scattered at once: there is no link to keep busy.
 
-Until backward ends a leaf does not have what waits in a bucket or is on its way. Whoever reads its
-``.grad`` before then waits for what is on its way, and for no other rank: all ranks have started it
-at the same place of the program. What waits in a bucket is shown as P (``shown.py``).
+Until backward ends, the gradient of a leaf lacks addends that wait in a bucket or are in flight. A
+program that reads ``.grad`` before then waits for those in flight, but for no other rank: all ranks
+have started them at the same place of the program. Addends that wait in a bucket are shown as P
+(``shown.py``).
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from . import buckets
 from .shown import hidden
 from .shown import show as show_waiting
 
-# Gradients on their way are as large as the gathered parameters: the oldest are waited for where
-# all of them together have more bytes.
+# Limit on the bytes of all gradients in flight, which are as large as the gathered parameters.
+# Above it the oldest are waited for.
 IN_FLIGHT_BYTES = 8 << 20
 
 
@@ -50,17 +51,19 @@ class _Held(NamedTuple):
 
 class _State(threading.local):
     def __init__(self) -> None:
-        self.waiting: dict[int, _Held] = {}  # in buckets that are not full, by their positions
+        self.waiting: dict[int, _Held] = {}  # position -> gradient, in buckets that are not full
         self.flying: list[_Flying] = []
-        self.nbytes = 0  # of all that is on its way
+        self.nbytes = 0  # of all gradients in flight
 
 
 _state = _State()
 
 
 def may_be_later(leaf: Any, grad: Tensor) -> bool:
-    """Whether ``grad`` can be added to the gradient of ``leaf`` when this backward ends; the same
-    on all ranks. Its boxing must travel, too."""
+    """Return whether ``grad`` can be added to the gradient of ``leaf`` when this backward ends.
+
+    The answer is the same on all ranks. The caller must check as well that its boxing travels.
+    """
     return (
         grad.layout is torch.strided
         and grad.dtype is leaf._spec.dtype
@@ -74,8 +77,11 @@ def may_be_later(leaf: Any, grad: Tensor) -> bool:
 def add_later(
     leaves: Sequence[Any], grads: Sequence[Tensor], routes: Sequence[Route], coders: Coders = ()
 ) -> None:
-    """Box ``grads`` while backward goes on, and add them to the gradients of ``leaves`` at its end:
-    in buckets, or at once where they go by codecs, which keep what was not sent."""
+    """Box ``grads`` while backward goes on, and add them to the gradients of ``leaves`` at its end.
+
+    They go in buckets. Gradients with codecs are sent at once instead, since codecs keep the unsent
+    rest.
+    """
     coders = coders if any(coders) else ()
     numbers = [-1 if coders else _number(route) for route in routes]
     held = []
@@ -99,7 +105,7 @@ def _number(route: Route) -> int:
 
 
 def send(positions: Sequence[int]) -> None:
-    """Start the boxings of a bucket that is full, or of one when backward has ended."""
+    """Start the boxings of a bucket that is full, or that is left when backward has ended."""
     held = [_state.waiting.pop(position) for position in positions]
     buckets.count(_number(held[0].route), sum(each.route[0].largest_nbytes for each in held))
     _send(held, ())
@@ -112,12 +118,13 @@ def _send(held: list[_Held], coders: Coders) -> None:
     buckets.fly(flying)
     _state.flying.append(flying)
     _state.nbytes += flying.nbytes
+    # The newest is not counted, so that this never waits for the message that was just started.
     while _state.nbytes - flying.nbytes > IN_FLIGHT_BYTES:
         _state.flying[0].finish()
 
 
 class _Flying:
-    """Gradients on their way, of ``nbytes``. What was sent of them is not kept."""
+    """Gradients of ``nbytes`` in flight. The tensors that were sent are not kept alive."""
 
     def __init__(self, held: list[_Held], nbytes: int, started: Started) -> None:
         self.nbytes, self._started = nbytes, started
@@ -126,27 +133,30 @@ class _Flying:
             _C.let_go(position)
 
     def turn(self) -> None:
-        """It takes one message."""
+        """Do nothing: the reduce-scatter takes one message."""
 
     def goes_to(self, leaf: Any) -> bool:
         return any(target is leaf for _, target, _ in self._targets)
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Wait for them and add them, unless that was done. Nothing is sent."""
+        """Wait for the gradients and add them, unless that was done. Sends nothing."""
         if self not in _state.flying:
             return
         _state.flying.remove(self)
         _state.nbytes -= self.nbytes
         for (position, leaf, spec), x in zip(self._targets, self._started.wait(), strict=True):
+            # False if the leaf was given another gradient meanwhile, which drops its addends.
             if _C.take_back(position):
                 with hidden(leaf):
                     _add(leaf, x, spec)
 
 
 def show(leaf: Any) -> Any:
-    """The gradient of a leaf of which addends wait or are on their way: the latter are waited for,
-    and so are added; the former are shown with it."""
+    """Return the gradient of a leaf that has addends in flight or in a bucket.
+
+    Addends in flight are waited for and added. Addends in a bucket are included in the result.
+    """
     for flying in tuple(_state.flying):
         if flying.goes_to(leaf):
             flying.finish()
@@ -156,30 +166,31 @@ def show(leaf: Any) -> Any:
 
 
 def reset() -> None:
-    """Forget what a backward that raised has started. Its messages are still received."""
+    """Drop everything that a backward pass that raised has started. Its messages are still
+    received."""
     _state.waiting, _state.flying, _state.nbytes = {}, [], 0
 
 
 def _add(leaf: Any, x: Tensor, spec: TensorSpec) -> None:
     held = _C.held_gradient(leaf)
-    if spec is leaf._spec.dual.with_dtype(spec.dtype):  # P is B along an axis of one rank
+    if spec is leaf._spec.dual.with_dtype(spec.dtype):  # on axes of one rank P equals B
         spec = leaf._spec.settled.with_dtype(spec.dtype)
     if held is None:
         _C.set_gradient(leaf, attach(x, spec))
         return
     total = plain(held)
     made = added(total, box(x, spec, held._spec.with_dtype(spec.dtype)))
-    if made is not total:  # a sum with entries is dense, and another object, as torch makes it
+    if made is not total:  # with a sparse operand the sum is a new object, as in torch
         _C.set_gradient(leaf, attach(made, held._spec))
 
 
 def is_dense(*tensors: Tensor) -> bool:
-    """Whether none of them has entries."""
+    """Return whether none of the tensors is sparse."""
     return all(x.layout is torch.strided for x in tensors)
 
 
 def added(total: Tensor, grad: Tensor) -> Tensor:
-    """The sum, in the memory of ``total`` where both are dense."""
+    """Return ``total + grad``, in the memory of ``total`` if both are dense."""
     with HookOff():
         if is_dense(total, grad):
             return total.add_(grad)

@@ -1,8 +1,8 @@
-"""Gradients of leaves that are read while backward runs and their addends still wait for the sum.
+"""Gradients of leaves that are read during backward while their addends still wait for the sum.
 
-``.grad`` is then a P tensor with the right value, and nothing is communicated, since one rank alone
-may read it. The object that was read stays the gradient. Before the sums are added it gets back the
-memory that it had, so that the sums arrive where torch would have put them.
+``.grad`` is then a P tensor with the right value. Nothing is communicated, since one rank alone may
+read it. The object that was read stays the gradient. Before the sums are added it gets back its
+former memory, so that the sums are added where torch would have added them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from ..spec import B, P, TensorSpec
 
 
 class _Shown:
-    """A leaf whose gradient was read, the object that was read, and the (shard, spec) that this had
-    before. ``grad`` is None once the leaf was given another gradient.
+    """A leaf whose gradient was read, the object that was read, and its former (shard, spec).
+
+    ``grad`` is None once the leaf was given another gradient.
     """
 
     def __init__(self, leaf: Any) -> None:
@@ -31,7 +32,8 @@ class _Shown:
         self.grad: Any = None
         self.before: tuple[torch.Tensor, TensorSpec] | None = None
         self.visible = False
-        # What torch would add to a P gradient comes to ``leaves.take`` instead.
+        # Watch the leaf, so that torch passes further addends to ``leaves.take`` instead of adding
+        # them to the P gradient.
         self.watched = not _C.is_watched(leaf)
         if self.watched:
             _C.watch(leaf, -1, 0)
@@ -40,7 +42,7 @@ class _Shown:
         self.grad, self.version, self.before, self.visible = grad, grad._version, before, True
 
     def hide(self) -> None:
-        """Give the object back what it had, if it is still the gradient."""
+        """Give the object its former memory back, if it is still the gradient."""
         if not self.visible:
             return
         self.visible = False
@@ -55,7 +57,7 @@ class _Shown:
             lay_anew(self.grad, *self.before)
 
     def take(self) -> None:
-        """Let the object be the gradient to which sums were added."""
+        """Make the object the gradient again, with the sums that were added meanwhile."""
         found = _C.held_gradient(self.leaf)
         if self.grad is not None and self.before is None and found is not None:
             lay_anew(self.grad, plain(found), found._spec)
@@ -63,7 +65,8 @@ class _Shown:
             self.before = plain(found), found._spec
 
     def end(self) -> None:
-        """Nothing waits any more."""
+        """Finish once no addend waits: make the object the gradient, and unwatch the leaf if
+        possible."""
         self.take()
         found = _C.held_gradient(self.leaf)
         if self.watched and (found is None or found._spec.sbp == self.leaf._spec.settled.sbp):
@@ -73,7 +76,7 @@ class _Shown:
 class _State(threading.local):
     def __init__(self) -> None:
         self.shown: list[_Shown] = []
-        self.written: TensorSpec | None = None  # that of a gradient which a hook wrote into
+        self.written: TensorSpec | None = None  # spec of a leaf whose gradient a hook wrote into
 
 
 _state = _State()
@@ -81,9 +84,9 @@ _state = _State()
 
 @torch.no_grad()
 def show(leaf: Any, specs: Mapping[int, TensorSpec]) -> Any:
-    """The gradient of a leaf together with the addends that wait for it, as P.
+    """Return the gradient of a leaf together with the addends that wait for it, as P.
 
-    ``specs``: of addends by their positions, where they are not the dual of the leaf's.
+    ``specs`` are the specs of addends by position, for those without the dual spec of the leaf.
     """
     shown = _of(leaf)
     if shown is not None and shown.visible:
@@ -99,6 +102,7 @@ def show(leaf: Any, specs: Mapping[int, TensorSpec]) -> Any:
             parts.append(before)
     target = _addends_of([spec for _, spec in parts])
     (first, spec), *others = parts
+    # A copy, since `run` may return the addend itself, which still waits for its sum.
     total = run(first, spec, target).clone()
     for x, spec in others:
         total = total + run(x, spec, target)
@@ -116,8 +120,11 @@ def show(leaf: Any, specs: Mapping[int, TensorSpec]) -> Any:
 
 
 def _addends_of(specs: Sequence[TensorSpec]) -> TensorSpec:
-    """What each of ``specs`` becomes without a message: P on the axes on which they differ or,
-    where several axes split one dim, on all that split or sum."""
+    """Return a spec to which each of ``specs`` can be boxed without a message.
+
+    It is P on the axes on which they differ. If several axes split one dim, it is P on all axes
+    that split or sum.
+    """
     first, entries = specs[0], list(zip(*(spec.sbp for spec in specs), strict=True))
     found = first.with_sbp(tuple(each[0] if len(set(each)) == 1 else P for each in entries))
     if any(boxing_bytes(spec, found) for spec in specs):
@@ -126,8 +133,7 @@ def _addends_of(specs: Sequence[TensorSpec]) -> TensorSpec:
 
 
 def hide(leaf: Any) -> None:
-    """Let ``leaf`` have the gradient that it had before it was read. It is shown again when it is
-    read again."""
+    """Give ``leaf`` the gradient that it had before it was read. A later read shows it again."""
     shown = _of(leaf)
     if shown is not None:
         shown.hide()
@@ -135,8 +141,7 @@ def hide(leaf: Any) -> None:
 
 @contextmanager
 def hidden(leaf: Any) -> Iterator[None]:
-    """Inside, ``leaf`` has the gradient that it had before it was read; after it, the object that
-    was read is its gradient again."""
+    """Give ``leaf`` its former gradient in the context, and the object that was read after it."""
     shown = _of(leaf)
     if shown is not None:
         shown.hide()
@@ -146,7 +151,7 @@ def hidden(leaf: Any) -> Iterator[None]:
 
 
 def forget(leaf: Any) -> None:
-    """``leaf`` is given another gradient: what was read is none any more."""
+    """Drop the gradient that was read of ``leaf``, because the leaf is given another one."""
     shown = _of(leaf)
     if shown is not None:
         shown.visible, shown.grad = False, None
@@ -154,8 +159,11 @@ def forget(leaf: Any) -> None:
 
 @contextmanager
 def hidden_again() -> Iterator[None]:
-    """Inside, leaves have the gradients that they had before they were read; after it, the objects
-    that were read are their gradients again."""
+    """Give all leaves their former gradients inside the context, and those that were read after it.
+
+    Raises:
+        RuntimeError: a hook wrote into a gradient that was read.
+    """
     for each in _state.shown:
         each.hide()
     yield
@@ -168,7 +176,7 @@ def hidden_again() -> Iterator[None]:
 
 
 def forget_shown() -> None:
-    """Called after a backward that raised: gradients stay as they were read."""
+    """Drop all records after a backward pass that raised: gradients stay as they were read."""
     _state.shown, _state.written = [], None
 
 

@@ -1,5 +1,6 @@
-"""Gradients of leaves that lie split and are gathered for their use, inside ``no_sync()``: nothing
-is sent, and ``.grad`` is P, on each rank as large as the gathered leaf.
+"""Gradients, inside ``no_sync()``, of split leaves that are gathered for their use.
+
+Nothing is sent there, and ``.grad`` is P, on each rank as large as the gathered leaf.
 
 ```
 inside     .grad: P + this rank's addend              nothing is sent
@@ -35,18 +36,19 @@ def arriving(
     keep: bool = True,
     coders: Coders = (),
 ) -> list[Tensor | None]:
-    """What is left to be boxed of gradients on their way to leaves that lie split.
+    """Return the gradients that are left to be boxed, of those on their way to split leaves.
 
-    Inside ``no_sync()`` nothing is: they are added to ``.grad``. After it they are given together
-    with what was so added; and if their messages can travel while backward goes on, they go in
-    buckets, and nothing is left either.
+    Inside ``no_sync()`` none is left: they are added to ``.grad``. After it they are returned
+    together with the gradients accumulated there. If their messages can travel while backward goes
+    on, they go in buckets instead, and none is left either.
 
     Args:
-        nodes: where each goes in the graph.
-        grads: this rank's shards of them.
-        specs: theirs.
-        keep: whether they are added to ``.grad`` inside ``no_sync()``; else they are boxed there.
-        coders: by which they go; empty where none does.
+        nodes: the autograd node that each gradient goes to.
+        grads: this rank's shards of the gradients.
+        specs: the specs of the gradients.
+        keep: whether gradients are added to ``.grad`` inside ``no_sync()``; else they are boxed
+            there.
+        coders: the codecs by which they are sent; empty if there are none.
     """
     left, candidates = list(grads), []
     for i, (node, grad, spec) in enumerate(zip(nodes, grads, specs, strict=True)):
@@ -57,7 +59,7 @@ def arriving(
         hide(leaf)
         held = _C.held_gradient(leaf)
         if _C.is_synced():
-            # A hook is shown what this backward has brought alone, and as the leaf lies.
+            # A hook of the leaf must see only the gradient of this backward, in the leaf's layout.
             if held is not None and held._spec is spec and not leaf._backward_hooks:
                 left[i] = scattering.added(plain(held), grad)
                 _clear(leaf, held)
@@ -80,13 +82,14 @@ def arriving(
 
 
 def _may_be_later(leaf: Any, grad: Any) -> bool:
-    if leaf._backward_hooks or summed_axes(leaf._spec):  # these see the gradient as the leaf lies
+    # Hooks, and sums over further axes, need the gradient boxed to the leaf's layout first.
+    if leaf._backward_hooks or summed_axes(leaf._spec):
         return False
     return scattering.may_be_later(leaf, grad)
 
 
 def _keep(leaf: Any, held: Any, grad: Tensor, spec: TensorSpec) -> None:
-    """Add a gradient to that of ``leaf``, which is P from now on."""
+    """Add ``grad`` to the gradient of ``leaf``, which is P from now on."""
     if held is None:
         total = grad.detach().clone()
     elif held._spec is spec:
@@ -96,16 +99,19 @@ def _keep(leaf: Any, held: Any, grad: Tensor, spec: TensorSpec) -> None:
     if held is None or not scattering.is_dense(held, total):
         set_raw_grad(leaf, attach(total, spec))
         watch_leaf(leaf)
-    elif held._spec is not spec:  # the same object, for whoever has kept it
+    elif held._spec is not spec:  # keep the object, since the program may refer to it
         lay_anew(held, total, spec)
         watch_leaf(leaf)
+    # Torch does not see this addition, so it does not call these hooks.
     for hook in tuple((leaf._post_accumulate_grad_hooks or {}).values()):
         hook(leaf)
 
 
 def _clear(leaf: Any, held: Any) -> None:
-    """Let ``leaf`` have a gradient of zeros in the same object, as it lies once backward has ended:
-    what was held is on its way to be added to it."""
+    """Replace the gradient of ``leaf`` by zeros in its settled layout, in the same object.
+
+    The value it held is on its way, and will be added to the zeros.
+    """
     settled = settled_spec(leaf).with_dtype(held.dtype)
     at = my_coordinate(settled.placement)
     if at is None or not scattering.is_dense(held):

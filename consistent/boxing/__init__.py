@@ -1,6 +1,6 @@
-"""Boxing as arithmetic: from one spec of a tensor to another, without data.
+"""Plans for moving a tensor from one spec to another, by arithmetic alone and without data.
 
-Read `steps.py` (the moves on one axis, as data), `cost.py` (their bytes and seconds), `plan.py`
-(the cheapest list of moves), `exchange.py` (who sends what between placements) and `chunks.py`
-(a boxing cut into chunks of rows). `movement/` does what is planned here.
+Read `steps.py` (the moves on one axis, as data), `cost.py` (the bytes and seconds of a move),
+`plan.py` (the cheapest list of moves), `exchange.py` (which rank sends what between placements) and
+`chunks.py` (a boxing cut into chunks of rows). `movement/` carries out the plans made here.
 """

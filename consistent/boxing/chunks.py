@@ -1,7 +1,8 @@
-"""A boxing cut into chunks of rows (dim 0), so that other work can go on beside it.
+"""Cuts of one boxing into chunks of rows (dim 0), so that other work can overlap the transfer.
 
-Each rank cuts its own rows, of whichever side has fewer of them. A chunk is then a tensor of its
-own, split balanced again: ranks that have a row more than others have it in the same chunk.
+Each rank cuts its own rows, on whichever of the two sides has fewer rows per rank. A chunk is then
+a tensor of its own with a balanced split: ranks that have one row more than others have that row in
+the same chunk.
 
 ```
 S(0), 5 and 4 rows, 2 chunks          chunk 0        chunk 1
@@ -24,8 +25,11 @@ from .cost import start_bytes
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A chunk as a tensor before and after its boxing, and where its rows, in order, lie in this
-    rank's shards."""
+    """One chunk of a boxing.
+
+    It has the specs of the chunk before and after the boxing, and the places of its rows, in order,
+    in this rank's source and target shards.
+    """
 
     src: TensorSpec
     dst: TensorSpec
@@ -33,22 +37,24 @@ class Chunk:
     dst_rows: tuple[slice, ...]
 
 
-# Handing a chunk over, and making two smaller calls of one, takes about as long as one more
-# communication (docs/benchmarks.md); sending a chunk must take several times as long.
+# Handing over a chunk and splitting one call into two smaller ones costs about as much time as one
+# more communication (docs/benchmarks.md), so sending a chunk must take several times as long.
 _WORTH = 4
 
 
 def worth(src: TensorSpec, dst: TensorSpec, most: int) -> int:
-    """The largest number of chunks, up to ``most``, each of which takes a few times as long to send
-    as one more communication keeps a rank busy; the same number on every rank."""
+    """Return the largest useful number of chunks, at most ``most`` and the same on every rank.
+    Sending one chunk must take a few times as long as one more communication keeps a rank busy."""
+    # The shard at the grid's origin (coordinate None), so that every rank gets the same number.
     nbytes = max(math.prod(s.local_shape(None)) for s in (src, dst)) * src.dtype.itemsize
     return max(1, min(most, nbytes // (_WORTH * start_bytes(src.placement.type))))
 
 
 @lru_cache(maxsize=1 << 12)
 def cut(src: TensorSpec, dst: TensorSpec, count: int, at: Coordinate) -> tuple[Chunk, ...]:
-    """At most ``count`` chunks, none of them empty, as the rank at ``at`` sees them; a single one
-    where rows that come together are not neighbours."""
+    """Return at most ``count`` chunks, none of them empty, as seen by the rank at ``at``. An empty
+    tensor gives one empty chunk. The boxing stays one chunk where the rows of a rank of the coarser
+    side do not belong to whole ranks of the finer side."""
     fine, coarse = (src, dst) if len(_row_axes(src)) > len(_row_axes(dst)) else (dst, src)
     if count < 2 or not _side_by_side(fine, coarse):
         every = (slice(0, src.local_shape(at)[0]),), (slice(0, dst.local_shape(at)[0]),)
@@ -57,7 +63,7 @@ def cut(src: TensorSpec, dst: TensorSpec, count: int, at: Coordinate) -> tuple[C
     chunks = []
     for k in range(count):
         rows = _rows(fine.shape[0], grid, count, k)
-        if rows or k == 0:
+        if rows or k == 0:  # an empty tensor still needs one chunk
             specs = [TensorSpec.of(s.placement, s.sbp, (rows, *s.shape[1:]), s.dtype)
                      for s in (src, dst)]  # fmt: skip
             places = [_places(fine, side, count, k, at) for side in (src, dst)]
@@ -70,7 +76,8 @@ def _row_axes(spec: TensorSpec) -> list[int]:
 
 
 def _side_by_side(fine: TensorSpec, coarse: TensorSpec) -> bool:
-    """Whether the rows of each rank of ``coarse`` are those of whole ranks of ``fine``."""
+    """Return whether each rank of ``coarse`` holds exactly the rows of some whole ranks of
+    ``fine``."""
     if fine.layout.is_cut or coarse.layout.is_cut:
         return False
     axes = _row_axes(fine)
@@ -78,8 +85,8 @@ def _side_by_side(fine: TensorSpec, coarse: TensorSpec) -> bool:
 
 
 def _rows(n: int, grid: list[int], count: int, k: int) -> int:
-    """How many rows chunk ``k`` has, of ``n`` rows that are cut by ``grid``, axis by axis, and then
-    in chunks."""
+    """Return the number of rows of chunk ``k``. The ``n`` rows are first split over ``grid``, axis
+    by axis, and then cut into ``count`` chunks on each rank."""
     if not grid:
         return piece(n, count, k)[1]
     parts = grid[0]
@@ -89,8 +96,8 @@ def _rows(n: int, grid: list[int], count: int, k: int) -> int:
 def _places(
     fine: TensorSpec, side: TensorSpec, count: int, k: int, at: Coordinate
 ) -> tuple[slice, ...]:
-    """Where the shard of ``side`` at ``at`` has the rows of chunk ``k``: one slice for each rank of
-    ``fine`` whose rows it has."""
+    """Return the rows of chunk ``k`` in the shard of ``side`` at ``at``. There is one slice for
+    each rank of ``fine`` whose rows that shard contains."""
     ends = set(_row_axes(fine)) - set(_row_axes(side))
     choices = [range(n) if a in ends else (at[a],) for a, n in enumerate(fine.placement.shape)]
     begin, found = side.region(at)[0][0], []

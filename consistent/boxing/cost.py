@@ -2,12 +2,13 @@
 
 Bytes are exact: uneven pieces are sent as they are, without padding. Seconds are latency + bytes /
 bandwidth, a model that only has to rank plans. Local copies are nearly free but not free, so that
-of two plans that send the same, the one that touches less memory in fewer moves wins.
+of two plans that send the same bytes, the plan that touches less memory in fewer moves wins.
 
-Which layouts an op gets, and which moves lead to them, is decided by the built-in speeds alone: so
-it follows from the program, on all ranks, at any time and wherever they are, and so do the bits of
-its results. What was measured of links decides how large messages are and how many chunks they go
-in, which fusions a compiled step makes, and which layouts a search picks that a program asks for.
+The built-in speeds alone decide which layouts an op gets and which moves lead to them. Layouts and
+moves therefore follow from the program: they are the same on all ranks, at any time and on any
+machine, and so are the bits of the results. Measured link speeds decide how large messages are and
+how many chunks they go in, which fusions a compiled step makes, and which layouts a search picks
+that a program asks for.
 """
 
 from __future__ import annotations
@@ -23,53 +24,55 @@ LOCAL_KINDS = ("slice", "keep_first", "keep", "pad")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Speeds of one device type and its links."""
+    """Speeds of one device type and of its links."""
 
     latency: float  # seconds before the first byte of a collective arrives
     bandwidth: float  # bytes per second that a rank sends
     overhead: float  # seconds to start one local copy
     memory: float  # bytes per second of a local copy
-    python: float  # seconds that a communication keeps Python busy, beside its own time
+    python: float  # seconds that a communication keeps Python busy, on top of its own time
     flops: float  # operations per second of one rank in a product of matrices
 
     def move_seconds(self, nbytes: int, local_nbytes: int) -> float:
-        """Time of a move that sends ``nbytes`` and leaves ``local_nbytes`` on the rank."""
+        """Return the time of a move that sends ``nbytes`` and leaves ``local_nbytes`` on the
+        rank."""
         wire = self.latency + nbytes / self.bandwidth if nbytes else 0.0
         return wire + self.overhead + local_nbytes / self.memory
 
 
 DEVICES = {
-    # Orders of magnitude; ranking layouts and moves needs no more. Between two network namespaces
-    # of an idle machine sockets take 30 us for a small collective, 1.5 GB/s in a large one; a core
-    # copies 10 GB/s, and multiplies 50 GFLOP/s. The Python of a message is that of 20 ops of 8 us,
-    # as machines/machine.py counts it.
+    # Orders of magnitude, which is all that ranking layouts and moves needs. Between two network
+    # namespaces of an idle machine, sockets take 30 us for a small collective and reach 1.5 GB/s in
+    # a large one; a core copies 10 GB/s and computes 50 GFLOP/s in matrix products. The Python time
+    # of a message is that of 20 ops of 8 us, as machines/machine.py counts it.
     "cpu": Device(30e-6, 1.5e9, overhead=2e-6, memory=10e9, python=160e-6, flops=5e10),
-    # NCCL within a node of NVLink: 10 to 20 us, 100 GB/s and more; a kernel starts in about 5 us,
-    # HBM moves 2 TB/s and more; half the peak of a data centre's GPU in two-byte floats. Python
-    # runs ahead.
+    # NCCL within an NVLink node takes 10 to 20 us and reaches 100 GB/s and more; a kernel starts in
+    # about 5 us; HBM moves 2 TB/s and more; flops is half the peak of a data-centre GPU in two-byte
+    # floats. Python costs nothing here, because kernel launches run ahead of the GPU.
     "cuda": Device(15e-6, 100e9, overhead=5e-6, memory=2e12, python=0.0, flops=3e14),
 }
 
-# Maps a device type to the speeds of this world's ranks, the same on every rank, or None where they
-# were not measured.
+# Maps a device type to the measured speeds of this world's ranks, the same on every rank, or to
+# None where nothing was measured.
 Links = Callable[[str], Device | None]
 
 _links: Links = lambda device_type: None  # noqa: E731
 
 
 def use_links(links: Links) -> None:
-    """From now on, take the speeds that were measured from ``links``."""
+    """Take measured speeds from ``links`` from now on."""
     global _links
     _links = links
 
 
 def device_speeds(device_type: str) -> Device:
-    """Speeds of a device type and of the links between this world's ranks."""
+    """Return the speeds of a device type and of the links between this world's ranks. They are
+    built-in numbers where nothing was measured."""
     return _links(device_type) or DEVICES[device_type]
 
 
 def start_bytes(device_type: str) -> int:
-    """Bytes that a rank sends in the time for which one more communication keeps it busy."""
+    """Return the bytes that a rank could send while one more communication keeps it busy."""
     device = device_speeds(device_type)
     return int((device.latency + device.python) * device.bandwidth)
 
@@ -77,10 +80,11 @@ def start_bytes(device_type: str) -> int:
 def total_bytes(
     now: Sbp, entry: Sbp, axis: int, grid: Sequence[int], sbp: NdSbp, nbytes: int
 ) -> int:
-    """Bytes that all ranks together send as ``axis`` goes from ``now`` to ``entry``, not S to S.
+    """Return the bytes that all ranks together send as ``axis`` goes from ``now`` to ``entry``.
+    Moves from S to S are not covered.
 
-    The groups along the axis hold the tensor of ``nbytes`` together, once for each B or P along the
-    other axes.
+    The groups of ranks along the axis together hold the tensor of ``nbytes``, once for each B or P
+    along the other axes.
     """
     copies = math.prod(n for a, n in enumerate(grid) if a != axis and not sbp[a].is_split)
     if now.is_partial:
@@ -91,7 +95,8 @@ def total_bytes(
 def whole_sizes(
     shape: Sequence[int], grid: Sequence[int], sbp: NdSbp, axis: int
 ) -> tuple[int, ...]:
-    """Sizes of the largest shard (at the grid's origin) under ``sbp`` if ``axis`` did not split."""
+    """Return the sizes of the largest shard under ``sbp`` if ``axis`` did not split. It is at the
+    grid's origin."""
     sizes = list(shape)
     for a, entry in enumerate(sbp):
         if a != axis and isinstance(entry, Split):
@@ -100,7 +105,7 @@ def whole_sizes(
 
 
 def largest(entry: Split, n: int, parts: int) -> int:
-    """How many of ``n`` items the rank with the most of them holds."""
+    """Return how many of ``n`` items the rank with the most items holds."""
     if entry.cut is None:
         return piece(n, parts, 0)[1]
     return max(entry.size(n, parts, k) for k in range(parts))
@@ -109,11 +114,14 @@ def largest(entry: Split, n: int, parts: int) -> int:
 def move_bytes(
     src: Sbp, dst: Sbp, whole: Sequence[int], parts: int, itemsize: int
 ) -> tuple[int, int]:
-    """(bytes that the busiest rank sends, bytes of the largest result) of one move.
+    """Return (bytes that the busiest rank sends, bytes of the largest result) of one move.
 
     Args:
-        whole: sizes of what the ranks of the axis hold together, see ``whole_sizes``.
-        parts: how many ranks the axis has.
+        src: the axis's entry before the move.
+        dst: the axis's entry after the move.
+        whole: sizes of the part that the ranks of the axis hold together, see ``whole_sizes``.
+        parts: number of ranks along the axis.
+        itemsize: bytes of one element.
     """
     total = math.prod(whole) * itemsize
     if any(isinstance(entry, Split) and entry.cut is not None for entry in (src, dst)):
@@ -127,11 +135,12 @@ def move_bytes(
         return (parts - 1) * _part(total, whole, src.dim, parts, 0), result
     if isinstance(dst, Split):
         return total - _part(total, whole, dst.dim, parts, parts - 1), result
+    # P -> B is an all-reduce: a ring sends 2 * (parts - 1) / parts of the data. Rounded up.
     return -(-2 * (parts - 1) * total // parts), result
 
 
 def _cut_bytes(src: Sbp, dst: Sbp, whole: Sequence[int], parts: int, total: int) -> tuple[int, int]:
-    """``move_bytes`` where one of the two is cut into other than balanced pieces."""
+    """Return ``move_bytes`` for a move where ``src`` or ``dst`` is a custom cut."""
     if total == 0:
         return 0, 0
     if isinstance(src, Split) and isinstance(dst, Split):
@@ -152,12 +161,12 @@ def _cut_bytes(src: Sbp, dst: Sbp, whole: Sequence[int], parts: int, total: int)
 
 
 def _kept(src: Split, dst: Split, n: int, parts: int, k: int) -> int:
-    """How many of ``n`` items rank ``k`` holds before and after."""
+    """Return how many of ``n`` items rank ``k`` holds both before and after the move."""
     return items_in(overlapping(src.runs(n, parts, k), dst.runs(n, parts, k)))
 
 
 def _part(total: int, whole: Sequence[int], dim: int, parts: int, index: int) -> int:
-    """How many of ``total`` bytes are in piece ``index`` along ``dim``."""
+    """Return how many of ``total`` bytes are in piece ``index`` along ``dim``."""
     n = whole[dim]
     return total // n * piece(n, parts, index)[1] if n else 0
 
@@ -166,8 +175,8 @@ def _all_to_all_bytes(total: int, whole: Sequence[int], dims: tuple[int, int], p
     i, j = (whole[dim] for dim in dims)
     if total == 0:
         return 0
-    # Piece sizes along i and j drop by one at ranks i % parts and j % parts: these and 0 stand for
-    # all.
+    # Balanced piece sizes along i and j drop by one at ranks i % parts and j % parts, so rank 0 and
+    # these two ranks cover every combination of sizes.
     return max(
         total // (i * j) * piece(i, parts, k)[1] * (j - piece(j, parts, k)[1])
         for k in (0, i % parts, j % parts)

@@ -1,7 +1,8 @@
-"""One exchange between two placements: which rank sends which box to which. Arithmetic only.
+"""Plan of one exchange between two placements: which rank sends which box to which.
 
-A rank of the target needs the box that the target spec gives it; each part of that box comes from
-one rank that has it, from itself if it can.
+This is arithmetic only: no tensors, no communication. A rank of the target needs the box that the
+target spec gives it. Each part of that box comes from one rank that has the part, and from the
+target rank itself if that rank has it.
 
 ```
 7 rows     S(0) on ranks 0, 1      ->      S(0) on ranks 1, 2, 3
@@ -11,11 +12,12 @@ one rank that has it, from itself if it can.
 ```
 
 Ranks that differ only along B axes hold the same data, so the least loaded of them sends. The
-addends of a P source are sent as they are and summed where they arrive; ranks that differ along a B
-axis may have divided the sum differently, so all addends of a sum come from ranks at one place
-along the B axes. Along a P axis of the target every piece of an addend goes to one rank, if
-possible the one that holds it, and the others hold zeros there. For P(max) and P(min) read
-"largest" or "smallest" for "sum", and "the value that loses against every number" for "zero".
+addends of a P source are sent as they are and summed by the receiver. Ranks that differ along a B
+axis may have divided the sum differently, so all addends of one sum come from ranks with the same
+coordinate along the B axes. Along a P axis of the target every piece of an addend goes to one rank,
+if possible to the rank that already holds it, and the other ranks hold zeros there. For P(max) and
+P(min) read "largest" or "smallest" for "sum", and "the value that loses against every number" for
+"zero".
 """
 
 from __future__ import annotations
@@ -31,12 +33,13 @@ from ..spec import Coordinate, Placement, TensorSpec
 from .steps import Exchange, Transfer
 
 Region = tuple[tuple[int, ...], tuple[int, ...]]  # starts and sizes in the logical tensor
-Holders = list[list[int]]  # of one box: the ranks that hold it, by addend and by replica
+Holders = list[list[int]]  # [addend][replica] -> rank that holds the addend of one box
 
 
 @lru_cache(maxsize=1 << 11)
 def exchange(src: TensorSpec, dst: TensorSpec) -> Exchange:
-    """The exchange that takes a tensor from ``src`` to ``dst``, on another placement."""
+    """Return the exchange that takes a tensor from ``src`` to ``dst``, usually on another
+    placement."""
     transfers = tuple(_transfers(src, dst))
     sent: Counter[int] = Counter()
     received: Counter[int] = Counter()
@@ -50,11 +53,12 @@ def exchange(src: TensorSpec, dst: TensorSpec) -> Exchange:
 
 
 def _transfers(src: TensorSpec, dst: TensorSpec) -> Iterator[Transfer]:
-    """Every target's transfers, box by box, so that both sides of a message agree on the order."""
+    """Yield every target's transfers, box by box. The order is the same on all ranks, so that both
+    sides of a message agree on it."""
     boxes = _holders(src)
     ways = {box: _way(held, box, dst, k) for k, (box, held) in enumerate(boxes.items())}
     load: Counter[int] = Counter()
-    # Ranks that want the same share this: boxes, and what each has of it.
+    # Wanted region -> [(box, part of the region in that box)], shared by ranks that want the same.
     found: dict[Region, list[tuple[Region, Region]]] = {}
     for to in _grid(dst.placement):
         target, wanted, slot = dst.placement.rank_at(to), dst.region(to), _partial_index(dst, to)
@@ -66,7 +70,7 @@ def _transfers(src: TensorSpec, dst: TensorSpec) -> Iterator[Transfer]:
         for box, part in found[wanted]:
             held, way = boxes[box], ways[box]
             addends = [held[k] for k in range(len(held)) if way.slots[k] == slot]
-            if not addends:
+            if not addends:  # the addends of this box go to other places; zeros here
                 continue
             replica = _nearest(addends, target, load) if way.replica is None else way.replica
             for addend, holders in enumerate(addends):
@@ -77,24 +81,26 @@ def _transfers(src: TensorSpec, dst: TensorSpec) -> Iterator[Transfer]:
 
 @lru_cache(maxsize=1 << 11)
 def _holders(src: TensorSpec) -> dict[Region, Holders]:
-    """The ranks that hold each box."""
+    """Return the ranks that hold each box of the source."""
     found: dict[Region, Holders] = {}
     for at in _grid(src.placement):
         held = found.setdefault(src.region(at), [[] for _ in range(_partial_count(src))])
         held[_partial_index(src, at)].append(src.placement.rank_at(at))
+    # Sorted: the order of boxes is the order of messages.
     return dict(sorted(found.items()))
 
 
 class _Way(NamedTuple):
-    """How the addends of one box go to the target."""
+    """Assignment of one box's addends to places along the target's P axes."""
 
-    slots: tuple[int, ...]  # of each addend: its place along the target's P axes
-    replica: int | None  # who sends; None where every target may choose for itself
+    slots: tuple[int, ...]  # for each addend, its place along the target's P axes
+    replica: int | None  # which replica sends; None where every target may choose
 
 
 def _way(held: Holders, box: Region, dst: TensorSpec, turn: int) -> _Way:
-    """Addends that no rank of the target holds go in turn to the places along the target's P
-    axes."""
+    """Choose where the addends of ``box`` go. An addend that a rank of the target already holds
+    stays at that rank's place along the target's P axes; the others are dealt out to the places in
+    turn, starting at ``turn``."""
     count = _partial_count(dst)
     if count == 1:
         return _Way((0,) * len(held), None)
@@ -108,14 +114,16 @@ def _way(held: Holders, box: Region, dst: TensorSpec, turn: int) -> _Way:
 
 
 def _kept(rank: int, box: Region, dst: TensorSpec) -> tuple[int, int]:
-    """(place along the P axes of ``dst``, elements of ``box`` that ``rank`` needs there)."""
+    """Return (place of ``rank`` along the P axes of ``dst``, how many elements of ``box`` it
+    needs)."""
     to = dst.placement.coordinate_of(rank)
     part = None if to is None else overlap(box, dst.region(to))
     return (0, 0) if to is None or part is None else (_partial_index(dst, to), math.prod(part[1]))
 
 
 def _nearest(addends: Holders, target: int, load: Counter[int]) -> int:
-    """The replica that sends least to ``target``, then the one that has sent least so far."""
+    """Return the replica whose ranks send the fewest messages to ``target``. Among equals it is the
+    replica that has sent the least so far."""
 
     def cost(replica: int) -> tuple[int, int]:
         senders = [ranks[replica] for ranks in addends if ranks[replica] != target]
@@ -125,7 +133,7 @@ def _nearest(addends: Holders, target: int, load: Counter[int]) -> int:
 
 
 def overlap(a: Region, b: Region) -> Region | None:
-    """The intersection of two boxes; None if it is empty."""
+    """Return the intersection of two boxes, or None if it is empty."""
     starts, sizes = [], []
     for i, m, j, n in zip(*a, *b):
         start = max(i, j)
@@ -138,7 +146,7 @@ def overlap(a: Region, b: Region) -> Region | None:
 
 
 def _partial_index(spec: TensorSpec, at: Coordinate) -> int:
-    """Which addend the rank at ``at`` holds: its place along the P axes."""
+    """Return the index of the addend at ``at``, which is the rank's place along the P axes."""
     index = 0
     for c, n, entry in zip(at, spec.placement.shape, spec.sbp):
         if entry.is_partial:

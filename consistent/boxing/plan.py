@@ -1,20 +1,22 @@
-"""(spec, target) -> list of moves. Arithmetic only: no tensors, no communication.
+"""Search for the cheapest list of moves from one spec to another.
+
+This is arithmetic only: no tensors, no communication.
 
 Invariants:
-* a split appears, changes or goes away only on the innermost axis that splits its dim (no axis
-  after it splits the same dim), so the pieces along the moving axis always lie side by side;
-* an axis becomes P, P(max) or P(min) only if it is the same in the target; from one of these to
-  another it goes through B or S, and no state has two of them;
-* if a single axis differs and may move, that one move is the plan; otherwise the cheapest path over
-  the states, or one exchange of what each rank lacks, where that sends less (a permutation of
-  splits takes three moves and twice the bytes);
-* every rank gets the same plan, at any time: what is measured of links decides nothing, costs are
+* a split appears, changes or goes away only on the innermost axis that splits its dim (no later
+  axis splits the same dim), so the pieces along the moving axis are always contiguous;
+* an axis becomes P, P(max) or P(min) only if the target has that entry on the axis; from one of
+  these entries to another the axis goes through B or S, and no state has two of them;
+* if a single axis differs and may move, that one move is the plan; otherwise the plan is the
+  cheapest path over the states, or one exchange of what each rank lacks where that sends less (a
+  permutation of splits takes three moves and twice the bytes);
+* every rank gets the same plan, at any time: measured link speeds decide nothing, costs are
   integers, and ties are broken by the number of moves, then by order.
 
 Between placements there is one exchange: P may be reduced on the source before it, and B and P may
-be made from pieces on the target after it. The plan that sends the fewest bytes in all is taken,
+be made from pieces on the target after it. The plan that sends the fewest bytes in total is taken,
 then the fastest, then the shortest. No rank holds the whole tensor on the way unless the source or
-the target says so: what is sent is split, or has the SBP of one of the two.
+the target requires it: what is sent is split, or has the SBP of the source or of the target.
 """
 
 from __future__ import annotations
@@ -29,18 +31,18 @@ from .cost import move_bytes, total_bytes, whole_sizes
 from .exchange import exchange
 from .steps import Exchange, Move, Step, kind_of
 
-_KEPT = 1 << 11  # plans; a program with ever new sizes asks for new ones all the time
-# Of more ranks no exchange is looked at: to list who sends what to whom takes time that grows with
-# their square, and each rank would send to very many.
+_KEPT = 1 << 11  # cached plans; bounded, because a program with changing sizes keeps adding plans
+# No exchange is considered among more ranks than this: the time to list all transfers grows with
+# the square of the number of ranks, and each rank would send to very many others.
 _EXCHANGING = 256
 
 
 @lru_cache(maxsize=_KEPT)
 def plan(src: TensorSpec, dst: TensorSpec) -> tuple[Step, ...]:
-    """The moves that take a tensor from ``src`` to ``dst``.
+    """Return the moves that take a tensor from ``src`` to ``dst``.
 
     Raises:
-        ValueError: the specs differ in shape or dtype, or an SBP is not for the dtype.
+        ValueError: the specs differ in shape or dtype, or an SBP does not fit the dtype.
     """
     if src is dst:
         return ()
@@ -53,7 +55,7 @@ def plan(src: TensorSpec, dst: TensorSpec) -> tuple[Step, ...]:
 
 @lru_cache(maxsize=_KEPT)
 def _path(src: TensorSpec, dst: TensorSpec) -> tuple[Move, ...]:
-    """Moves of one axis each, on one placement."""
+    """Return the moves between two specs on one placement, each move on one axis."""
     differing = [axis for axis, e in enumerate(src.sbp) if e is not dst.sbp[axis]]
     if len(differing) == 1:
         (axis,) = differing
@@ -63,13 +65,14 @@ def _path(src: TensorSpec, dst: TensorSpec) -> tuple[Move, ...]:
 
 
 def _exchanged(src: TensorSpec, dst: TensorSpec, path: tuple[Move, ...]) -> tuple[Exchange] | None:
-    """One exchange in the place of ``path``, if it sends less and is faster. Addends are left to
-    the collectives, which reduce as they go."""
+    """Return one exchange in place of ``path`` if the exchange sends less and is faster, else None.
+    Specs with P entries keep ``path``, because collectives reduce the addends while sending
+    them."""
     if len(path) < 2 or src.placement.size > _EXCHANGING:
         return None
     if any(entry.is_partial for entry in (*src.sbp, *dst.sbp)):
         return None
-    if src.layout.is_cut or dst.layout.is_cut:  # a rank has no one box
+    if src.layout.is_cut or dst.layout.is_cut:  # a rank's shard is several boxes
         return None
     made = exchange(src, dst)
     better = made.nbytes < plan_bytes(path) and made.seconds < plan_cost(path)
@@ -77,30 +80,31 @@ def _exchanged(src: TensorSpec, dst: TensorSpec, path: tuple[Move, ...]) -> tupl
 
 
 def plan_bytes(moves: Sequence[Step]) -> int:
-    """Bytes that the busiest rank sends in all moves."""
+    """Return the sum over ``moves`` of the bytes that the busiest rank sends in each."""
     return sum(move.nbytes for move in moves)
 
 
 def plan_cost(moves: Sequence[Step]) -> float:
-    """Estimated seconds of all moves."""
+    """Return the estimated seconds of all moves."""
     return sum(move.seconds for move in moves)
 
 
 def boxing_seconds(src: TensorSpec, dst: TensorSpec) -> float:
-    """Estimated seconds from ``src`` to ``dst``."""
+    """Return the estimated seconds of boxing from ``src`` to ``dst``."""
     return plan_cost(plan(src, dst))
 
 
 def boxing_bytes(src: TensorSpec, dst: TensorSpec) -> int:
-    """Bytes that the busiest rank sends from ``src`` to ``dst``."""
+    """Return the bytes that the busiest rank sends in boxing from ``src`` to ``dst``."""
     return plan_bytes(plan(src, dst))
 
 
 def _cheapest_path(src: TensorSpec, dst: TensorSpec) -> tuple[Move, ...]:
-    """Dijkstra over nd-sbp states, one axis a step."""
+    """Find the cheapest path over nd-sbp states by Dijkstra's algorithm. Each step changes one
+    axis."""
     entries = _entries(src, dst)
     reached: dict[NdSbp, tuple[NdSbp, Move] | None] = {}
-    serial = 0  # the earlier path wins a tie, and states are never compared
+    serial = 0  # breaks ties in favour of the earlier path, so that heapq never compares states
     heap: list[tuple[int, int, int, NdSbp, tuple[NdSbp, Move] | None]] = [(0, 0, 0, src.sbp, None)]
     while True:
         cost, length, _, state, came = heapq.heappop(heap)
@@ -113,6 +117,7 @@ def _cheapest_path(src: TensorSpec, dst: TensorSpec) -> tuple[Move, ...]:
             after = (*state[:axis], entry, *state[axis + 1 :])
             if after not in reached:
                 move, serial = _move(src, state, axis, entry), serial + 1
+                # Integers, so that paths of equal cost tie exactly; float sums would not.
                 picoseconds = cost + round(move.seconds * 1e12)
                 heapq.heappush(heap, (picoseconds, length + 1, serial, after, (state, move)))
 
@@ -126,8 +131,12 @@ def _trace(reached: dict[NdSbp, tuple[NdSbp, Move] | None], state: NdSbp) -> tup
 
 
 def _entries(src: TensorSpec, dst: TensorSpec) -> list[list[Sbp]]:
-    """What each axis may become on the way: B, the splits of source and target, one spare split; a
-    cut only on its own axis, whose number of ranks it may be for."""
+    """Return the entries that each axis may have on the way.
+
+    They are B, the splits of source and target, and one spare split. A target entry that is P or a
+    custom cut is allowed only on its own axis, because a cut may be made for that axis's number of
+    ranks.
+    """
     dims = {entry.dim for entry in (*src.sbp, *dst.sbp) if isinstance(entry, Split)}
     spare = [dim for dim in range(src.ndim) if dim not in dims]
     if spare:
@@ -146,8 +155,9 @@ def _neighbours(state: NdSbp, entries: list[list[Sbp]]) -> Iterator[tuple[int, S
 
 
 def _may_become(state: NdSbp, axis: int, entry: Sbp) -> bool:
-    """Whether one move takes ``axis`` to ``entry``: no later axis splits the dim that it stops or
-    starts to split, none before cuts it, and all partial axes are partial in one way."""
+    """Return whether one move can take ``axis`` to ``entry``. No later axis may split the dim that
+    ``axis`` stops or starts to split, no earlier axis may cut it unevenly, and all partial axes
+    must be partial with the same operation."""
     now, later = state[axis], {e.dim for e in state[axis + 1 :] if isinstance(e, Split)}
     if any(isinstance(e, Split) and e.dim in later for e in (now, entry)):
         return False
@@ -170,8 +180,9 @@ def _move(spec: TensorSpec, state: NdSbp, axis: int, entry: Sbp) -> Move:
 
 
 def _between(src: TensorSpec, dst: TensorSpec) -> tuple[Step, ...]:
-    """Reduce on the source, exchange, spread on the target. Boxes are exchanged, so a cut becomes a
-    plain split before it and is made after it."""
+    """Plan a change of placement: reduce on the source, exchange, spread on the target. An exchange
+    moves boxes, so a custom cut becomes a plain split before it and is made from a plain split
+    after it."""
     sources = [(total_sent(src, _path(src, near)), near) for near in _nearer(src, dst)]
     targets = [(total_sent(far, _path(far, dst)), far) for far in _farther(src, dst)]
     ways = [
@@ -181,6 +192,7 @@ def _between(src: TensorSpec, dst: TensorSpec) -> tuple[Step, ...]:
     ]
     best: tuple[tuple[int, int, int], tuple[Step, ...]] | None = None
     for least, near, far in sorted(ways, key=lambda way: way[0]):
+        # ``ways`` is sorted by the bytes outside the exchange, a lower bound on the total.
         if best is not None and least > best[0][0]:
             break
         middle = exchange(near, far)
@@ -193,15 +205,18 @@ def _between(src: TensorSpec, dst: TensorSpec) -> tuple[Step, ...]:
 
 
 def total_sent(src: TensorSpec, moves: Sequence[Step]) -> int:
-    """Bytes that all ranks together send in ``moves``, which change no split into one of another
-    dim; as an estimate from the busiest rank's where a cut changes."""
+    """Return the bytes that all ranks together send in ``moves``.
+
+    No move may change a split into a split of another dim. A change of cut is estimated from the
+    bytes of its busiest rank.
+    """
     total, state = 0, src
     for move in moves:
         if isinstance(move, Exchange):
             total, state = total + move.total, move.dst
             continue
         grid, sbp = state.placement.shape, state.sbp
-        if move.src.is_split and move.dst.is_split:  # a cut becomes plain, or the reverse
+        if move.src.is_split and move.dst.is_split:  # between a custom cut and a plain split
             total += move.nbytes * state.placement.size
         else:
             total += total_bytes(move.src, move.dst, move.axis, grid, sbp, state.nbytes)
@@ -210,7 +225,8 @@ def total_sent(src: TensorSpec, moves: Sequence[Step]) -> int:
 
 
 def _nearer(src: TensorSpec, dst: TensorSpec) -> Iterator[TensorSpec]:
-    """Specs before the exchange: P may be reduced, and B sliced first where that saves reducing."""
+    """Yield the specs that the source may have before the exchange. P may be reduced, and B may be
+    sliced first where that makes the reduction smaller."""
     if src.layout.is_cut:
         yield from _plainly(src, _nearer(src.plain, dst))
         return
@@ -227,7 +243,8 @@ def _nearer(src: TensorSpec, dst: TensorSpec) -> Iterator[TensorSpec]:
 
 
 def _farther(src: TensorSpec, dst: TensorSpec) -> Iterator[TensorSpec]:
-    """Specs after the exchange: the target may receive pieces that it gathers to B or pads to P."""
+    """Yield the specs that the target may receive from the exchange. They are its own spec, or
+    pieces that it then gathers to B or pads to P."""
     if dst.layout.is_cut:
         yield from _plainly(dst, _farther(src, dst.plain))
         return
@@ -239,19 +256,22 @@ def _farther(src: TensorSpec, dst: TensorSpec) -> Iterator[TensorSpec]:
 
 
 def _plainly(spec: TensorSpec, found: Iterator[TensorSpec]) -> Iterator[TensorSpec]:
-    """Keep those of ``found`` that one axis after the other of ``spec`` may become."""
+    """Yield the plain version of ``spec``, and those in ``found`` that take one move per differing
+    axis."""
     return (each for each in found if each is spec.plain or _is_direct(spec, each))
 
 
 def _cuts(spec: TensorSpec, other: TensorSpec) -> list[Sbp]:
-    """Splits worth trying for P and B: of the largest dim, and those of the other spec."""
+    """Return the splits worth trying in place of P and B. They split the largest dim, or a dim that
+    the other spec splits."""
     dims = {entry.dim for entry in other.sbp if isinstance(entry, Split)}
     dims.add(max(range(spec.ndim), key=lambda dim: (spec.shape[dim], -dim), default=0))
     return [Split(dim) for dim in sorted(dims) if dim < spec.ndim and spec.shape[dim] > 1]
 
 
 def _is_direct(src: TensorSpec, dst: TensorSpec) -> bool:
-    """Whether each axis that differs takes one move, so that nothing larger is held on the way."""
+    """Return whether each axis that differs takes exactly one move. Then no rank holds anything
+    larger on the way."""
     differing = sum(a is not b for a, b in zip(src.sbp, dst.sbp))
     return len(_path(src, dst)) == differing
 

@@ -7,9 +7,9 @@
 | B -> S(i) | slice | nothing | S(i) -> P pad |
 | B -> P | keep_first | nothing | B -> P keep_first |
 | B -> P(max), P(min) | keep | nothing | |
-| S(i) -> S(j) | all_to_all | own piece, but for what it keeps | S(j) -> S(i) all_to_all |
-| S(i) -> S(i, cut) | all_to_all | what others are to hold of its piece | the reverse |
-| one placement to another | exchange | what others need of it | exchange of the duals |
+| S(i) -> S(j) | all_to_all | own piece, except the part it keeps | S(j) -> S(i) all_to_all |
+| S(i) -> S(i, cut) | all_to_all | parts of its piece that others will hold | the reverse |
+| one placement to another | exchange | the parts that other ranks need | exchange of the duals |
 
 Rows read both ways: the transpose of ``src -> dst`` is ``dual(dst) -> dual(src)``. The extremes,
 P(max) and P(min), have no dual; otherwise they move as P does, combined by their own operation.
@@ -33,7 +33,7 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One axis goes from ``src`` to ``dst``. Prints ``S(0) -all_gather(0)-> B``."""
+    """A move of one axis from ``src`` to ``dst``. Prints as ``S(0) -all_gather(0)-> B``."""
 
     axis: int
     src: Sbp
@@ -42,22 +42,22 @@ class Move:
     nbytes: int  # the largest number of bytes that any rank sends
     # The name of the axis, if the placement names its axes.
     label: str = field(default="", compare=False)
-    local_nbytes: int = field(default=0, compare=False)  # of the largest result
+    local_nbytes: int = field(default=0, compare=False)  # bytes of the largest result
     device_type: str = field(default="cpu", compare=False)
-    codec: str = field(default="", compare=False)  # by which fewer bytes are sent
+    codec: str = field(default="", compare=False)  # name of the codec that compresses the message
 
     @property
     def seconds(self) -> float:
-        """An estimate, see cost.py."""
+        """Estimated time of the move in seconds, see cost.py."""
         return self.seconds_on(DEVICES[self.device_type])
 
     def seconds_on(self, device: Device) -> float:
-        """An estimate on a device of other speeds."""
+        """Return the estimated time of the move on a device with the given speeds."""
         return device.move_seconds(self.nbytes, self.local_nbytes)
 
     @property
     def arrow(self) -> str:
-        """``-all_gather(0)->``, ``-all_gather(0) by int8->``"""
+        """The move as text: ``-all_gather(0)->`` or ``-all_gather(0) by int8->``."""
         by = self.codec and f" by {self.codec}"
         return f"-{self.kind}({self.label or self.axis}){by}->"
 
@@ -67,16 +67,17 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Rank ``source`` gives rank ``target`` a box of the logical tensor; both may be one rank."""
+    """A box of the logical tensor that rank ``source`` gives to rank ``target``. Source and target
+    may be the same rank."""
 
     source: int
     target: int
     starts: tuple[int, ...]
     sizes: tuple[int, ...]
-    addend: int = 0  # where the target sums: which of the addends this is part of
+    addend: int = 0  # index of the addend this box is part of, if the target sums
 
     def sent_bytes(self, itemsize: int) -> int:
-        """Bytes on the wire; none where a rank keeps its own."""
+        """Return the bytes on the wire, which are 0 where a rank keeps its own data."""
         return math.prod(self.sizes) * itemsize if self.source != self.target else 0
 
     def __str__(self) -> str:
@@ -86,36 +87,38 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """All ranks' transfers from one placement to another, one batch, in the order of messages."""
+    """The transfers of all ranks from one placement to another, in one batch and in message
+    order."""
 
     src: TensorSpec
     dst: TensorSpec
     transfers: tuple[Transfer, ...]
     nbytes: int  # the largest number of bytes that any rank sends
     total: int  # what all ranks send together
-    busiest: int = field(default=0, compare=False)  # the largest number that any sends or receives
-    local_nbytes: int = field(default=0, compare=False)  # of the largest result
+    busiest: int = field(default=0, compare=False)  # the most that any rank sends or receives
+    local_nbytes: int = field(default=0, compare=False)  # bytes of the largest result
 
     kind: ClassVar[str] = "exchange"
 
     @property
     def seconds(self) -> float:
-        """An estimate, see cost.py. Between device types everything passes through the host."""
+        """Estimated time of the exchange in seconds, see cost.py. Between device types all data
+        passes through the host."""
         source, target = self.src.placement.type, self.dst.placement.type
         return self.seconds_on(DEVICES[source if source == target else "cpu"])
 
     def seconds_on(self, device: Device) -> float:
-        """An estimate on a device of other speeds."""
+        """Return the estimated time of the exchange on a device with the given speeds."""
         return device.move_seconds(self.busiest, self.local_nbytes)
 
     def sent_by(self, rank: int) -> int:
-        """Bytes that ``rank`` sends."""
+        """Return the bytes that ``rank`` sends."""
         itemsize = self.src.dtype.itemsize
         return sum(t.sent_bytes(itemsize) for t in self.transfers if t.source == rank)
 
     @property
     def arrow(self) -> str:
-        """``-exchange(0, 1 to 2, 3)->``"""
+        """The exchange as text: ``-exchange(0, 1 to 2, 3)->``."""
         return f"-exchange({_ranks(self.src.placement)} to {_ranks(self.dst.placement)})->"
 
     def __str__(self) -> str:
@@ -126,7 +129,7 @@ Step = Move | Exchange
 
 
 def kind_of(src: Sbp, dst: Sbp) -> str:
-    """Which move takes an axis from ``src`` to ``dst``."""
+    """Return the name of the move that takes an axis from ``src`` to ``dst``."""
     if src.is_split:
         return "all_to_all" if dst.is_split else "all_gather" if dst.is_broadcast else "pad"
     if src.is_partial:
@@ -135,7 +138,8 @@ def kind_of(src: Sbp, dst: Sbp) -> str:
 
 
 def show(src: NdSbp, moves: Sequence[Step]) -> str:
-    """A plan as one line: ``(S(0), P) -all_reduce(1)-> (S(0), B) -all_gather(0)-> (B, B)``."""
+    """Format a plan as one line: ``(S(0), P) -all_reduce(1)-> (S(0), B) -all_gather(0)-> (B,
+    B)``."""
     state = list(src)
     text = _state(state)
     for move in moves:
@@ -152,5 +156,5 @@ def _state(entries: Sequence[Sbp]) -> str:
 
 
 def _ranks(placement: Placement) -> str:
-    # A grid shows as rows, as in its placement.
+    # A grid prints as rows, as it does in the repr of its placement.
     return placement._ranks_text().removeprefix("[").removesuffix("]")

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, loaded under any layout, number of ranks, and plan."""
+"""Checkpoints that are complete or absent, and load under any layout, plan and number of ranks."""
 
 from typing import TYPE_CHECKING
 

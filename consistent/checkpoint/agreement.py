@@ -1,4 +1,4 @@
-"""Steps of a checkpoint that fail on every rank with one message if they fail on one."""
+"""Steps of a checkpoint that, if they fail on one rank, fail on every rank with one message."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from mirrored import every_rank
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be saved or read. Raised on every rank, with what each of them met."""
+    """Error of a checkpoint that could not be saved or read. It is raised on every rank, and says
+    what went wrong on each of them."""
 
 
 on_every_rank = partial(every_rank.on_every_rank, kind=CheckpointError)

@@ -1,4 +1,5 @@
-"""What files say, checked before anything is made of it: anybody may have written them."""
+"""Checks of the sizes, shapes and types that a file claims, before anything is built from them: the
+file may come from anybody."""
 
 from __future__ import annotations
 
@@ -10,22 +11,23 @@ from typing import Any, BinaryIO
 
 import torch
 
-DTYPES: dict[str, torch.dtype] = {  # "float32" -> torch.float32; a look-up in torch would import
+DTYPES: dict[str, torch.dtype] = {  # "float32" -> torch.float32; getattr(torch, name) may import
     str(found).removeprefix("torch."): found
     for found in vars(torch).values()
     if isinstance(found, torch.dtype)
 }
-MOST_LEVELS = 300  # of lists and objects in each other: what is read in steps of itself ends
+MOST_LEVELS = 300  # of nested lists and objects, so that recursive readers do not overflow
 _TOO_DEEP = f"it is nested deeper than {MOST_LEVELS} levels"
 _MOST_DIMS = 64  # as in torch
 _MOST = 1 << 60  # elements of a tensor: no size computed from them overflows
 
 
 def opened(path: str) -> BinaryIO:
-    """A plain file, open for reading. A pipe or a device in its place would be read for ever.
+    """Open a plain file for reading. Pipes and devices are refused, because reading them may never
+    end.
 
     Raises:
-        ValueError: it is not a plain file.
+        ValueError: ``path`` is not a plain file.
     """
     file = open(path, "rb", buffering=0, opener=_without_waiting)
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -34,43 +36,46 @@ def opened(path: str) -> BinaryIO:
     return file  # type: ignore[return-value]
 
 
+# Without O_NONBLOCK, opening a pipe would block until another process opens it for writing.
 def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def whole(path: str) -> bytes:
-    """All bytes of a plain file."""
+    """Return all bytes of a plain file."""
     with opened(path) as file:
         return file.read()
 
 
 def number(given: Any, what: str) -> int:
-    """``given``, if it is a number of bytes or items.
+    """Return ``given`` if it is a valid number of bytes or items: an int from 0 to 2 ** 60.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not.
     """
+    # The exact type, because a bool is an int as well.
     if type(given) is not int or not 0 <= given <= _MOST:
         raise ValueError(f"{what} is not a number of 0 or more")
     return given
 
 
 def shape(given: Any, what: str) -> tuple[int, ...]:
-    """``given``, a list or tuple, as the shape of a tensor.
+    """Return ``given``, a list or tuple of sizes, as the shape of a tensor.
 
     Raises:
-        ValueError: it is none.
+        ValueError: ``given`` is not a valid shape.
     """
     if not isinstance(given, list | tuple) or len(given) > _MOST_DIMS:
         raise ValueError(f"{what} is not a list of at most {_MOST_DIMS} sizes")
     sizes = tuple(number(n, f"a size of {what}") for n in given)
+    # A size of 0 must not hide an overflow by the others.
     if math.prod(max(n, 1) for n in sizes) > _MOST:
         raise ValueError(f"{what} is of more elements than a tensor can have")
     return sizes
 
 
 def dtype(name: Any) -> torch.dtype:
-    """The dtype of this name.
+    """Return the dtype with this name, such as ``"float32"``.
 
     Raises:
         ValueError: there is none.
@@ -81,10 +86,10 @@ def dtype(name: Any) -> torch.dtype:
 
 
 def of(kind: type, given: Any, what: str) -> Any:
-    """``given``, if it is of this type.
+    """Return ``given`` if its type is exactly ``kind``.
 
     Raises:
-        ValueError: it is of another.
+        ValueError: ``given`` has another type.
     """
     if type(given) is not kind:
         raise ValueError(f"{what} is a {type(given).__name__}, and not a {kind.__name__}")
@@ -92,16 +97,18 @@ def of(kind: type, given: Any, what: str) -> Any:
 
 
 def parsed(text: bytes | memoryview) -> Any:
-    """What this JSON says.
+    """Return the value of a JSON text.
 
     Raises:
-        ValueError: it is none, names something twice, or is nested deeper than is read.
+        ValueError: the text is not JSON, repeats a key in an object, or is nested deeper than
+            ``MOST_LEVELS`` levels.
     """
     try:
         found = json.loads(bytes(text), object_pairs_hook=_once)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     level = [found] if isinstance(found, dict | list) else []
+    # Counted level by level, without recursion.
     for _ in range(MOST_LEVELS):
         inside = [each.values() if isinstance(each, dict) else each for each in level]
         level = [x for each in inside for x in each if isinstance(x, dict | list)]

@@ -1,7 +1,8 @@
-"""Global tensors as DTensors and back: ``S(d)`` is ``Shard(d)``, ``B`` ``Replicate()``, ``P``
-``Partial()``.
+"""Conversion of global tensors to DTensors and back: ``S(d)`` is ``Shard(d)``, ``B`` is
+``Replicate()``, ``P`` is ``Partial()``.
 
-The two cut a dim that does not divide evenly in different ways, so some rows move then:
+The two libraries divide a dim that does not divide evenly in different ways, and then some rows
+have to move between ranks:
 
 ```
 10 rows on 4 ranks     S(0)      0-2 | 3-5 | 6-7 | 8-9        balanced
@@ -31,17 +32,19 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]  # starts, sizes
 
 
 def to_dtensor(x: Any, mesh: Any = None) -> Any:
-    """A DTensor of the same value on the same ranks. A collective of all ranks of the world.
+    """Return a DTensor of the same value on the same ranks. A collective of all ranks of the world.
 
-    It shares the shard's memory where both cut alike. No gradient flows through.
+    The DTensor shares the shard's memory where both libraries divide the tensor in the same way. It
+    is detached: no gradient flows through the conversion.
 
     Args:
         x: a global tensor.
-        mesh: a DeviceMesh of the placement's grid of ranks; without it one is made, and used again
+        mesh: a DeviceMesh of the placement's grid of ranks; without it a mesh is made, and reused
             for the same placement.
 
     Raises:
-        ValueError: the mesh has other ranks.
+        ValueError: the mesh has other ranks, or the ranks of the placement do not ascend along each
+            axis.
     """
     from torch.distributed.tensor import DTensor
 
@@ -60,6 +63,7 @@ def to_dtensor(x: Any, mesh: Any = None) -> Any:
     local = torch.empty(0, dtype=spec.dtype, device=device_of(spec.placement))
     if at is not None:
         local = _moved(plain(fresh(x)).detach(), spec, at, spec.region, lambda c: _chunk(spec, c))
+    # DTensor keeps the stride of the logical tensor, here of a contiguous one.
     stride = torch.empty(spec.shape, device="meta").stride()
     return DTensor.from_local(
         local, mesh, [_placement_of(e) for e in spec.sbp],
@@ -68,15 +72,18 @@ def to_dtensor(x: Any, mesh: Any = None) -> Any:
 
 
 def from_dtensor(x: Any) -> Any:
-    """A global tensor of the same value on the same ranks. A collective of all ranks of the world.
+    """Return a global tensor of the same value on the same ranks. A collective of all ranks of the
+    world.
 
-    It shares the local tensor's memory where both cut alike. No gradient flows through.
+    The result shares the local tensor's memory where both libraries divide the tensor in the same
+    way. It is detached: no gradient flows through the conversion.
 
     Args:
         x: a DTensor on a mesh of CPUs or of GPUs.
 
     Raises:
-        ValueError: it is partial in a way that global tensors are not.
+        ValueError: ``x`` is partial in a way that global tensors do not have, or the ranks of its
+            mesh do not ascend along each axis.
     """
     from torch.distributed.tensor import DTensor
 
@@ -91,15 +98,17 @@ def from_dtensor(x: Any) -> Any:
     local = torch.empty(0, dtype=spec.dtype)
     if at is not None:
         local = x.to_local()
-        local = local.wait() if hasattr(local, "wait") else local  # one that is still on its way
+        # An AsyncCollectiveTensor: the collective that makes it may still run.
+        local = local.wait() if hasattr(local, "wait") else local
         local = _moved(local, spec, at, lambda c: _chunk(spec, c), spec.region)
     made = from_local(local, placement, spec.sbp, shape=spec.shape)
     return made if later is None else made.to_global(sbp=later)
 
 
 def _check_order(what: str, placement: Placement) -> None:
-    """Raise ValueError where DTensor's two orders of ranks differ: it takes the k-th piece from the
-    rank with the k-th lowest number, and says that the rank at place k of the mesh holds it."""
+    """Raise ValueError unless the ranks ascend along each axis. On other meshes DTensor contradicts
+    itself: it takes the k-th piece from the rank with the k-th lowest number, but reports that the
+    rank at place k of the mesh holds this piece."""
     ranks = placement.ranks
     if any((np.diff(ranks, axis=axis) < 0).any() for axis in range(ranks.ndim)):
         raise ValueError(
@@ -108,6 +117,7 @@ def _check_order(what: str, placement: Placement) -> None:
         )
 
 
+# Cached, because a new DeviceMesh may create process groups.
 @lru_cache(maxsize=64)
 def _mesh_of(placement: Placement) -> Any:
     from torch.distributed.device_mesh import DeviceMesh
@@ -138,8 +148,10 @@ def _sbp_of(placement: Any) -> Sbp:
 
 
 def _plainly_sharded(x: Any) -> tuple[Any, tuple[Sbp, ...] | None]:
-    """(x, None); or, where FSDP of a tensor-parallel module has cut a dim in another order than
-    that of the axes, x with those axes replicated, and the layout to cut it into."""
+    """Prepare a DTensor for conversion if some of its placements have no equal SBP. Returns (x,
+    None) if there are none. Otherwise returns x with the axes in question replicated, and the
+    layout to divide it into after the conversion. Such placements appear where FSDP of a
+    tensor-parallel module divides a dim in another order than that of the mesh axes."""
     from torch.distributed.tensor import Replicate, Shard
 
     odd = [p.is_shard() and type(p) is not Shard for p in x.placements]
@@ -155,7 +167,7 @@ def _plainly_sharded(x: Any) -> tuple[Any, tuple[Sbp, ...] | None]:
 
 
 def _chunk(spec: TensorSpec, at: Coordinate | None) -> Box:
-    """The box of the rank at ``at`` where each axis cuts as ``torch.chunk`` does."""
+    """Return the box of the rank at ``at`` if each axis divides as ``torch.chunk`` does."""
     assert at is not None
     starts, sizes = [0] * spec.ndim, list(spec.shape)
     for axis, entry in enumerate(spec.sbp):
@@ -168,10 +180,12 @@ def _chunk(spec: TensorSpec, at: Coordinate | None) -> Box:
 
 
 def _moved(local: torch.Tensor, spec: TensorSpec, at: Coordinate, have: Any, want: Any) -> Any:
-    """This rank's box by ``want``, a function of a coordinate, from the boxes by ``have``. Only
-    ranks that differ along split axes send each other anything."""
+    """Return this rank's data for the box ``want(at)``, where ``local`` is its data for the box
+    ``have(at)``. Both functions return the box of the rank at a coordinate. Only ranks that differ
+    along split axes exchange messages."""
     group = _group(spec, at)
     boxes = [(have(c), want(c)) for c in group]
+    # All ranks of the group compare the same boxes, so either all send or none.
     if all(a == b for a, b in boxes):
         return local
     ranks = tuple(spec.placement.rank_at(c) for c in group)
@@ -189,7 +203,8 @@ def _moved(local: torch.Tensor, spec: TensorSpec, at: Coordinate, have: Any, wan
 
 
 def _group(spec: TensorSpec, at: Coordinate) -> list[Coordinate]:
-    """Coordinates of the ranks that hold pieces of what the rank at ``at`` holds a piece of."""
+    """Return the coordinates of the ranks that differ from ``at`` along split axes only. Together
+    they hold one copy of the tensor."""
     shape = spec.placement.shape
     found: list[tuple[int, ...]] = [()]
     for axis, entry in enumerate(spec.sbp):
@@ -199,7 +214,7 @@ def _group(spec: TensorSpec, at: Coordinate) -> list[Coordinate]:
 
 
 def _overlap(a: Box, b: Box) -> Any:
-    """The box that both share; None if they share no element."""
+    """Return the intersection of two boxes; None if it is empty."""
     starts = tuple(map(max, a[0], b[0]))
     ends = [min(x + n, y + m) for x, n, y, m in zip(*a, *b, strict=True)]
     sizes = tuple(e - s for s, e in zip(starts, ends, strict=True))
@@ -207,7 +222,7 @@ def _overlap(a: Box, b: Box) -> Any:
 
 
 def _slice(x: torch.Tensor, of: Box, box: Box) -> torch.Tensor:
-    """The part ``box`` of a tensor that is the box ``of``."""
+    """Return a view of the part ``box`` of ``x``, where ``x`` holds the box ``of`` of a tensor."""
     for d, (start, size) in enumerate(zip(*box, strict=True)):
         x = x.narrow(d, start - of[0][d], size)
     return x

@@ -1,4 +1,4 @@
-"""The whole state of a module on one rank, for a file that any tool reads."""
+"""The whole state of a module on one rank, for a file that any tool can read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .saving import owner
 
 
 def full_state_dict(module: torch.nn.Module, *, rank: int = 0) -> dict[str, Any]:
-    """The state dict of a module with whole plain tensors on the CPU, on one rank. A collective of
+    """Return the state dict of a module with whole plain CPU tensors, on one rank. A collective of
     all ranks of the world.
 
     ```
@@ -30,14 +30,14 @@ def full_state_dict(module: torch.nn.Module, *, rank: int = 0) -> dict[str, Any]
     ```
 
     Tensors are gathered to that rank one after the other; no other rank holds more than its shards
-    and what it sends of one tensor. Tied tensors are one tensor.
+    and what it sends of one tensor. Tied tensors stay one tensor.
 
     Args:
-        rank: the rank that gets it.
+        rank: the rank that gets the state dict.
 
     Returns:
         The state dict on that rank, an empty one on all others. Its tensors are copies under every
-        plan: what is trained later does not change them.
+        plan, so later training does not change them.
     """
     whole: dict[str, Any] = {}
     for name, value in _each(module, rank):
@@ -51,11 +51,13 @@ def save_full(module: torch.nn.Module, path: str | os.PathLike, *, rank: int = 0
 
     Args:
         path: ``.safetensors``, written tensor by tensor, so that no rank holds the whole module; or
-            another name, for a file of ``torch.save``. It appears when it is whole.
+            another name, for a file of ``torch.save``. The file appears under this name when it is
+            complete.
         rank: the rank that writes it.
 
     Raises:
-        CheckpointError: that rank cannot write it, or another job is writing it; raised on all.
+        CheckpointError: that rank cannot write the file, or another job is writing it; raised on
+            all ranks.
     """
     target = os.fspath(path)
     write = _write_safetensors if target.endswith(".safetensors") else _write_torch_file
@@ -74,13 +76,14 @@ def save_full(module: torch.nn.Module, path: str | os.PathLike, *, rank: int = 0
         on_every_rank(what, finish)
     finally:
         if writes:
-            with suppress(OSError):  # what went wrong is told already, and on every rank
+            with suppress(OSError):  # every rank has raised the cause already
                 os.remove(unfinished)
             owner.release(mark)
 
 
 def _beside(target: str) -> tuple[str, str]:
-    """The file that becomes the target, and the mark of the job that writes it."""
+    """Return the path of the temporary file that is renamed to ``target``, and of the mark file
+    that says which job writes it."""
     return f"{target}.saving", f"{target}.in-use"
 
 
@@ -99,9 +102,10 @@ def _write_torch_file(module: torch.nn.Module, path: str, rank: int) -> Exceptio
 
 
 def _write_safetensors(module: torch.nn.Module, path: str, rank: int) -> Exception | None:
-    """Write tensor by tensor; returns what went wrong on the rank that writes. The others go on
-    sending then, since they do not know."""
+    """Write the tensors of a module one by one. Returns the error that the writing rank met, if
+    any: the other ranks do not know of it, so all ranks go on gathering."""
     state = {k: x for k, x in module.state_dict().items() if isinstance(x, torch.Tensor)}
+    # Largest elements first, so that each tensor starts at a multiple of its element size.
     names = sorted(state, key=lambda k: -state[k].element_size())
     fault: list[Exception] = []
     file: Any = None
@@ -125,14 +129,17 @@ def _write_safetensors(module: torch.nn.Module, path: str, rank: int) -> Excepti
 
 
 def _each(module: torch.nn.Module, rank: int) -> Any:
-    """(name, whole value) of all that is in the state dict; the values are of use on ``rank``."""
+    """Yield (name, whole value) of each entry of the state dict. The values are valid on ``rank``
+    only; tied tensors are gathered once."""
     seen: dict[int, Any] = {}
+    # With keep_vars tied tensors are the same object, and are known by their id.
     for name, x in module.state_dict(keep_vars=True).items():
         if id(x) not in seen:
             seen[id(x)] = _copied(x, rank) if isinstance(x, torch.Tensor) else x
         yield name, seen[id(x)]
 
 
+# The whole value, copied if it would share storage with this rank's own tensor.
 def _copied(x: Any, rank: int) -> torch.Tensor:
     value, own = gathered(x, rank), plain(x.detach())
     shares = not own.is_meta and value.untyped_storage()._cdata == own.untyped_storage()._cdata
@@ -141,9 +148,10 @@ def _copied(x: Any, rank: int) -> torch.Tensor:
 
 @torch.no_grad()
 def gathered(x: Any, rank: int) -> torch.Tensor:
-    """The whole value on one rank, as a plain tensor on the CPU; an empty one elsewhere.
+    """Return the whole value of ``x`` as a plain CPU tensor on one rank; other ranks get an empty
+    tensor.
 
-    A global tensor that this rank has whole already is not sent.
+    A global tensor that is B on a placement with that rank is not sent.
     """
     x = x.detach()
     if not is_global(x):

@@ -1,4 +1,4 @@
-"""load: read a checkpoint into objects that lie in any layout, on any number of ranks."""
+"""Reading a checkpoint into objects of any layout, on any number of ranks (``load``)."""
 
 from __future__ import annotations
 
@@ -32,30 +32,33 @@ def load(
 ) -> dict[str, Any]:
     """Read a checkpoint into objects. A collective of all ranks of the world.
 
-    Each rank reads its own pieces of each tensor, whatever layout and number of ranks wrote it.
+    Each rank reads its own pieces of each tensor, whatever layout and number of ranks wrote them.
     No file is read by unpickling objects.
 
     Args:
         path: a folder of checkpoints, of which the latest is read, or one checkpoint: of ``save``,
             of ``torch.distributed.checkpoint`` (FSDP2, DTensor), a file of ``torch.save``, or a
             file or folder of safetensors.
-        strict: raise if a module has a tensor that the checkpoint lacks, or the other way round.
-            Otherwise these are left as they are.
-        cast: let a tensor in the checkpoint have another dtype than the module's.
+        strict: raise if a module has a tensor that the checkpoint lacks, or the checkpoint one that
+            the module lacks. With False such tensors are left as they are.
+        cast: accept a tensor whose dtype in the checkpoint is not the module's, and convert it.
         random: restore the states of the random generators, if the checkpoint has them.
-        objects: modules, optimizers and what has ``load_state_dict``, by the names under which they
-            were saved. A tensor, or a list or dictionary of tensors, is read into in place.
+        objects: modules, optimizers and other objects with ``load_state_dict``, by the names under
+            which they were saved. A tensor, or a list or dictionary of tensors, is read into in
+            place.
 
     Returns:
-        The values that were saved and for which no object is given, such as ``"step"``.
+        The saved values for which no object is given, such as ``"step"``.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
-        CheckpointError: it is damaged, or it does not fit; the message names every tensor that does
-            not. If damage is found only while tensors are read, some of them have new values.
+        CheckpointError: the checkpoint is damaged, or does not fit; the message names every tensor
+            that does not fit. If damage is found only while tensors are read, some of them have new
+            values.
     """
     wait_for_last()
     what = f"checkpoint.load of {os.fspath(path)!r}"
+    # Rank 0 chooses for all, since a new checkpoint may appear between the looks of two ranks.
     found = from_first(what, lambda: _find(os.fspath(path)))
     loading: list[Loading] = []
     readers: list[Reader] = []
@@ -78,7 +81,7 @@ def load(
 
 
 def latest(folder: str | os.PathLike) -> str | None:
-    """The path of the checkpoint in ``folder`` that was saved last; None if there is none. A
+    """Return the path of the checkpoint in ``folder`` that was saved last; None if there is none. A
     collective of all ranks."""
     wait_for_last()
     what = f"checkpoint.latest of {os.fspath(folder)!r}"
@@ -86,7 +89,7 @@ def latest(folder: str | os.PathLike) -> str | None:
 
 
 def _find(path: str) -> str:
-    """The checkpoint itself, seen by rank 0."""
+    """Return the checkpoint to read, as rank 0 sees it: the latest in ``path``, or ``path``."""
     if not os.path.exists(path):
         raise FileNotFoundError(
             "there is no such file or folder. Give the folder that was given to save, or a "
@@ -108,7 +111,7 @@ def _opened(found: str) -> Reader:
 
 
 def _check_same(what: str, stamps: list[int]) -> None:
-    """Raise on every rank if folders of the same name hold different checkpoints."""
+    """Raise on every rank if the ranks see different checkpoints at the same path."""
     other = [rank for rank, stamp in enumerate(stamps) if stamp != stamps[0]]
     if other:
         raise CheckpointError(
@@ -119,5 +122,5 @@ def _check_same(what: str, stamps: list[int]) -> None:
 
 
 def _read(reader: Reader, targets: dict[str, torch.Tensor]) -> None:
-    """Read tensors, by their names in the checkpoint, into ``targets``."""
+    """Read tensors into ``targets``, whose keys are the names in the checkpoint."""
     reader.read_data(*planned(reader, targets))

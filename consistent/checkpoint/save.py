@@ -1,4 +1,4 @@
-"""save: write objects to a checkpoint that is whole or not there."""
+"""Writing objects into a new checkpoint, which appears complete or not at all (``save``)."""
 
 from __future__ import annotations
 
@@ -45,31 +45,32 @@ def save(
     state = load("run", model=model, optimizer=optimizer, scheduler=scheduler)
     ```
 
-    Each tensor is written once, piece by piece, by the ranks that hold it; replicated ones are
-    spread over them. The checkpoint is written under another name and renamed when all ranks have
-    written and synced their files. If a rank cannot write, all ranks raise, and the checkpoints
-    that were there stay.
+    Each tensor is written once, piece by piece, by the ranks that hold it; the pieces of replicated
+    tensors are spread over these ranks. The checkpoint is written under a temporary name and
+    renamed when all ranks have written and synced their files. If a rank cannot write, all ranks
+    raise, and the earlier checkpoints stay.
 
     Args:
         folder: the folder of the checkpoints of this run; it must be the same for all ranks.
-        step: names the checkpoint, ``step-00000120``; ``load`` gives it back as ``"step"``.
+        step: names the checkpoint, ``step-00000120``; ``load`` returns it as ``"step"``.
         keep: how many checkpoints to keep, this one included; None for all.
-        wait: False copies what this rank writes aside and writes it in a thread. The next ``save``,
-            ``load`` or ``wait`` waits for it, and raises on every rank if it failed on one. The
-            memory of the copies is kept for the next save of this kind.
+        wait: False copies this rank's pieces and writes the copies in a thread. The next ``save``,
+            ``load`` or ``wait`` waits for the thread, and raises on every rank if it failed on one.
+            The memory of the copies is kept for the next save with ``wait=False``.
         random: save the states of torch's, Python's and numpy's random generators too.
-        objects: modules, optimizers, and anything with a ``state_dict`` (schedulers, loaders), and
+        objects: modules, optimizers, anything else with a ``state_dict`` (schedulers, loaders), and
             values: tensors, numbers, texts, and lists and dictionaries of them. The state of an
-            optimizer is saved by the names that its parameters have in the modules given.
+            optimizer is saved under the names that its parameters have in the given modules.
 
     Returns:
         The path of the checkpoint.
 
     Raises:
-        CheckpointError: it could not be saved, or another job that runs saves into ``folder``; the
-            message says what each rank met.
+        CheckpointError: the checkpoint could not be saved, or another running job saves into
+            ``folder``; the message says what went wrong on each rank.
     """
     if current().size > 1:
+        # In a signal handler the other ranks may be in another collective.
         refuse_in_handler("checkpoint.save")
     wait_for_last()
     _warn_of_options(objects)
@@ -89,8 +90,8 @@ def save(
 
 
 def _warn_of_options(objects: dict[str, Any]) -> None:
-    """A name that is nearly that of an option, of a value that the option could have, is saved as
-    it was given, and may have been meant otherwise."""
+    """Warn about an object that may be a mistyped option: its name is close to that of an option,
+    and its value has the option's type. It is saved under the name given."""
     for name, given in objects.items():
         like = [option for option, kind in _OPTIONS.items() if type(given) is kind]
         near = suggestion(name, like, 0.75) if not name.startswith(tuple(like)) else ""
@@ -106,23 +107,25 @@ _OPTIONS = {"step": int, "keep": int, "wait": bool, "random": bool}
 
 
 def wait() -> None:
-    """Wait for a save that was begun with ``wait=False``. A collective of all ranks.
+    """Wait for a save that was started with ``wait=False``. A collective of all ranks.
 
     Raises:
-        CheckpointError: it failed on some rank.
+        CheckpointError: the save failed on some rank.
     """
     wait_for_last()
 
 
 def wait_for_last() -> None:
-    """``wait``, under a name that no parameter has."""
+    """Do what ``wait`` does, under a name that no parameter of ``save`` has."""
     global _running
     running, _running = _running, None
     if running is None:
         return
     what = f"checkpoint.save to {running.path!r}, which ran in the background"
     try:
-        on_every_rank(what, running.own_part)  # here a rank that has died is noticed
+        # First a step that waits for no other rank: a dead rank is noticed in its collective,
+        # while rank 0 in ``outcome`` would wait for that rank's note.
+        on_every_rank(what, running.own_part)
         on_every_rank(what, running.outcome)
     except CheckpointError:
         running.join()
@@ -130,8 +133,8 @@ def wait_for_last() -> None:
 
 
 def give_up_running() -> None:
-    """Let go a save that runs in the background, since not all of its ranks are there any more.
-    Nothing is sent; it waits until this rank writes no longer."""
+    """Abandon a save that runs in the background, because some of its ranks are gone. Nothing is
+    sent; returns when this rank's thread no longer writes."""
     global _running
     running, _running = _running, None
     if running is not None:
@@ -141,7 +144,8 @@ def give_up_running() -> None:
 def _agree(
     what: str, options: tuple[Any, ...], objects: dict[str, Any]
 ) -> tuple[Contents, Begun, list[Note]]:
-    """What this rank saves, where, and what all ranks have to save."""
+    """Collect what this rank saves, and compare it with the other ranks. A collective. Returns this
+    rank's contents, the folder that rank 0 has started, and the notes of all ranks."""
     made: list[Contents] = []
     begun: list[Begun] = []
 
@@ -154,7 +158,8 @@ def _agree(
         if current().rank == 0:
             begun.append(folders.begin(folder, step))
         else:
-            owner.release(folders.mark_of(folder))  # it was rank 0 of a world before
+            # This process may own the folder from an earlier world, in which it was rank 0.
+            owner.release(folders.mark_of(folder))
         return note, begun[0] if begun else None
 
     try:
@@ -163,7 +168,7 @@ def _agree(
         check_alike(what, notes)
         _planner.hear(what, made[0], notes)
     except Exception:
-        if begun:
+        if begun:  # on rank 0, which has created the folder
             folders.give_up(begun[0])
         raise
     where = told[0][1]
@@ -182,14 +187,16 @@ def _job(contents: Contents, begun: Begun, step: int | None, keep: int | None, p
 
 
 def _reduced(x: Any) -> torch.Tensor:
-    """The tensor as it is saved: with B where it is P, and in one box on each rank."""
+    """Return ``x`` in the layout in which it is saved: partial sums are reduced to B, and the shard
+    of each rank is one box."""
     if is_global(x) and x._spec.settled.plain is not x._spec:
         return x.detach().to_global(sbp=x._spec.settled.plain.sbp)
     return x
 
 
 def _name_in_file(item: Any) -> str:
-    """The name of a piece, as a slice of its tensor where it is not all of it."""
+    """Return the name of a piece in the data file. A part of a tensor is named as a slice of it,
+    such as ``weight[0:4, 0:8]``."""
     data = item.tensor_data
     start, size = data.chunk.offsets, data.chunk.sizes
     if tuple(size) == tuple(data.size):
@@ -201,7 +208,7 @@ def _write_now(what: str, job: Job) -> None:
     try:
         parts = on_every_rank(what, lambda: write_part(job))
         from_first(what, lambda: complete(job, parts))
-    except BaseException:
+    except BaseException:  # also KeyboardInterrupt, so that no unfinished folder stays
         if job.rank == 0:
             folders.give_up(job.begun)
         raise
@@ -209,6 +216,7 @@ def _write_now(what: str, job: Job) -> None:
 
 def _write_later(what: str, job: Job) -> None:
     global _running
+    # The thread writes copies, because training changes the tensors meanwhile.
     copies = _copies.of([x for _, _, x in job.mine])
     job.mine = [(index, name, x) for (index, name, _), x in zip(job.mine, copies, strict=True)]
     _running = Background(job)

@@ -1,4 +1,5 @@
-"""on_signal: a signal to one rank, seen by all ranks at the same step."""
+"""A check, at the same step on all ranks, whether any rank has received a signal
+(``on_signal``)."""
 
 from __future__ import annotations
 
@@ -12,10 +13,11 @@ from mirrored.transports.faults.interrupts import is_default
 
 
 def on_signal(*signals: int) -> OnSignal:
-    """Note ``signals`` that any rank gets, to be asked for between two steps.
+    """Record ``signals`` that any rank receives, and return a function that checks for them between
+    two steps.
 
-    A handler of a signal runs between any two instructions of one rank, where the others are
-    elsewhere, so it cannot save. This one only sets a flag:
+    A signal handler runs between any two instructions of one rank, while the other ranks are
+    elsewhere in the program, so it cannot save. This handler only sets a flag:
 
     ```
     due = consistent.checkpoint.on_signal(signal.SIGUSR1)
@@ -25,22 +27,23 @@ def on_signal(*signals: int) -> OnSignal:
             consistent.checkpoint.save("run", model=model, optimizer=optimizer, loader=batches)
     ```
 
-    It is called in the main thread of each rank. The handler that a signal had before, if it is a
-    function, is called too. ``close()`` of the result sets it again. To end a loop over a
-    ``data.loader``, its ``stop_on`` needs no message of its own.
+    Call it in the main thread of each rank. A signal's previous handler is called too, if it is a
+    function, and ``close()`` of the result restores it. To end a loop over a ``data.loader``, use
+    the loader's ``stop_on``, which sends no extra message.
 
     Args:
         signals: such as ``signal.SIGUSR1`` and ``signal.SIGTERM``.
 
     Returns:
-        A function for all ranks: whether any of them has got one of the signals since it was called
-        last. A collective of the world, of 1 byte.
+        A function that all ranks call. It returns whether any of them has received one of the
+        signals since its last call. A collective of the world, of 1 byte.
     """
     return OnSignal(signals)
 
 
 class OnSignal:
-    """What ``on_signal`` returns."""
+    """Signal handlers that set a flag, and the check of the flags of all ranks; ``on_signal``
+    returns one."""
 
     def __init__(self, signals: tuple[int, ...]) -> None:
         self._asked = False
@@ -49,14 +52,17 @@ class OnSignal:
             self._before[each] = signal.signal(each, self._note)
 
     def __call__(self) -> bool:
-        """Whether a rank has got a signal since this was called last; the same on every rank."""
+        """Return whether any rank has received a signal since the last call; the same on every
+        rank. A collective."""
+        # Cleared before the all-reduce, so that a signal during it counts for the next call.
         asked, self._asked = self._asked, False
         transport = current()
         ranks = tuple(range(transport.size))
         return bool(transport.all_reduce(torch.tensor([asked]), ranks, "max"))
 
     def close(self) -> None:
-        """Set the handlers again that the signals had before."""
+        """Restore the handlers that the signals had before."""
+        # None: the previous handler was not installed from Python, and cannot be set again.
         for each, before in self._before.items():
             signal.signal(each, signal.SIG_DFL if before is None else before)
         self._before = {}

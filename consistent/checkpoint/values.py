@@ -1,8 +1,8 @@
-"""Values that are not tensors, as JSON and back, without pickle.
+"""Conversion of values that are not tensors to JSON and back, without pickle.
 
-What JSON has no word for is an object with one key that begins with ``$``:
-``(1, 2)`` is ``{"$tuple": [1, 2]}``, and a tensor ``{"$tensor": "model.weight"}``, its key among
-the tensors of the checkpoint. Reading makes objects of the types listed here and no others.
+A type that JSON does not have becomes an object with one key that begins with ``$``: ``(1, 2)`` is
+``{"$tuple": [1, 2]}``, and a tensor is ``{"$tensor": "model.weight"}``, with its key among the
+tensors of the checkpoint. Decoding creates objects of the types listed here and no others.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ import torch
 from . import checked
 
 Trail = tuple[str, ...]
-_MOST_LEVELS = checked.MOST_LEVELS // 3  # each is written as three at most
+_MOST_LEVELS = checked.MOST_LEVELS // 3  # one level of a value is up to three levels of JSON
 _FACTORIES = {"int": int, "float": float, "list": list, "dict": dict, "set": set, "None": None}
 _KINDS = "biufcSU"  # numpy's bool, numbers and texts: dtypes whose bytes are the values
 
 
 def encode(value: Any, path: Trail, name_of: Callable[[torch.Tensor, Trail], str]) -> Any:
-    """``value`` as what ``json`` writes. Each tensor in it is given to ``name_of`` with the path
-    that leads to it, and stands there by the name that this returns.
+    """Return ``value`` in a form that ``json`` can write. Each tensor in it is passed to
+    ``name_of`` with the path of keys that leads to it, and is represented by the name that
+    ``name_of`` returns.
 
     Raises:
-        TypeError: something in it is of another type.
+        TypeError: ``value`` contains an object of another type than those listed here.
+        ValueError: ``value`` is nested too deeply to be read again.
     """
 
     def inner(each: Any, *more: Any) -> Any:
@@ -48,6 +50,7 @@ def encode(value: Any, path: Trail, name_of: Callable[[torch.Tensor, Trail], str
     if isinstance(value, torch.Tensor):
         return {"$tensor": name_of(value, path)}
     if kind is float:
+        # JSON has no infinities and NaN.
         return value if math.isfinite(value) else {"$float": repr(value)}
     if kind is list:
         return [inner(each, k) for k, each in enumerate(value)]
@@ -63,6 +66,7 @@ def _encode_mapping(
     name_of: Callable[[torch.Tensor, Trail], str],
 ) -> Any:
     kind = type(value)
+    # Other keys, and those that begin with $, need the form with pairs below.
     if kind is dict and all(type(k) is str and not k.startswith("$") for k in value):
         return {
             k: {"$tensor": name_of(each, (*path, k))} if isinstance(each, torch.Tensor)
@@ -84,7 +88,7 @@ def _encode_mapping(
 
 def _encode_other(value: Any, path: Trail, inner: Callable[..., Any]) -> Any:
     if type(value) is tuple:
-        if all(type(each) is int for each in value):  # a random generator's, of many
+        if all(type(each) is int for each in value):  # fast path for long random states
             return {"$tuple": list(value)}
         return {"$tuple": [inner(each, k) for k, each in enumerate(value)]}
     if isinstance(value, torch.Size):
@@ -105,7 +109,7 @@ def _encode_other(value: Any, path: Trail, inner: Callable[..., Any]) -> Any:
         tag = "$array" if isinstance(value, np.ndarray) else "$scalar"
         return {tag: [value.dtype.str, list(value.shape), data]}
     bases: tuple[Any, ...] = (int, float, str, tuple)
-    for base in bases:  # an enum of ints, a text with methods, a named tuple
+    for base in bases:  # subclasses, such as an IntEnum or a named tuple, lose their class
         if isinstance(value, base):
             return inner(base(value))
     raise _refused(value, path)
@@ -121,10 +125,11 @@ def _refused(value: Any, path: Trail) -> TypeError:
 
 
 def decode(text: Any, tensor: Callable[[str], Any]) -> Any:
-    """The value that ``encode`` made ``text`` of; ``tensor(name)`` gives its tensors.
+    """Return the value that ``encode`` turned into ``text``. ``tensor(name)`` is called for each of
+    its tensors.
 
     Raises:
-        ValueError: ``encode`` did not make it.
+        ValueError: ``encode`` cannot have made ``text``.
     """
     if isinstance(text, list):
         return [decode(each, tensor) for each in text]
@@ -150,6 +155,7 @@ def _array(told: Any) -> np.ndarray:
     dtype, shape, data = told
     if np.dtype(dtype).kind not in _KINDS:
         raise ValueError(f"numpy's {dtype} is not one of numbers or texts")
+    # Copied, because an array over bytes is read-only.
     return np.frombuffer(base64.b64decode(data, validate=True), dtype=dtype).reshape(shape).copy()
 
 
@@ -174,7 +180,7 @@ _DECODERS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
 
 
 def tensors_in(text: Any) -> list[str]:
-    """The names of the tensors in what ``encode`` made, in order."""
+    """Return the names of the tensors in an encoded value, in order."""
     names: list[str] = []
     decode(text, names.append)
     return names

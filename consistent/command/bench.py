@@ -1,8 +1,8 @@
-"""``python -m consistent bench``: a short table of this machine, in a few seconds.
+"""``python -m consistent bench``: a short table of timings on this machine, in a few seconds.
 
-An op stands beside the same op on plain tensors of the shard's shape, so that the ratio is what a
-global tensor costs. A boxing stands beside the same boxing sent as messages of torch.distributed.
-Rounds of both alternate, and the fastest of each counts; every rank makes the same calls.
+An op is compared with the same op on plain tensors of the shard's shape, so the ratio is the cost
+of a global tensor. A boxing is compared with the same boxing sent as messages of torch.distributed.
+Rounds of both alternate, and the fastest round of each counts; every rank makes the same calls.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _Row = tuple[str, float, float]  # name, microseconds here, microseconds of the 
 
 
 def main(words: list[str]) -> int:
-    """Print the table, once for all ranks."""
+    """Print the table, on the first rank only."""
     with ranks() as prints, torch.no_grad():
         everywhere = Placement.all("cpu")
         size = everywhere.size
@@ -107,11 +107,12 @@ def _boxings(everywhere: Placement) -> list[_Row]:
 def _in_turn(
     one: Callable[[], object], other: Callable[[], object], calls: int
 ) -> tuple[float, float]:
-    """Microseconds of a call of each, in its fastest round."""
+    """Return the microseconds that a call of each takes, in its fastest round."""
     best = [float("inf"), float("inf")]
     for _ in range(ROUNDS):
+        # In turn, so that a slow phase of the machine meets both.
         for i, run in enumerate((one, other)):
-            run()
+            run()  # not timed: warms up
             begin = time.perf_counter()
             for _ in range(calls):
                 run()
@@ -120,7 +121,7 @@ def _in_turn(
 
 
 def table(title: str, beside: str, rows: list[_Row]) -> str:
-    """The rows as text, with ratios."""
+    """Return the rows as text, with ratios."""
     heads = (title, "us", f"us, {beside}", "ratio")
     cells = [(n, f"{a:,.1f}", f"{b:,.1f}", f"{a / b:.2f}") for n, a, b in rows]
     widths = [max(len(row[i]) for row in [heads, *cells]) for i in range(4)]

@@ -1,5 +1,5 @@
-"""``python -m consistent info``: what is installed, how ranks reach each other and why,
-what is slow."""
+"""``python -m consistent info``: what is installed, how ranks reach each other, and what is
+slow."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .slow import findings
 
 
 def main(words: list[str]) -> int:
-    """Print it, once for all ranks."""
+    """Print the report, on the first rank only."""
     with ranks() as prints:
         lines = list(report())
         if prints:
@@ -38,7 +38,7 @@ def main(words: list[str]) -> int:
 
 
 def report() -> Iterator[str]:
-    """The lines. A collective of the ranks of the world."""
+    """Yield the lines of the report. A collective of the ranks of the world."""
     installed = version("torch-consistent") or "(not installed: imported from its folder)"
     yield f"consistent {installed}, in {Path(__file__).parents[1]}"
     cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
@@ -75,7 +75,7 @@ def _gpus() -> list[str]:
 
 
 def ranks_report() -> list[str]:
-    """How ranks reach each other and why so. A collective of the ranks of the world."""
+    """Return how ranks reach each other, and why. A collective of the ranks of the world."""
     transport = current()
     if transport.size == 1:
         free = _shared_memory()
@@ -89,7 +89,7 @@ def ranks_report() -> list[str]:
     world = tuple(range(transport.size))
     wanted, hosts = zip(*gathered((is_wanted(world), host())))
     lines = [f"{transport.size} ranks on {_count(len(set(hosts)), 'host')}"]
-    if transport.shares(world, "cpu"):  # a collective, as is the gathering of notes
+    if transport.shares(world, "cpu"):  # a collective: all ranks must get here
         way = f"shared memory, for all ranks are on this host ({_shared_memory()})"
     elif 1 < len(set(hosts)) < len(world) and all(wanted):
         way = "shared memory inside each host, messages by TCP between hosts"
@@ -119,7 +119,7 @@ def _no_table(shares: bool) -> str:
 def _way_of_gpus(
     transport: Transport, world: tuple[int, ...], wanted: bool, hosts: tuple, kind: str = "cuda"
 ) -> str:
-    """How tensors on GPUs travel, and why not in a faster way. A collective."""
+    """Return how tensors on GPUs travel between ranks, and why not faster. A collective."""
     if transport.shares(world, kind):
         return "symmetric memory, for each GPU reads the others'"
     each = chain(transport)
@@ -159,7 +159,7 @@ def _count(n: int, what: str) -> str:
 
 
 def chain(transport: Transport) -> list[Transport]:
-    """The transport and those that it is built on, the last one sends messages."""
+    """Return the transport and those that it wraps, outermost first; the last sends messages."""
     found = [transport]
     while isinstance(found[-1], Wrapper):
         found.append(found[-1].inner)

@@ -1,4 +1,4 @@
-"""Reads the words after ``python -m consistent`` and calls the command."""
+"""Dispatch of the arguments of ``python -m consistent`` to its commands."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command that ``words`` name; gives the exit status, 2 for words that name none."""
+    """Run the command that ``words`` name; return the exit status, 2 for an unknown command."""
     name, *rest = words or [""]
     if name in ("-h", "--help", "help"):
         print(USAGE, end="")

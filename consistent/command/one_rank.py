@@ -1,6 +1,6 @@
 """One of the two ranks of the doctor's self-test: a gather, a reduction, a gradient, a checkpoint.
 
-It writes what it is at to the file `at` of the folder that is given, and what it did to `said`.
+It writes its present stage to the file ``at`` in the given folder, and its results to ``said``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .process import ranks
 
 
 def main(folder: Path) -> None:
-    """Run it. Raises AssertionError for a wrong value."""
+    """Run the stages. Raises AssertionError for a wrong value."""
     with ranks() as prints:
         stages = ("gather", _gather), ("reduction", _reduce), ("gradient", _gradient)
         for name, run in (*stages, ("checkpoint", lambda: _checkpoint(folder))):

@@ -1,4 +1,4 @@
-"""The process group of a command: under torchrun all ranks, else this process alone."""
+"""The process group of a command: all ranks under torchrun, otherwise this process alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 @contextmanager
 def ranks() -> Iterator[bool]:
-    """Join the other ranks, if torchrun has started this process; whether this rank prints."""
+    """Join the other ranks, if torchrun has started this one; yield whether it prints."""
     started = "RANK" in os.environ and "WORLD_SIZE" in os.environ and not dist.is_initialized()
     if started:
         if torch.cuda.is_available():

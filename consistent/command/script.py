@@ -1,4 +1,4 @@
-"""``python -m consistent explain FILE``: a script run under ``report()``, and what it did."""
+"""``python -m consistent explain FILE``: run a script under ``report()``, and print what it did."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..report import report
 
 
 def main(words: list[str]) -> int:
-    """Run the script, then print the report on the first rank, however the script ended. What it
-    raises is raised here too."""
+    """Run the script, then print the report on the first rank, however the script ended. An error
+    of the script is raised again."""
     parser = argparse.ArgumentParser(
         prog="python -m consistent explain",
         description="Run a script and print what its global tensors did.",
@@ -30,6 +30,7 @@ def main(words: list[str]) -> int:
         )
     before, path = sys.argv, sys.path[0]
     sys.argv = [given.file, *given.arguments]
+    # As Python does for a script.
     sys.path[0] = str(Path(given.file).resolve().parent)
     with report(timeline=bool(given.trace or given.html)) as made:
         try:

@@ -1,4 +1,4 @@
-"""What makes an installation or its settings slow, as sentences with what to do about it."""
+"""Checks for settings that make this installation slow, as sentences with a cure for each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ SLOW_MESSAGE_S = 200e-6  # ranks that share processors with nobody else take 4 t
 
 
 def findings() -> list[str]:
-    """Each thing that slows this process, and what to set instead; looks at this process alone."""
+    """Return a sentence for each setting that slows this process, with what to set instead. Only
+    this process is examined."""
     found = [*_threads(), *_settings(), *_table()]
     if torch.version.cuda and not torch.cuda.is_available():
         found.append(
@@ -34,7 +35,8 @@ def _threads() -> list[str]:
 
 
 def _table() -> list[str]:
-    """A table of transports that was measured beside other work sends moves the slower way."""
+    """Check the table of transport timings. If it was measured while other programs ran, plans
+    choose slower ways to move tensors."""
     ranks = current().size
     kept = table.load(ranks, table.processors()) if ranks > 1 else None
     if kept is None or kept.latency_s < SLOW_MESSAGE_S:

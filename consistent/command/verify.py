@@ -1,4 +1,4 @@
-"""``python -m consistent verify FILE``: whether a step has the numbers of one process."""
+"""``python -m consistent verify FILE``: check that a step computes the numbers of one process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAMES = "consistent.verify"
 
 
 def main(words: list[str]) -> int:
-    """Verify the ``step`` of a file; 0 if all its numbers are those of one process, else 1."""
+    """Verify the ``step`` of a file; return 0 if all numbers are those of one process, else 1."""
     parser = argparse.ArgumentParser(
         prog="python -m consistent verify",
         description="Hold the step of a file against one process: step(place), and if they are "
@@ -27,6 +27,7 @@ def main(words: list[str]) -> int:
     if not Path(given.file).is_file():
         parser.error(f"{given.file!r} is not a file. Give the path of a Python file.")
     sys.path.insert(0, str(Path(given.file).resolve().parent))
+    # Not as __main__, so that the file's own training does not run.
     made = runpy.run_path(given.file, run_name=NAMES)
     if not callable(made.get("step")):
         parser.error(
@@ -49,5 +50,6 @@ def main(words: list[str]) -> int:
 
 
 def _plan(text: str) -> Any:
-    """``data``, or a plan for each axis as it is written in Python."""
+    """Return a plan from its text: a name such as ``data``, or a dictionary of a plan for each
+    axis, written in Python."""
     return ast.literal_eval(text) if text.startswith("{") else text

@@ -1,10 +1,11 @@
-"""A whole training step as one program: recorded while it runs, compiled, and run instead of it.
+"""A whole training step as one program: recorded while it runs, compiled, and from then on run
+instead of the step.
 
 ```
 step --2nd call--> recorder     ops on shards, messages, random numbers, in order
                        |        memory.py: which value is in which memory
                        v        reached.py: where parameters, buffers, gradients are kept
-                   program      segments of ops, and calls that run as they are written between them
+                   program      segments of ops, and between them calls that run as written
                        |
                    passes/      equal messages merged, ...
                        v

@@ -1,4 +1,5 @@
-"""What ranks tell each other about a step: which program they run, and what they have recorded."""
+"""Agreement of the ranks on a compiled step: which program they run, and whether their recordings
+fit together."""
 
 from __future__ import annotations
 
@@ -15,29 +16,32 @@ FAILED = "failed"
 
 
 def least_and_most(number: int) -> tuple[int, int]:
-    """The least and the largest ``number`` of all ranks, by one message of 8 bytes."""
+    """Return the least and the largest ``number`` over all ranks, by one message of 8 bytes."""
     transport = current()
     if transport.size == 1:
         return number, number
+    # The maximum of -number is minus the least number, so one all-reduce gives both.
     mine = torch.tensor([-number, number], dtype=torch.int32, device="cpu")
     least, most = transport.all_reduce(mine, tuple(range(transport.size)), "max").tolist()
     return -least, most
 
 
 def sent(program: Program | None) -> Any:
-    """What ranks compare of a program."""
+    """Return the description of a program's messages that ranks compare; ``FAILED`` if there is no
+    program."""
     if program is None:
         return FAILED
     return [(call.kind, call.op, call.ranks, call.gathered) for call in program.messages()]
 
 
 def no_program(name: str) -> str:
-    """Why no rank has a program of the step ``name``."""
+    """Return the explanation of why no rank has a program of the step ``name``."""
     return f"{name}: ranks could not record the step, or recorded other messages."
 
 
 def fit_together(every: list[Any]) -> bool:
-    """Whether every two ranks have the same messages to send each other."""
+    """Return whether any two ranks would send each other the same messages in the same order.
+    ``every`` holds the result of ``sent`` on each rank."""
     if FAILED in every:
         return False
     for a, b in itertools.combinations(range(len(every)), 2):

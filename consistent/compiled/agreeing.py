@@ -1,7 +1,8 @@
-"""Ops that may raise on some ranks alone, as programs hold them: each is a message, after which all
-ranks raise what one of them met (``dispatch/running/agreed.py``).
+"""Recorded form of ops that may raise on some ranks only: each becomes a message, after which all
+ranks raise the error that one of them met (``dispatch/running/agreed.py``).
 
-Where a loss tells by the sum that it makes next, its ops send nothing while all is well:
+If a loss exchanges these errors together with the sum that it computes next, its ops send nothing
+while no rank has an error:
 
 ```
 as written    look at targets              | count, tell | ...
@@ -27,22 +28,23 @@ from ..rules.raising import raises_inside
 from ..spec.nested import map_tensors, tensors_in
 from .opaque import Call, shape_of
 
-KIND = "tell"  # of what is sent once more where another op went before it
+KIND = "tell"  # kind of a sum that also tells how the ops before it went; never merged
 
 
 def may_raise(func: Any) -> bool:
-    """Whether an op of torch is one that may raise by value."""
+    """Return whether ``func`` is a torch op that may raise depending on values."""
     return raises_inside(func._schema.name.partition("::")[2].rstrip("_"))
 
 
 class Agreed:
-    """An op on this rank's shards, and the ranks that tell each other how it went, if they may
-    differ.
+    """An op on this rank's shards, whose ranks tell each other afterwards whether it raised. With
+    no ``ranks``, it raises on this rank alone.
 
-    It gives tensors of its own that are contiguous, as results of messages are: what an op writes
-    in place comes as its first result, and where there is none, it is an empty tensor.
+    The results are contiguous tensors with memory of their own, like those of messages. If the op
+    writes in place, the written tensor is returned as the first result; if the op returns no
+    tensor, the result is one empty tensor.
 
-    With ``tells_later`` ranks on which it went well tell each other by the next message.
+    With ``tells_later``, ranks on which the op succeeded report this in the next message instead.
     """
 
     def __init__(
@@ -67,21 +69,25 @@ class Agreed:
         if error is not None and not self.ranks:
             raise error
         if self.ranks and not (self.tells_later and error is None):
+            # A rank with an error tells at once even if the others tell later: it takes part in
+            # their next exchange of notes, and stops there.
             tell(error, self.ranks)
         return self.results(out, xs)
 
     def run(self, xs: list[Tensor]) -> Any:
-        """What the op gives; ``xs`` are not written to."""
+        """Run the op and return its result. ``xs`` are not modified: the target of an in-place op
+        is cloned first."""
         xs = [xs[0].clone(), *xs[1:]] if self.writes else xs
         args, kwargs = _filled(self.given, iter(xs))
         return self.func(*args, **kwargs)
 
     def results(self, out: Any, xs: list[Tensor]) -> list[Tensor]:
-        """The tensors of what the op gave."""
+        """Return the tensors in ``out``, made contiguous; if there are none, one empty tensor."""
+        # An op that returns nothing still needs a result, by which the recorder finds its message.
         return [x.contiguous() for x in tensors_in(out)] or [xs[0].new_empty(0)]
 
     def call(self, results: list[Tensor]) -> Call:
-        """It, as a program keeps it."""
+        """Return the op as the call that a program holds."""
         name, kind = str(self.func), "attempt" if self.tells_later else "agree"
         return Call(
             f"{kind} {name} {self.given!r} over {self.ranks}",
@@ -95,14 +101,14 @@ class Agreed:
         )
 
     def told_later(self) -> Agreed:
-        """Return the same op, whose ranks tell each other by the next message."""
+        """Return the same op, whose ranks report success in the next message."""
         args, kwargs = self.given
         return Agreed(self.func, args, kwargs, self.ranks, True)
 
 
 class Heard:
-    """Takes its place on a rank outside, of which a kernel for ``meta`` tensors would tell nothing:
-    it hears how the op went."""
+    """Stand-in for an op on a rank outside the placement. A kernel for ``meta`` tensors would not
+    raise there, so the rank only hears from the others how the op went."""
 
     def __init__(self, func: Any, ranks: Ranks) -> None:
         self.func, self.ranks = func, ranks
@@ -112,14 +118,14 @@ class Heard:
         return []
 
     def call(self) -> Call:
-        """It, as a program keeps it."""
+        """Return the stand-in as the call that a program holds."""
         name, ranks = str(self.func), self.ranks
         return Call(f"hear {name} over {ranks}", self, (), "agree", name, ranks, computes=True)
 
 
 class SumAndTell:
-    """The sum of a few numbers over ``ranks``, in whose message those that are ``told`` tell each
-    other that ops before it went well; else all raise what one of them met."""
+    """The sum of a few numbers over ``ranks``. In the same message, the ranks ``told`` tell each
+    other that the ops before it succeeded; otherwise all raise the error that one of them met."""
 
     def __init__(self, ranks: Ranks, told: Ranks, op: str) -> None:
         self.ranks, self.told, self.op = ranks, told, op
@@ -131,14 +137,14 @@ class SumAndTell:
         return [total.contiguous()]
 
     def call(self, total: Tensor, sent: int) -> Call:
-        """It, as a program keeps it."""
+        """Return the sum as the call that a program holds."""
         name = f"all_reduce({self.op})"
         text = f"tell {self.told} and {name} over {self.ranks}"
         return Call(text, self, (shape_of(total),), KIND, name, self.told, sent, computes=True)
 
 
 class _Here:
-    """Stands where a tensor stood."""
+    """Placeholder for a tensor in recorded arguments."""
 
     def __repr__(self) -> str:
         return "x"

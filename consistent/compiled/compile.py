@@ -1,4 +1,4 @@
-"""A step that is recorded once for inputs of a kind, and then run as a program."""
+"""CompiledStep: a step that is recorded once for each kind of inputs, and then run as a program."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from .recording import Around, How, Recorded, record
 from .show import save_page
 from .unsettled import Unsettled
 
-# What a rank is about to do, where it runs none of its programs.
+# What a rank is about to do if it runs none of its programs, whose numbers start at 1.
 _EAGER, _RECORD = -1, 0
 TRIES = 3
-MOST_KEYS = 1024  # kinds of arguments that are known to have been met
+MOST_KEYS = 1024  # keys of arguments that are remembered
 
 
 class CompiledStep:
-    """Calls ``step``; from the second call on what it did is run as one compiled program, one for
-    each size that it is called with.
+    """A callable that runs ``step`` as written in its first call, records it in the second, and
+    from then on runs one compiled program for each size that it is called with.
 
     Args:
         step: a function, which may call modules, ``backward()`` and optimizers.
-        options: what was asked for.
-        most: programs that are kept, the ones used last.
+        options: the options of ``consistent.compile``.
+        most: number of programs that are kept, least recently used out first.
     """
 
     def __init__(
@@ -58,16 +58,17 @@ class CompiledStep:
         self._entries: OrderedDict[int, tuple[Any, Recorded]] = OrderedDict()
         self._number = 0
         self._tries: OrderedDict[Any, int] = OrderedDict()
-        self._kinds: OrderedDict[Any, None] = OrderedDict()  # those of programs, without sizes
+        self._kinds: OrderedDict[Any, None] = OrderedDict()  # keys of programs, without sizes
         self._of_objects = OfObjects(self._bound)
 
     @property
     def programs(self) -> list[Recorded]:
-        """The programs so far, the one used last at the end."""
+        """The programs so far; the one used last is at the end."""
         return [made for _, made in self._entries.values()]
 
     def __get__(self, owner: Any, cls: Any = None) -> Any:
-        """A step that is a method has programs for each object."""
+        """Return the compiled step of one object, for a step that is a method. Each object has its
+        own programs."""
         return self if owner is None else self._of_objects[owner]
 
     def _bound(self, owner: Any) -> CompiledStep:
@@ -75,6 +76,7 @@ class CompiledStep:
 
     @counts_lacks
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # Called inside a backward pass, by a hook or a checkpoint: the call is part of that pass.
         if torch._C._current_graph_task_id() != -1:
             return self._step(*args, **kwargs)
         key = key_of(args, kwargs)
@@ -95,13 +97,13 @@ class CompiledStep:
         return program.run(args, kwargs)
 
     def show(self, path: str | Path | None = None) -> str:
-        """The programs as text, the one used last at the end. That one is written to ``path``, too,
-        as an HTML page that needs nothing beside it: the lines of the step with what they make and
-        send, and every op. Only this rank's program; nothing is communicated.
+        """Return the programs as text; the one used last is at the end. With ``path``, also write
+        that program as a self-contained HTML page: the lines of the step with what they compute and
+        send, and every op. Shows this rank's programs only; nothing is communicated.
 
         Raises:
             ValueError: ``path`` does not end in .html.
-            RuntimeError: a page is asked for, and nothing was recorded yet.
+            RuntimeError: a page is requested, and nothing has been recorded yet.
         """
         if path is not None:
             save_page(path, self.name, self.programs)
@@ -117,13 +119,17 @@ class CompiledStep:
             known, program = self._entries[number]
             if known == key and program.fits(given):
                 return number
+        # A first call must run as written, since optimizers make their state in it. If a program
+        # exists for other sizes of the same kind, that state exists, and the call is recorded at
+        # once.
         known = key in self._tries or kind_of(key, args, kwargs) in self._kinds
         return _RECORD if known else _EAGER
 
     def _agree(self, number: int) -> int:
-        """What all ranks do. They differ where shapes of plain tensors do: then all run the step as
-        it is written, and record it the next time."""
+        """Return what all ranks do. Ranks can differ where the shapes of plain tensors differ; then
+        all run the step as written if any rank needs that, and otherwise all record it."""
         least, most = least_and_most(number)
+        # If any rank is at _EAGER, the least is -1, and all run eagerly; otherwise all record.
         return number if least == most else min(_RECORD, least)
 
     # -- recording ---------------------------------------------------------------------------------
@@ -171,8 +177,8 @@ def _shorten(known: OrderedDict[Any, Any]) -> None:
 
 @shows_options
 def compile_step(step: Callable[..., Any] | None = None, **options: Unpack[Options]) -> Any:
-    """Run a training step as one compiled program: forward, backward, optimizer, and what is sent
-    between ranks.
+    """Run a training step as one compiled program: forward, backward, optimizer, and all
+    communication between ranks.
 
     ```
     @consistent.compile
@@ -184,18 +190,19 @@ def compile_step(step: Callable[..., Any] | None = None, **options: Unpack[Optio
         return loss
     ```
 
-    The first call runs as it is written, so that optimizers make their state. The second is
-    recorded while it runs, and later ones run the program, as long as shapes, modes, and the
-    numbers that the step can reach are the same; else it is recorded again. Where only sizes vary,
-    further ones are recorded in their first call, and share compiled code. Every rank calls the
-    step alike. Tensors that it returns have no graph: call ``backward()`` inside.
+    The first call runs the step as written, so that optimizers create their state. The second call
+    is recorded while it runs. Later calls run the program as long as shapes, modes, and the numbers
+    that the step can reach are unchanged; otherwise the step is recorded again. If only sizes vary,
+    further sizes are recorded in their first call and share compiled code. Every rank must make the
+    same calls of the step. Tensors that it returns have no autograd graph: call ``backward()``
+    inside.
 
     Args:
         step: a function, or a module whose forward needs no gradients.
         options: the fields of ``consistent.compiled.CompileOptions``, as keywords.
 
     Raises:
-        ValueError, ImportError: an option cannot be had; ``CompileOptions`` says which.
+        ValueError, ImportError: an option is not available; ``CompileOptions`` lists the cases.
     """
     given = CompileOptions(**options)
     made = functools.partial(CompiledStep, options=given)

@@ -1,7 +1,7 @@
-"""What is raised where a step cannot be a program."""
+"""Errors of compiled steps."""
 
 from __future__ import annotations
 
 
 class CannotRecord(RuntimeError):
-    """The step does something that a program of it would do wrongly, or not at all."""
+    """The step does something that its program would do wrongly, or not at all."""

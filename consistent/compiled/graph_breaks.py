@@ -1,7 +1,8 @@
-"""Graph breaks, at calls that keep numbers in Python: optimizers, learning rate schedules, scalers.
+"""Graph breaks at calls that keep numbers in Python: optimizers, learning rate schedules and
+gradient scalers.
 
-AdamW and Adam can keep their count of steps, and their learning rate, in tensors; then they are
-recorded like all else. The others break the graph, and run as they are written.
+AdamW and Adam can keep their step count and their learning rate in tensors, so they are recorded
+like other ops. The other calls break the graph, and run as written.
 """
 
 from __future__ import annotations
@@ -33,9 +34,16 @@ def listening(
     know: Callable[[], None],
     varying: Varying,
 ) -> Iterator[None]:
-    """Inside, such calls come here. ``changes`` gives what the step has put into places so far, and
-    ``know`` takes note of what is there after a call. Optimizers that are ``varying`` are not
-    recorded."""
+    """Intercept calls of optimizers, schedules and scalers inside the block.
+
+    Args:
+        recorder: records the step.
+        reached: the objects that the step can reach.
+        rates: watches the numbers of the optimizers' groups.
+        changes: returns what the step has put into its places so far.
+        know: called after a graph break, to note the tensors that are then in the places.
+        varying: optimizers that are not recorded, because their numbers vary.
+    """
 
     def as_written(owner: Any, method: str, text: str) -> Callable[..., Any]:
         original = getattr(owner, method)
@@ -48,7 +56,7 @@ def listening(
                         "program.\n  Call it outside the step."
                     )
                 recorder.left_to_python.add(id(owner))
-                if recorder.is_paused:  # in another such call, as that of a scaler
+                if recorder.is_paused:  # inside another such call, such as GradScaler.step
                     return original(*args, **kwargs)
                 recorder.check_seeds()
                 writes = changes()
@@ -65,7 +73,9 @@ def listening(
             with rates.let():
                 if recorder.is_paused:
                     return original(*args, **kwargs)
-                if _makes_state(optimizer):  # which the next call will not
+                # This call creates the optimizer's state, which the next call will not do, so it is
+                # not recorded.
+                if _makes_state(optimizer):
                     with recorder.paused():
                         return original(*args, **kwargs)
                 with _by_tensors(recorder, optimizer):
@@ -92,6 +102,7 @@ def listening(
 @contextmanager
 def _put(owner: Any, name: str, value: Any) -> Iterator[None]:
     before = vars(owner).get(name, _MISSING)
+    # The instance attribute hides the method of the class; removing it restores the method.
     vars(owner)[name] = value
     try:
         yield
@@ -103,7 +114,9 @@ def _put(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _is_by_tensors(optimizer: Any) -> bool:
-    """A fused one is one op of torch already, which compilers do not know with a tensor as rate."""
+    """Return whether the optimizer can keep its step count and learning rate in tensors. A fused
+    optimizer cannot: it is already a single torch op, which compilers do not support with a tensor
+    as learning rate."""
     return type(optimizer) in _BY_TENSORS and not any(
         group.get("differentiable") or group.get("fused") for group in optimizer.param_groups
     )
@@ -116,9 +129,9 @@ def _makes_state(optimizer: Any) -> bool:
 
 @contextmanager
 def _by_tensors(recorder: Recorder, optimizer: Any) -> Iterator[None]:
-    """Inside, the optimizer reads its count of steps and its learning rate in ops. The count is in
-    float64 for that time: in float32, the correction of the bias loses four digits to what Python
-    computes."""
+    """Let the optimizer read its step count and its learning rate from tensors inside the block.
+    The count is float64 meanwhile: in float32, the bias correction would lose four digits compared
+    with Python's arithmetic."""
     kept, counts = [], []
     for of_one in optimizer.state.values():
         count = of_one.get("step")
@@ -140,5 +153,6 @@ def _by_tensors(recorder: Recorder, optimizer: Any) -> Iterator[None]:
         for group, rate, capturable in kept:
             group["lr"], group["capturable"] = rate, capturable
         for of_one, count in counts:
+            # Back into the float32 tensor, which is the object that the optimizer keeps.
             count.copy_(of_one["step"])
             of_one["step"] = count

@@ -1,4 +1,4 @@
-"""Guards: what a program was recorded with, and what is compared before each of its runs."""
+"""Guards: the state that a program was recorded with, compared before each run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _device = torch.Tensor.device.__get__  # type: ignore[attr-defined]
 
 
 class Guard(NamedTuple):
-    """A place that holds a number, a word, or an object by which the program was recorded; or
-    something that is asked of the store."""
+    """A number, string or object that the recording depended on, with the place that holds it; or
+    the result of a function of the store, if the key is an ``Asked``."""
 
     store: Any
     key: Any
@@ -27,19 +27,20 @@ class Guard(NamedTuple):
     value: Any
 
     def holds(self) -> bool:
-        """Whether it is as it was: the same object, or the same number or word."""
+        """Return whether the place still holds the same object, or an equal number or string."""
         now = read(self.store, self.key)
         return now is self.value or same_value(now, self.value, self.is_asked)
 
     @property
     def is_asked(self) -> bool:
-        """Whether it is not what is at a key, but something that is asked of the store."""
+        """Return whether the value is computed from the store by ``Asked``, instead of read at a
+        key."""
         return isinstance(self.key, Asked)
 
 
 def same_value(now: Any, before: Any, by_value: bool = False) -> bool:
-    """Whether both are the same number or word, or tuples of the same; other objects only
-    ``by_value``."""
+    """Return whether both are the same number or string, or tuples of them. Other objects are
+    compared only ``by_value``."""
     if type(before) is tuple and type(now) is tuple and is_number(before):
         return len(now) == len(before) and all(map(same_value, now, before))
     by_value = by_value or isinstance(before, SIMPLE)
@@ -47,12 +48,13 @@ def same_value(now: Any, before: Any, by_value: bool = False) -> bool:
 
 
 def is_number(x: Any) -> bool:
-    """Whether ``x`` is a number or a word, or a tuple of them."""
+    """Return whether ``x`` is a number, a string or a similar simple value, or a tuple of them."""
     return all(map(is_number, x)) if type(x) is tuple else isinstance(x, SIMPLE)
 
 
 class Guards:
-    """All that a program depends on, compared before each run in as few calls as can be."""
+    """All state that a program depends on, compared before each run in as few Python calls as
+    possible."""
 
     def __init__(
         self, guards: Sequence[Guard], sources: Sequence[Source], given: Sequence[torch.Tensor]
@@ -62,14 +64,15 @@ class Guards:
         with _Off():
             self._likes = [_like(x) for x in tensors]
             self._shared = _sharing([*tensors, *given])
-        # By how they are read: a call for each would take longer than to compare it.
+        # Grouped by how they are read: a method call for each guard would take longer than the
+        # comparison.
         self._in_dicts: list[tuple[dict, Any, Any]] = []
         self._asked: list[tuple[Callable[[Any], Any], Any, Any]] = []
         self._others: list[Guard] = []
         self.add(guards)
 
     def add(self, guards: Sequence[Guard]) -> None:
-        """Compare these, too."""
+        """Compare these guards as well."""
         for guard in guards:
             if guard.is_asked:
                 self._asked.append((guard.key.ask, guard.store, guard.value))
@@ -79,7 +82,8 @@ class Guards:
                 self._others.append(guard)
 
     def holds(self, given: Sequence[torch.Tensor]) -> bool:
-        """Whether guards hold, and sources hold tensors like those, which share memory as those."""
+        """Return whether all guards hold, and the sources hold tensors of the same kind that share
+        memory in the same way as when the step was recorded."""
         for store, key, value in self._in_dicts:
             now = store.get(key, ABSENT)
             if now is not value and not same_value(now, value):
@@ -101,16 +105,17 @@ class Guards:
 
 
 def _sharing(tensors: list[Any]) -> list[int]:
-    """For each source and argument, the first one in whose memory it lies.
+    """Return for each source and argument the index of the first one whose memory it overlaps.
 
-    Parts of one memory that lie one behind the other share nothing: gradients that came in one
-    message are such parts, and those of the next step need not be.
+    Disjoint parts of one storage count as not shared: gradients that arrived in one message are
+    such parts, and the gradients of the next step need not be.
     """
     first: dict[int, int] = {}
     found, together = [], False
     for i, x in enumerate(tensors):
         if isinstance(x, torch.Tensor) and x.layout is torch.strided:
             found.append(first.setdefault(_T.untyped_storage(x)._cdata, i))
+            # Only if two tensors have one storage is the slower comparison of their bytes needed.
             together = together or found[i] != i
         else:
             found.append(-1)
@@ -118,7 +123,8 @@ def _sharing(tensors: list[Any]) -> list[int]:
 
 
 def _overlapping(tensors: list[Any], storages: list[int]) -> list[int]:
-    """For each tensor the first one with which its bytes overlap, itself or through others."""
+    """Return for each tensor the index of the first tensor whose bytes it overlaps, directly or
+    through other tensors."""
     by_storage: dict[int, list[tuple[int, int, int]]] = {}
     for i, (x, storage) in enumerate(zip(tensors, storages, strict=True)):
         begin, end = extent(geometry(x)) if storage >= 0 else (0, 0)
@@ -141,7 +147,8 @@ def _overlapping(tensors: list[Any], storages: list[int]) -> list[int]:
 
 
 def _like(x: Any) -> Any:
-    """The kind of a source's tensor: its layout, its size, and whether it requires grad."""
+    """Return the kind of a source's tensor: its layout, size and strides, dtype, device, and
+    whether it requires grad and is a leaf. Two kinds are compared for equality."""
     if not isinstance(x, torch.Tensor):
         return None
     if x.layout is not torch.strided:

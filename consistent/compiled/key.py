@@ -1,4 +1,5 @@
-"""What the programs of a step are found by: what is given, and the modes around it."""
+"""Keys by which the programs of a step are found: the arguments of the call, and the modes around
+it."""
 
 from __future__ import annotations
 
@@ -15,10 +16,11 @@ from .memory import geometry, has_memory, storage_of
 
 
 def key_of(args: tuple, kwargs: dict[str, Any]) -> Any:
-    """What a program is found by: what is given, and the modes around. None if what is given cannot
-    be compared."""
+    """Return the key of a call: its arguments, how they share memory, and torch's modes. None if
+    the arguments cannot be compared."""
     tensors = tensors_in((args, kwargs))
     memories = [storage_of(x) if has_memory(x) else -1 - i for i, x in enumerate(tensors)]
+    # For each tensor, the first tensor with the same storage, and the offset if there are several.
     shared = tuple(
         (memories.index(m), geometry(x)[0] if memories.count(m) > 1 else 0)
         for m, x in zip(memories, tensors, strict=True)
@@ -38,8 +40,8 @@ def key_of(args: tuple, kwargs: dict[str, Any]) -> Any:
 
 
 def kind_of(key: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """``key`` without the sizes of what is given: calls of a step that differ in sizes are of one
-    kind."""
+    """Return ``key`` without the sizes of tensors. Calls of a step that differ only in sizes have
+    the same kind."""
     _, *others = key
     return _frozen(map_tensors((args, kwargs), _unsized)), *others
 
@@ -64,7 +66,11 @@ def _shown(x: Any) -> Any:
 
 
 def _frozen(value: Any) -> Any:
-    """Raises TypeError for what has no value that can be compared."""
+    """Return ``value`` in a hashable form that compares by value.
+
+    Raises:
+        TypeError: ``value`` contains an object that cannot be hashed.
+    """
     if isinstance(value, dict):
         return tuple((k, _frozen(v)) for k, v in value.items())
     if isinstance(value, list | tuple):
@@ -77,7 +83,9 @@ def _frozen(value: Any) -> Any:
         fields = (getattr(value, f.name) for f in dataclasses.fields(value))
         return type(value), *map(_frozen, fields)
     if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
+        # By bytes, since == on arrays returns an array.
         array: Any = value
         return "numpy", array.shape, str(array.dtype), array.tobytes()
     hash(value)
+    # With the type, since 1 == 1.0 == True.
     return type(value), value

@@ -1,4 +1,5 @@
-"""The lines of a program: of each op what it is, its layout, its bytes and its line of the step."""
+"""Rows of a program listing: for each op its text, its layout, its bytes and its line of the
+step."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from .opaque import (
     WAIT_MESSAGE,
 )
 
-Program = Segment = Any  # those of program.py, which imports this file
+Program = Segment = Any  # defined in program.py, which imports this file
 
 _LAYOUTS = ("getitem", "_item")
 _WORDS = {
@@ -36,19 +37,19 @@ _WORDS = {
 
 @dataclass(slots=True)
 class Row:
-    """One line of a program.
+    """One row of a program listing.
 
     Args:
         kind: "read", "item", "op", "random", "message", "start" or "wait for" (of a message that
-            goes on beside the ops), "put", or "graph break".
-        text: what it does, such as ``%4 = mm(%2, %3)``.
-        layout: dtype, sizes and SBP of its result.
-        where: ``file:line in function`` of the step; "" of what no line does.
-        sent: bytes that this rank sends in it; None where it sends nothing.
-        held: bytes of its result on this rank.
-        boxing: the SBPs from which and into which a message boxes, where that is known.
-        name: of the op or message alone.
-        again: whether it was done before, and is done once more in place of holding its result.
+            runs concurrently with the ops), "put", or "graph break".
+        text: what the row does, such as ``%4 = mm(%2, %3)``.
+        layout: dtype, sizes and SBP of the result.
+        where: ``file:line in function`` of the step; "" if no line of the step does it.
+        sent: bytes that this rank sends in it; None if it sends nothing.
+        held: bytes of the result on this rank.
+        boxing: SBPs before and after the boxing that a message does, if known.
+        name: name of the op or message alone.
+        again: whether the row repeats an earlier op, instead of its result being held.
     """
 
     kind: str
@@ -63,18 +64,19 @@ class Row:
 
     @property
     def at(self) -> str:
-        """``train.py:12``, or ``train.py:12, again``."""
+        """The line of the step: ``train.py:12``, or ``train.py:12, again``."""
         return short_site(self.where) + (", again" if self.again else "")
 
     @property
     def move(self) -> str:
-        """``S(0) -join-> B`` of a message, or its name where no layouts are known."""
+        """The boxing of a message, such as ``S(0) -join-> B``; its name if no layouts are known."""
         name = f"{self.kind} {self.name}" if self.kind == "wait for" else self.name
         return name if self.boxing is None else f"{self.boxing[0]} -{name}-> {self.boxing[1]}"
 
 
 def rows(program: Program) -> Iterator[Row]:
-    """The lines in order."""
+    """Yield the rows of a program in order."""
+    # Values inside segments are numbered after those that segments pass on.
     fresh = count(program.count)
     for part in program.segments:
         yield from _rows(program, part, fresh)
@@ -111,7 +113,7 @@ def _rows(program: Program, part: Segment, fresh: Iterator[int]) -> Iterator[Row
 
 
 def row(program: Program, node: Node, names: dict[Node, str]) -> Row:
-    """The line of one op or message."""
+    """Return the row of one op or message."""
     made = _row(program, node, names)
     made.again = bool(node.meta.get("again"))
     return made
@@ -130,7 +132,7 @@ def _row(program: Program, node: Node, names: dict[Node, str]) -> Row:
         layout, boxing = "".join(_layout(user) for user in results[:1]), node.meta.get("boxing")
         if boxing is not None:
             source, target = boxing
-            if not layout:  # a reduction in place, or what nothing reads here
+            if not layout:  # a reduction in place, or a message without readers in this segment
                 x = node.args[0]
                 layout = (
                     f"{_layout(x)} {sbp_text(target)}"
@@ -166,7 +168,7 @@ def _read_text(read: Any) -> str:
 
 
 def is_item(node: Node) -> bool:
-    """Whether it is one of several results of another node."""
+    """Return whether the node takes one of the results of another node."""
     return getattr(node.target, "__name__", "") in _LAYOUTS
 
 
@@ -200,7 +202,8 @@ def _held(node: Node) -> int:
 
 
 def _read(text: str, x: Any) -> Row:
-    """The line of what is read. ``x`` says what it was like: a Like, or the tensor of a rate."""
+    """Return the row of a value that is read. ``x`` describes the value: a Like, or the tensor of a
+    learning rate."""
     if x is None:
         return Row("read", text)
     held = x.bytes if hasattr(x, "bytes") else x.nbytes

@@ -1,8 +1,8 @@
-"""Which value of a program lies in which memory.
+"""Table of which value of a program is in which memory.
 
-A tensor is known by its memory: its storage and where it lies in it. So views, aliases and tensors
-that were given other memory are told apart by what they are, and not by which Python object they
-are.
+A tensor is identified by its memory: its storage and its geometry within it. Views, aliases and
+tensors whose storage was replaced are so distinguished by their memory, not by which Python object
+they are.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 Geometry = tuple
 _Off = torch._C.DisableTorchFunction
-_T = torch.Tensor  # a global tensor answers for the whole; here its shard is meant
+_T = torch.Tensor  # its methods give the shard of a global tensor; x.size() gives the whole
 
 
 def storage_of(x: torch.Tensor) -> int:
-    """A number for the memory of ``x``; the same for its views."""
+    """Return a number that identifies the storage of ``x``; views have the same number."""
     with _Off():
         return _T.untyped_storage(x)._cdata
 
 
 def held_by(x: torch.Tensor) -> int:
-    """The bytes of the memory of ``x``; none on ``meta``."""
+    """Return the bytes of the storage of ``x``; 0 on ``meta``."""
     with _Off():
         if not has_memory(x) or x.is_meta:
             return 0
@@ -33,7 +33,8 @@ def held_by(x: torch.Tensor) -> int:
 
 
 def geometry(x: torch.Tensor) -> Geometry:
-    """Where ``x`` lies in its memory, without which memory it is."""
+    """Return the position of ``x`` within its storage: offset, size, strides, dtype, and the conj
+    and neg bits."""
     with _Off():
         return (
             _T.storage_offset(x),
@@ -46,7 +47,7 @@ def geometry(x: torch.Tensor) -> Geometry:
 
 
 def extent(where: Sequence[Any]) -> tuple[int, int]:
-    """The elements [begin, end) of its memory between which a geometry lies."""
+    """Return the range [begin, end) of elements of its storage that a geometry spans."""
     offset, size, stride, *_ = where
     if 0 in size:
         return offset, offset
@@ -54,22 +55,22 @@ def extent(where: Sequence[Any]) -> tuple[int, int]:
 
 
 def has_memory(x: torch.Tensor) -> bool:
-    """Whether ``x`` is strided, with memory of its own."""
+    """Return whether ``x`` is strided and has storage."""
     with _Off():
         return x.layout is torch.strided and not _T._is_zerotensor(x)
 
 
 def is_contiguous(x: torch.Tensor) -> bool:
-    """Whether ``x`` is strided, and its elements lie in their order without gaps."""
+    """Return whether ``x`` is strided and contiguous."""
     with _Off():
         return has_memory(x) and _T.is_contiguous(x)
 
 
 class Memory:
-    """Values by the memory that they lie in.
+    """Values, found by the memory of their tensors.
 
-    Memory that is let go of is free for others; a weak reference keeps its number, so that none
-    is used for a second one.
+    A storage may be freed while it is in the table. A weak reference reserves its number, so that
+    no later storage gets the same number.
     """
 
     def __init__(self) -> None:
@@ -78,8 +79,9 @@ class Memory:
         self._objects: dict[int, tuple[Any, torch.Tensor]] = {}
 
     def put(self, x: torch.Tensor, value: Any) -> None:
-        """``x`` is ``value``."""
+        """Note that ``x`` is ``value``."""
         if not has_memory(x):
+            # The tensor is kept too, so that its id is not reused.
             self._objects[id(x)] = value, x
             return
         number = storage_of(x)
@@ -89,13 +91,13 @@ class Memory:
         self._values.setdefault(number, {})[geometry(x)] = value
 
     def find(self, x: torch.Tensor) -> Any:
-        """The value that ``x`` is; None if no value lies there."""
+        """Return the value that ``x`` is; None if no value has this memory."""
         if not has_memory(x):
             return self._objects.get(id(x), (None, x))[0]
         return self._values.get(storage_of(x), {}).get(geometry(x))
 
     def base(self, x: torch.Tensor) -> Any:
-        """A value of the same dtype that ``x`` is a part of; None if none is."""
+        """Return a value of the same dtype whose memory contains ``x``; None if there is none."""
         if not has_memory(x):
             return None
         begin, end = extent(geometry(x))

@@ -1,4 +1,4 @@
-"""The transport of a step that is recorded: it passes messages on, and notes each."""
+"""Transport of a step that is being recorded: passes messages on, and notes each of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _NOT_IN_A_PROGRAM = frozenset(
 
 
 class Noting(Wrapper):
-    """Passes every call on to ``inner``, and gives those that send tensors to ``note``."""
+    """A transport that passes every call on to ``inner``, and passes those that send tensors to
+    ``note``."""
 
     records = True
 
@@ -59,7 +60,7 @@ class Noting(Wrapper):
             return super().pass_on(name, *args, **kwargs)
         places = kwargs.pop("out", None)
         given = given_to(name, args, kwargs)
-        if len(given["ranks"]) == 1:  # it sends nothing
+        if len(given["ranks"]) == 1:  # nothing is sent: the ops inside are recorded as ops
             more = {} if places is None else {"out": places}
             return getattr(self.inner, name)(*args, **kwargs, **more)
         counted = call_of(self.rank, given, name)
@@ -83,7 +84,7 @@ class Noting(Wrapper):
             return made
         return [place.copy_(x) for place, x in zip(places, made, strict=True)]
 
-    # These take a list to be filled by position.
+    # Callers may pass ``out`` by position, and ``pass_on`` expects it as a keyword.
 
     def all_gather(
         self, x: Tensor, shapes: Any, ranks: Ranks, out: Sequence[Tensor] | None = None
@@ -105,7 +106,7 @@ class Noting(Wrapper):
             return Done(x)
         given = {"x": x, "ranks": ranks}
         sent = call_of(self.rank, given, "all_reduce_async").bytes
-        self._count += 1  # what is started and what is waited for have one number
+        self._count += 1  # part of the text, so a start and its wait share one call number
         text = f"all_reduce {ranks} {op} {self._count}"
         call = Call(text, _Started(ranks, op), (), "all_reduce", op, tuple(ranks), sent)
         with unseen():
@@ -123,7 +124,8 @@ class Noting(Wrapper):
         self._note(call, xs, results)
         return results
 
-    # A program starts messages early by a pass of its own.
+    # While recording, the base class runs these as plain messages; the pass ``overlap`` starts
+    # messages of a program early.
     overlaps = Transport.overlaps
     start_join_several = Transport.start_join_several
     start_reduce_scatter_several = Transport.start_reduce_scatter_several
@@ -132,7 +134,8 @@ class Noting(Wrapper):
     def all_reduce_with_notes(
         self, x: Tensor, ranks: Ranks, told: Ranks, op: str = "sum"
     ) -> tuple[list[bytes], Tensor | None]:
-        # What is told is a part of a program (agreeing.py), of this message or of those before it.
+        # Errors that ranks tell each other are part of a program (agreeing.py): of this message, or
+        # of the messages before it.
         if len(ranks) == 1 or not self._tells(told):
             return Transport.all_reduce_with_notes(self, x, ranks, told, op)
         with unseen():
@@ -142,7 +145,7 @@ class Noting(Wrapper):
             self._note(SumAndTell(ranks, told, op).call(total, sent), [x], [total])
         return notes, total
 
-    # What lets a rank read the others' memory is done by messages.
+    # Reads of other ranks' memory are recorded as messages, which the base class sends.
     peers = Transport.peers
     addends = Transport.addends
 
@@ -169,7 +172,7 @@ def _own_part(rank: int, given: dict[str, Any]) -> tuple[int, int, int]:
 
 
 class _Passed:
-    """A call of the transport in use, with other tensors."""
+    """A transport call that can be repeated with other tensors."""
 
     def __init__(self, name: str, args: tuple, kwargs: dict[str, Any]) -> None:
         self.name = name
@@ -182,16 +185,16 @@ class _Passed:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What it is given, by name; its tensors left out."""
+        """The arguments by name, with holes in place of tensors."""
         return given_to(self.name, *self._given)
 
     def text(self) -> str:
-        """The call's name and its arguments that are not tensors."""
+        """Return the call's name and its arguments, with holes in place of tensors."""
         return f"{self.name} {self._given!r}"
 
 
 class _Started:
-    """An all-reduce in place."""
+    """An in-place all-reduce that is started, to be waited for later."""
 
     def __init__(self, ranks: Ranks, op: str) -> None:
         self._ranks, self._op = ranks, op
@@ -201,7 +204,7 @@ class _Started:
 
 
 class _Noted:
-    """A reduction under way, whose end is noted."""
+    """The handle of a reduction that is under way; the wait is noted."""
 
     def __init__(self, call: Call, x: Tensor, inner: Handle, note: Reducing) -> None:
         self._call, self._x, self._note = call, x, note

@@ -1,4 +1,4 @@
-"""Steps of methods, kept on the object whose method it is."""
+"""Compiled steps of methods, stored on the object that the method is bound to."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ _NAME = "_consistent_steps"
 
 
 class OfObjects:
-    """What ``make`` gives for each object. It refers to its object, so it is kept there and goes
-    with it: in a table here each would keep the other alive."""
+    """Table of the results of ``make`` for each object.
+
+    A result refers to its object, so it is stored on the object and is collected with it. In a
+    table here, the two would keep each other alive.
+    """
 
     def __init__(self, make: Callable[[Any], Any]) -> None:
         self._make = make
@@ -20,7 +23,8 @@ class OfObjects:
     def __getitem__(self, owner: Any) -> Any:
         if hasattr(owner, "__dict__"):
             steps = owner.__dict__.get(_NAME)
-            if steps is None or steps.owner() is not owner:  # that of what it is a copy of
+            # A copy of an object shares the original's entry, whose owner is another object.
+            if steps is None or steps.owner() is not owner:
                 steps = owner.__dict__[_NAME] = _Steps(owner)
             made = steps.made
         else:
@@ -31,7 +35,7 @@ class OfObjects:
 
 
 class _Steps:
-    """The compiled steps of one object."""
+    """The compiled steps of one object. Copies and pickles of the object get None instead."""
 
     def __init__(self, owner: Any) -> None:
         self.owner = weakref.ref(owner)

@@ -1,22 +1,23 @@
-"""Calls that a program holds as they are: messages between ranks, and random numbers.
+"""Custom ops for calls that a program holds as they are: messages between ranks, and draws of
+random numbers.
 
-To a compiler each is one op on tensors; what it does is found by a number, which is a hash of what
-it is, so that programs that differ in it are not taken for one another when they are found in a
+To a compiler, each is one op on tensors. The call is looked up by a number, which is a hash of what
+the call does, so that programs whose calls differ are not mistaken for each other in a compiler's
 cache on disk.
 
 ```
-consistent::message(Tensor[] xs, int number) -> Tensor[]     kept in order, as all ranks send alike
+consistent::message(Tensor[] xs, int number) -> Tensor[]     kept in the same order on all ranks
 consistent::start_message(Tensor[] xs, int number, int ticket) -> ()     the same in a thread;
 consistent::wait_message(Tensor[] xs, int number, int ticket) -> Tensor[]     its results
-consistent::start_reduce_(Tensor(a!) x, int number) -> ()     the same; begins to reduce x in place,
-consistent::wait_reduce_(Tensor(a!) x, int number) -> ()      and x is reduced; ops run in between
+consistent::start_reduce_(Tensor(a!) x, int number) -> ()     starts to reduce x in place;
+consistent::wait_reduce_(Tensor(a!) x, int number) -> ()      x is reduced; ops run in between
 consistent::drawn(Tensor[] xs, Tensor key, int number) -> Tensor[]     key: seed, and draws so far
 ```
 
-Code that serves several sizes is given numbers when it runs, and compiled before they are known. So
-those that give tensors are told the sizes of these by two arguments more: all sizes in a row, which
-may be symbols, and the kinds of the results, such as ``float32 2 cpu; int64 1 cpu`` (dtype, number
-of dims, device).
+Code that serves several sizes gets its numbers at run time, and is compiled before they are known.
+Ops that return tensors therefore take two more arguments that describe the results: their sizes in
+one list, which may be symbols, and their kinds, such as ``float32 2 cpu; int64 1 cpu`` (dtype,
+number of dims, device).
 """
 
 from __future__ import annotations
@@ -44,28 +45,29 @@ Shape = tuple[tuple[int, ...], torch.dtype, torch.device]
 
 
 class Watch(Protocol):
-    """Notified of the messages of a run."""
+    """Observer of the messages of a run."""
 
     def ordered(self, number: int) -> AbstractContextManager[None]:
-        """Around each call that sends, or waits for what was sent."""
+        """Return a context manager that is entered around each call that sends, or waits for what
+        was sent."""
         ...
 
 
 @dataclass(frozen=True)
 class Call:
-    """What a number stands for.
+    """The call that a number stands for.
 
     Args:
-        text: says all that ``run`` depends on beside the tensors.
-        run: the tensors -> its results; of ``drawn`` with (seed, counter) before them.
+        text: describes everything that ``run`` depends on, except the tensors.
+        run: computes the results from the list of tensors; a draw also takes (seed, counter) first.
         outs: shape, dtype and device of each result.
-        kind, op: of a message, the method of the transport, and how it reduces.
-        ranks: that take part in it.
-        bytes: that this rank sends in it.
-        own: of a tensor that is joined, (dim, start, size) of this rank's part.
-        gathered: of each tensor of a gather, what its result depends on beside it.
-        where: the lines of the step that send it, three at most.
-        computes: whether it multiplies while it sends.
+        kind, op: of a message: the method of the transport, and the reduction.
+        ranks: the ranks that take part in it.
+        bytes: bytes that this rank sends in it.
+        own: of a join, (dim, start, size) of this rank's part of the result.
+        gathered: of each tensor of a gather, what its result depends on except the tensor.
+        where: the lines of the step that send it, at most three.
+        computes: whether the message also computes, such as a product that is sent in chunks.
     """
 
     text: str
@@ -82,7 +84,7 @@ class Call:
 
     @property
     def is_sum(self) -> bool:
-        """Whether it is the sum of one tensor over ranks, and nothing else."""
+        """Return whether the call is the sum of one tensor over ranks, and nothing else."""
         sums = self.kind in ("all_reduce", "reduce_scatter") and self.op == "sum"
         return sums and len(self.outs) == 1
 
@@ -90,6 +92,7 @@ class Call:
     def number(self) -> int:
         """A number that identifies the call, equal in every process."""
         digest = hashlib.sha256(f"{self.text} -> {self.outs}".encode()).digest()
+        # 7 bytes fit the signed 64-bit int of an op's schema.
         return int.from_bytes(digest[:7], "big")
 
 
@@ -106,14 +109,15 @@ _thread = _Thread()
 
 @contextmanager
 def known(calls: dict[int, Call], watch: Watch | None = None) -> Iterator[None]:
-    """Inside, numbers stand for these calls; ``watch`` is told of each that sends or waits."""
+    """Let numbers stand for ``calls`` inside the block. ``watch`` is notified of each call that
+    sends or waits."""
     before = _thread.calls, _thread.watch, _thread.under_way, _thread.started
     _thread.calls, _thread.watch, _thread.under_way, _thread.started = calls, watch, {}, {}
     try:
         yield
     finally:
-        for one, _ in _thread.started.values():  # a step that has failed
-            one.exception()
+        for one, _ in _thread.started.values():  # left over only if the step has failed
+            one.exception()  # waits, so that no message of this step is under way in the next one
         _thread.calls, _thread.watch, _thread.under_way, _thread.started = before
 
 
@@ -127,7 +131,7 @@ def _call(number: int) -> Call:
 
 
 def result_sizes(number: int) -> tuple[list[int], str]:
-    """(sizes, kinds) of the results of what ``number`` stands for."""
+    """Return (sizes, kinds) of the results of the call ``number``."""
     outs = _call(number).outs
     kinds = [f"{str(dtype)[6:]} {len(shape)} {device}" for shape, dtype, device in outs]
     return [size for shape, _, _ in outs for size in shape], "; ".join(kinds)
@@ -151,8 +155,8 @@ def _made(number: int, sizes: Sequence[int] | None, kinds: str) -> list[Tensor]:
 
 
 def _apart(results: Sequence[Tensor]) -> list[Tensor]:
-    """``results``, each in memory of its own, as torch asks of an op; a transport may give parts of
-    one buffer."""
+    """Return ``results`` with a storage of its own for each, as torch requires of a custom op. A
+    transport may return parts of one buffer."""
     made, memories = [], set()
     for x in results:
         memory = x.untyped_storage()._cdata
@@ -162,8 +166,8 @@ def _apart(results: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _after_started() -> None:
-    """Let the program's stream wait for what was started on the side stream: ranks of a GPU's own
-    memory meet in the order in which messages were sent."""
+    """Let the program's stream wait for messages on the side stream. Ranks that read each other's
+    GPU memory must meet in the order in which messages were sent."""
     for future, beside in _thread.started.values():
         if beside is not None:
             future.exception()
@@ -177,9 +181,9 @@ def message(
     sizes: Sequence[int] | None = None,
     kinds: str = "",
 ) -> list[Tensor]:
-    """Send and receive; see ``mirrored.comm.Transport``."""
+    """Send and receive as the call ``number`` does; see ``mirrored.comm.Transport``."""
     call = _call(number)
-    recorded_at = call.where  # noqa: F841 - a rank that waits here says so
+    recorded_at = call.where  # noqa: F841 - read from this frame to report where a rank waits
     with _watched(number):
         _after_started()
         return _apart(call.run(list(xs)))
@@ -197,10 +201,11 @@ def _(
 
 @torch.library.custom_op("consistent::start_message", mutates_args=())
 def start_message(xs: Sequence[Tensor], number: int, ticket: int) -> None:
-    """``message`` in a thread, after those that were started before; ``ticket`` is for one of
-    them."""
+    """Start ``message`` in a thread, after all messages that were started before. ``ticket``
+    identifies it for the wait."""
     transport = current()
     if not isinstance(transport, Ordered):
+        # Ordered makes the messages of the program and of the thread run in the order they came.
         transport = put_around(Ordered)
     assert isinstance(transport, Ordered)
     send, beside = _call(number).run, Beside.of(xs)
@@ -222,13 +227,14 @@ def wait_message(
     sizes: Sequence[int] | None = None,
     kinds: str = "",
 ) -> list[Tensor]:
-    """The results of what was started with ``ticket``. ``xs`` are held until then."""
+    """Return the results of the message that was started with ``ticket``. ``xs`` are arguments so
+    that they stay alive until then."""
     recorded_at = _call(number).where  # noqa: F841 - as above
     with _watched(number):
         future, beside = _thread.started.pop(ticket)
         results = future.result()
         if beside is not None:
-            beside.join(results)  # before results that share a buffer are copied
+            beside.join(results)  # must precede _apart, which copies results that share a buffer
         return _apart(results)
 
 
@@ -245,7 +251,7 @@ def _(
 
 @torch.library.custom_op("consistent::start_reduce_", mutates_args=("x",))
 def start_reduce_(x: Tensor, number: int) -> None:
-    """Start to reduce ``x`` over ranks."""
+    """Start to reduce ``x`` over ranks, in place."""
     call = _call(number)
     recorded_at = call.where  # noqa: F841 - as above
     with _watched(number):
@@ -260,7 +266,8 @@ def _(x: Tensor, number: int) -> None:
 
 @torch.library.custom_op("consistent::wait_reduce_", mutates_args=("x",))
 def wait_reduce_(x: Tensor, number: int) -> None:
-    """Wait for the reduction that was started first, and put it into ``x``."""
+    """Wait for the oldest reduction of this call that is under way, and write its result into
+    ``x``."""
     recorded_at = _call(number).where  # noqa: F841 - as above
     with _watched(number):
         put(_thread.under_way[number].popleft().wait(), x)
@@ -272,7 +279,7 @@ def _(x: Tensor, number: int) -> None:
 
 
 def put(made: Tensor, x: Tensor) -> None:
-    """``made`` into ``x``, unless it is there."""
+    """Copy ``made`` into ``x``, unless it is already in the same memory."""
     if made.data_ptr() != x.data_ptr():
         x.copy_(made)
 
@@ -285,7 +292,7 @@ def drawn(
     sizes: Sequence[int] | None = None,
     kinds: str = "",
 ) -> list[Tensor]:
-    """Draw random numbers as a step does that is ``key[1]`` draws after the seed ``key[0]``."""
+    """Draw the random numbers of a step that starts ``key[1]`` draws after the seed ``key[0]``."""
     seed, counter = key.tolist()
     return list(_call(number).run(seed, counter, list(xs)))
 
@@ -312,7 +319,8 @@ ORDERED = (*SENDING, WAIT_MESSAGE, WAIT)
 
 
 def _keep_in_order() -> None:
-    """Tell compilers that messages are not moved past each other: every rank sends them alike."""
+    """Register messages as ordered effects, so that compilers keep their order: every rank must
+    send the same messages in the same order."""
     from torch._higher_order_ops.effects import _register_effectful_op
     from torch._library.effects import EffectType
 
@@ -324,6 +332,6 @@ _keep_in_order()
 
 
 def shape_of(x: Any) -> Shape:
-    """The shape of one result."""
+    """Return shape, dtype and device of ``x``; of a global tensor, those of its shard."""
     with torch._C.DisableTorchFunction():
         return tuple(torch.Tensor.size(x)), x.dtype, torch.Tensor.device.__get__(x)  # type: ignore

@@ -1,4 +1,5 @@
-"""What a compiled step can be asked for. A new option is added here, and used where it acts."""
+"""Options of a compiled step. A new option is declared here and used in the code that implements
+it."""
 
 from __future__ import annotations
 
@@ -19,36 +20,36 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """The options of ``consistent.compile``, which are checked when they are given.
+    """The options of ``consistent.compile``, checked at construction.
 
     Args:
-        backend: "inductor", or "ops", which runs what was recorded op by op.
-        fullgraph: raise CannotRecord where the step cannot be a program. By default it runs as it
-            is written, with a warning that says why and where.
+        backend: "inductor", or "ops", which runs the recorded ops one by one.
+        fullgraph: raise CannotRecord if the step cannot be a program. By default the step then runs
+            as written, with a warning that says why and where.
         tell_compiling: whether ``torch.compiler.is_compiling()`` is true while the step is
-            recorded. Many models then leave out what depends on values; some take a way that only
-            torch's own tracer can go.
-        layouts: "auto" chooses the layouts of all ops of the step together, where that sends less
-            than choosing op by op: the third call is recorded, too, and the program that sends
-            less is kept. None: each op chooses alone.
-        memory: bytes that a rank may hold at a time of what the step makes, beside parameters,
-            gradients that were there, state and inputs. Where a program would hold more, what is
-            cheap is computed again for backward, and parameters are gathered again. What is then
-            held is in ``show()``.
+            recorded. Many models then skip code that depends on values; some take a path that only
+            torch's own tracer supports.
+        layouts: "auto" chooses the layouts of all ops of the step together, if that sends less than
+            choosing op by op: the third call is also recorded, and the program that sends less is
+            kept. None: the layout of each op is chosen separately.
+        memory: bytes that a rank may hold at a time for values that the step computes, not counting
+            parameters, existing gradients, state and inputs. If a program would hold more, cheap
+            values are recomputed for backward, and parameters are gathered again. ``show()``
+            reports the bytes that are then held.
         overlap: start messages as early and wait for them as late as data and memory allow; a
-            thread sends them meanwhile. "auto" does so where all ranks have cores to spare for it.
-            Without ``memory``, two results more may be held at a time than else.
-        fuse: do a sum over ranks and the ops after it, or a product and its boxing, in one call of
-            a native kernel: "auto" where that is faster, by tables and costs that are the same on
-            all ranks; True wherever it can be done.
+            thread sends them meanwhile. "auto" does so if all ranks have spare cores for the
+            thread. Without ``memory``, up to two more results may be held at a time than otherwise.
+        fuse: run a sum over ranks and the ops after it, or a product and its boxing, in one call of
+            a native kernel. "auto" does so where it is faster, by tables and costs that are the
+            same on all ranks; True does so wherever possible.
         cuda_graph: capture what runs on a GPU between messages as CUDA graphs, in the second run of
             the program, and replay them from then on.
-        what: the call that error messages name.
+        what: name of the call in error messages.
 
     Raises:
-        ValueError: the backend is not known, ``layouts`` is neither, ``memory`` is not a number of
-            bytes, or ``overlap`` or ``fuse`` is none of True, False and "auto"; or ``cuda_graph``
-            is asked for where torch has no CUDA device.
+        ValueError: ``backend`` or ``layouts`` is unknown, ``memory`` is not a number of bytes,
+            ``overlap`` or ``fuse`` is none of True, False and "auto", or ``cuda_graph`` is set
+            where torch has no CUDA device.
         ImportError: ``layouts`` is "auto", and scipy is not installed.
     """
 
@@ -68,6 +69,7 @@ class CompileOptions:
             raise ValueError(f"{what}: backend is {self.backend!r}.{near} Give one of {known}.")
         self._check_layouts(what)
         memory, cuda_graph = self.memory, self.cuda_graph
+        # The exact type, because bool is a subclass of int.
         if memory is not None and (type(memory) is not int or memory < 0):
             raise ValueError(
                 f"{what}: memory is {memory!r}. Give a whole number of bytes, or None."
@@ -95,7 +97,7 @@ class CompileOptions:
 
 
 class Options(TypedDict, total=False):
-    """The options as keywords, for checkers and editors."""
+    """The options as keywords, for type checkers and editors."""
 
     backend: str
     fullgraph: bool
@@ -108,8 +110,8 @@ class Options(TypedDict, total=False):
 
 
 def shows_options(function: _F) -> _F:
-    """Let ``help()`` show each option, its default and what it does, for ``**options`` of
-    ``function``, whose docstring has one line for them."""
+    """Make ``help(function)`` list each option with its default and description, in place of the
+    line ``options:`` of its docstring."""
     signature = inspect.signature(function)
     kept = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     options = [
@@ -117,6 +119,8 @@ def shows_options(function: _F) -> _F:
         for f in dataclasses.fields(CompileOptions)
     ]
     function.__signature__ = signature.replace(parameters=[*kept, *options])  # type: ignore
+    # This parses the docstring: "Args:" begins the options, and "what:" must come after all of
+    # them.
     described = inspect.cleandoc(CompileOptions.__doc__ or "")
     args = described.partition("Args:\n")[2].partition("\n    what:")[0]
     function.__doc__ = re.sub(

@@ -1,5 +1,5 @@
-"""A program as one HTML page that needs nothing beside it: the lines of the step with what each
-makes and sends, bytes by boxing, what passes left out, and every op."""
+"""A program as one self-contained HTML page: the lines of the step with what each computes and
+sends, bytes by boxing, messages that passes removed, and every op."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SENT = ("message", "start")
 
 @dataclass
 class _At:
-    """What a line of the step does."""
+    """Totals of one line of the step: its ops, bytes, layouts and boxings."""
 
     ops: int = 0
     sent: int = 0
@@ -41,7 +41,7 @@ class _At:
 
 
 def page(program: Program, others: int = 0) -> str:
-    """The page. ``others`` is how many other programs the step has."""
+    """Return the page of ``program``. ``others`` is the number of other programs of the step."""
     made = list(rows(program))
     parts = [
         _numbers(program, made), _others(others), _lines(program, made), _boxings(made),
@@ -52,7 +52,7 @@ def page(program: Program, others: int = 0) -> str:
 
 
 def refused(name: str, why: str) -> str:
-    """The page of a step that runs as it is written."""
+    """Return the page of a step that runs as written, with the reason."""
     return frame(
         f"Step {name}", "It runs as it is written, not as a program.", f"<pre>{escaped(why)}</pre>"
     )
@@ -113,6 +113,7 @@ def _lines(program: Program, made: Sequence[Row]) -> str:
     if not found:
         return ""
     longest = max(at.sent for at in found.values())
+    # The step's own function is shown first.
     own = program.name.replace(".<locals>", "")
     ordered = sorted(functions(places), key=lambda each: each.name not in (own, program.name))
     blocks = []
@@ -140,7 +141,7 @@ def _add(at: _At, group: Sequence[Row]) -> None:
     at.sent += sum(row.sent or 0 for row in group)
     at.boxings.update(row.move for row in group if row.kind in _SENT)
     ends = [row.layout for row in reversed(group) if row.layout and row.kind != "message"]
-    if ends:  # the last one whose layout is known, or the last one
+    if ends:  # the last layout that is complete, or else the last layout
         at.layouts[next((each for each in ends if not each.endswith("]")), ends[0])] += 1
 
 

@@ -1,4 +1,4 @@
-"""Parts of a recorded graph that run by themselves."""
+"""Parts of a recorded graph that are modules of their own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from .opaque import ORDERED
 def part_of(
     piece: list[Node], given: list[Node], own: list[Node], constants: dict[str, torch.Tensor]
 ) -> GraphModule:
-    """The ops of ``piece``, which take the values of ``given`` and give those of ``own``."""
+    """Return a module of the ops of ``piece``, which takes the values of ``given`` and returns
+    those of ``own``."""
     graph, copies = Graph(), {}
     for n in given:
         copies[n] = graph.placeholder(n.name)
@@ -33,11 +34,11 @@ def part_of(
 
 
 def module_of(root: torch.nn.Module, graph: Graph) -> GraphModule:
-    """A ``GraphModule`` whose source goes with it. Torch keeps the source of every one that was
-    ever made, as long as the process lives: for a step whose sizes grow, that of each size."""
+    """Return a ``GraphModule`` whose generated source is freed with it. Torch keeps the source of
+    every ``GraphModule`` until the process ends, which adds up in a step whose sizes grow."""
     made = GraphModule(root, graph)
     name = made.forward.__func__.__code__.co_filename
-    if name.startswith("<eval_with_key>"):  # else others may have the same
+    if name.startswith("<eval_with_key>"):  # names of this form are unique to one module
         weakref.finalize(made, _forget, name).atexit = False
     return made
 

@@ -1,4 +1,4 @@
-"""The places of a step's state while it is recorded: what was in them, and what is put there."""
+"""Places of a step's state while it is recorded: what was in them, and what the step put there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .recorder import NodePlace, Recorder, Writes
 
 
 class Places:
-    """The places of a step's state, and what was in them when last looked."""
+    """The places of a step's state, and what they held when last checked."""
 
     def __init__(self, recorder: Recorder, reached: Reached) -> None:
         self._recorder, self._sources = recorder, reached.sources
@@ -22,7 +22,7 @@ class Places:
         self._memories: list[Any] = [None] * len(reached.sources)
 
     def know(self) -> None:
-        """Take note of what is there."""
+        """Note what the places hold now, and let the recorder read the tensors there."""
         for i, source in enumerate(self._sources):
             now = source.read()
             if isinstance(now, torch.Tensor):
@@ -33,7 +33,7 @@ class Places:
             self._seen[i] = now
 
     def changes(self) -> Writes:
-        """What was put into places since then."""
+        """Return what the step has put into places since the last check."""
         writes = []
         for i, source in enumerate(self._sources):
             now = source.read()
@@ -50,6 +50,8 @@ class Places:
                 writes.append((source, None))
             elif isinstance(now, torch.Tensor):
                 self._memories[i] = storage_of(now) if has_memory(now) else None
+                # The source holds another tensor object; writes into the same object are recorded
+                # as ops.
                 writes.append((source, self._made(now)))
             else:
                 self._recorder.refuse(
@@ -63,7 +65,7 @@ class Places:
         return NodePlace(node, x._spec if is_global(x) else None)
 
     def place_of(self, x: Any, given: list[Any]) -> NodePlace:
-        """Where a tensor of the result comes from."""
+        """Return where a tensor of the result comes from."""
         for i, other in enumerate(given):
             if x is other:
                 return NodePlace(None, argument=i)

@@ -1,4 +1,4 @@
-"""What a recorded step is: segments of ops, with calls between them that run as they are written.
+"""Program of a recorded step: segments of ops, and between them calls that run as written.
 
 ```
 segment 0:  forward, backward
@@ -35,11 +35,12 @@ _ON_COMPILED = callbacks("on_compiled")
 
 
 def GRAPH_BREAK(number: int) -> None:  # noqa: N802 - a marker among the ops of a graph
-    """Where a call stands that runs as it is written."""
+    """Marker in a graph for a call that runs as written."""
 
 
 class Like(NamedTuple):
-    """What is said of a tensor that is not kept: shape of the whole, bytes of this rank's part."""
+    """Description of a tensor that is not kept. ``shape`` is that of the whole tensor, ``bytes``
+    the size of this rank's shard."""
 
     spec: Any
     dtype: torch.dtype
@@ -48,22 +49,23 @@ class Like(NamedTuple):
 
 
 class Read:
-    """Where a program reads a value from.
+    """A value that a program reads, and where from.
 
     Args:
         kind: "argument", "source", "rate" (a learning rate that is a number), or "key" (seed and
             draws so far).
-        at: the argument's position, the Source, or the group of the optimizer.
-        x: the tensor that was there when the step was recorded; once it was, what it was like. Of
-            a rate, the tensor that it is put into.
-        segment: of a key.
+        at: the argument's position, the Source, or the optimizer's group.
+        x: the tensor that was there when the step was recorded; after the recording, a description
+            of that tensor. Of a rate, the tensor that holds the number.
+        segment: of a key, the segment that reads it.
     """
 
     def __init__(self, kind: str, at: Any = None, x: Any = None, segment: int = 0) -> None:
         self.kind, self.at, self.x, self.segment = kind, at, x, segment
 
     def recorded(self) -> Read:
-        """The value for a program, which keeps none of the tensors that it was recorded with."""
+        """Return this read for a program, with a description in place of the recorded tensor, so
+        that no such tensor is kept."""
         if self.kind not in ("argument", "source"):
             return self
         sizes, dtype, _ = shape_of(self.x)
@@ -72,7 +74,7 @@ class Read:
         return Read(self.kind, self.at, Like(spec, dtype, tuple(self.x.shape), held))
 
     def read(self, arguments: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The tensor that is there now."""
+        """Return the tensor that is there now."""
         match self.kind:
             case "argument":
                 return arguments[self.at]
@@ -87,8 +89,8 @@ class Read:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor comes from: a value of the program, with its spec if it is a global tensor; or
-    the very object that is an argument, or that a source holds."""
+    """The origin of a tensor: a value of the program, with its spec if it is a global tensor; or
+    the very object that is passed as an argument or held by a source."""
 
     value: int | None
     spec: Any = None
@@ -96,7 +98,7 @@ class Place:
     source: Any = None
 
     def get(self, values: Sequence[Any], arguments: Sequence[torch.Tensor]) -> Any:
-        """The tensor."""
+        """Return the tensor."""
         if self.argument is not None:
             return arguments[self.argument]
         if self.source is not None:
@@ -108,16 +110,17 @@ class Place:
 
 @dataclass(frozen=True)
 class Write:
-    """What is put into a source; nothing where ``value`` is None."""
+    """An assignment of a tensor, or of None, to a source at the end of a segment."""
 
     source: Any
     value: Place | None
 
     def run(self, values: Sequence[Any]) -> None:
-        """Put it there."""
+        """Make the assignment."""
         x = None if self.value is None else self.value.get(values, ())
         if isinstance(self.source.store, torch.Tensor) and is_global(self.source.store):
             if x is not None:
+                # The gradient of a global leaf also replaces addends that wait to be added to it.
                 set_raw_grad(self.source.store, x)
                 return
         self.source.write(x)
@@ -128,11 +131,11 @@ class Segment:
     """Ops that run as one callable, and what follows them.
 
     Args:
-        graph: takes ``inputs`` and gives ``outputs``, which are numbers of values.
-        reads: values that are read before it runs.
-        writes: what is put into places after it.
-        draws: random ops in it.
-        graph_break: a call that is left to Python, after all that; ``text`` is how it is shown.
+        graph: takes ``inputs`` and returns ``outputs``, which are numbers of values.
+        reads: values that are read before the graph runs.
+        writes: assignments to sources after it.
+        draws: number of random ops in it.
+        graph_break: a call that runs as written, after the writes; ``text`` describes it.
     """
 
     graph: GraphModule
@@ -147,9 +150,10 @@ class Segment:
     _shards: dict[int, tuple[Any, int, torch.Tensor]] = field(default_factory=dict)
 
     def shards(self, inputs: list[Any], passing: set[int]) -> list[torch.Tensor]:
-        """Plain tensors in the memory of ``inputs``: kernels and messages that are written in
-        Python ask them for their shapes. Those of places, which stay, are kept; those of values
-        that are ``passing``, which the caller gives, go when the caller lets them go."""
+        """Replace global tensors among ``inputs`` by plain tensors in the same memory, because
+        kernels and messages that are written in Python ask for the shape of the shard. The plain
+        tensors of places are cached; those of ``passing`` values, which the caller provides, are
+        not, so that they are freed with the caller's tensor."""
         for i, x in enumerate(inputs):
             if x.__class__ is _T:
                 continue
@@ -157,29 +161,30 @@ class Segment:
             if kept is not None and kept[0] is x and kept[1] == _T.data_ptr(x):
                 inputs[i] = kept[2]
             else:
-                inputs[i] = _T.as_subclass(_T.detach(x), _T)  # x is not its base: x may move
+                # detach() first, so that x does not become the base of a view: x may be moved.
+                inputs[i] = _T.as_subclass(_T.detach(x), _T)
                 if self.inputs[i] not in passing:
                     self._shards[i] = x, _T.data_ptr(x), inputs[i]
         return inputs
 
     def forget_shards(self) -> None:
-        """Let go what is kept: tensors of places have other memory now."""
+        """Drop the cached plain tensors, because the tensors of places have other memory now."""
         self._shards.clear()
 
 
 @dataclass(eq=False)
 class Program:
-    """Segments, one after another."""
+    """The segments of a recorded step, in the order in which they run."""
 
     name: str
     segments: list[Segment]
     result: Any
     calls: dict[int, Call]
-    count: int  # of values
+    count: int  # number of values
     backend: Callable[..., Any]
-    saved: list[Any] = field(default_factory=list)  # messages that passes left out
-    notes: list[str] = field(default_factory=list)  # what else was decided
-    pieces: list[Pieces] | None = None  # what reports call its parts, once one has watched it
+    saved: list[Any] = field(default_factory=list)  # messages that passes removed
+    notes: list[str] = field(default_factory=list)  # other decisions, for people
+    pieces: list[Pieces] | None = None  # how reports name its parts; made by the first report
 
     def __post_init__(self) -> None:
         reads = [read for part in self.segments for read in part.reads]
@@ -187,7 +192,7 @@ class Program:
         _programs.add(self)
 
     def run(self, arguments: Sequence[torch.Tensor]) -> Any:
-        """The result of the step."""
+        """Run the program, and return the result of the step."""
         if not _ON_COMPILED:
             return self._run(arguments, None)
         with Watching(self) as watch:
@@ -217,7 +222,7 @@ class Program:
             return _built(self.result, values, arguments)
 
     def messages(self) -> list[Call]:
-        """What this rank sends and receives, in order."""
+        """Return what this rank sends and receives, in order."""
         return [
             self.calls[node.args[1]]
             for part in self.segments
@@ -227,7 +232,7 @@ class Program:
 
     @property
     def bytes(self) -> int:
-        """What this rank sends in a step, without what calls at graph breaks send."""
+        """The bytes that this rank sends in a step, without those of the calls at graph breaks."""
         return sum(call.bytes for call in self.messages())
 
 
@@ -235,7 +240,7 @@ _programs: WeakSet[Program] = WeakSet()
 
 
 def _forget_shards() -> None:
-    """Let go of the memory that tensors had before they were moved."""
+    """Drop references to the memory that tensors had before they were moved to other ranks."""
     for program in list(_programs):
         for part in program.segments:
             part.forget_shards()
@@ -245,7 +250,7 @@ Tracer(on_move=_forget_shards).always()
 
 
 def _built(template: Any, values: Sequence[Any], arguments: Sequence[torch.Tensor]) -> Any:
-    """A result; lists and dicts in it are new in each call."""
+    """Return a result like ``template``. Its lists and dicts are new in each call."""
     made = map_each(template, Place, lambda place: place.get(values, arguments))
     return copy.deepcopy(made) if made is template else made
 

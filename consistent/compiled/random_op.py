@@ -1,4 +1,4 @@
-"""A random op of a program: the same op, so many draws after the beginning of its segment."""
+"""RandomOp: a random op as a program repeats it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ import torch
 
 
 class RandomOp:
-    """A random op of ours, so many draws after the beginning of its segment."""
+    """A random op of this library, drawn at a fixed number of draws after the start of its segment.
+
+    Args:
+        func: the op.
+        values: its arguments.
+        at: index of the counter among them; the seed is before it.
+        offset: draws since the start of the segment.
+        filled: whether the op writes into its first argument.
+    """
 
     def __init__(self, func: Any, values: list[Any], at: int, offset: int, filled: bool) -> None:
         self._func, self._at, self._offset, self._filled = func, at, offset, filled
@@ -21,6 +29,8 @@ class RandomOp:
             values[i] = x
         values[self._at - 1], values[self._at] = seed, counter + self._offset
         if self._filled:
+            # The custom op ``drawn`` must not modify its inputs, so the numbers go into a new
+            # tensor.
             values[0] = torch.empty_like(values[0])
             self._func(*values)
             return [values[0]]

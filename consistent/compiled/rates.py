@@ -1,15 +1,16 @@
-"""Numbers in the groups of optimizers, and who asks for them or sets them while a step is recorded.
+"""Tracking of who reads or sets the numbers in optimizers' groups while a step is recorded.
 
 ```
-optimizer.step(), schedule.step()       may: a program reads the rate again in each run
-the step: x * group["lr"]               a program is for that number
-the step: group["lr"] = 0.1             no program: it would not set it
+optimizer.step(), schedule.step()       allowed: a program reads the rate again in each run
+the step: x * group["lr"]               the program is valid for that number only
+the step: group["lr"] = 0.1             no program: it would not set the number
 ```
 
-An optimizer that is called as it is written reads all its numbers again. One that is recorded so
-reads its rate alone; the others are in its ops. Once these change from call to call, as momentum
-does under OneCycleLR, it is called as it is written, too. What schedules count matters where the
-step asks for it: it may well reach one, as ``self.schedule``, that is stepped outside.
+An optimizer that runs as written reads all its numbers again in each call. An optimizer that is
+recorded reads only its learning rate again; its other numbers are constants of its ops. Once they
+change from call to call, as momentum does under OneCycleLR, the optimizer runs as written. The
+counts of a schedule matter only if the step reads them: a step may well reach a schedule, such as
+``self.schedule``, that is stepped outside.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Optimizer = torch.optim.Optimizer
 
 
 class _Group(dict):
-    """A group of an optimizer that notes who asks for a number in it, or sets it."""
+    """A group of an optimizer that notes which of its entries are read."""
 
     def __init__(self, group: dict[str, Any], rates: Rates) -> None:
         super().__init__(group)
@@ -42,7 +43,9 @@ class _Group(dict):
         self._rates.asked(self.group, key)
         return super().get(key, default)
 
-    def __iter__(self) -> Iterator[Any]:  # so dict(group) and {**group} ask for each key
+    # An own __iter__ makes dict(group) and {**group} call __getitem__ for each key, instead of
+    # copying in C.
+    def __iter__(self) -> Iterator[Any]:
         return super().__iter__()
 
     def items(self) -> Any:
@@ -62,6 +65,7 @@ class _Group(dict):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         super().__setitem__(key, value)
+        # Also into the real group, which is put back after the recording.
         self.group[key] = value
 
     def update(self, *args: Any, **kwargs: Any) -> None:
@@ -70,9 +74,9 @@ class _Group(dict):
 
 
 class Rates:
-    """The learning rates of optimizers and the other numbers of their groups. Optimizers and
-    schedules may use them in their own steps; where the step itself does, a program is for that
-    number alone."""
+    """The learning rates and other numbers of optimizers' groups during a recording. Optimizers and
+    schedules may use them in their own steps. If the step itself reads a number, its program is
+    valid for that number only."""
 
     def __init__(self, reached: Reached) -> None:
         self._reached, self._optimizers = reached, reached.optimizers
@@ -86,13 +90,13 @@ class Rates:
         return [numbers(group) for o in self._optimizers for group in _groups(o)]
 
     def asked(self, group: dict, key: Any) -> None:
-        """The step asks for what ``group`` has at ``key``."""
+        """Note that the step reads entry ``key`` of ``group``."""
         if self._on:
             self._asked.add((id(group), key))
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Inside, groups and schedules note who asks."""
+        """Let groups and schedules note who reads them inside the block."""
         classes = [type(schedule) for schedule in self._reached.schedules]
         for schedule, cls in zip(self._reached.schedules, classes, strict=True):
             schedule.__class__ = _watching(cls, self._asked_of)
@@ -110,8 +114,8 @@ class Rates:
 
     @contextmanager
     def let(self) -> Iterator[None]:
-        """Inside, an optimizer or a schedule does, which may; and what it sets is not a write of
-        the step's."""
+        """Allow reads and writes inside the block, where an optimizer or a schedule runs its own
+        step. What it sets does not count as set by the step."""
         on = self._on
         if on:
             self._put(False)
@@ -127,6 +131,7 @@ class Rates:
         self._on = on
         for optimizer in self._optimizers:
             groups = _groups(optimizer)
+            # In place, because a guard requires that the list stays the same object.
             optimizer.param_groups[:] = [_Group(g, self) for g in groups] if on else groups
 
     def _note_changes(self) -> None:
@@ -135,8 +140,9 @@ class Rates:
             self._changed |= {key for key in keys if before.get(key) != now.get(key)}
 
     def guards(self, called: set[int]) -> list[Guard]:
-        """The guards of optimizers and schedules: what the step asked for, and all but the rates of
-        optimizers that are not ``called`` as written."""
+        """Return the guards on optimizers and schedules: what the step has read, and all numbers
+        except learning rates of the optimizers that were recorded (those not in ``called``, which
+        run as written)."""
         of_schedules = self._reached.of_schedules
         asked = [
             f for key in of_schedules if key in self._asked_schedules for f in of_schedules[key]
@@ -150,7 +156,7 @@ class Rates:
         ]
 
     def written(self) -> list[str]:
-        """What the step set."""
+        """Return descriptions of what the step has set."""
         self._note_changes()
         return [
             "a learning rate" if key == "lr" else f"{key} of an optimizer"
@@ -158,14 +164,14 @@ class Rates:
         ]
 
 
-# Attributes of a schedule that are none of what it counts: ``step`` is put there for the recording.
+# Attributes of a schedule that are no counts; ``step`` is replaced during the recording.
 _NO_NUMBERS = ("optimizer", "step")
-_ALL = ("__dict__", "__getstate__")  # the latter for copies
+_ALL = ("__dict__", "__getstate__")  # these give all attributes; copies use the latter
 
 
 def _watching(cls: Any, asked: Callable[[Any, dict[str, Any], str], None]) -> type:
-    """A class like ``cls`` that tells ``asked`` which attributes its objects are asked for, or
-    given."""
+    """Return a subclass of ``cls`` that calls ``asked`` for each attribute of its objects that is
+    read or set."""
     kept_by, read, write = object.__getattribute__, cls.__getattribute__, cls.__setattr__
 
     def get(self: Any, name: str) -> Any:
@@ -181,15 +187,16 @@ def _watching(cls: Any, asked: Callable[[Any, dict[str, Any], str], None]) -> ty
 
 
 class Varying:
-    """The optimizers whose numbers, but for the rates, were others when a step was recorded
-    before."""
+    """The optimizers whose numbers, other than learning rates, differ between recordings of the
+    step."""
 
     def __init__(self) -> None:
         self._recorded: WeakKeyDictionary[Optimizer, Any] = WeakKeyDictionary()
         self._found: WeakSet[Optimizer] = WeakSet()
 
     def note(self, optimizers: list[Optimizer]) -> None:
-        """A step is recorded that has these."""
+        """Compare the numbers of ``optimizers``, which the step to be recorded has, with those of
+        earlier recordings."""
         for optimizer in optimizers:
             now = [
                 {key: x for key, x in numbers(group).items() if key != "lr"}
@@ -203,7 +210,7 @@ class Varying:
 
 
 def numbers(group: dict[str, Any]) -> dict[str, Any]:
-    """What is a number or a word in a group."""
+    """Return the entries of a group that are numbers or strings."""
     return {key: x for key, x in group.items() if is_number(x)}
 
 

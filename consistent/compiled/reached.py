@@ -1,14 +1,15 @@
-"""Where a step keeps what lasts between its calls: found by walking from what it can reach.
+"""Search for the state that lasts between calls of a step, by walking all objects that the step can
+reach.
 
 ```
 source  a tensor, and where it is kept: read again before every run, so it may be replaced
-guard   a number, a word, a length, which object is where: what the program was recorded with, and
-        what it may not change
+guard   a number, a string, a length, or which object is where: what the program was recorded
+        with, and what it may not change
 ```
 
-What is reached: arguments that are modules or optimizers, the object of a bound method, the
-variables that a function closes over, the globals that it names, and from there containers,
-modules, optimizers, scalers and objects, with the functions of classes that are the user's own.
+The walk starts from arguments that are modules or optimizers, the object of a bound method, the
+variables that a function closes over, and the globals that it names. From there it goes on to
+containers, modules, optimizers, scalers and objects, with the functions of the user's own classes.
 """
 
 from __future__ import annotations
@@ -30,18 +31,20 @@ from ..nn.sharded.install import coders_of
 from .guards import SIMPLE, Guard, is_number
 from .sources import Asked, Attributes, Source
 
-MOST = 200_000  # values that are looked at
-MOST_BYTES = 1 << 16  # of an array of numpy, which are compared before each run
+MOST = 200_000  # values that the walk visits
+MOST_BYTES = 1 << 16  # of a numpy array, which is compared before each run
 _LIBRARIES = ("consistent", "mirrored", "torch")
-# Objects of these folders keep tensors that programs use: a graph, its config and its optimizers;
-# masks of flex_attention; distributions.
+# The walk enters objects of these modules, although they belong to a library, because they keep
+# tensors that programs use: a graph, its config and its optimizers; masks of flex_attention;
+# distributions.
 _LOOKED_INTO = ("consistent.step.", "torch.nn.attention.", "torch.distributions.")
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _OF_TORCH = frozenset(vars(torch.nn.Module())) - {"training"}
 _Item = tuple[str, Any, Any, Any]  # path, store, key, value
 _LENGTH, _MEMBERS = Asked(len), Asked(frozenset)
 _BYTES = Asked(lambda array: (array.shape, array.dtype.str, array.tobytes()))
-# Where there are none, as a rule, the very object is given that was given before.
+# Without hooks, which is the usual case, the answer is always this object: guards compare identity
+# first.
 _NO_HOOKS: tuple[tuple[int, ...], ...] = ((),)
 
 
@@ -65,13 +68,13 @@ _MODULE_HOOKS, _LEAF_HOOKS = Asked(_module_hooks), Asked(_leaf_hooks)
 
 @dataclass
 class Reached:
-    """All that was found.
+    """All state that the walk has found.
 
     Args:
-        of_schedules: schedule -> its own guards, which count where the step asks for them.
-        of_optimizers: optimizer -> the numbers of its groups. Rates count where the step asks for
-            them; the others also where the optimizer is recorded: called as it is written, it
-            reads them again.
+        of_schedules: schedule -> its own guards, which apply only if the step reads the schedule.
+        of_optimizers: optimizer -> guards on the numbers of its groups. A guard on a learning rate
+            applies only if the step reads the rate. The others also apply if the optimizer is
+            recorded, because an optimizer that runs as written reads them again.
         refused: paths of what cannot be compared, and why.
     """
 
@@ -86,7 +89,7 @@ class Reached:
 
 
 def find(step: Callable[..., Any], given: Any) -> Reached:
-    """What ``step`` can reach, called with ``given``."""
+    """Return the state that ``step`` can reach when called with ``given``."""
     walk = _Walk()
     walk.arguments(given)
     walk.visit(step, "step", None, None)
@@ -103,7 +106,8 @@ class _Walk:
         self._count = 0
 
     def visit(self, value: Any, path: str, store: Any, key: Any) -> None:
-        """``value`` is at ``store[key]``."""
+        """Visit ``value``, which is at ``store[key]``. With ``store`` None, no guard is made for
+        the place."""
         self._count += 1
         if self._count > MOST:
             if self._count == MOST + 1:
@@ -121,6 +125,7 @@ class _Walk:
                 return
         if id(value) in self._seen:
             return
+        # The value is kept alive below, so that its id stays valid during the walk.
         self._seen.add(id(value))
         self._alive.append(value)
         for name, at, where, x in self._inside(value, path):
@@ -130,8 +135,8 @@ class _Walk:
                 self.visit(x, name, at, where)
 
     def arguments(self, value: Any) -> None:
-        """Modules and other objects among arguments; tensors and numbers are given again with each
-        call."""
+        """Visit modules and other objects among the arguments. Tensors and numbers are passed again
+        in each call, so they need no guard."""
         if isinstance(value, dict):
             value = list(value.values())
         if isinstance(value, list | tuple):
@@ -143,7 +148,7 @@ class _Walk:
             self.visit(value, "argument", None, None)
 
     def _tensor(self, x: torch.Tensor, path: str, store: Any, key: Any) -> None:
-        if store is not None and id(x) in self._seen:  # it is in another source, too
+        if store is not None and id(x) in self._seen:  # the tensor is also in another source
             self.reached.guards.append(Guard(store, key, path, x))
         elif store is not None:
             self._seen.add(id(x))
@@ -154,7 +159,7 @@ class _Walk:
     # -- what is in a value ------------------------------------------------------------------------
 
     def _inside(self, value: Any, path: str) -> Iterator[_Item]:
-        """What is in ``value``; nothing if it is not looked into."""
+        """Return the items inside ``value``; none if the walk does not enter it."""
         if isinstance(value, torch.nn.Module):
             return self._module(value, path)
         if isinstance(value, torch.optim.Optimizer):
@@ -237,6 +242,7 @@ class _Walk:
     def _optimizer(self, optimizer: Any, path: str) -> Iterator[_Item]:
         kept, groups, state = vars(optimizer), optimizer.param_groups, optimizer.state
         for name in ("param_groups", "state"):
+            # Sources below are read through these containers, which must stay the same objects.
             self.reached.guards.append(Guard(kept, name, f"{path}.{name}", kept[name]))
         for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
             yield f"{path}.{name}", kept[name], _LENGTH, len(kept[name])
@@ -283,7 +289,7 @@ class _Walk:
     # -- code --------------------------------------------------------------------------------------
 
     def _class(self, cls: type, path: str) -> Iterator[_Item]:
-        """Attributes and functions of a class of the user's own."""
+        """Yield attributes and functions of a class, if it is the user's own."""
         if _is_installed(cls.__module__):
             return
         for name, x in list(vars(cls).items()):
@@ -298,7 +304,8 @@ class _Walk:
                 yield f"{path}.{name}", Attributes(cls), name, getattr(cls, name, x)
 
     def _function(self, function: types.FunctionType, path: str) -> Iterator[_Item]:
-        """What a function closes over, the globals that it names, and its defaults."""
+        """Yield the variables that a function closes over, the globals that it names, and its
+        defaults."""
         if _is_installed(function.__module__ or ""):
             return
         code, cells = function.__code__, function.__closure__ or ()
@@ -325,7 +332,7 @@ class _Walk:
             self.reached.guards.append(Guard(x, _LEAF_HOOKS, f"{path}, hooks", _LEAF_HOOKS.ask(x)))
 
     def gradients(self) -> None:
-        """A source for the gradient of each leaf."""
+        """Add a source for the gradient of each leaf."""
         for x, path in self._leaves.values():
             self.reached.sources.append(Source(x, "grad", f"{path}.grad"))
 
@@ -345,7 +352,7 @@ def _is_standard(module: str) -> bool:
 
 
 def _is_installed(module: str) -> bool:
-    """Whether a module is none of the user's own."""
+    """Return whether ``module`` belongs to a library, and not to the user's program."""
     top = module.partition(".")[0]
     file = getattr(sys.modules.get(top), "__file__", None) or ""
     known = top in _LIBRARIES or top in sys.builtin_module_names
@@ -353,7 +360,7 @@ def _is_installed(module: str) -> bool:
 
 
 def _names(code: types.CodeType) -> tuple[set[str], set[str]]:
-    """The globals that code names, and the attributes that it asks for."""
+    """Return the globals that code names, and the attributes that it accesses."""
     names, attributes = set(), set()
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL"):

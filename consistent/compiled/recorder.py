@@ -1,7 +1,8 @@
-"""Recording a step while it runs: each op on shards, each message, each draw of random numbers.
+"""Recorder of a step while it runs: each op on shards, each message, and each draw of random
+numbers.
 
-The step runs as it would otherwise, so its results are those of an eager call. What it does below
-autograd is noted in an fx graph, in order, backward and optimizer included.
+The step runs as it otherwise would, so its results are those of an eager call. All it does below
+autograd is noted in an fx graph, in order, including backward and optimizer.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from .sources import Source
 
 _aten = torch.ops.aten
 _Off = torch._C.DisableTorchFunction
-_LINES = 3  # of a message, that are kept
+_LINES = 3  # lines of the step that are kept for a message
 _READS = (_aten._local_scalar_dense.default, _aten.equal.default, _aten.is_nonzero.default)
 _CONSTANTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default)
 _TO_PYTHON = frozenset(
@@ -50,14 +51,14 @@ _TO_PYTHON = frozenset(
 )
 
 
-# These read an argument past all ops.
+# These read the values of an argument in C++, without an op that a dispatch mode would see.
 _SPLITS = (torch.tensor_split, torch.Tensor.tensor_split)
 
 
 @dataclass(frozen=True)
 class NodePlace:
-    """Where a tensor comes from: a value of the recording, with its spec if it is a global tensor;
-    or the very object that is an argument, or that a source holds."""
+    """The origin of a tensor: a value of the recording, with its spec if it is a global tensor; or
+    the very object that is an argument, or that a source holds."""
 
     node: Node | None
     spec: Any = None
@@ -65,16 +66,16 @@ class NodePlace:
     source: Any = None
 
 
-Writes = list[tuple[Source, NodePlace | None]]  # what is put into sources; nothing where it is None
+Writes = list[tuple[Source, NodePlace | None]]  # assignments to sources; None assigns None
 
 
 class Recorder(TorchDispatchMode):
-    """Notes ops, and what each value of the step is."""
+    """Dispatch mode that notes ops, and which value of the step each tensor is."""
 
     def __init__(self, name: str, calls: dict[int, Call]) -> None:
         super().__init__()
         self.name = name
-        self.why: str | None = None  # there is no program
+        self.why: str | None = None  # why there is no program, once that is certain
         self.ran_backward = False
         self.left_to_python: set[int] = set()
         self.graph = Graph()
@@ -82,35 +83,35 @@ class Recorder(TorchDispatchMode):
         self.reads: dict[Node, Read] = {}
         self.constants: dict[str, torch.Tensor] = {}
         self.memory = Memory()
-        self._fixed: set[Node] = set()  # values that follow from sizes alone
-        self._changing: set[int] = set()  # memories into which others were written
+        self._fixed: set[Node] = set()  # values that depend on sizes and constants only
+        self._changing: set[int] = set()  # storages into which other values were written
         self._seeds = _seeds()
         self._start = generator.get_state()
         self._boxing: tuple[TensorSpec, TensorSpec] | None = None
         self._paused = 0
-        self._agreeing: list[Ranks] = []  # the ranks that will tell each other how an op went
-        self._telling: list[Node] = []  # ops after which they do, since the outermost ones began
+        self._agreeing: list[Ranks] = []  # stack: ranks that will tell each other how an op went
+        self._telling: list[Node] = []  # such ops, since the outermost agreement began
         self._objects: list[Any] = []
         self._kept: list[Any] = []
 
     # -- what is there before the step ------------------------------------------------------------
 
     def know(self, read: Read, x: torch.Tensor) -> None:
-        """``x`` can be read by ``read``."""
+        """Note that ``x`` can be read by ``read``."""
         if self.memory.find(x) is None:
             self.memory.put(x, read)
 
     def node_of(self, x: torch.Tensor) -> Node:
-        """The node whose value ``x`` is.
+        """Return the node whose value ``x`` is.
 
         Raises:
-            CannotRecord: it is not known where the tensor comes from.
+            CannotRecord: the recorder does not know where the tensor comes from.
         """
         found = self.memory.find(x)
         if isinstance(found, Read):
             return self._read(found, x)
         if found is not None:
-            self._describe(found, x)  # shards become global after they are made
+            self._describe(found, x)  # again: a shard becomes global only after its op
             return found
         base = self.memory.base(x)
         if base is not None:
@@ -136,26 +137,27 @@ class Recorder(TorchDispatchMode):
         return node
 
     def keep(self, x: Any) -> None:
-        """Keep ``x`` alive while this is."""
+        """Keep ``x`` alive as long as the recorder."""
         self._kept.append(x)
 
     @property
     def is_paused(self) -> bool:
-        """Whether what runs now is not noted."""
+        """Return whether recording is paused, so that what runs now is not noted."""
         return self._paused > 0
 
     def refuse(self, why: str) -> None:
-        """The step cannot be a program, so no more of it is noted; it goes on as it is written."""
+        """Note that the step cannot be a program, and why. It runs on as written, and no more of it
+        is recorded."""
         self._fail(CannotRecord(f"{self.name}: at {user_line() or 'its end'}, {why}"))
 
     def _fail(self, error: CannotRecord) -> None:
         if self.why is None:
             self.why = str(error)
-            self._paused += 1
+            self._paused += 1  # never undone: nothing more is recorded
             _tell_compiling(False)
 
     def found(self, x: torch.Tensor) -> Node | None:
-        """``node_of``; None, and no program, where it is not known."""
+        """Return ``node_of(x)``; if it is not known, give up the program and return None."""
         if self.why is not None:
             return None
         try:
@@ -168,7 +170,7 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Inside, all that runs is noted."""
+        """Record all that runs inside the block."""
         with ExitStack() as stack:
             noting = Noting(
                 current(), self._message, self._started, self._waited, self.refuse, self._tells
@@ -187,14 +189,14 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Inside, nothing is noted."""
+        """Record nothing inside the block."""
         self._paused += 1
         try:
             with replace_current(_inner(current())), compiling(False):
                 yield
         finally:
             self._paused -= 1
-            if self.why is not None:  # since it was paused: it goes on as it is written
+            if self.why is not None:  # given up meanwhile: the step runs on as written
                 _tell_compiling(False)
 
     def __torch_dispatch__(
@@ -230,18 +232,19 @@ class Recorder(TorchDispatchMode):
             fixed = False
         ranks = self._agreeing[0] if self._agreeing else None
         if ranks is None and func is _aten._assert_async.msg:
-            ranks = ()  # all ranks find the same, and what is raised is said here
+            ranks = ()  # the condition is the same on all ranks, so they need not tell each other
         if ranks is not None and may_raise(func):
             if not any(x.is_meta for x in tensors_in((args, kwargs))):
                 return self._agreed(func, args, kwargs, ranks)
-            self._message(Heard(func, ranks).call(), [], [])  # this rank is outside and follows
+            # Meta tensors: this rank is outside the placement, and only hears how the op went.
+            self._message(Heard(func, ranks).call(), [], [])
         out = func(*args, **kwargs)
         if seeded:
             self._seeds = _seeds()
         if func in _READS:
             return out
         if func.is_view and isinstance(out, torch.Tensor) and self.memory.find(out) is not None:
-            return out  # detach(x), say: the same memory is the same value
+            return out  # such as detach(x): the same memory is the same value
         node = self._add(func, *map_tensors((args, kwargs), lambda x: nodes[id(x)]))
         if fixed and not func._schema.is_mutable:
             self._fixed.add(node)
@@ -260,6 +263,7 @@ class Recorder(TorchDispatchMode):
 
     def _results(self, node: Node, func: Any, out: Any) -> None:
         if isinstance(out, torch.Tensor):
+            # An in-place op returns its target, whose memory keeps the node that it has.
             if self.memory.find(out) is None or not func._schema.is_mutable:
                 self.memory.put(out, node)
             self._describe(node, out)
@@ -297,6 +301,7 @@ class Recorder(TorchDispatchMode):
             node = self._add(_aten.clone.default, (self.node_of(x),), {})
         else:
             name = f"constant_{len(self.constants)}"
+            # A clone, because the step may write into ``x`` later.
             self.constants[name] = x.detach().clone()
             node = self.graph.get_attr(name)
             node = self._add(_aten.clone.default, (node,), {})
@@ -306,11 +311,8 @@ class Recorder(TorchDispatchMode):
         return out
 
     def check_read(self, x: torch.Tensor, what: str) -> None:
-        """Raise if the values of ``x`` are not the same in every run.
-
-        Raises:
-            CannotRecord: so it is.
-        """
+        """Give up the program if the values of ``x``, which ``what`` reads, may differ from run to
+        run."""
         with _Off():
             found = self.memory.find(x)
         if not isinstance(found, Node) or not self._is_fixed(found):
@@ -324,7 +326,8 @@ class Recorder(TorchDispatchMode):
         if func in _READS or torch.Tag.data_dependent_output in tags:
             raise CannotRecord(_reads(self.name, str(func)))
         by_value = torch.Tag.dynamic_output_shape in tags
-        if by_value and func is _aten.index.Tensor:  # the tag is for masks among the indices
+        # Only masks among its indices make the shape of index.Tensor depend on values.
+        if by_value and func is _aten.index.Tensor:
             by_value = any(x.dtype in (torch.bool, torch.uint8) for x in tensors_in(args[1]))
         if by_value:
             raise CannotRecord(
@@ -377,14 +380,15 @@ class Recorder(TorchDispatchMode):
     # -- ops that may raise on some ranks alone ----------------------------------------------------
 
     def _agrees(self, ranks: Ranks, begins: bool) -> None:
-        # Where those outside are told, too, they and the ranks of the placement are told at once.
+        # Agreements nest if ranks outside the placement are also told. The outermost ranks include
+        # all others, so they tell each other once for all.
         self._agreeing = [*self._agreeing, ranks] if begins else self._agreeing[:-1]
         if len(self._agreeing) == 1 and begins or not self._agreeing:
             self._telling = []
 
     def _tells(self, ranks: Ranks) -> bool:
-        """Whether ``ranks`` tell each other how ops went by the message that comes next, and not
-        after each of these."""
+        """Return whether ``ranks`` report in the next message whether ops raised. If so, the ops
+        noted since the agreement began are changed to send nothing themselves unless they raise."""
         if self._paused or not self._agreeing or self._agreeing[0] != ranks:
             return False
         for node in self._telling:
@@ -398,7 +402,8 @@ class Recorder(TorchDispatchMode):
         return True
 
     def _agreed(self, func: Any, args: tuple, kwargs: dict[str, Any], ranks: Ranks) -> Any:
-        """The op as a message. What is recorded raises after it, as all ranks do."""
+        """Run an op that may raise on some ranks only, and record it as a message. In a program,
+        all ranks raise after that message if one of them met an error."""
         op, given = Agreed(func, args, kwargs, ranks), tensors_in((args, kwargs))
         out = func(*args, **kwargs)
         results = op.results(out, given)
@@ -436,6 +441,8 @@ class Recorder(TorchDispatchMode):
         at = names.index("counter")
         values = [*args, *(kwargs[n] for n in names[len(args) :] if n in kwargs)]
         offset = values[at] - self._start.counter
+        # The draws of a segment are recorded relative to its start, so they must come from the same
+        # seed.
         if signed(self._start.seed) != values[at - 1] or offset < 0:
             raise CannotRecord(
                 f"{self.name}: at {user_line()}, random numbers are drawn from a generator of the "
@@ -475,7 +482,8 @@ class Recorder(TorchDispatchMode):
         return sum(node.target is GRAPH_BREAK for node in self.graph.nodes)
 
     def check_seeds(self) -> None:
-        """Refuse if somebody set the state of torch's random numbers: that is not an op."""
+        """Give up the program if the step has set the state of torch's random numbers, which is not
+        an op."""
         if not self.is_paused and self._seeds != _seeds():
             self.refuse(
                 "the step sets the state of torch's random numbers (manual_seed, set_rng_state, "
@@ -494,7 +502,7 @@ class Recorder(TorchDispatchMode):
             )
 
     def drawn(self) -> int:
-        """How many random ops ran since the segment began."""
+        """Return how many random ops ran since the segment began."""
         return generator.get_state().counter - self._start.counter
 
     # -- calls that stay as they are ---------------------------------------------------------------
@@ -502,26 +510,28 @@ class Recorder(TorchDispatchMode):
     def break_graph(
         self, run: Callable[[], Any], text: str, writes: list[tuple[Source, NodePlace | None]]
     ) -> Any:
-        """``run()`` as a line of its own: it is called as it is written, every time."""
+        """Run ``run()`` unrecorded, and end the segment with it: the program calls it as written in
+        every run."""
         node = self.graph.call_function(GRAPH_BREAK, (len(self._objects),))
         self._objects.append(run)
         node.meta["text"], node.meta["where"] = text, user_line()
         node.meta["draws"], node.meta["writes"] = self.drawn(), writes
         with self.paused():
             out = run()
+        # The draws of the next segment are counted from here.
         self._start, self._seeds = generator.get_state(), _seeds()
         return out
 
     @property
     def objects(self) -> list[Any]:
-        """What is called at graph breaks."""
+        """The functions that are called at graph breaks."""
         return self._objects
 
 
 @contextmanager
 def compiling(value: bool) -> Iterator[None]:
-    """Inside, what programs are told that ask ``torch.compiler.is_compiling()``: many then leave
-    out checks of values."""
+    """Set the value of ``torch.compiler.is_compiling()`` inside the block. Many programs skip
+    checks of values if it is true."""
     before = torch.compiler._is_compiling_flag  # type: ignore[attr-defined]
     _tell_compiling(value)
     try:
@@ -538,7 +548,7 @@ _PRINTED = (int, float, complex, bool, str, type(None), torch.dtype, torch.devic
 
 
 def _check_printable(name: str, func: Any, given: Any) -> None:
-    """A program is kept as text. Raises CannotRecord where it would have no text."""
+    """Raise CannotRecord if an argument has no text form, because a program is kept as text."""
     if isinstance(given, dict):
         given = list(given.values())
     if isinstance(given, list | tuple):
@@ -553,7 +563,8 @@ def _check_printable(name: str, func: Any, given: Any) -> None:
 
 
 def _seeds() -> bytes:
-    """The states of torch's generators, without the bits that hold our count."""
+    """Return the states of torch's generators, without the bits in which this library keeps its
+    count."""
     with unseen():
         words = torch.default_generator.get_state().view(torch.int64)
         found = (words & 0xFFFF_FFFF).numpy().tobytes()
@@ -580,7 +591,7 @@ def _reads(name: str, what: str) -> str:
 
 
 class _Reading(TorchFunctionMode):
-    """What gives values of plain tensors to Python past all ops."""
+    """Function mode that detects reads of plain tensors' values by Python which no op shows."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Recording a step, and running what was recorded."""
+"""Recording of a step, and running of what was recorded."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .unsettled import Unsettled
 
 
 class Recorded:
-    """A program, and what it was recorded with; or why there is none."""
+    """A program with its guards, or the reason why there is no program."""
 
     def __init__(
         self, program: Program | None, guards: Guards | None = None, why: str | None = None
@@ -42,15 +42,15 @@ class Recorded:
 
     @classmethod
     def failed(cls, why: str) -> Recorded:
-        """There is none."""
+        """Return an entry without a program, for the reason ``why``."""
         return cls(None, why=why)
 
     def fits(self, given: Sequence[torch.Tensor]) -> bool:
-        """Whether all that the step can reach is as it was recorded with."""
+        """Return whether all state that the step can reach is as it was recorded."""
         return self._guards is None or self._guards.holds(given)
 
     def run(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """The result of the step."""
+        """Run the program, and return the result of the step."""
         assert self.program is not None
         return self.program.run(tensors_in((args, kwargs)))
 
@@ -59,13 +59,13 @@ class Recorded:
 
 
 class How(NamedTuple):
-    """How a step is recorded.
+    """Settings for recording a step.
 
     Args:
-        name: for messages.
-        options: what was asked for.
+        name: name of the step in messages.
+        options: the options of ``consistent.compile``.
         backend: makes a callable of a segment.
-        varying: optimizers that are called as they are written, because their numbers vary.
+        varying: optimizers that run as written, because their numbers vary.
     """
 
     name: str
@@ -75,14 +75,15 @@ class How(NamedTuple):
 
 
 class Around:
-    """What is done beside a recording; here nothing."""
+    """Extra work around a recording; this base class does nothing."""
 
     def inside(self, is_paused: Callable[[], bool]) -> AbstractContextManager[None]:
-        """Around the step. While ``is_paused()``, what runs is not recorded."""
+        """Return a context manager that is entered around the step. While ``is_paused()``, what
+        runs is not recorded."""
         return nullcontext()
 
     def ended(self, kept: Any) -> None:
-        """The step has run; it returns or keeps ``kept``."""
+        """Called after the step has run, with the tensors that it returns or keeps."""
 
 
 def record(
@@ -92,15 +93,15 @@ def record(
     kwargs: dict[str, Any],
     around: Around | None = None,
 ) -> tuple[Any, Recorded | Unsettled]:
-    """(the result of ``step(*args, **kwargs)``, its program, or why there is none). There is one on
-    all ranks, or on none."""
+    """Run ``step(*args, **kwargs)`` and record it. Returns the result, and the program or why there
+    is none. Either all ranks get a program, or none does."""
     made = _Recording(how, step, args, kwargs)
     result = made.run(around or Around())
     return result, made.ended(result)
 
 
 class _Recording:
-    """One call of a step, and what there was before it."""
+    """The recording of one call of a step, with the state before the call."""
 
     def __init__(
         self, how: How, step: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
@@ -108,6 +109,7 @@ class _Recording:
         self._how, self._step, self._args, self._kwargs = how, step, args, kwargs
         self._reached = find(step, (args, kwargs))
         self._given = tensors_in((args, kwargs))
+        # Made before the step runs, so that ``_changed`` finds what the step itself changes.
         self._guards = Guards(self._reached.guards, self._reached.sources, self._given)
         self._graded = [x.requires_grad for x in self._given]
         self._calls: dict[int, Call] = {}
@@ -123,7 +125,7 @@ class _Recording:
         how.varying.note(self._reached.optimizers)
 
     def run(self, around: Around) -> Any:
-        """Call the step, and note what it does. Gives its result."""
+        """Call the step, record what it does, and return its result."""
         recorder, reached, rates, places = self._recorder, self._reached, self._rates, self._places
         tell_compiling = self._how.options.tell_compiling and recorder.why is None
         try:
@@ -148,13 +150,13 @@ class _Recording:
         return result
 
     def ended(self, result: Any) -> Recorded | Unsettled:
-        """The recording's program, if all ranks have one. A collective of the world."""
+        """Return the program of the recording, if all ranks have one. A collective of the world."""
         recorder, name = self._recorder, self._how.name
         changed = self._changed()
         is_unsettled = bool(changed) and recorder.why is None
         writes, shown = ([], None) if is_unsettled else self._given_back(result)
         every = gathered("unsettled" if is_unsettled else recorder.why is None)
-        if "unsettled" in every:  # on all ranks alike, so that they go on counting alike
+        if "unsettled" in every:  # returned on all ranks, so that their counts of tries stay equal
             return Unsettled(changed if is_unsettled else ())
         if not all(every):
             return Recorded.failed(recorder.why or no_program(name))
@@ -165,7 +167,7 @@ class _Recording:
         return Recorded(program, self._guards)
 
     def _changed(self) -> list[str]:
-        """What the step left otherwise than it was, that a program would not change."""
+        """Return paths of state that the step changed and a program would not change."""
         more = self._rates.guards(self._recorder.left_to_python)
         self._guards.add(more)
         broken = [each.path for each in [*self._reached.guards, *more] if not each.holds()]
@@ -175,7 +177,8 @@ class _Recording:
         return found
 
     def _given_back(self, result: Any) -> tuple[Writes, Any]:
-        """(what is put into places in the end, where the tensors of the result come from)."""
+        """Return (what is put into places at the end, where the tensors of the result come
+        from)."""
         if self._graded != [x.requires_grad for x in self._given]:
             self._recorder.refuse(
                 "an argument requires grad after the step and did not before, or reversed."
@@ -193,8 +196,9 @@ class _Recording:
 
 
 def _drawn_by_python() -> tuple:
-    """States of random numbers that are not torch's."""
+    """Return the states of the random generators of Python and numpy."""
     numpy = sys.modules.get("numpy")
+    # A program that has not imported numpy cannot draw from it.
     of_numpy = () if numpy is None else numpy.random.get_state()[1:3]
     return random.getstate(), *((of_numpy[0].tobytes(), of_numpy[1]) if of_numpy else ())
 
@@ -203,7 +207,8 @@ _PLAIN = (int, float, complex, str, bytes, slice, torch.dtype, torch.device)
 
 
 def _check_result(recorder: Recorder, value: Any) -> None:
-    """A result is made again in each call: of tensors, numbers, words and containers."""
+    """Refuse a result that a program cannot build again. It can build tensors, numbers, strings,
+    and containers of them."""
     if isinstance(
         value, NodePlace | int | float | complex | str | bytes | torch.dtype | torch.device
     ):

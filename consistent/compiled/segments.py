@@ -1,4 +1,4 @@
-"""Cutting what was recorded at its graph breaks."""
+"""Splitting of a recorded graph into segments, at its graph breaks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from .recorder import NodePlace, Recorder, Writes
 
 
 def trace_of(recorder: Recorder, writes: Writes, result: Any, calls: dict[int, Call]) -> Trace:
-    """What ``recorder`` noted, for passes. It ends with ``writes`` and gives ``result``."""
+    """Return the recorded graph as a ``Trace`` for the passes. The step ends with ``writes`` and
+    returns ``result``."""
     ends = _ends(recorder, writes)
     lasting = {node for end in ends for node in _nodes_of(end)} | set(_nodes_in(result))
     return Trace(recorder.graph, calls, lasting)
@@ -31,7 +32,7 @@ def cut(
     result: Any,
     backend: Callable[..., Any],
 ) -> Program:
-    """The program of ``trace``, which ends with ``writes`` and gives ``result``."""
+    """Return the program of ``trace``, which ends with ``writes`` and returns ``result``."""
 
     def settled(place: NodePlace) -> NodePlace:
         node = place.node
@@ -56,7 +57,7 @@ def cut(
 
 
 class _Cutting:
-    """The segments so far, and the numbers of the values that they pass on."""
+    """The segments so far, and the numbers of the values that pass between them."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -67,7 +68,8 @@ class _Cutting:
     def add(
         self, piece: list[Node], end: Writes, ending: list[Node], later: set[Node], graph_break: Any
     ) -> None:
-        """The segment of ``piece``, which puts ``ending`` into places, up to ``graph_break``."""
+        """Add the segment of ``piece``, whose writes ``end`` use the values ``ending``, up to
+        ``graph_break``."""
         recorder, inside = self._recorder, set(piece)
         given = list(
             dict.fromkeys(n for node in piece for n in node.all_input_nodes if n not in inside)
@@ -77,6 +79,7 @@ class _Cutting:
         graph = part_of(piece, given, own, recorder.constants)
         reads: list[tuple[int, Read]] = []
         for n in dict.fromkeys([*given, *ending]):
+            # A value is read once, before the first segment that needs it.
             if n.op == "placeholder" and n not in self._read:
                 self._read.add(n)
                 reads.append((self._number(n), recorder.reads[n].recorded()))
@@ -94,7 +97,7 @@ class _Cutting:
         )
 
     def place(self, place: NodePlace) -> Place:
-        """The place with the number of its value."""
+        """Return the place, with its value's number in place of the node."""
         at = None if place.node is None else self._number(place.node)
         return Place(at, place.spec, place.argument, place.source)
 
@@ -103,7 +106,7 @@ class _Cutting:
 
 
 def _pieces(graph: Graph) -> tuple[list[list[Node]], list[Node]]:
-    """(the nodes before, between and after graph breaks; these)."""
+    """Return (the lists of nodes before, between and after graph breaks; the graph breaks)."""
     pieces: list[list[Node]] = [[]]
     breaks: list[Node] = []
     for node in graph.nodes:
@@ -116,8 +119,9 @@ def _pieces(graph: Graph) -> tuple[list[list[Node]], list[Node]]:
 
 
 def _needed_after(pieces: list[list[Node]], ends: list[Writes], result: Any) -> list[set[Node]]:
-    """What is read after each piece and its end."""
+    """Return for each piece the nodes that are read after the piece and its writes."""
     needed, found = set(_nodes_in(result)), []
+    # Backwards, so that ``needed`` holds what all later pieces read.
     for piece, end in zip(reversed(pieces), reversed(ends), strict=True):
         found.append(set(needed))
         needed.update(n for node in piece for n in node.all_input_nodes)
@@ -126,7 +130,7 @@ def _needed_after(pieces: list[list[Node]], ends: list[Writes], result: Any) -> 
 
 
 def _ends(recorder: Recorder, writes: Writes) -> list[Writes]:
-    """What is put into places at the end of each segment."""
+    """Return what is put into places at the end of each segment."""
     return [*(n.meta["writes"] for n in recorder.graph.nodes if n.target is GRAPH_BREAK), writes]
 
 

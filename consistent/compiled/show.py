@@ -1,4 +1,5 @@
-"""A program as text that reads like the step: an op a line, with its layout, bytes and line.
+"""A program as text that reads like the step: one op per line, with its layout, bytes, and line of
+the step.
 
 ```
 program of step: 3 messages, 1.5 KiB sent by this rank
@@ -25,7 +26,7 @@ from .program import Program
 
 
 def text(program: Program) -> str:
-    """One line for each op."""
+    """Return the program as text, with a line for each op."""
     sent = bytes_text(program.bytes)
     made = [_cells(row) for row in rows(program)]
     widths = [min(max(len(row[i]) for row in made), most) for i, most in ((0, 70), (1, 60), (2, 9))]
@@ -47,11 +48,12 @@ def _cells(row: Row) -> tuple[str, str, str, str]:
 
 
 def save_page(path: str | Path, name: str, programs: Sequence[Any]) -> Path:
-    """Write the last one of ``programs`` (recording.Recorded) to ``path``; folders are made.
+    """Write the last of ``programs`` (recording.Recorded) to ``path`` as an HTML page; missing
+    folders are created.
 
     Raises:
         ValueError: the name does not end in .html.
-        RuntimeError: there is none.
+        RuntimeError: there is no program yet.
     """
     check_page_path(path)
     if not programs:
@@ -59,7 +61,7 @@ def save_page(path: str | Path, name: str, programs: Sequence[Any]) -> Path:
             f"show: {name} was not recorded yet, so there is nothing to write to {str(path)!r}.\n"
             "  Call the step twice: the second call is recorded."
         )
-    from .page import page, refused  # pages are loaded when they are asked for
+    from .page import page, refused  # imported only if a page is requested
 
     last, others = programs[-1], len(programs) - 1
     return write(path, page(last.program, others) if last.program else refused(name, last.why))

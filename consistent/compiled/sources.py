@@ -1,4 +1,4 @@
-"""Sources: the places in which a step keeps what lasts between its calls."""
+"""Sources: the places in which a step keeps state that lasts between its calls."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Source(NamedTuple):
     """A place that holds a tensor.
 
     Args:
-        store: a dict, list, tuple, cell, or the leaf whose gradient it is.
-        key: the name, index or key in it.
-        path: for messages, ``model.0.weight``.
+        store: a dict, list, tuple, cell, Attributes, or the leaf whose gradient it is.
+        key: the name, index or key in the store.
+        path: text for messages, such as ``model.0.weight``.
     """
 
     store: Any
@@ -26,11 +26,11 @@ class Source(NamedTuple):
     path: str
 
     def read(self) -> Any:
-        """What is there now."""
+        """Return what the place holds now; ``ABSENT`` if nothing."""
         return read(self.store, self.key)
 
     def write(self, value: Any) -> None:
-        """Put ``value`` there."""
+        """Put ``value`` into the place."""
         if isinstance(self.store, torch.Tensor):
             self.store.grad = value
         elif isinstance(self.store, types.CellType):
@@ -42,14 +42,15 @@ class Source(NamedTuple):
 
 
 class Asked:
-    """A key that stands for something that is asked of the store."""
+    """A key that stands for a function of the store, such as its length."""
 
     def __init__(self, ask: Callable[[Any], Any]) -> None:
         self.ask = ask
 
 
 class Attributes(NamedTuple):
-    """Attributes that are in no dict: those of classes, functions, and objects with slots."""
+    """Store of attributes that are in no dict: those of classes, functions, and objects with
+    slots."""
 
     owner: Any
 

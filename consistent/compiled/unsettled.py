@@ -1,4 +1,4 @@
-"""A step that left something changed which its program would not change."""
+"""Outcome of a recording whose step changed state that its program would not change."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 
 class Unsettled(NamedTuple):
-    """Numbers, lengths and places that are not as they were before the step. None: all are, but not
-    on another rank."""
+    """The paths of numbers, lengths and places that the step has changed. Empty if only another
+    rank has such changes."""
 
     paths: Sequence[str]
 
     def text(self, name: str) -> str:
-        """Why it cannot be a program."""
+        """Return the explanation of why the step cannot be a program."""
         if not self.paths:
             return f"{name}: on another rank each call changes its state."
         shown = ", ".join(self.paths[:3])

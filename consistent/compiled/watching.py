@@ -1,16 +1,16 @@
-"""What reports are told while a program runs: the ops between two messages, and each message.
+"""Notifications to reports about a running program: the ops between two messages, and each message.
 
 ```
 step                         begins
   14 ops: 4x mm, add ...     begins, ends
   S(0) -join-> B             begins, ends        a message, with its bytes
-  all_reduce                 begins              a message that goes on beside the ops
+  all_reduce                 begins              a message that runs concurrently with the ops
   9 ops: ...
   wait for all_reduce        begins, ends
 step                         ends
 ```
 
-Inductor may move ops across messages, and an op counts then where it was recorded.
+Inductor may move ops across messages; such an op counts where it was recorded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..spec.tracer import callbacks
 from .listing import is_item, row
 from .opaque import ORDERED
 
-Program = Segment = Any  # those of program.py, which imports this file
+Program = Segment = Any  # defined in program.py, which imports this file
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -37,11 +37,11 @@ class Happening:
     """Something that a program does.
 
     Args:
-        kind: "step", "ops", "message", "start" or "wait for" (of what was started), "graph break".
-        step: the name of the step.
-        name: what it is.
+        kind: "step", "ops", "message", "start" or "wait for" (of a started message), "graph break".
+        step: name of the step.
+        name: what happens.
         where: ``file:line`` of the step; of several ops, that of the first.
-        detail: the layout of a message's result; up to which line several ops go.
+        detail: the layout of a message's result; of several ops, up to which line they go.
         sent: bytes that this rank sends.
     """
 
@@ -53,13 +53,13 @@ class Happening:
     sent: int = 0
 
 
-_ON_COMPILED = callbacks("on_compiled")  # a "start" has no end
+_ON_COMPILED = callbacks("on_compiled")  # a "start" is notified at its beginning only
 
 
 @dataclass
 class Pieces:
-    """A segment between its messages: ``ops[k]`` come before ``messages[k]``, and None stands for
-    no ops. ``at`` has the places of the messages of each number."""
+    """A segment as ops and messages. ``ops[k]`` come before ``messages[k]``, and None stands for no
+    ops. ``at`` maps the number of a call to the positions of its messages."""
 
     ops: list[Happening | None] = field(default_factory=list)
     messages: list[Happening] = field(default_factory=list)
@@ -86,7 +86,7 @@ class Watching:
         _tell(self._whole, False)
 
     def segment(self, number: int, run: Callable[..., Any], inputs: Sequence[Any]) -> Any:
-        """``run(*inputs)``, which is that of segment ``number``."""
+        """Run segment ``number`` by ``run(*inputs)``, and return its result."""
         self._pieces, self._met = self._all[number], Counter()
         self._begin(self._pieces.ops[0])
         try:
@@ -96,7 +96,8 @@ class Watching:
 
     @contextmanager
     def ordered(self, number: int) -> Iterator[None]:
-        """Around each call that sends, or waits for what was sent."""
+        """Notify tracers around each call that sends, or waits for what was sent."""
+        # Equal messages share a number, so the count of those met so far tells which one this is.
         at = self._pieces.at[number][self._met[number]]
         self._met[number] += 1
         what = self._pieces.messages[at]
@@ -110,7 +111,7 @@ class Watching:
             self._begin(self._pieces.ops[at + 1])
 
     def graph_break(self, part: Segment) -> None:
-        """Call what a segment ends with."""
+        """Make the call at the end of a segment."""
         assert part.graph_break is not None
         what = Happening("graph break", self._program.name, part.text)
         _tell(what, True)

@@ -1,4 +1,4 @@
-"""Batches as global tensors, and the loss of a step without a collective of its own."""
+"""Batches as global tensors, and the loss of a step without an extra collective."""
 
 from typing import TYPE_CHECKING
 

@@ -1,9 +1,10 @@
-"""Before a batch is used, ranks compare what they read: parts that do not fit would give wrong
-numbers, or a hang.
+"""Comparison of what the ranks have read, before a batch is used: parts that do not fit together
+would give wrong numbers, or a hang.
 
-One number goes around per batch, a checksum of the note. Only if the numbers differ are the notes
-themselves sent, and every rank sees both, so all take the same way. The first batches' notes are
-always sent, with a hash of the values that other ranks have to have as well.
+For each batch the ranks exchange one number, the checksum of a note. Only if the checksums differ
+are the notes themselves sent. Every rank sees all checksums, so all take the same branch. For the
+first batches the notes are always sent, with a hash of the values that other ranks must have as
+well.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from mirrored.transports.default import current
 
 from .nested import Path, name_of
 
-# Where a user says so, whichever call made the loader.
+# How a user asks for whole batches, whichever call made the loader; part of messages.
 WHOLE = (
     "whole=True of consistent.data.loader, or of the Accelerator, GlobalStrategy or Trainer that "
     "makes the loader"
@@ -27,8 +28,8 @@ WHOLE = (
 
 
 class Field(NamedTuple):
-    """What a batch has at ``path``: its dtype or kind, sizes that must agree, and the value of what
-    is one for the whole batch."""
+    """Description of one field of a batch: its path, its dtype or kind, the sizes that must agree
+    between ranks, and the value if it is one value for the whole batch."""
 
     path: Path
     kind: str
@@ -38,7 +39,7 @@ class Field(NamedTuple):
 
 @dataclass(frozen=True)
 class Note:
-    """What a rank has read."""
+    """Summary of what a rank has read."""
 
     kind: str  # "batch", "end" of the data or "error"
     order: int = 0  # checksum of the batch's indices
@@ -48,16 +49,18 @@ class Note:
     stop: bool = False  # this rank was asked to stop
     share: int = 0  # the same on ranks that read the same items
     values: tuple[str, ...] | None = None  # a hash for each field; None if they are not compared
-    cause: Exception | None = field(default=None, compare=False)  # stays on its rank
+    cause: Exception | None = field(default=None, compare=False)  # is not sent
 
 
 def compare(note: Note) -> list[Note] | None:
-    """Every rank's note if they are not all equal, else None. A collective of the world. Notes with
-    values, which all ranks give or none does, are always sent."""
+    """Return the notes of all ranks if they are not all equal, otherwise None. A collective of the
+    world. Notes with ``values`` are always sent; either all ranks' notes have values or none
+    has."""
     transport = current()
     if transport.size == 1:
         return None
     ranks = tuple(range(transport.size))
+    # The exception stays on its rank; its text is in ``error``.
     note = replace(note, cause=None)
     if note.values is not None:
         return gathered(note)
@@ -118,8 +121,8 @@ def _check_values(notes: list[Note]) -> None:
 
 
 def check_same_data(facts: tuple[str, ...]) -> None:
-    """Raise on every rank if ``facts`` of the data set and its batches are other ones elsewhere. A
-    collective of the world."""
+    """Raise on every rank if the ranks give different ``facts`` of their data set and its batches.
+    A collective of the world."""
     agree(
         facts,
         lambda every: ValueError(

@@ -1,4 +1,5 @@
-"""A rank's part of a batch becomes global tensors, and the whole batch's lists and numbers."""
+"""Conversion of what a rank has read into the whole batch: its tensors become global, and its lists
+and numbers become those of the whole batch."""
 
 from __future__ import annotations
 
@@ -23,15 +24,16 @@ from .nested import Path, children, leaves, mapped, name_of
 from .reading import Drawn
 from .share import Share
 
-Joined = Mapping[Path, Any]  # what is not a tensor and has an entry for each item
+Joined = Mapping[Path, Any]  # fields that are not tensors and have an entry for each item
 
 
 def note_of(made: Collated, drawn: Drawn) -> Note:
-    """What the other ranks must have read as well. ``drawn.own`` is None for a whole batch.
+    """Return the note of a batch, which says what the other ranks must have read as well.
+    ``drawn.own`` is None for a whole batch.
 
     Raises:
-        TypeError: the batch holds a global tensor.
-        ValueError: what a part is made of does not say what the whole batch's is.
+        TypeError: the batch contains a global tensor.
+        ValueError: a field of this rank's part does not tell what that of the whole batch is.
     """
     found = leaves(made.batch, lambda path, x: _stops(made, path, x))
     fields = tuple(_field(made, path, x, drawn.own) for path, x in found)
@@ -39,13 +41,13 @@ def note_of(made: Collated, drawn: Drawn) -> Note:
 
 
 def hashes(made: Collated) -> tuple[str, ...]:
-    """A hash of the values of each field."""
+    """Return a hash of the values of each field."""
     found = leaves(made.batch, lambda path, x: _stops(made, path, x))
     return tuple(digest(x) if isinstance(x, Tensor) else _fact(x) for _, x in found)
 
 
 def is_joined(note: Note) -> bool:
-    """Whether the batch has what is not a tensor and has an entry for each item."""
+    """Return whether the batch has a field that is not a tensor and has an entry for each item."""
     return any(field.kind.startswith("one for each item") for field in note.fields)
 
 
@@ -93,7 +95,7 @@ def _part_field(made: Collated, path: Path, x: Any, own: int) -> Field:
         if isinstance(x, list | tuple) and len(x) == own:
             _check_list(path, x)
             return Field(path, "one for each item")
-        kind = OTHER  # no longer as in the first batch
+        kind = OTHER  # it had an entry for each item in the first batch, and has not here
     if kind is None:
         raise ValueError(
             f"data.loader: {name_of(path)} is {_short(x)}, and of such a value the loader has to "
@@ -144,8 +146,8 @@ def _short(x: Any) -> str:
 
 
 class Layer:
-    """Makes the tensors of a batch global on ``placement`` under ``sbp``, of which entries that a
-    tensor has no dim for count as B."""
+    """Converter of the tensors of a batch to global tensors on ``placement`` under ``sbp``. An
+    entry that splits a dim that a tensor does not have counts as B for this tensor."""
 
     def __init__(self, placement: Placement, sbp: NdSbp) -> None:
         self.placement = placement
@@ -153,7 +155,7 @@ class Layer:
         self.at = my_coordinate(placement)
 
     def whole(self, batch: Any) -> Any:
-        """Make a batch that every rank has whole global."""
+        """Make the tensors of a batch global that every rank has read whole."""
 
         def make(_: Path, x: Any) -> Any:
             if not isinstance(x, Tensor):
@@ -163,8 +165,9 @@ class Layer:
         return mapped(make, batch)
 
     def parts(self, made: Collated, drawn: Drawn, joined: Joined) -> Any:
-        """Make a batch of ``drawn.count`` items global, of which this rank has ``drawn.own`` (and
-        reads one even if it has none)."""
+        """Make the tensors of a batch of ``drawn.count`` items global, of which this rank has read
+        ``drawn.own``. A rank without items has read one item to know the shapes; it is dropped
+        here."""
 
         def make(path: Path, x: Any) -> Any:
             if path in joined:
@@ -178,9 +181,11 @@ class Layer:
         return mapped(make, made.batch, lambda path, _: path in joined)
 
     def join(self, made: Collated, own: int, share: Share) -> Joined:
-        """What has an entry for each item and is not a tensor, of the whole batch: a collective of
-        the world. Of ranks that read the same items, the first sends."""
+        """Gather the fields that are not tensors and have an entry for each item, for the whole
+        batch. A collective of the world. Of the ranks that read the same items, the first one
+        sends."""
         mine = None
+        # Of the ranks that read the same items, the one at 0 on those axes sends.
         if self.at is not None and not any(self._others()):
             found = leaves(made.batch, lambda path, _: path in made.kinds)
             mine = (
@@ -196,7 +201,7 @@ class Layer:
         return {path: _chained([part[path] for part in parts]) for path in parts[0]}
 
     def _others(self) -> list[int]:
-        """This rank's coordinates on axes along which ranks read the same items."""
+        """Return this rank's coordinates on the axes along which ranks read the same items."""
         assert self.at is not None
         return [
             index
@@ -211,6 +216,8 @@ class Layer:
         entries = self._entries(x)
         shape = (count, *x.shape[1:]) if x.ndim else ()
         for axis, entry in enumerate(entries):
+            # A rank reads its items along dim 0 only; of other split dims it has all, and keeps its
+            # runs.
             if self.at is not None and isinstance(entry, Split) and entry.dim > 0:
                 parts = self.placement.shape[axis]
                 runs = entry.runs(x.shape[entry.dim], parts, self.at[axis])

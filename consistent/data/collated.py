@@ -1,4 +1,5 @@
-"""What a collate function makes of a rank's part of the items, and how the whole batch's follows.
+"""Kinds of values in the result of a collate function for a rank's part of the items, and how the
+whole batch's values follow from them.
 
 ```
 items          a  b          made of a rank's part      kind       of the whole batch
@@ -9,10 +10,10 @@ split      "train"           the same for any items     SAME       "train"
 tokens     7                 anything else              OTHER      raises
 ```
 
-Which of these a value is shows where the function is called once more, with the items twice over: a
-list of as many entries as there are items may hold one for each, or be the fields of a batch. That
-is done where new fields are met, which as a rule is the first batch; torch's ``default_collate``
-is known and not called again. All of it may run in a worker process.
+The kind of a value is found by a second call of the function, with the items twice over: a list as
+long as the list of items may have one entry for each item, or be the fields of a batch. The second
+call is made when new fields appear, which as a rule is in the first batch. The results of torch's
+``default_collate`` are known, and need no second call. All of this may run in a worker process.
 """
 
 from __future__ import annotations
@@ -39,8 +40,11 @@ Kinds = Mapping[Path, str]
 
 
 class Collated(NamedTuple):
-    """A batch; if it was made of a part of the items (``divided``), the kinds of what is in it, and
-    why others are not known."""
+    """A batch and the kinds of its fields.
+
+    ``divided``: the batch was made of a part of the items, so the kinds of its fields matter.
+    ``unknown``: why the kinds of other fields are not known.
+    """
 
     batch: Any
     kinds: Kinds = {}
@@ -49,7 +53,7 @@ class Collated(NamedTuple):
 
 
 class Collate:
-    """Calls ``fn`` and finds out the kinds of what it makes."""
+    """Collate function that calls ``fn``, and finds out the kinds of the values in its results."""
 
     def __init__(self, fn: Callable[[list], Any]) -> None:
         self.fn = fn
@@ -61,7 +65,8 @@ class Collate:
             batch = self.fn(items)
             return Collated(batch, of_default(batch), "")
         first = not self.kinds and not self.unknown
-        before = self._copies(items) if first else items  # the function may take fields out
+        # Copied, since the function may modify the items, and the second call needs them again.
+        before = self._copies(items) if first else items
         batch = self.fn(items)
         if first or any(path not in self.kinds for path, _ in leaves(batch, self._stops)):
             self._learn(batch, before)
@@ -83,6 +88,7 @@ class Collate:
         except Exception as error:
             self.unknown = f"it raised for the same items twice over ({_words(error)})"
             return
+        # A kind that is known already stays.
         self.kinds = {**kinds(batch, twice, len(items)), **self.kinds}
 
     def _stops(self, path: Path, _: Any) -> bool:
@@ -92,8 +98,9 @@ class Collate:
 def kinds(
     once: Any, twice: Any, count: int, path: Path = (), above: tuple[int, ...] = ()
 ) -> dict[Path, str]:
-    """The kind of each value in ``once``, made of ``count`` items, by what it is in ``twice``;
-    ``above`` are the objects that ``once`` is in."""
+    """Return the kind of each value in ``once``, which was made of ``count`` items, by comparison
+    with ``twice``, made of these items twice over. ``above`` has the ids of the objects that
+    contain ``once``."""
     if id(once) in above:
         return {path: OTHER}
     sizes = _length(once), _length(twice)
@@ -113,8 +120,8 @@ def kinds(
 
 
 def of_default(batch: Any, path: Path = ()) -> dict[Path, str]:
-    """The kinds in what ``default_collate`` made: it stacks all but texts, which it leaves in a
-    list."""
+    """Return the kinds of the values in a result of ``default_collate``. It stacks everything but
+    texts, which it leaves in a list, so all values are per item."""
     inside = children(batch)
     if inside is None:
         return {path: PER_ITEM}
@@ -127,7 +134,7 @@ def of_default(batch: Any, path: Path = ()) -> dict[Path, str]:
 
 
 def fact(x: Any) -> str:
-    """What says whether ``x``, which holds no other values, is equal on two ranks."""
+    """Return a text by which ranks compare ``x``, a value that contains no others."""
     if isinstance(x, Tensor) and not x.ndim:
         return repr(x.item())
     if x is None or isinstance(x, str | bytes | int | float | complex | np.generic | type):
@@ -136,7 +143,7 @@ def fact(x: Any) -> str:
         return repr(sorted(map(fact, x)))
     written = io.BytesIO()
     pickler = pickle.Pickler(written)
-    pickler.fast = True  # else the bytes say which equal parts of x are one object, too
+    pickler.fast = True  # no memo: equal values then have equal bytes, whatever objects they share
     try:
         pickler.dump(x)
     except Exception:  # such as an object that holds itself
@@ -145,7 +152,7 @@ def fact(x: Any) -> str:
 
 
 def number(x: Any) -> int | None:
-    """The whole number that ``x`` is, if it is one."""
+    """Return ``x`` as an int if it is a whole number, otherwise None."""
     if isinstance(x, Tensor | np.ndarray) and not x.ndim:
         x = x.item()
     return int(x) if isinstance(x, int | np.integer) and not isinstance(x, bool) else None
@@ -160,7 +167,7 @@ def _of_leaf(once: Any, twice: Any, count: int) -> str:
 
 
 def _length(x: Any) -> int | None:
-    """The length of what may hold an entry for each item; None of anything else."""
+    """Return the length of an object that may have an entry for each item; otherwise None."""
     if isinstance(x, Tensor | np.ndarray):
         return len(x) if x.ndim else None
     return len(x) if isinstance(x, list | tuple) and not hasattr(x, "_fields") else None
@@ -168,7 +175,7 @@ def _length(x: Any) -> int | None:
 
 @contextmanager
 def _same_numbers() -> Iterator[None]:
-    """What is drawn inside does not count."""
+    """Restore the states of the random generators afterwards, so that draws have no effect."""
     numpy: Any = sys.modules["numpy"].random
     before = torch.get_rng_state(), random.getstate(), numpy.get_state()
     try:

@@ -1,4 +1,4 @@
-"""The DataLoader that a user gives, and the one made of it that reads this rank's share."""
+"""The DataLoader that a user passes, and the one made from it that reads this rank's share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from .share import Share
 
 
 def check_given(loader: DataLoader) -> None:
-    """Raise if the loader divides the data by itself, or does what would be lost."""
+    """Raise TypeError if the loader cannot be taken over: it has its own ``__iter__``, it divides
+    the data among ranks, or its data set contains global tensors."""
     kind: Any = type(loader)
     if kind.__iter__ is not DataLoader.__iter__:
         raise TypeError(
@@ -50,8 +51,8 @@ def check_given(loader: DataLoader) -> None:
 
 
 def inner_loader(given: DataLoader, share: Share | None) -> DataLoader:
-    """A DataLoader with the workers, pinning and generator of ``given``, that gives this rank's
-    share of its batches, or the batches whole."""
+    """Return a DataLoader with the workers, pinning and generator of ``given`` that reads this
+    rank's share of each batch, or whole batches if ``share`` is None."""
     options: dict[str, Any] = {
         "num_workers": given.num_workers,
         "pin_memory": given.pin_memory,
@@ -82,8 +83,8 @@ def inner_loader(given: DataLoader, share: Share | None) -> DataLoader:
 
 
 def facts_of(loader: DataLoader) -> tuple[str, ...]:
-    """What every rank's loader must have alike, in words: how many items there are, which of them a
-    subset holds, and how they are batched."""
+    """Return what must be equal for the loaders of all ranks, in words: the number of items, the
+    items in a subset, and the batching."""
     dataset: Any = loader.dataset
     facts = [f"{_length(dataset)} items", f"batches of {loader.batch_size}"]
     if loader.drop_last:
@@ -98,14 +99,14 @@ def facts_of(loader: DataLoader) -> tuple[str, ...]:
 def _length(dataset: Any) -> str:
     try:
         return str(len(dataset))
-    except Exception:  # a stream; what fails on one rank only is a difference, too
+    except Exception:  # a stream has no length; an error on some ranks only shows as a difference
         return "uncounted"
 
 
 def parts_are_alike(loader: DataLoader) -> bool:
-    """Whether the parts of each batch fit whatever the ranks read, once they have the same facts
-    and their first batches fit: rows of tensors, stacked, in an order that no rank can draw
-    otherwise."""
+    """Return whether the parts of each batch are sure to fit, once the ranks have the same facts
+    and their first batches fit. They are for stacked rows of tensors, in an order that no rank can
+    draw differently."""
     dataset: Any = loader.dataset
     while isinstance(dataset, Subset):
         dataset = dataset.dataset

@@ -1,4 +1,4 @@
-"""loader: a DataLoader whose batches are global tensors, of which each rank reads its part."""
+"""A DataLoader whose batches are global tensors; each rank reads its own part (``loader``)."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def loader(
     check: bool | None = None,
     **options: Any,
 ) -> Loader:
-    """Batches of global tensors: the batches that a DataLoader of one process would give, of which
-    each rank reads and collates its own items only.
+    """Return an iterable of the batches that a DataLoader of one process would give, as global
+    tensors. Each rank reads and collates its own items only.
 
     ```
     batches = consistent.data.loader(DataLoader(dataset, batch_size=64, shuffle=True), placement)
@@ -48,34 +48,36 @@ def loader(
 
     Args:
         data: a ``DataLoader``, whose data set, batches, collate function, workers, generator and
-            pinning are taken over; or a data set, of which one is made with ``options``.
+            pinning are taken over; or a data set, for which one is made with ``options``.
             ``batch_size`` counts the items of all ranks together.
-        placement: where the batches lie.
-        sbp: how each of their tensors lies, with entries that split dims from the front; entries
-            for dims that a tensor does not have count as B. Without it S(0) on the first axis and
-            B on the others. Ranks along an axis that does not split dim 0 read the same items.
-        whole: every rank reads and collates the batch whole, and keeps its part of the tensors.
-            For a collate function that looks at all items, such as one that pads to the longest.
-        pad: what fills up the tensors of items that are shorter than other ranks': a number, or one
-            for each key of the batch. What it does not say, a tokenizer of transformers that the
-            collate function has says, and on which side. Without either such a batch raises.
-        seed: of the order, if ``data`` is a data set and ``options`` name no generator.
-        check: whether ranks compare what they have read, 8 bytes a batch; without it, unless
-            the kinds of data set and sampler show that they agree. Unless it is ``False`` they
-            compare how many items they have when the loader is made, and in its first batches a
-            hash of the values that several ranks read.
-        options: of ``DataLoader``, if ``data`` is a data set.
+        placement: the placement of the batches.
+        sbp: the layout of their tensors. Entries split dims counted from the front; an entry for a
+            dim that a tensor does not have counts as B. By default S(0) on the first axis and B on
+            the others. Ranks along an axis that does not split dim 0 read the same items.
+        whole: every rank reads and collates the whole batch, and keeps its part of the tensors. For
+            a collate function that looks at all items, such as one that pads to the longest.
+        pad: the value that fills up tensors whose items are shorter than those of other ranks: a
+            number, or one for each key of the batch. Keys that it lacks, and the side, are taken
+            from a tokenizer of transformers in the collate function, if there is one. Without
+            either such a batch raises.
+        seed: seed of the order, if ``data`` is a data set and ``options`` has no generator.
+        check: whether ranks compare each batch that they have read, which takes 8 bytes a batch; by
+            default, unless the kinds of data set and sampler show that they agree. Unless ``check``
+            is ``False``, they also compare the number of items when the loader is made, and in the
+            first batches a hash of the values that several ranks read.
+        options: arguments of ``DataLoader``, if ``data`` is a data set.
 
     Returns:
-        Batches with ``len``, ``state_dict`` and ``load_state_dict``. All in a batch is that of the
-        whole batch: tensors are global, a list or array with an entry for each item (texts) is the
-        whole batch's on every rank, and so is the number of items. What else depends on the items
-        raises, such as a sum over them. To tell these apart the collate function is called once
-        more for the first batch, with the items twice over.
+        Batches with ``len``, ``state_dict`` and ``load_state_dict``. Everything in a batch is that
+        of the whole batch: tensors are global, a list or array with an entry for each item (texts)
+        is the whole batch's on every rank, and so is the number of items. Any other value that
+        depends on the items, such as a sum over them, raises. To find out which value is of which
+        kind, the collate function is called a second time for the first batch, with the items twice
+        over.
 
     Raises:
-        TypeError, ValueError: ``data`` or ``sbp`` cannot be used, or ranks have data sets of other
-            lengths.
+        TypeError, ValueError: ``data`` or ``sbp`` cannot be used, or the ranks have data sets of
+            different lengths.
     """
     check_world("data.loader", placement)
     if not isinstance(data, DataLoader):
@@ -115,12 +117,13 @@ def _entries(sbp: SbpLike | None, placement: Placement) -> NdSbp:
 
 
 class Loader:
-    """What ``loader`` returns: iterate over it once an epoch.
+    """Iterable over batches of global tensors, one epoch for each iteration; ``loader`` returns
+    one.
 
     Attributes:
-        epoch: how many epochs are over.
+        epoch: number of epochs that are over.
         stopped: whether the last iteration ended because a rank was asked to stop.
-        loader: the DataLoader that was given.
+        loader: the DataLoader that was passed.
     """
 
     def __init__(
@@ -146,38 +149,39 @@ class Loader:
         self._inner = inner_loader(given, self._share)
         self._order = Order(given)
         self._check = not parts_are_alike(given) if check is None else check
-        # How many batches are to come whose values are compared; the same on every rank.
+        # Number of further batches whose values are compared; the same on every rank.
         self._unseen = 0 if check is False else plain_values.TIMES
         if check is not False:
             agreement.check_same_data(facts_of(given))
-        self._items = 0  # that this epoch has given so far, over all ranks
+        self._items = 0  # given in this epoch so far, over all ranks
         self._resumed = False
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Return the number of batches in an epoch."""
         return len(self.loader)
 
     def __getattr__(self, name: str) -> Any:
-        """Attributes of the DataLoader, such as ``dataset`` and ``batch_size``."""
-        if name == "loader":  # not there yet
+        """Return an attribute of the DataLoader, such as ``dataset`` or ``batch_size``."""
+        if name == "loader":  # not set yet, as during unpickling: avoids endless recursion
             raise AttributeError(name)
         return getattr(self.loader, name)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position: epochs, items of this one over all ranks, and what its order is drawn
-        from. It is the same on every rank, and fits any number of ranks."""
+        """Return the position: the epoch, the number of its items given so far over all ranks, and
+        the states of the generators that draw its order. It is the same on every rank, and fits any
+        number of ranks."""
         order = self._order.state(began=self._items > 0)
         return {"epoch": self.epoch, "items": self._items, "order": order}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on after ``state``: the next iteration gives the rest of its epoch."""
+        """Continue after ``state``: the next iteration gives the rest of its epoch."""
         self.epoch, self._items = int(state["epoch"]), int(state["items"])
         self._resumed = self._items > 0
         self._order.load(state["order"], began=self._resumed)
 
     def stop_on(self, *signals: int) -> None:
-        """End the iteration on all ranks, before the same batch, once a rank has got one of
-        ``signals``. Then ``stopped`` is true, and the position is where the next run goes on.
+        """End the iteration on all ranks, before the same batch, once a rank has received one of
+        ``signals``. Then ``stopped`` is true, and the position is where the next run continues.
 
         ```
         batches.stop_on(signal.SIGTERM)
@@ -187,7 +191,7 @@ class Loader:
             consistent.checkpoint.save(folder, model=model, optimizer=optimizer, loader=batches)
         ```
 
-        It takes no message of its own: ranks tell it each other where they compare batches.
+        This takes no extra message: ranks learn of the signal when they compare a batch.
         """
         self._check = True
         for each in signals:
@@ -197,15 +201,15 @@ class Loader:
         self._asked_to_stop = True
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin ``epoch`` next. Orders need no call of it; samplers that have ``set_epoch`` are
-        given the epoch at its start."""
+        """Start ``epoch`` with the next iteration. The order does not depend on this call; samplers
+        that have ``set_epoch`` get the epoch at its start."""
         self.epoch, self._items, self._resumed = epoch, 0, False
         set_epoch(self.loader, epoch)
 
     def __iter__(self) -> Iterator[Any]:
         resumed, self._resumed = self._resumed, False
         if not resumed:
-            self.epoch += self._items > 0  # one that was left early is over too
+            self.epoch += self._items > 0  # an epoch whose iteration was left early counts as over
             self._items = 0
         set_epoch(self.loader, self.epoch)
         reader = Reader(self._inner, self._share, self.epoch)
@@ -217,13 +221,15 @@ class Loader:
             self.epoch, self._items = self.epoch + 1, 0
 
     def _made(self, note: Note, made: Collated, drawn: Drawn) -> Any:
-        """The batch as global tensors, counted as given; None at the end."""
+        """Return the batch as global tensors, and count its items; None at the end or after a
+        stop."""
         note = replace(note, stop=self._asked_to_stop)
         first, self._unseen = self._unseen > 0, max(self._unseen - 1, 0)
         if first and plain_values.are_compared():
             note = replace(note, **self._values(made))
         notes = agreement.compare(note) if self._check or first else None
         self.stopped = any(each.stop for each in notes or [note])
+        # Raised after the ranks have exchanged notes, so that the others raise as well.
         if note.cause is not None:
             raise note.cause
         if self.stopped:
@@ -236,13 +242,15 @@ class Loader:
         self._items += drawn.count
         if drawn.own is None:
             return self._layer.whole(made.batch)
+        # All ranks' parts have the same fields, so either all ranks take part in ``join`` or none.
         joined = (
             self._layer.join(made, drawn.own, self._share or Share()) if is_joined(note) else {}
         )
         return self._layer.parts(made, drawn, joined)
 
     def _agreed(self, notes: list[Note], made: Collated, drawn: Drawn) -> Collated:
-        """The batch once all ranks' parts fit, padded as the longest of them is."""
+        """Check that the parts of all ranks fit together, and return this rank's part, padded to
+        the longest of all ranks."""
         padding = None if drawn.own is None else self._padding
         agreement.check(notes, sizes_may_differ=padding is not None)
         if padding is None:
@@ -251,7 +259,8 @@ class Loader:
         return made._replace(batch=padded(made.batch, longest(notes), padding))
 
     def _values(self, made: Collated) -> dict[str, Any]:
-        """For the note: a hash of each tensor if other ranks of the placement read the same."""
+        """Return the note's entries for the comparison of values: a hash of each field, if other
+        ranks of the placement read the same items."""
         layer, share = self._layer, self._share or Share()
         several = math.prod(parts for parts, _ in share.cuts) < layer.placement.size
         known = layer.at is not None and several

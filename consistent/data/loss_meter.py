@@ -1,4 +1,4 @@
-"""LossMeter: the logical loss of a step, summed over the ranks together with the gradients."""
+"""The logical loss of a step, summed over the ranks together with the gradients (``LossMeter``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..tensor.making.create import distribute, from_local
 
 
 class LossMeter:
-    """Shows the loss of each step without a collective for it.
+    """Meter that gives the loss of each step without a collective of its own.
 
     ```
     for batch in tqdm(loader):
@@ -23,9 +23,9 @@ class LossMeter:
     ```
 
     The loss of a split batch is P: each rank has an addend, and ``loss.item()`` would be an
-    all-reduce. ``meter(loss)`` is ``loss + weight * loss.detach()`` with a weight of 0: the same
-    number with the same gradients, and the gradient of the weight is the loss. It lies in a bucket
-    with the parameters' gradients and is summed there.
+    all-reduce. ``meter(loss)`` is ``loss + weight * loss.detach()`` with a weight of 0. This is the
+    same number with the same gradients, and the gradient of the weight is the loss. The gradient is
+    put into a bucket with those of the parameters, and is summed there.
     """
 
     def __init__(self) -> None:
@@ -34,8 +34,8 @@ class LossMeter:
         self._was_read = False
 
     def __call__(self, loss: torch.Tensor) -> torch.Tensor:
-        """``loss``, to be given to ``backward``. ``value`` is then the sum of the losses given
-        since it was read last, so that a step may have several."""
+        """Return a loss equal to ``loss``, on which to call ``backward``. ``value`` is then the sum
+        of all losses passed since it was last read, so a step may have several."""
         if self._was_read:
             self._sum, self._was_read = 0.0, False
         if not is_global(loss):
@@ -48,14 +48,15 @@ class LossMeter:
             self._weight = distribute(zero, placement, (B,) * placement.ndim).requires_grad_()
         if my_coordinate(placement) is None:
             self._sum = float("nan")
-        # On the shards: as an op on global tensors the product might be boxed to B at once.
+        # On the shards, because an op on global tensors might box the product to B at once.
         part = self._weight.to_local() * loss.detach().to_local()  # type: ignore[attr-defined]
         return loss + from_local(part, placement, entries, shape=())
 
     @property
     def value(self) -> float:
-        """The loss of the last step, on every rank of its placement; NaN on others. Read it after
-        ``backward``, and outside ``no_sync``, where it waits for the gradients' sum."""
+        """Return the loss of the last step, on every rank of its placement; NaN on other ranks.
+        Read it after ``backward`` and outside ``no_sync``: it waits for the sum of the
+        gradients."""
         self._add_what_arrived()
         self._was_read = True
         return self._sum

@@ -1,5 +1,5 @@
-"""What is in a batch, which may be a tensor or any nesting of mappings, lists, tuples, dataclasses
-and objects with attributes."""
+"""Traversal of batches: tensors, or any nesting of mappings, lists, tuples, dataclasses and objects
+with attributes."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ Stop = Callable[[Path, Any], bool]
 
 
 class Attribute(str):
-    """The name of an attribute in a path, which is not a key."""
+    """Name of an attribute in a path; tells it from a key of a mapping."""
 
 
 def never(path: Path, x: Any) -> bool:
-    """Look into everything."""
+    """Return False, so that every container is traversed."""
     return False
 
 
 def tensors(batch: Any) -> Iterator[tuple[Path, Tensor]]:
-    """(path, tensor) of each tensor."""
+    """Return (path, tensor) of each tensor."""
     return ((path, x) for path, x in leaves(batch) if isinstance(x, Tensor))
 
 
 def leaves(batch: Any, stop: Stop = never) -> Iterator[tuple[Path, Any]]:
-    """(path, value) of each value that holds no others, or at whose path ``stop`` says so."""
+    """Return (path, value) of each value that contains no others, or where ``stop`` is True."""
 
     def walk(x: Any, path: Path, above: tuple[int, ...]) -> Iterator[tuple[Path, Any]]:
+        # An object inside itself is not traversed again.
         inside = None if stop(path, x) or id(x) in above else children(x)
         if inside is None:
             yield path, x
@@ -45,8 +46,8 @@ def leaves(batch: Any, stop: Stop = never) -> Iterator[tuple[Path, Any]]:
 
 
 def mapped(fn: Callable[[Path, Any], Any], batch: Any, stop: Stop = never) -> Any:
-    """A copy of the containers with ``fn(path, value)`` in place of each of ``leaves``. An object
-    in which nothing changes stays the object that it is."""
+    """Return a copy of the containers, with ``fn(path, value)`` in place of each value of
+    ``leaves``. An object in which nothing changes is not copied."""
 
     def walk(x: Any, path: Path, above: tuple[int, ...]) -> Any:
         inside = None if stop(path, x) or id(x) in above else children(x)
@@ -59,7 +60,7 @@ def mapped(fn: Callable[[Path, Any], Any], batch: Any, stop: Stop = never) -> An
 
 
 def children(x: Any) -> dict[Any, Any] | None:
-    """The values in ``x`` by key, position or name; None if it is not a container."""
+    """Return the values in ``x`` by key, position or name; None if it is not a container."""
     if isinstance(x, Tensor | np.ndarray | str | bytes | int | float | None):
         return None
     if isinstance(x, Mapping):
@@ -71,7 +72,7 @@ def children(x: Any) -> dict[Any, Any] | None:
 
 
 def attributes(x: Any) -> dict[Attribute, Any]:
-    """What an object keeps; nothing of classes, functions and modules."""
+    """Return the attributes of an object by name; none for classes, functions and modules."""
     if isinstance(x, type) or callable(x) or type(x).__module__ == "builtins":
         return {}
     names = [f.name for f in dataclasses.fields(x)] if dataclasses.is_dataclass(x) else []
@@ -93,8 +94,8 @@ def _opens(value: Any) -> bool:
 
 
 def _beside(x: Mapping) -> dict[Attribute, Any]:
-    """Sequences and tensors that a mapping of a class of its own keeps besides its items, such as
-    the encodings of a tokenizer's batch."""
+    """Return sequences and tensors that a mapping of a custom class has as attributes in addition
+    to its items, such as the encodings of a tokenizer's batch."""
     kept = getattr(x, "__dict__", {})
     return {
         Attribute(name): value
@@ -123,7 +124,7 @@ def _rebuilt(x: Any, inside: dict[Any, Any], made: dict[Any, Any]) -> Any:
 
 
 def name_of(path: Path) -> str:
-    """``batch["x"][0].ids``."""
+    """Return a path as text, such as ``batch["x"][0].ids``."""
     return "batch" + "".join(
         f".{key}" if isinstance(key, Attribute) else f"[{key!r}]" for key in path
     )

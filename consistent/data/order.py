@@ -1,4 +1,4 @@
-"""Order: from which random numbers an epoch's order is drawn, so that it can be drawn again."""
+"""The random states from which the order of an epoch is drawn, so that it can be drawn again."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader
 
 
 class Order:
-    """The generators of a DataLoader and its samplers, and their states where the epoch began.
+    """The generators of a DataLoader and its samplers, and their states at the start of the epoch.
 
-    What they are is read from the DataLoader: those that were given to it, and torch's default
-    generator, which is drawn from where none was given.
+    These are the generators that were passed to the DataLoader and its samplers, and torch's
+    default generator, from which they draw if none was passed.
     """
 
     def __init__(self, loader: DataLoader) -> None:
@@ -23,13 +23,14 @@ class Order:
         self._began: list[Tensor] = self._states()
 
     def state(self, began: bool) -> list[Tensor]:
-        """uint8 states, the default generator's first: where the epoch began, or, between two
-        epochs, as they are now."""
+        """Return uint8 states of the generators, the default one first: those at the start of the
+        epoch, or, between two epochs (``began=False``), the present ones."""
         return [each.clone() for each in self._began] if began else self._states()
 
     def load(self, states: list[Tensor], began: bool) -> None:
-        """Take what ``state`` gave. Between two epochs the next one's order is drawn from the
-        default generator as it then is, since the program draws from it and restores it."""
+        """Take what ``state`` returned. Between two epochs the default generator is left alone,
+        because the program draws from it and restores it; the next order is drawn from its state
+        then."""
         if len(states) != 1 + len(self._given):
             raise ValueError(
                 f"data.loader: the saved position has the states of {len(states) - 1} generators, "
@@ -43,8 +44,9 @@ class Order:
 
     @contextmanager
     def drawn(self, again: bool) -> Iterator[None]:
-        """Around the start of an epoch, where its order is drawn. ``again``: as where it began;
-        the default generator, which the program draws from as well, then gets its state back."""
+        """Surround the start of an epoch, where its order is drawn. With ``again`` the order is
+        drawn from the states at the start of the epoch. Afterwards the default generator gets its
+        state back, because the program draws from it as well."""
         if not again:
             self._began = self._states()
             yield
@@ -62,7 +64,7 @@ class Order:
 
 
 def set_epoch(loader: DataLoader, epoch: int) -> None:
-    """Call ``set_epoch`` of the samplers that have it."""
+    """Call ``set_epoch`` on the samplers that have it."""
     for sampler in _samplers(loader):
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch)
@@ -74,7 +76,7 @@ def _samplers(loader: DataLoader) -> list[Any]:
 
 
 def _generators(loader: DataLoader) -> list[torch.Generator]:
-    """The distinct generators of the loader and its samplers, in a fixed order."""
+    """Return the distinct generators of the loader and its samplers, in a fixed order."""
     found: list[torch.Generator] = []
     for owner in (loader, *_samplers(loader)):
         generator = getattr(owner, "generator", None)

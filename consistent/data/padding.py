@@ -1,7 +1,8 @@
-"""Parts whose items are padded to other lengths are filled up to the longest of all ranks.
+"""Padding of parts of a batch whose items have different lengths on different ranks, up to the
+longest.
 
-What they are filled with is what ``pad=`` says; else what the collate function's tokenizer pads
-with, on the side on which it pads.
+The fill value is given by ``pad=``. Otherwise it is what the tokenizer in the collate function pads
+with, on the side on which the tokenizer pads.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ Pad = Mapping[str, float] | float | None
 
 @dataclass(frozen=True)
 class Padding:
-    """What to pad with: a number, or one for each key; ``front``: before an item's own values."""
+    """Fill value: a number, or one for each key; with ``front`` it goes before the values."""
 
     values: Mapping[str, float] | float
     front: bool = False
 
     def of(self, path: Path) -> float:
-        """The number for the field at ``path``.
+        """Return the fill value of the field at ``path``.
 
         Raises:
             ValueError: there is none.
@@ -49,7 +50,7 @@ class Padding:
 
 
 def padding_of(collate: Any, pad: Pad) -> Padding | None:
-    """``pad`` with what the tokenizer in ``collate`` adds to it; None if there is neither."""
+    """Return ``pad``, completed by the tokenizer in ``collate``; None if there is neither."""
     tokenizer = next(_tokenizers(collate, 3), None)
     front = getattr(tokenizer, "padding_side", "right") == "left"
     if pad is not None and not isinstance(pad, Mapping):
@@ -60,7 +61,7 @@ def padding_of(collate: Any, pad: Pad) -> Padding | None:
 
 
 def longest(notes: list[Note]) -> dict[Path, tuple[int, ...]]:
-    """For each field the sizes that hold every rank's items."""
+    """Return, for each field, the smallest sizes that hold the items of every rank."""
     found = {}
     for index, field in enumerate(notes[0].fields):
         found[field.path] = tuple(map(max, zip(*(note.fields[index].sizes for note in notes))))
@@ -68,14 +69,14 @@ def longest(notes: list[Note]) -> dict[Path, tuple[int, ...]]:
 
 
 def check_padding(notes: list[Note], padding: Padding) -> None:
-    """Raise, on every rank, if a field must be padded and ``padding`` does not say with what."""
+    """Raise, on every rank, if a field must be padded and ``padding`` has no value for it."""
     for index, field in enumerate(notes[0].fields):
         if len({note.fields[index].sizes for note in notes}) > 1:
             padding.of(field.path)
 
 
 def padded(batch: Any, sizes: Mapping[Path, tuple[int, ...]], padding: Padding) -> Any:
-    """The batch with each item's dims filled up to ``sizes``."""
+    """Return the batch with the dims of each item filled up to ``sizes``."""
 
     def fill(path: Path, x: Any) -> Any:
         if not isinstance(x, Tensor | np.ndarray) or not x.ndim or path not in sizes:
@@ -86,6 +87,7 @@ def padded(batch: Any, sizes: Mapping[Path, tuple[int, ...]], padding: Padding) 
         sides = [(n, 0) if padding.front else (0, n) for n in missing]
         value: Any = padding.of(path)
         if isinstance(x, Tensor):
+            # F.pad takes the sides of the last dim first.
             return F.pad(x, [n for side in reversed(sides) for n in side], value=value)
         return np.pad(x, [(0, 0), *sides], constant_values=value)
 
@@ -93,7 +95,7 @@ def padded(batch: Any, sizes: Mapping[Path, tuple[int, ...]], padding: Padding) 
 
 
 def _of_tokenizer(tokenizer: Any, collate: Any) -> dict[str, float]:
-    """What transformers' collators pad each key with."""
+    """Return the values with which the collators of transformers pad each key."""
     ids = tokenizer.pad_token_id
     labels = getattr(collate, "label_pad_token_id", -100)
     found = {
@@ -109,7 +111,7 @@ def _of_tokenizer(tokenizer: Any, collate: Any) -> dict[str, float]:
 
 
 def _tokenizers(x: Any, depth: int) -> Iterator[Any]:
-    """Tokenizers that a collate function is, keeps or names."""
+    """Yield the tokenizers that a collate function is, has as attributes, or refers to."""
     if callable(getattr(type(x), "pad", None)) and isinstance(
         getattr(x, "pad_token_id", None), int
     ):
@@ -134,7 +136,7 @@ def _kept(x: Any) -> list[Any]:
 
 
 def _named_in(fn: Any) -> list[Any]:
-    """What a function's body reads from around it, and its arguments' defaults."""
+    """Return the values of the globals, closure variables and default arguments of a function."""
     found = inspect.getclosurevars(fn)
     defaults = [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
     return [*found.nonlocals.values(), *found.globals.values(), *defaults]

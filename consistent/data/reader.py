@@ -1,4 +1,4 @@
-"""Reader: what this rank reads in one epoch, batch by batch, before the ranks compare it."""
+"""Reading of this rank's part of an epoch, batch by batch, before ranks compare it (``Reader``)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Read = tuple[Note, Collated, Drawn]
 
 class Reader:
     """One pass over ``inner``. An error while reading becomes a note, because the other ranks wait
-    for this one's note."""
+    for this rank's note."""
 
     def __init__(self, inner: DataLoader, share: Share | None, epoch: int) -> None:
         self._inner = inner
@@ -29,6 +29,7 @@ class Reader:
         self._numbers: AbstractContextManager = nullcontext()
         found = inner.batch_sampler if inner.batch_sampler is not None else inner.sampler
         self._sampler = found if isinstance(found, ShareSampler) else None
+        # Worker processes have random states of their own (WorkerStart).
         if inner.num_workers == 0 and share is not None and share.cuts:
             numbers = OwnNumbers(share, epoch)
             self._numbers = numbers
@@ -38,19 +39,20 @@ class Reader:
         self._first: Read | None = None
 
     def start(self, skip: int) -> None:
-        """Start workers, draw the order and read the first batch after ``skip`` items."""
+        """Start the workers, draw the order, and read the first batch after ``skip`` items."""
         if self._sampler is not None:
             self._sampler.skip = skip
         self._batches = iter(self._inner)
         self._first = self._next()
-        if self._sampler is None:  # a stream: what comes first must be read to be left out
+        if self._sampler is None:  # a stream: skipped items must be read, too
             while skip > 0 and self._first[0].kind == "batch":
                 skip -= self._first[2].count
                 check_border(-skip, 0)
                 self._first = self._next()
 
     def next(self) -> Read:
-        """(what to compare, the batch, its counts). The note's kind says whether there is one."""
+        """Return (note for the other ranks, batch, its counts). The note's kind says whether there
+        is a batch."""
         first, self._first = self._first, None
         return self._next() if first is None else first
 
@@ -59,6 +61,7 @@ class Reader:
             with self._numbers:
                 batch = next(self._batches)
             if self._sampler is not None:
+                # A queue, because with workers the sampler is ahead of the batches.
                 drawn = self._sampler.drawn.popleft()
             elif isinstance(batch, StreamPart):
                 batch, count, own = batch
@@ -75,11 +78,12 @@ class Reader:
 
 
 class OwnNumbers:
-    """Random numbers of reading in the main process.
+    """Separate random numbers for reading in the main process.
 
-    Ranks read different items, and so draw different numbers of random numbers. If they drew them
-    from torch's default generator, the next epoch's order would differ by rank. So reading has a
-    stream of its own, which is the default generator's only while a batch is read.
+    Ranks read different items, and so draw different amounts of random numbers. If they drew from
+    torch's default generator, the order of the next epoch would differ between ranks. So reading
+    has its own random stream, which replaces that of the default generator only while a batch is
+    read.
     """
 
     def __init__(self, share: Share | None, epoch: int) -> None:
@@ -95,7 +99,7 @@ class OwnNumbers:
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Inside, the default generator has its own stream again: samplers draw from it."""
+        """Give the default generator its own stream back inside, because samplers draw from it."""
         self._swap()
         try:
             yield

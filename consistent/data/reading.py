@@ -1,4 +1,4 @@
-"""What a DataLoader is given so that it reads this rank's share of each batch.
+"""Samplers, streams and worker setup by which a DataLoader reads this rank's share of each batch.
 
 All of it may run in a worker process: it handles plain data, and never communicates.
 """
@@ -24,8 +24,8 @@ STRIDE = 1_000_003  # between seeds of shares, so that seed + worker of two shar
 
 
 class Drawn(NamedTuple):
-    """A batch that was drawn: how many items it has over all ranks, how many of them are this
-    rank's (None if it is read whole), and a checksum of which they are."""
+    """Counts of a drawn batch: its items over all ranks, this rank's items (None if the batch is
+    read whole), and a checksum of the indices."""
 
     count: int
     own: int | None
@@ -33,8 +33,9 @@ class Drawn(NamedTuple):
 
 
 class ShareSampler:
-    """Yields this rank's share of each batch that ``source`` yields, and notes in ``drawn`` what
-    the whole batch was. It runs in the main process, in the order in which batches arrive."""
+    """Sampler that yields this rank's share of each batch of ``source``, and notes the counts of
+    the whole batch in ``drawn``. It runs in the main process, in the order in which batches
+    arrive."""
 
     def __init__(self, source: Iterable, share: Share | None) -> None:
         self.source = source
@@ -66,16 +67,16 @@ class ShareSampler:
 
 
 def _count(batch: Any) -> int:
-    """Items of what a sampler gave. A data set that makes batches gets one index for each, which
-    counts as one item."""
+    """Return the number of items in what a sampler yields. A data set that makes batches itself
+    gets one index for each, which counts as one item."""
     return len(batch) if isinstance(batch, list | tuple) else 1
 
 
 def after(batches: Iterable, skip: int) -> Iterator[Any]:
-    """The batches that follow the first ``skip`` items."""
+    """Yield the batches that follow the first ``skip`` items."""
     if not skip:
         yield from batches
-    elif type(batches) is BatchSampler:  # its batches may be of another size than those before
+    elif type(batches) is BatchSampler:  # skips single items: the batch size may have changed
         rest = islice(batches.sampler, skip, None)
         yield from BatchSampler(rest, batches.batch_size, batches.drop_last)  # type: ignore
     else:
@@ -89,7 +90,7 @@ def after(batches: Iterable, skip: int) -> Iterator[Any]:
 
 
 def check_border(seen: int, skip: int) -> None:
-    """Raise if the position to go on from lies inside a batch."""
+    """Raise ValueError if the saved position is inside a batch."""
     if seen > skip:
         raise ValueError(
             f"data.loader: the saved position is after {skip} items, and a batch ends after {seen} "
@@ -108,8 +109,8 @@ class StreamPart(NamedTuple):
 
 
 class ShareOfStream(IterableDataset):
-    """Batches of an ``IterableDataset``, of which each rank collates its share. Every rank goes
-    over the whole stream, because a stream has no indices to divide."""
+    """Batches of an ``IterableDataset``, of which each rank collates its share. Every rank reads
+    the whole stream, because a stream has no indices to divide."""
 
     def __init__(
         self,
@@ -135,13 +136,14 @@ class ShareOfStream(IterableDataset):
 
 
 def as_it_is(x: Any) -> Any:
-    """The collate function of batches that are made already."""
+    """Return ``x``: the collate function for batches that are collated already."""
     return x
 
 
 class WorkerStart:
-    """Seeds a worker: ranks that read the same items draw the same numbers, others do not. Then
-    calls the user's ``worker_init_fn``, which sees the user's dataset."""
+    """Start function of a worker. It seeds the worker: ranks that read the same items draw the same
+    numbers, other ranks do not. Then it calls the user's ``worker_init_fn``, with the user's data
+    set in the worker info."""
 
     def __init__(self, then: Callable[[int], None] | None, share: Share) -> None:
         self.then = then
@@ -156,6 +158,7 @@ class WorkerStart:
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(seed % 2**32)
         if isinstance(info.dataset, ShareOfStream):
+            # WorkerInfo refuses assignment, and the user's function must see its own data set.
             object.__setattr__(info, "dataset", info.dataset.dataset)
         if self.then is not None:
             self.then(worker)

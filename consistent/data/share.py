@@ -1,4 +1,4 @@
-"""Share: which items of a batch this rank reads.
+"""The items of a batch that one rank reads (``Share``).
 
 ```
 a batch of 7 items, placement (2, 2), sbp (S(0), B)      sbp (S(0), S(0))
@@ -6,7 +6,7 @@ a batch of 7 items, placement (2, 2), sbp (S(0), B)      sbp (S(0), S(0))
   ranks 2 and 3   items 4 5 6                            rank 1   2 3      rank 3   6
 ```
 
-Plain arithmetic: reading processes use it, and nothing is sent.
+This is plain arithmetic: worker processes use it, and nothing is sent.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ..spec import NdSbp, Placement, Split, piece
 
 @dataclass(frozen=True)
 class Share:
-    """One rank's share of every batch: ``cuts`` are (parts, index) of each axis that splits dim 0,
-    outer axis first."""
+    """One rank's share of every batch. ``cuts`` has (number of parts, index of this part) for each
+    axis that splits dim 0, outer axis first."""
 
     cuts: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def at(cls, coordinate: tuple[int, ...], placement: Placement, sbp: NdSbp) -> Share:
-        """The share of the rank at ``coordinate``."""
+        """Return the share of the rank at ``coordinate``."""
         return cls(
             tuple(
                 (parts, index)
@@ -35,7 +35,7 @@ class Share:
         )
 
     def of(self, count: int) -> tuple[int, int]:
-        """(start, size) of this share of ``count`` items."""
+        """Return (start, size) of this share of ``count`` items."""
         start = 0
         for parts, index in self.cuts:
             first, count = piece(count, parts, index)
@@ -44,14 +44,14 @@ class Share:
 
     @property
     def index(self) -> int:
-        """The number of this share: equal on ranks that read the same items."""
+        """Return the number of this share, which is equal on ranks that read the same items."""
         found = 0
         for parts, index in self.cuts:
             found = found * parts + index
         return found
 
     def take(self, items: list) -> tuple[list, int]:
-        """(items to read, how many of them count). An empty share reads the first item, because
-        only a collated item says how the tensors look that it has none of."""
+        """Return (items to read, how many of them count). An empty share reads the first item,
+        because only a collated item tells the dtypes and shapes of its tensors."""
         start, size = self.of(len(items))
         return (items[start : start + size] if size else items[:1]), size

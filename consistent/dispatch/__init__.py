@@ -1,4 +1,4 @@
-"""One op on global tensors: a key finds a plan, and the plan is run."""
+"""Dispatch of one op on global tensors: find the plan for the call's key, then run the plan."""
 
 from mirrored.native import load_build
 

@@ -1,16 +1,17 @@
-"""One op on global tensors: choose -> box inputs -> run torch on the shards -> attach specs.
+"""Dispatch of one op on global tensors: choose a signature, box inputs, run torch on the shards,
+attach specs.
 
-``torch_function`` is the hook, in C++ (``csrc/bindings/dispatch``). A call's *key* is the function,
-the interned specs of its tensors and its static arguments; the key finds a *plan*, and the plan
-says all that is left to do:
+``torch_function`` is the ``__torch_function__`` hook, written in C++ (``csrc/bindings/dispatch``).
+The *key* of a call consists of the function, the interned specs of its tensors and its static
+arguments. The key finds a *plan*, which says what the call needs:
 
     key -> plan    box these operands to those layouts, put these sizes in, run the function,
                    outputs get these specs
 
-Where nothing is to be filled in, the hook runs the plan itself, with operands that the plan has
-boxed; other plans run themselves (``running/``). A key that was not met before is looked up once
-more without its sizes: most plans serve all sizes. If there is no plan then either, one is made
-(``planning/``).
+The hook itself runs the plans that need no rewritten arguments, apart from operands that the plan
+has boxed. All other plans run through their own ``run`` method (``running/``). If no plan has the
+key, the hook looks again with a key without sizes, because most plans serve all sizes. If that
+fails too, ``planning/`` makes a new plan.
 """
 
 from __future__ import annotations
@@ -42,9 +43,10 @@ torch_function = _C.torch_function
 
 
 def enter_methods(cls: Any) -> None:
-    """Let the methods and operators of ``cls`` that are ops with a row go straight to the hook.
+    """Make the methods of ``cls`` that have a row in the rule table call the hook directly.
 
-    Torch's own methods ask for hooks as all ops do, but only after parsing their arguments.
+    This includes operators. Torch's own methods call ``__torch_function__`` too, but only after
+    parsing their arguments.
     """
     for name, base in inspect.getmembers(torch.Tensor, inspect.ismethoddescriptor):
         if name not in vars(cls) and table.find(resolve(base).name) is not None:
@@ -53,8 +55,10 @@ def enter_methods(cls: Any) -> None:
 
 
 def enter_functions() -> None:
-    """Let functions of torch's namespaces go straight to the hook, too. They stay the same objects,
-    because other code finds them by identity."""
+    """Make the functions of torch's namespaces that dispatch knows call the hook directly.
+
+    Each function stays the same object, because other code finds functions by identity.
+    """
     for space in ("_VariableFunctions", "_nn", "_linalg", "_fft", "_special"):
         for _, function in inspect.getmembers(getattr(torch._C, space), inspect.isbuiltin):
             name = resolve(function).name
@@ -63,7 +67,7 @@ def enter_functions() -> None:
 
 
 def set_class(cls: Any) -> None:
-    """Set the class that shards are retyped to."""
+    """Set the class that shards are retyped to, and hand all callbacks to the C++ hook."""
     shards.set_class(cls)
     _C.set_up(
         cls, MirroredTensor, TensorSpec, Layout, resolve, make_plan, moved_view_error, op_tracers,

@@ -1,4 +1,5 @@
-"""`python -m consistent doctor`: what of this machine and installation is not well, and the cure.
+"""``python -m consistent doctor``: checks of this machine and installation, with a cure for each
+fault.
 
 ```
 main          prints what each check found, and gives the exit status
@@ -9,6 +10,6 @@ network       the host's name, interfaces, the port where ranks meet
 self_test     starts two ranks that run `consistent/command/one_rank.py`
 ```
 
-It needs Python's standard library alone. So it runs where `import consistent` fails, as a program
-of its own: `python .../consistent/doctor`.
+The doctor needs Python's standard library alone. So it also runs where ``import consistent`` fails,
+as a separate program: ``python .../consistent/doctor``.
 """

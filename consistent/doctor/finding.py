@@ -1,4 +1,4 @@
-"""What a check found."""
+"""Result of a check of the doctor."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. It is well if there is no cure; what is ``optional`` has one, and
-    does not count in the exit status."""
+    """One line of the report. Without a ``cure`` all is well. With ``optional`` there is a cure,
+    but the finding does not count in the exit status."""
 
     said: str
     cure: str = ""
@@ -20,7 +20,7 @@ class Finding:
 
 
 def bytes_text(n: float) -> str:
-    """Such as "1.5 GiB"."""
+    """Return a number of bytes as text, such as "1.5 GiB"."""
     for unit in ("bytes", "KiB", "MiB"):
         if n < 1024:
             return f"{n:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""What is installed: versions, native code, the compiler, optional packages, settings, caches."""
+"""Checks of the installation: versions, native code, compiler, packages, settings, caches."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OPTIONAL = {
 
 
 def version(package: str) -> str | None:
-    """The installed version of a distribution; None if there is none."""
+    """Return the installed version of a distribution; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -83,7 +83,7 @@ def _package() -> Iterator[Finding]:
         yield Finding(f"consistent lies in {here}{kept}")
 
 
-# Says where the native modules lie, and for which GPUs torch is built.
+# Prints where the native modules are, and for which GPUs torch is built.
 _LOADING = """
 import sys, torch, consistent
 print(*(sys.modules[name].__file__ for name in sys.argv[1:]))
@@ -98,7 +98,7 @@ print(said)
 
 
 def _loads() -> Iterator[Finding]:
-    """Whether the native modules load, in a process of its own: a wrong one may crash it."""
+    """Check that the native modules load, in another process because a wrong one may crash."""
     above = Path(__file__).resolve().parents[2]
     path = os.pathsep.join(filter(None, [str(above), os.environ.get("PYTHONPATH")]))
     try:
@@ -169,7 +169,7 @@ def _variables(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
 
 
 def _cache() -> Iterator[Finding]:
-    """Timings and compiled steps are kept there (`mirrored/transports/tuning/own_files.py`)."""
+    """Check the folder of timings and compiled steps (``tuning/own_files.py`` of ``mirrored``)."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     folder = root / "consistent"
     place = folder

@@ -1,4 +1,4 @@
-"""The machine: cores, memory, limits, the memory that ranks share, the clock."""
+"""Checks of the machine: cores, memory, limits, the memory that ranks share, the clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SKEW_S = 2.0
 
 
 def cores() -> int:
-    """The cores that this process may use, by its affinity and its container."""
+    """Return the number of cores that this process may use, by affinity and container limits."""
     count = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         count = len(os.sched_getaffinity(0))
@@ -34,10 +34,11 @@ def cores() -> int:
 
 
 def _container(name: str) -> Iterator[str]:
-    """What a file of the container says, and of each one that it lies in, whose limits hold too."""
+    """Yield the content of a file of the container's cgroup and of each cgroup above it, whose
+    limits apply too."""
     lines = (_read(PROC / "self/cgroup") or "").splitlines()
     own = next((line[3:].strip("/") for line in lines if line.startswith("0::")), "")
-    folder = CGROUP if ".." in own else CGROUP / own  # ".." leads to what is not mounted here
+    folder = CGROUP if ".." in own else CGROUP / own  # ".." means a cgroup not mounted here
     while True:
         yield _read(folder / name) or ""
         if folder == CGROUP:
@@ -56,7 +57,7 @@ def _cores() -> Iterator[Finding]:
 
 
 def crowded(ranks: int, threads: int, count: int) -> Finding | None:
-    """What is said of more ranks, or threads of them, on this host than ``count`` cores."""
+    """Return a finding if the ranks of this host, or their threads, exceed ``count`` cores."""
     if ranks > count:
         return Finding(
             f"{ranks} ranks share {count} cores, and wait for each other's turns",
@@ -128,11 +129,13 @@ def _shared_memory() -> Iterator[Finding]:
 
 
 def _left_behind() -> Iterator[Finding]:
-    """Segments whose creators are dead. The next group of ranks of the same user removes them."""
+    """Find segments whose creators are dead. The next group of ranks of the same user removes
+    them."""
     space = _inode(PROC / "self/ns/pid")
     left = []
     for path in SHARED.glob("consistent-*") if SHARED.is_dir() else ():
         match = re.match(r"consistent-(\d+)-(\d+)-(\d+)-", path.name)
+        # The start time tells the creator from a later process with the same pid.
         if match and int(match[1]) == space and _started(int(match[2])) != int(match[3]):
             left.append(path)
     if left:
@@ -145,7 +148,7 @@ def _left_behind() -> Iterator[Finding]:
 
 
 def _started(pid: int) -> int:
-    """When a process started, in ticks; 0 if it has ended."""
+    """Return when a process started, in clock ticks; 0 if it has ended."""
     fields = (_read(PROC / str(pid) / "stat") or "").rpartition(")")[2].split()
     return int(fields[19]) if len(fields) > 19 and fields[0] not in "ZX" else 0
 
@@ -158,7 +161,8 @@ def _inode(path: Path) -> int:
 
 
 def _clock() -> Iterator[Finding]:
-    """Checkpoints of several hosts are ordered by their step, logs and leases by the clock."""
+    """Check the clock. Checkpoints of several hosts are ordered by their step, but logs and leases
+    by the clock."""
     with tempfile.TemporaryFile() as file:
         skew = abs(os.fstat(file.fileno()).st_mtime - time.time())
     year = time.gmtime().tm_year

@@ -1,4 +1,4 @@
-"""Reads the words, runs the checks and prints what they found."""
+"""Main program of the doctor: reads the arguments, runs the checks, and prints the findings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHECKS: dict[str, Sequence[Check]] = {
 
 
 def main(words: Sequence[str]) -> int:
-    """Print it; gives the exit status."""
+    """Run all checks and print the findings; return the exit status."""
     if words and words != ["--json"]:
         asked = words[0] in ("-h", "--help")
         print(USAGE, end="", file=sys.stdout if asked else sys.stderr)
@@ -44,14 +44,15 @@ def main(words: Sequence[str]) -> int:
 
 
 def status(found: dict[str, list[Finding]]) -> int:
-    """The exit status for what was found."""
+    """Return the exit status for these findings."""
     if any(finding.is_to_do for finding in found["two ranks"]):
         return 2
     return int(any(finding.is_to_do for each in found.values() for finding in each))
 
 
 def _each(checks: Iterable[Check]) -> Iterator[Finding]:
-    """What they find; one that fails does not keep the others from running."""
+    """Yield the findings of the checks. A check that raises does not prevent the others from
+    running."""
     for check in checks:
         try:
             yield from check()

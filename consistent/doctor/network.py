@@ -1,4 +1,4 @@
-"""How ranks would find each other: the host's name, interfaces, the port where they meet."""
+"""Checks of how ranks would find each other: host name, interfaces, the port where they meet."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _name() -> Iterator[Finding]:
 
 
 def _addresses(name: str) -> list:
-    """The addresses of the name; raises TimeoutError where a server does not answer."""
+    """Return the addresses of a name; raises TimeoutError if a name server does not answer."""
     found: Future[list] = Future()
 
     def look_up() -> None:
@@ -54,7 +54,7 @@ def _addresses(name: str) -> list:
         except OSError as error:
             found.set_exception(error)
 
-    # A thread of a pool would be waited for when this process ends.
+    # A daemon thread and no pool: a pool's thread would be waited for when this process ends.
     threading.Thread(target=look_up, daemon=True).start()
     return found.result(_LOOKUP_S)
 
@@ -83,7 +83,8 @@ def _interfaces(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
 
 
 def _meeting(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """The first rank listens at MASTER_ADDR:MASTER_PORT; it must be free before the job starts."""
+    """Check MASTER_ADDR and MASTER_PORT, where the first rank listens. The port must be free before
+    the job starts."""
     port = environ.get("MASTER_PORT")
     if port is None:
         yield Finding(f"ports of 127.0.0.1 can be listened at (for example {free_port()})")
@@ -117,8 +118,9 @@ def _meeting(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
 
 
 def free_port() -> int:
-    """One of this host's own, which nobody listens at."""
+    """Return a port of 127.0.0.1 at which no process listens."""
     with socket.socket() as free:
+        # Port 0: the system chooses a free one.
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
 

@@ -1,4 +1,4 @@
-"""Whether the files that are imported are those of one installation of this package alone."""
+"""Check that the imported files belong to one installation of this package alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _AGAIN = f"`pip uninstall consistent {NAME}`, then install {NAME} again."
 
 
 def check(consistent: Path, mirrored: Path) -> None:
-    """Warn of what is wrong with the folders that the two packages are imported from."""
+    """Warn about faults of the folders that the two packages are imported from; raise ImportError
+    if they do not belong together."""
     if consistent.parent != mirrored.parent:
         raise ImportError(
             f"consistent is imported from {consistent}, but mirrored from {mirrored}; they belong "
@@ -26,7 +27,8 @@ def check(consistent: Path, mirrored: Path) -> None:
 
 
 def troubles(consistent: Path) -> Iterator[Finding]:
-    """Other distributions that own this folder, or another one of this name."""
+    """Yield a finding for each other distribution that owns this folder, and each installation of
+    this package in another folder."""
     for other in distributions(name="consistent"):
         if _folder(other) == consistent and _installs(other):
             yield Finding(
@@ -49,5 +51,6 @@ def _folder(distribution: Distribution) -> Path:
 
 
 def _installs(distribution: Distribution) -> bool:
-    """Whether it has files of the package; an editable one has a path to them."""
+    """Return whether a distribution has installed files of the package; an editable one has only a
+    path to them."""
     return any(file.parts[0] == "consistent" for file in distribution.files or ())

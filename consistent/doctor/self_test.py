@@ -1,4 +1,5 @@
-"""Two ranks of this host that do a little of everything; they are killed if they do not end."""
+"""Self-test of two ranks on this host that do a little of everything; they are killed if they do
+not end."""
 
 from __future__ import annotations
 
@@ -44,10 +45,10 @@ def check() -> Iterator[Finding]:
 
 
 def _run(folder: str) -> Finding | None:
-    """What went wrong, if anything."""
+    """Run the ranks, and return a finding if something went wrong."""
     port, ranks = free_port(), []
     end = time.monotonic() + LIMIT_S
-    late, told = False, []  # told: to end, by a signal, which may come while a rank is started
+    late, told = False, []  # told: SIGTERMs; kept for later, since a rank may be starting just now
     before = signal.signal(signal.SIGTERM, lambda *given: told.append(given))
     try:
         for rank in range(RANKS):
@@ -86,7 +87,7 @@ def _run(folder: str) -> Finding | None:
 def _start(rank: int, folder: str, port: int) -> subprocess.Popen:
     above = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [above, os.environ.get("PYTHONPATH")]))
-    # What a launcher has set for another job would let the ranks look for its store.
+    # With the variables of a launcher the ranks would look for the store of its job.
     kept = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHERS)}
     environ = {
         **kept, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS),
@@ -103,5 +104,5 @@ def _start(rank: int, folder: str, port: int) -> subprocess.Popen:
 def _end(ranks: list[subprocess.Popen]) -> None:
     for each in ranks:
         if each.poll() is None:
-            os.killpg(each.pid, signal.SIGKILL)  # its group: what it has started, too
+            os.killpg(each.pid, signal.SIGKILL)  # the group has the rank's own children, too
         each.wait()

@@ -1,5 +1,6 @@
-"""What pages and pictures are made of, whoever fills them: reports, compiled steps, stages,
-simulated steps, tensors and models.
+"""Building blocks of pages and pictures, for all parts of the library that draw.
+
+They serve reports, compiled steps, stages, simulated steps, tensors and models.
 
 ```
 pages      the frame of a page, its tables, bars and timeline    style, script: its looks and life

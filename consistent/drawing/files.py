@@ -1,4 +1,4 @@
-"""Writing a page, a picture or a trace."""
+"""Writing of a page, a picture or a trace to a file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mirrored import whole_files
 
 
 def write(path: str | Path, text: str | bytes) -> Path:
-    """Write ``text`` to ``path``, whole or not at all; folders are made."""
+    """Write ``text`` to ``path`` atomically, and create missing folders."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     data = text if isinstance(text, bytes) else text.encode("utf-8", "backslashreplace")
@@ -17,7 +17,7 @@ def write(path: str | Path, text: str | bytes) -> Path:
 
 
 def check_page_path(path: str | Path) -> None:
-    """Raises ValueError if the name of a page that ``show`` writes does not end in .html."""
+    """Raise ValueError if the path for an HTML page does not end in .html or .htm."""
     suffix = Path(path).suffix
     if suffix.lower() not in (".html", ".htm"):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The functions of a program's files, for pages that show source lines."""
+"""Functions of a program's files, for pages that show source lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Span = tuple[int, int, str]  # first line, last line, qualified name
 
 @dataclass
 class Function:
-    """A function of the user's, and which of its lines were met."""
+    """A function of the user's code, and the lines of it that were met."""
 
     file: str
     name: str
@@ -21,8 +21,11 @@ class Function:
     lines: list[int] = field(default_factory=list)
 
     def source(self, most: int = 4) -> Iterable[tuple[int, str] | None]:
-        """(number, text) of each line from the first to the last one met; None stands for lines
-        that are left out, where more than ``most`` follow each other that were not met."""
+        """Yield (number, text) of each line from the first to the last line met.
+
+        Where more than ``most`` consecutive lines were not met, they are left out, and None is
+        yielded instead.
+        """
         met, given = sorted(set(self.lines)), linecache.getlines(self.file)
         shown = {*met, self.first}
         for before, after in zip([self.first, *met], met):
@@ -40,12 +43,16 @@ class Function:
 
 
 def functions(places: Iterable[tuple[str, int, str]]) -> list[Function]:
-    """The functions that (file, line, name of the function) are in, in the order first met. Where
-    a file cannot be read, or says something else by now, the name that is given counts."""
+    """Return the functions that contain ``places``, in the order first met.
+
+    Args:
+        places: (file, line, function name) of each place. The name is used as it is if the file
+            cannot be read or has changed since.
+    """
     found: dict[tuple[str, str, int], Function] = {}
     for file, line, name in places:
         first, known = _around(file, line) or (0, name)
-        if known.rpartition(".")[2] != name and not name.startswith("<"):  # "<lambda>" lies inside
+        if known.rpartition(".")[2] != name and not name.startswith("<"):  # "<lambda>" is nested
             first, known = 0, name
         function = found.setdefault((file, known, first), Function(file, known, first or line))
         function.first = first or min(function.first, line)
@@ -54,8 +61,9 @@ def functions(places: Iterable[tuple[str, int, str]]) -> list[Function]:
 
 
 def _around(file: str, line: int) -> tuple[int, str] | None:
-    """The first line and the name of the innermost function around a line."""
+    """Return the first line and the name of the innermost function around a line, or None."""
     inside = [(first, name) for first, last, name in _spans(file) if first <= line <= last]
+    # Of nested functions the innermost has the largest first line.
     return max(inside, default=None)
 
 

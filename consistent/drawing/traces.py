@@ -1,4 +1,4 @@
-"""Files that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""Trace files for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
 Source: "Trace Event Format", the JSON form of Chrome's tracing. Times are in microseconds; each
 rank is a process.
@@ -12,17 +12,17 @@ from typing import Any
 
 
 def trace_text(events: Sequence[dict[str, Any]]) -> str:
-    """The file."""
+    """Return the text of the file."""
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
 def rank_name(rank: int) -> dict[str, Any]:
-    """The event that names a rank's process."""
+    """Return the event that names a rank's process."""
     return _named("process_name", rank, 0, f"rank {rank}")
 
 
 def thread_name(rank: int, thread: int, name: str) -> dict[str, Any]:
-    """The event that names a line of a rank."""
+    """Return the event that names a thread of a rank's process."""
     return _named("thread_name", rank, thread, name)
 
 

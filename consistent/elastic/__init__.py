@@ -1,10 +1,11 @@
-"""elastic: a training that goes on when ranks are lost, and when others come.
+"""Training that continues when ranks are lost, and when new ranks come.
 
 ```
-worlds   calls a training function in one world of ranks after another (member: how it gets there)
-job      what the function is given: a placement, the state of the last step, the end of a step
-slow     which ranks need longer than others
-copies   what a rank keeps of the last step, and when it is valid (fetch: how others get it)
+worlds   calls a training function in one world of ranks after another (member: the connection
+         of this process to the launcher, by which it enters a world)
+job      the object that the function gets: a placement, the last step's state, the end of a step
+slow     finds ranks that need longer than others
+copies   what a rank keeps of the last step, and when it is valid (fetch: sends it to others)
 launch   python -m consistent run
 ```
 """

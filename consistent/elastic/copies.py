@@ -1,4 +1,4 @@
-"""What this rank keeps of the last step that all ranks have finished.
+"""The copies that this rank keeps of the last step that all ranks have finished.
 
 ```
             step 7            meeting      step 8              meeting      step 9
@@ -6,10 +6,11 @@ rank 0   ... forward, ...  prepare | take    ... forward, ...  prepare | take
 rank 1   ... forward, ...  prepare | take    ... forward, ...  prepare | (gives up)
 ```
 
-``prepare`` notes what there is to copy, and may raise. The ranks meet. ``take`` copies, and does
-not communicate. A rank that has taken knows that all have prepared; so if the step is given up in
-between, as by rank 1, either nobody has taken, and all go back to the copies of step 7, or those
-that have not take now (``settle``), and all go on from step 8.
+``prepare`` lists the tensors to copy, and may raise. Then the ranks meet. ``take`` copies, and does
+not communicate. A rank that has taken knows that all ranks have prepared. So if the step is
+abandoned in between, as by rank 1, there are two cases. Either no rank has taken, and all go back
+to the copies of step 7. Or the ranks that have not taken do so now (``settle``), and all continue
+after step 8.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ Version = tuple[int, int]  # the step, and the world in which it was kept
 
 
 class Piece(NamedTuple):
-    """A part of a tensor. Without a box it is a plain tensor, of which each rank has its own."""
+    """Description of a part of a tensor. ``box`` is None for a plain tensor, of which each rank has
+    its own."""
 
     name: str
     shape: tuple[int, ...]
@@ -44,8 +46,8 @@ class Piece(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What there was of a tensor. As long as it lies at the same place in the same layout, its part
-    is the same."""
+    """A tensor and its piece at the last call. As long as its memory and layout (``place``) are the
+    same, the piece is reused."""
 
     x: Any
     place: tuple[Any, ...]
@@ -54,7 +56,7 @@ class Found(NamedTuple):
 
 @dataclass
 class Copy:
-    """What a rank keeps, or is about to keep."""
+    """The state that a rank keeps, or is about to keep, of one step."""
 
     version: Version
     contents: Contents
@@ -66,8 +68,8 @@ class Copies:
     """The copies of this rank.
 
     Attributes:
-        kept: the last; None before the first.
-        prepared: what is kept once all ranks have met.
+        kept: the copy of the last step; None before the first.
+        prepared: the copy that is kept once all ranks have met.
     """
 
     def __init__(self, peers: bool) -> None:
@@ -76,18 +78,18 @@ class Copies:
         self._peers = peers
         self._boxes: dict[TensorSpec, Box | None] = {}  # of this rank, in this world
         self._memory = Memory()
-        self._found: dict[str, Found] = {}  # by the last call
+        self._found: dict[str, Found] = {}  # name -> tensor at the last call of ``prepare``
 
     def prepare(self, version: Version, objects: dict[str, Any]) -> None:
-        """Note what there is of ``objects``, and get what this rank is to keep of the one before
-        it: with ``peers`` a collective.
+        """List the state of ``objects`` that is to be copied. With ``peers`` it is a collective,
+        and also receives what this rank keeps of the rank before it.
 
         Raises:
             TypeError, ValueError: an object cannot be kept.
         """
         contents = collect({**objects, "random": RandomState()})
         before, self._found, pieces = self._found, {}, {}
-        with HookOff():  # which would make a call of each question
+        with HookOff():  # else each attribute of a global tensor would be a dispatched call
             places = {name: _place(x) for name, x in contents.tensors.items()}
         for name, x in contents.tensors.items():
             found, place = before.get(name), places[name]
@@ -110,18 +112,20 @@ class Copies:
             name: (piece, copy)
             for (name, (piece, _)), copy in zip(found.pieces.items(), held, strict=True)
         }
+        # Only the copies are needed from here on; do not keep the tensors alive.
         found.contents.tensors.clear()
         self.kept = found
 
     def settle(self, kept_by_others: list[Version | None]) -> None:
-        """After a step was given up: take what another rank has taken, let go what nobody has."""
+        """Decide which copies are valid after a step was abandoned: take the prepared copy if
+        another rank has taken it, otherwise drop it."""
         self._boxes, self._found = {}, {}
         if self.prepared is not None and self.prepared.version in kept_by_others:
             self.take()
         self.prepared = None
 
     def _piece(self, name: str, x: Any) -> tuple[Piece, torch.Tensor] | None:
-        """This rank's part of a tensor; None if it has none."""
+        """Return this rank's part of a tensor; None if it has none."""
         if not is_global(x):
             return Piece(name, tuple(x.shape), x.dtype, None), x.detach()
         spec: TensorSpec = x._spec
@@ -141,15 +145,15 @@ class Copies:
 
 
 def _place(x: Any) -> tuple[Any, ...]:
-    """Where in memory this rank's part lies, and how."""
+    """Return the address and layout in memory of this rank's part of a tensor."""
     if is_global(x):
         return x.data_ptr(), x._spec
     return x.data_ptr(), x.shape, x.stride()
 
 
 def _of_rank_before(own: list[tuple[Piece, torch.Tensor]]) -> list[tuple[Piece, torch.Tensor]]:
-    """What the rank before this one holds and nobody else does; the first is after the last. A
-    collective."""
+    """Return the pieces that the rank before this one has and no other rank has; the rank before
+    the first is the last. A collective."""
     size, me = current().size, current().rank
     told = gathered([piece for piece, _ in own if piece.box is not None])
     count = Counter((piece.name, piece.box) for pieces in told for piece in pieces)

@@ -1,7 +1,9 @@
-"""Objects get what the ranks keep, in any layout and on any number of ranks: what a rank needs and
-does not hold comes from one that does, once, and nothing else is sent.
+"""Restoring of objects from the copies that the ranks keep, in any layout and on any number of
+ranks. A rank receives each part that it needs and does not have from one rank that has it, and
+nothing else is sent.
 
-What all ranks keep together is a checkpoint in their memories: it is loaded as one from files is.
+The copies of all ranks together are a checkpoint in memory, and are loaded in the same way as a
+checkpoint in files.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ Key = tuple[str, tuple[int, ...]]  # name and offset of a piece
 
 @dataclass(frozen=True)
 class Note:
-    """What a rank keeps, as it tells the others."""
+    """Message of a rank about what it keeps."""
 
     version: Version
     values: dict[str, str]
@@ -48,7 +50,7 @@ class Note:
 
 
 def note_of(kept: Copy | None) -> Note | None:
-    """What this rank tells; None if it keeps nothing."""
+    """Return the note about ``kept``; None if this rank keeps nothing."""
     if kept is None:
         return None
     found = kept.contents
@@ -61,11 +63,11 @@ def note_of(kept: Copy | None) -> Note | None:
 
 
 class Kept(Reader):
-    """What all ranks keep, as a checkpoint that is open for reading.
+    """The copies of all ranks, as a checkpoint that is open for reading.
 
     Attributes:
-        missing: names of tensors of which some part is kept by no rank.
-        received: bytes that this rank got from others.
+        missing: names of tensors of which no rank keeps some part.
+        received: bytes that this rank received from others.
     """
 
     def __init__(self, notes: list[Note | None], own: Copy | None) -> None:
@@ -86,7 +88,7 @@ class Kept(Reader):
             for piece in () if note is None else (*note.pieces, *note.of_peers):
                 self._enter(metadata, piece, rank, f"tensor {piece.name}" in differing)
         for name in [k.removeprefix("tensor ") for k in differing if k.startswith("tensor ")]:
-            for rank, note in enumerate(notes):  # who keeps none goes on with another rank's
+            for rank, note in enumerate(notes):  # a rank that keeps none gets another rank's
                 if note is None:
                     self._lend(metadata, name, rank)
         for alias, name in told.aliases.items():
@@ -110,6 +112,7 @@ class Kept(Reader):
         key = name, tuple(start)
         if rank == current().rank:
             self._here[key] = self._held(piece)
+        # A replicated piece is one chunk that several ranks can send.
         if key in self._holders:
             self._holders[key].append(rank)
             return
@@ -121,7 +124,7 @@ class Kept(Reader):
         found.chunks.append(ChunkStorageMetadata(torch.Size(start), torch.Size(size)))
 
     def _held(self, piece: Piece) -> torch.Tensor:
-        """What this rank keeps as this piece."""
+        """Return the values that this rank keeps of a piece."""
         assert self._own is not None
         own, x = self._own.pieces.get(piece.name, (None, None))
         if own == piece and x is not None:
@@ -129,7 +132,7 @@ class Kept(Reader):
         return next(x for each, x in self._own.of_peers if each == piece)
 
     def _lend(self, metadata: Metadata, name: str, rank: int) -> None:
-        """A rank that keeps nothing reads what the first that does keeps."""
+        """Let a rank that keeps nothing read the version of the first rank that keeps a copy."""
         source, target = on_rank(name, self._first), on_rank(name, rank)
         metadata.state_dict_metadata[target] = metadata.state_dict_metadata[source]
         for key, holders in list(self._holders.items()):
@@ -141,7 +144,7 @@ class Kept(Reader):
     # ---- reading --------------------------------------------------------------------------------
 
     def fetch(self, plan: Any) -> None:
-        """Get what the plan of this rank reads and what is not here. A collective."""
+        """Receive what the plan of this rank reads and this rank does not have. A collective."""
         wanted = [
             (key, box) for item in plan.items for key, box in [self._read(item)]
             if key not in self._here
@@ -152,6 +155,7 @@ class Kept(Reader):
         load = dict.fromkeys(everyone, 0)
         for rank, each in enumerate(gathered(wanted)):
             for key, box in each:
+                # All ranks choose the same holder: the one with the fewest bytes to send so far.
                 holder = min(self._holders[key], key=lambda r: (load[r], r))
                 dtype = self._dtype(key[0])
                 shape = box[1]
@@ -187,7 +191,7 @@ class Kept(Reader):
 
 
 def _differing(notes: list[Note | None], told: Note) -> list[str]:
-    """What ranks keep by themselves and differently, as "value NAME" and "tensor NAME"."""
+    """Return values and plain tensors that differ by rank, as "value NAME" and "tensor NAME"."""
     kept = [note for note in notes if note is not None]
     found = [
         f"value {k}" for k, text in told.values.items() if any(n.values[k] != text for n in kept)
@@ -197,7 +201,8 @@ def _differing(notes: list[Note | None], told: Note) -> list[str]:
 
 
 def _uncovered(metadata: Metadata) -> set[str]:
-    """Tensors of which some elements are kept nowhere. Pieces of one layout do not overlap."""
+    """Return the tensors of which no rank keeps some elements. Counting elements suffices, because
+    pieces of one layout do not overlap."""
     found = set()
     for name, each in metadata.state_dict_metadata.items():
         covered = sum(chunk.sizes.numel() for chunk in each.chunks)  # type: ignore[union-attr]
@@ -207,10 +212,10 @@ def _uncovered(metadata: Metadata) -> set[str]:
 
 
 def load(kept: Kept, objects: dict[str, Any]) -> dict[str, Any]:
-    """Give the objects what the ranks keep. A collective.
+    """Load the copies of all ranks into the objects. A collective.
 
     Returns:
-        The values that were kept and for which no object is given.
+        The kept values for which no object is given.
     """
     stored = Stored(kept.index, current().rank, current().size)
     loading = Loading(stored, {**objects, "random": RandomState()}, strict=True, cast=False)

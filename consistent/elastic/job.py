@@ -1,5 +1,5 @@
-"""Job: what a training loop that goes on needs: a placement for the ranks that there are, the state
-of the last step that all have finished, and the end of each step."""
+"""The job of an elastic training loop: a placement for the present ranks, the state of the last
+step that all ranks have finished, and the end of each step (``Job``)."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from .slow import Slow
 
 
 class WorldChanges(BaseException):
-    """The ranks come out of the training function between two steps, since others wait to come in.
-    Not an ``Exception``, so that a program that catches those lets it pass."""
+    """Signal that the ranks leave the training function between two steps, because others wait to
+    join. It is not an ``Exception``, so a program that catches those does not stop it."""
 
 
 class Job:
-    """What ``run`` gives to the training function.
+    """The object that ``run`` passes to the training function.
 
     Attributes:
-        step: how many steps are finished: the next one is ``step + 1``.
-        size: how many ranks there are now.
-        received: bytes that this rank got from others in ``keep``.
+        step: number of finished steps: the next one is ``step + 1``.
+        size: number of present ranks.
+        received: bytes that this rank received from others in ``keep``.
     """
 
     def __init__(
@@ -49,13 +49,14 @@ class Job:
         self.step = 0
         self.size = 1
         self.received = 0
-        self._every, self._goes_on = every, goes_on  # else nothing is ever read of copies
+        # Without goes_on no copies are made, since nothing would ever read them.
+        self._every, self._goes_on = every, goes_on
         self._slow, self._leave_out = slow, leave_out
         self._copies = Copies(peers)
         self._objects: dict[str, Any] = {}
         self._begins = True  # no rank keeps anything yet
         self._world: World | None = None
-        self._changes = lambda: False  # whether the ranks are to come out
+        self._changes = lambda: False  # whether the ranks are to leave the training function
 
     # ---- for the training function --------------------------------------------------------------
 
@@ -63,18 +64,18 @@ class Job:
         self, axes: Mapping[str, int] | Sequence[str] = ("dp",), *, type: str = "cpu",
         copies: int = 2,
     ) -> Placement:  # fmt: skip
-        """A placement of all ranks that there are now.
+        """Return a placement of all present ranks.
 
         ```
         job.placement({"dp": -1, "fsdp": 2})      4 ranks: 2 x 2    3: 3 x 1    2: 2 x 1
         ```
 
         Args:
-            axes: their names, and how many ranks each is to have; -1 for one of them: what is left.
-                Names alone: the first has all.
-            type: of the devices.
-            copies: how many ranks the axis with -1 has at least, if there are as many; where the
-                others would leave it fewer, they get fewer.
+            axes: their names, and the number of ranks of each; -1 for one axis, which gets the
+                rest. If names alone are given, the first axis has all ranks.
+            type: the type of the devices.
+            copies: the least number of ranks on the axis with -1, if there are as many ranks. Where
+                the other axes would leave it fewer, these get fewer.
         """
         given = dict(axes) if isinstance(axes, Mapping) else _first_has_all(axes)
         free = [name for name, count in given.items() if count == -1]
@@ -93,23 +94,24 @@ class Job:
         return Placement(type, np.arange(self.size).reshape(shape), axes=tuple(given))
 
     def keep(self, *, folder: str | os.PathLike | None = None, **objects: Any) -> dict[str, Any]:
-        """Say what makes up the training, and go on from the last step that all ranks finished. A
-        collective, called once in the training function, before its loop.
+        """Register the objects of the training, and continue after the last step that all ranks
+        finished. A collective, called once in the training function, before its loop.
 
-        The objects get the state that ranks keep of that step, in whatever layout they are now;
-        at the very start, that of the last checkpoint in ``folder``, or their own.
+        The objects get the state that the ranks keep of that step, in whatever layout the objects
+        have now. At the very start they get that of the last checkpoint in ``folder``, or keep
+        their own.
 
         Args:
             folder: where the program saves checkpoints, named by ``step=job.step``. They are read
                 where no rank keeps what is needed.
-            objects: modules, optimizers, and what has a ``state_dict`` (loaders, schedulers,
-                scalers), as ``checkpoint.save`` takes them.
+            objects: modules, optimizers, and other objects with a ``state_dict`` (loaders,
+                schedulers, scalers), as ``checkpoint.save`` takes them.
 
         Returns:
-            The values that were given to ``commit`` at that step.
+            The values that were passed to ``commit`` at that step.
 
         Raises:
-            ValueError: at the start: a tensor lies on one rank only, and there is no ``folder``.
+            ValueError: at the start: a tensor is on one rank only, and there is no ``folder``.
             RuntimeError: the ranks that kept some tensor are lost, and there is no checkpoint.
         """
         agree(sorted(objects), _other_names)
@@ -120,7 +122,7 @@ class Job:
             self._check_twice(self._copies.prepared)
         if self._goes_on:
             rejoin.finish_on_gpu()
-            gathered(None)
+            gathered(None)  # the meeting between prepare and take (copies.py)
             self._copies.take()
         self._copies.prepared = None
         if self._slow is not None:
@@ -128,12 +130,12 @@ class Job:
         return values
 
     def commit(self, **values: Any) -> None:
-        """A step is finished. A collective: all ranks meet, and keep copies of their shards, so
-        that no later one can be lost without the others going on from here.
+        """End a step. A collective: all ranks meet and keep copies of their shards, from which the
+        others can continue if a rank is lost later.
 
         Args:
-            values: what ``keep`` is to return if the training goes on from here, such as a list of
-                losses: numbers, texts, tensors, and lists and dictionaries of them.
+            values: what ``keep`` returns if the training continues after this step, such as a list
+                of losses: numbers, texts, tensors, and lists and dictionaries of them.
         """
         self.step += 1
         if self.step % self._every or not (self._goes_on or self._slow):
@@ -142,6 +144,7 @@ class Job:
         if self._goes_on:
             self._copies.prepare((self.step, self._epoch), {**self._objects, **values})
             rejoin.finish_on_gpu()
+        # This is also the meeting between prepare and take (copies.py).
         notes = current().gather_notes(note, tuple(range(self.size)))
         if self._goes_on:
             self._copies.take()
@@ -150,12 +153,12 @@ class Job:
             changes = self._look_for_slow([each[1:] for each in notes]) or changes
             self._slow.start()
         if changes:
-            checkpoint.wait()  # who comes in knows nothing of a save that runs
+            checkpoint.wait()  # a new rank could not take part in the end of a running save
             raise WorldChanges
 
     def _look_for_slow(self, notes: list[bytes]) -> bool:
-        """Whether ranks come out of this world, to go on without those that are slow. The same on
-        all ranks."""
+        """Return, equally on all ranks, whether they leave this world to go on without slow
+        ones."""
         assert self._slow is not None
         found = self._slow.found(notes)
         out = bool(found) and self._leave_out and self._goes_on
@@ -170,7 +173,7 @@ class Job:
     # ---- for run --------------------------------------------------------------------------------
 
     def begin(self, world: World | None, changes: Any) -> None:
-        """The ranks are those of another world now. A collective of them."""
+        """Start in a new world of ranks. A collective of them."""
         self._world, self._changes = world, changes
         self.size = current().size
         self._objects = {}
@@ -185,7 +188,7 @@ class Job:
         return 0 if self._world is None else self._world.epoch
 
     def _restore(self, folder: str | os.PathLike | None) -> dict[str, Any]:
-        """Give the objects the last state that there is; returns the values kept with it."""
+        """Give the objects the latest state that exists; return the values kept with it."""
         notes = gathered(note_of(self._copies.kept))
         kept_steps = {note.version for note in notes if note is not None}
         assert len(kept_steps) < 2, f"ranks keep different steps: {kept_steps}"  # see ``settle``
@@ -223,7 +226,7 @@ class Job:
         return values
 
     def _check_twice(self, prepared: Copy | None) -> None:
-        """Raise unless two ranks hold, or keep, each part of each tensor. A collective."""
+        """Raise unless at least two ranks have, or keep, each part of each tensor. A collective."""
         note = note_of(prepared)
         assert note is not None
         notes = gathered([*note.pieces, *note.of_peers])
@@ -251,7 +254,8 @@ def _first_has_all(names: Sequence[str]) -> dict[str, int]:
 
 
 def _fitting(ranks: int, wanted: int, copies: int) -> int:
-    """The largest number up to ``wanted`` that divides ``ranks`` and leaves ``copies``."""
+    """Return the largest number up to ``wanted`` that divides ``ranks`` with a quotient of at least
+    ``copies``; 1 if there is none."""
     fits = [n for n in range(1, min(wanted, ranks) + 1) if ranks % n == 0 and ranks // n >= copies]
     return max(fits, default=1)
 

@@ -1,4 +1,4 @@
-"""This process, as the launcher knows it: it waits for a world, and hears when that is to end."""
+"""This process as a member of worlds of ranks: it waits for a world, and learns when it ends."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from .launch.agent import VARIABLE
 
 @dataclass(frozen=True)
 class World:
-    """A number of ranks that work together, until one is lost or comes.
+    """A number of ranks that work together, until a rank is lost or joins.
 
     Attributes:
-        epoch: counts worlds.
-        gone: what is said of each rank that was lost from the world before.
+        epoch: number of this world, counted from 1.
+        gone: for each rank that was lost from the world before, a text about it.
         came: ranks that were not in the world before.
     """
 
@@ -41,14 +41,14 @@ class World:
 
 
 class Stopped(RuntimeError):
-    """The launcher lets this process not go on."""
+    """Error of a process that may not continue, by decision of the launcher."""
 
 
 class Member:
-    """The connection to the launcher.
+    """Connection of this process to the launcher.
 
     Attributes:
-        change: whether the ranks are to come out of their world after this step.
+        change: whether the ranks are to leave their world after this step.
     """
 
     def __init__(self, host: str, port: int, name: str) -> None:
@@ -57,11 +57,12 @@ class Member:
         self._epoch = 0
         self._words: str | None = None  # why the world of that epoch is over
         self.change = False
+        # Created last, because its thread may call the methods below at once.
         self._mail = mail.Mailbox(host, port, mail.worker(name), self._take, self._out_of_reach)
 
     @staticmethod
     def of_this_process() -> Member | None:
-        """This process as a member; None if another launcher has started it."""
+        """Return this process as a member; None if another launcher has started it."""
         told = os.environ.get(VARIABLE)
         if told is None:
             return None
@@ -69,12 +70,12 @@ class Member:
         return Member(address["host"], address["port"], address["name"])
 
     def next_world(self, timeout_s: float) -> World | None:
-        """Wait for the next world, and enter it; None if the program is over elsewhere.
+        """Wait for the next world, and enter it. Returns None if the program is over elsewhere.
 
         Raises:
-            Stopped: this process is not to go on.
+            Stopped: this process may not continue.
         """
-        with contextlib.suppress(RuntimeError):  # the store is gone, which is said below
+        with contextlib.suppress(RuntimeError):  # store gone: the mail thread puts "stop" for it
             self._mail.send(mail.LEADER, {"is": "here", "name": self._name, "facts": facts()})
         said = self._worlds.get()
         if said["is"] == "stop":
@@ -84,20 +85,20 @@ class Member:
         world = World(said["epoch"], said["rank"], said["size"], said["gone"], said["came"])
         store = c10d.PrefixStore(f"elastic/{world.epoch}", mail.client(self._host, self._port))
         rejoin.enter(store, world.rank, world.size, timeout_s, is_first=world.epoch == 1)
-        if self._words is not None:  # said while it was made
+        if self._words is not None:  # the world was lost while this rank entered it
             rejoin.stop(self._words)
         return world
 
     def lost(self) -> str | None:
-        """Why the world is over; None if it is not."""
+        """Return why the world is over; None if it is not."""
         return self._words or rejoin.broken()
 
     def done(self) -> None:
-        """The program is over on this rank, and all have come to its end."""
+        """Report that the program is over on this rank, after all ranks have reached its end."""
         self._mail.send(mail.LEADER, {"is": "done", "name": self._name})
 
     def close(self) -> None:
-        """Hear nothing more."""
+        """Stop receiving messages."""
         self._mail.close()
 
     # ---- in the thread that reads the mail ------------------------------------------------------
@@ -109,7 +110,8 @@ class Member:
             if said["epoch"] == self._epoch:
                 self._give_up(said["words"])
         else:
-            if said["is"] == "world":  # here, as what is said of it may be the next message
+            # Set in this thread, because the next message may already be about this world.
+            if said["is"] == "world":
                 self._epoch, self._words, self.change = said["epoch"], None, False
             self._worlds.put(said)
 
@@ -128,7 +130,7 @@ class Member:
 
 @functools.cache
 def facts() -> dict[str, str]:
-    """What must be equal for all ranks of a world."""
+    """Return what must be equal for all ranks of a world."""
     main = getattr(sys.modules["__main__"], "__file__", None)
     try:
         program = f"{crc32(Path(main).read_bytes()):08x}" if main else "none"
@@ -143,7 +145,7 @@ def facts() -> dict[str, str]:
 
 
 def _sources() -> int:
-    """A number for the library's sources."""
+    """Return a checksum of the library's sources."""
     found = 0
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         found = crc32(path.read_bytes(), found)

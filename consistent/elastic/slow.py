@@ -1,4 +1,5 @@
-"""Which ranks are slow: how long each works by itself in a step, beside the median of all."""
+"""Detection of slow ranks, by the time that each rank works in a step without waiting for others,
+compared with the median of all ranks."""
 
 from __future__ import annotations
 
@@ -16,22 +17,23 @@ _SECONDS = struct.Struct("<d")
 
 
 class Slow:
-    """Finds ranks that need ``times`` as long as the median rank in each of ``steps`` steps.
+    """Detector of ranks that need more than ``times`` as long as the median rank in ``steps``
+    consecutive steps.
 
     Args:
-        times: how many times.
-        steps: in how many steps one after the other.
+        times: the factor.
+        steps: the number of consecutive steps.
     """
 
     def __init__(self, times: float, steps: int) -> None:
         self._times, self._steps = times, steps
         self._waiting: Waiting | None = None
         self._since = self._waited = 0.0
-        self._counts: list[int] = []  # by rank, steps one after the other in which it was slow
+        self._counts: list[int] = []  # by rank, consecutive steps in which it was slow
         self._names: list[str] = []
 
     def begin(self) -> None:
-        """The ranks are others now. A collective of them."""
+        """Start with a new world of ranks. A collective of them."""
         if self._waiting is None:
             found = put_around(Waiting)
             assert isinstance(found, Waiting)
@@ -41,25 +43,26 @@ class Slow:
         self.start()
 
     def start(self) -> None:
-        """A step begins."""
+        """Start to measure a step."""
         assert self._waiting is not None
         self._since, self._waited = time.perf_counter(), self._waiting.seconds
 
     def note(self) -> bytes:
-        """How long this rank has worked since then, as the others are told."""
+        """Return how long this rank has worked since ``start``, without waiting, as bytes for the
+        others."""
         assert self._waiting is not None
         waited = self._waiting.seconds - self._waited
         return _SECONDS.pack(time.perf_counter() - self._since - waited)
 
     def found(self, notes: list[bytes]) -> dict[int, str]:
-        """The ranks that have now been slow for so many steps, and what is said of each: the same
-        on all ranks, of what all have told."""
+        """Return the ranks that have now been slow for ``steps`` consecutive steps, with a text
+        about each. It is computed from the notes of all ranks, so it is the same on all of them."""
         seconds = [_SECONDS.unpack(note)[0] for note in notes]
         middle = statistics.median_low(seconds)
         said = {}
         for rank, each in enumerate(seconds):
             self._counts[rank] = self._counts[rank] + 1 if each > self._times * middle else 0
-            if self._counts[rank] == self._steps:
+            if self._counts[rank] == self._steps:  # equal, so that a rank is named once
                 said[rank] = (
                     f"rank {rank} ({self._names[rank]}) works {each / middle:.1f} times as long "
                     f"as the median rank: {each:.3f} s a step beside {middle:.3f} s"

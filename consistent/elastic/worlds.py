@@ -1,4 +1,4 @@
-"""run: call a training function in one world of ranks after another, in the same process.
+"""Calls of a training function in one world of ranks after another, in the same process (``run``).
 
 ```
 rank 0   train: build, keep, step 1, 2, 3 ...x                 train: build, keep, step 3, 4 ...
@@ -6,11 +6,11 @@ rank 1   train: build, keep, step 1, 2, 3 .. killed
 rank 2   train: build, keep, step 1, 2, 3 ...x  next world     train: build, keep, step 3, 4 ...
 ```
 
-A rank that cannot go on because another one is gone gets an error out of whatever call of the
-library it is in, or makes next: forward, backward, an optimizer's step, a save. ``run`` lets all
-go that the step held, and calls the function again once the ranks that are left have their new
-world. Objects are made again, since an error in the midst of a step leaves them in any state; what
-they hold comes from copies.
+A rank that cannot continue because another rank was lost gets an error out of whatever call of the
+library it is in, or makes next: forward, backward, an optimizer's step, a save. ``run`` frees
+everything that the step held, and calls the function again once the remaining ranks have their new
+world. The function builds its objects again, because an error in the middle of a step leaves them
+in any state; their contents come from copies.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .slow import Slow
 
 T = TypeVar("T")
 
-_NOTICE_S = 0.5  # an error may come shortly before the launcher's word that a rank is gone
+_NOTICE_S = 0.5  # an error may precede the launcher's message that a rank is gone
 
 
 def run(
@@ -46,7 +46,7 @@ def run(
     slow_steps: int = 10,
     leave_out: bool = False,
 ) -> T:
-    """Call ``train(job)``, and again each time that ranks are lost or come, until it returns.
+    """Call ``train(job)``, and again each time that ranks are lost or join, until it returns.
 
     ```
     def train(job):
@@ -62,33 +62,34 @@ def run(
     consistent.elastic.run(train)       # started by: python -m consistent run --nproc-per-node 4
     ```
 
-    When a rank dies, is stopped for longer than ``timeout``, or its host is gone, the step is given
-    up on all ranks, and the function is called again on those that are left: ``keep`` gives its
-    objects the state that they had when the last step was finished, random numbers and the position
-    of the data included. So losses are those of a run that nothing disturbs. The processes stay.
+    When a rank dies, is suspended for longer than ``timeout``, or its host is gone, all ranks give
+    up the step, and the function is called again on the remaining ranks. ``keep`` gives its objects
+    the state that they had when the last step was finished, including random numbers and the
+    position of the data. So the losses are those of a run without interruption. The processes stay.
 
-    Under torchrun the function is called once, and no copies are kept: there the launcher ends all
-    ranks when one dies, and ``keep(folder=...)`` goes on from the last checkpoint when it starts
-    them again.
+    Under torchrun the function is called once, and no copies are kept. There the launcher ends all
+    ranks when one dies, and ``keep(folder=...)`` continues after the last checkpoint when the
+    launcher starts them again.
 
     Args:
         train: builds the job, calls ``job.keep`` before its loop and ``job.commit`` after each
             step.
-        every: after how many steps ranks keep copies. A death costs at most as many steps.
-        peers: let each rank keep the parts of the rank before it, too, that lie on no other one.
-            They are sent when copies are made.
+        every: number of steps between two copies. The death of a rank costs at most as many steps.
+        peers: let each rank also keep the parts of the rank before it that no other rank has. They
+            are sent when copies are made.
         timeout: seconds for which a rank waits for others before it gives up.
-        slow: a rank that works by itself for more than so many times as long as the median rank, in
-            ``slow_steps`` steps one after the other, is named with its host. None: not measured.
-        leave_out: end such a rank, and go on without it.
+        slow: a rank that works, without waiting for others, for more than so many times as long as
+            the median rank, in ``slow_steps`` consecutive steps, is named with its host. None: not
+            measured.
+        leave_out: end such a rank, and continue without it.
 
     Returns:
-        What ``train`` returns, on every rank that has come to its end.
+        What ``train`` returns, on every rank that has reached its end.
 
     Raises:
-        RuntimeError: this process is not to go on; the message says why.
-        SystemExit: the program was over before this process came; its status is 0.
-        Exception: what ``train`` raises by itself.
+        RuntimeError: this process may not continue; the message says why.
+        SystemExit: the program was over before this process joined; its status is 0.
+        Exception: an error that ``train`` raises for another reason than a lost rank.
     """
     if every < 1:
         raise ValueError(f"elastic.run: every={every}. Give 1 or more steps.")
@@ -111,13 +112,13 @@ def run(
 class _Runs:
     def __init__(self, train: Any, job: Job, member: Member, timeout: float) -> None:
         self._train, self._job, self._member, self._timeout = train, job, member, timeout
-        self._results: list[Any] = []  # of a call that has come to its end
-        self._failed_at: int | None = None  # a step that was given up though nobody was lost
+        self._results: list[Any] = []  # what ``train`` returned, once it has
+        self._failed_at: int | None = None  # the step that was given up last
 
     def run(self) -> Any:
-        # An optimizer's first call imports it; others would stand still for as long.
+        # A new rank's first optimizer call would import this, while the other ranks wait for it.
         importlib.import_module("torch._dynamo")
-        gc.freeze()  # what imports have made is not looked through each time that ranks change
+        gc.freeze()  # imported objects are left out of the collection at each change of ranks
         try:
             return self._through_worlds()
         finally:
@@ -137,15 +138,16 @@ class _Runs:
                 gc.collect()
 
     def _call(self, world: World) -> bool:
-        """Whether the training came to its end in this world."""
+        """Return whether the training reached its end in this world."""
         try:
             self._job.begin(world, lambda: self._member.change)
             result = self._train(self._job)
             self._results[:] = [result]
-            gathered(None)  # who passes it knows that all are here
+            gathered(None)  # a rank that passes this knows that all ranks have a result
             return True
         except WorldChanges as error:
             _let_go(error)
+        # Stopped is an Exception, and must not count as an error of the step.
         except Stopped:
             raise
         except Exception as error:
@@ -160,29 +162,30 @@ class _Runs:
         return False
 
     def _lost(self) -> str | None:
-        """Why the world is over; None if it is not, and so the error is the program's own."""
+        """Return why the world is over; None if it is not, so the error is the program's own."""
         end = time.monotonic() + _NOTICE_S
         while (words := self._member.lost()) is None and time.monotonic() < end:
             time.sleep(0.01)
         return words
 
     def _is_the_programs(self, world: World) -> bool:
-        """Whether this step was given up in the world before, too, and nobody was lost since: then
-        it would be given up in the next one."""
+        """Return whether the program itself is to blame for an error: the same step failed in the
+        world before, and no rank was lost or joined since, so it would fail again in the next
+        world."""
         again = self._failed_at == self._job.step and not world.gone and not world.came
         self._failed_at = self._job.step
         return again
 
 
 def _came_too_late() -> NoReturn:
-    """End the process, which has nothing to return and did nothing wrong."""
+    """End the process with status 0: it has nothing to return, and did nothing wrong."""
     words = "elastic: the program was over on the other ranks before this one came."
     print(words, file=sys.stderr, flush=True)
     raise SystemExit(0)
 
 
 def _let_go(error: BaseException) -> None:
-    """Let go what the frames of an error hold: the model, and the graph of a step."""
+    """Free what the frames of an error refer to: the model, and the autograd graph of a step."""
     seen: BaseException | None = error
     while seen is not None:
         traceback.clear_frames(seen.__traceback__)

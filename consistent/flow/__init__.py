@@ -1,4 +1,4 @@
-"""The documents' own API over this library, a thin layer: ``import consistent.flow as flow``.
+"""The documents' own API as a thin layer over this library: ``import consistent.flow as flow``.
 
 Every name that is not defined here is torch's: ``flow.matmul`` is ``torch.matmul``, ``flow.float``
 is ``torch.float``.

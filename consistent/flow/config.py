@@ -1,4 +1,4 @@
-"""config: how many devices each machine gives to the jobs."""
+"""``flow.config``: how many devices of each machine jobs use."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _config = _Config()
 
 
 def gpu_device_num(count: int) -> None:
-    """Jobs run on the first ``count`` GPUs of each machine."""
+    """Run jobs on the first ``count`` GPUs of each machine."""
     _set("cuda", count)
 
 
 def cpu_device_num(count: int) -> None:
-    """Jobs run on the first ``count`` CPU ranks of each machine."""
+    """Run jobs on the first ``count`` CPU ranks of each machine."""
     _set("cpu", count)
 
 
 def machine_num(count: int) -> None:
-    """Check that the program was started on ``count`` machines."""
+    """Raise unless the program was started on ``count`` machines."""
     if count != machines():
         raise ValueError(
             f"config.machine_num: {count} machines are asked for, and the program runs on "
@@ -43,27 +43,30 @@ def machine_num(count: int) -> None:
 
 
 def reset() -> None:
-    """Forget what was set."""
+    """Forget the device type and count that were set."""
     _config.type = _config.per_machine = None
 
 
 def world_size() -> int:
-    """Ranks in the world. Under a launcher the first call starts torch.distributed."""
+    """Return the number of ranks in the world.
+
+    Under a launcher the first call starts torch.distributed.
+    """
     return current().size
 
 
 def ranks_per_machine() -> int:
-    """Ranks that the launcher started on each machine."""
+    """Return the number of ranks that the launcher started on each machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))
 
 
 def machines() -> int:
-    """Machines that the launcher started."""
+    """Return the number of machines that the launcher started."""
     return world_size() // ranks_per_machine()
 
 
 def devices() -> Placement:
-    """Where a job that names no placement runs: the first ranks of each machine, on one axis."""
+    """Return the placement of jobs that name none: the first ranks of each machine, on one axis."""
     here = ranks_per_machine()
     count = _config.per_machine or here
     ranks = [machine * here + k for machine in range(machines()) for k in range(count)]

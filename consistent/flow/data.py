@@ -1,4 +1,4 @@
-"""Handwritten digits: the original MNIST files, or scikit-learn's bundled ones."""
+"""Handwritten digits, from the original MNIST files or from scikit-learn's bundled ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FILES = (
 
 
 class Digits(NamedTuple):
-    """Images [n, 1, 28, 28] in 0..1, of torch's default dtype, and labels i64[n]."""
+    """Images f[n, 1, 28, 28] in 0..1, of torch's default dtype, and labels i64[n]."""
 
     train_images: Tensor
     train_labels: Tensor
@@ -36,13 +36,14 @@ class Digits(NamedTuple):
 
 
 def load(folder: str | None = None, seed: int = 0) -> Digits:
-    """The MNIST files in ``folder``; without one, scikit-learn's 1,797 digits, 80 % to train on.
+    """Load the MNIST files in ``folder``, or scikit-learn's 1,797 digits if it is None.
 
-    Every rank that loads with the same arguments gets the same tensors.
+    80 % of scikit-learn's digits are for training, the rest is for tests. Every rank that loads
+    with the same arguments gets the same tensors.
 
     Raises:
-        FileNotFoundError: one of the four files is in ``folder`` neither plain nor as ``.gz``.
-        ValueError: a file is not what its name says.
+        FileNotFoundError: ``folder`` has one of the four files neither plain nor as ``.gz``.
+        ValueError: the content of a file is not what its name says.
     """
     if folder is None:
         return _bundled(seed)
@@ -65,12 +66,14 @@ Part = tuple["Batches", "Batches"]
 def load_mnist(
     train_batch_size: int = 100, test_batch_size: int | None = None
 ) -> tuple[Part, Part]:
-    """((train images, train labels), (test images, test labels)), each a sequence of batches.
+    """Return ((train images, train labels), (test images, test labels)), each as batches.
 
     Images are f32[n, 1, 28, 28] in 0..1 and labels i32[n], as numpy arrays. They are read from the
-    folder that the environment variable CONSISTENT_MNIST names. Without it they are scikit-learn's
-    digits, again and again in new orders until there are as many as in MNIST.
-    CONSISTENT_MNIST_STEPS=n ends all passes together after n training batches.
+    folder that the environment variable CONSISTENT_MNIST names. Without that variable they are
+    scikit-learn's digits; the training set repeats these in new orders until it is as large as that
+    of MNIST.
+
+    CONSISTENT_MNIST_STEPS=n ends iteration after n training batches, counted over all passes.
     """
     folder = os.environ.get(FOLDER)
     digits = load(folder)
@@ -101,7 +104,10 @@ def _batches(images: Tensor, labels: Tensor, size: int, repeats: int, limit: int
 
 
 class Batches(Sequence[np.ndarray]):
-    """Batches of one size, the incomplete last one left out. ``limit`` counts over all passes."""
+    """Sequence of batches of one size; an incomplete last batch is left out.
+
+    ``limit`` is the number of batches after which iteration ends, counted over all passes.
+    """
 
     def __init__(self, values: np.ndarray, order: np.ndarray, size: int, limit: int | None):
         self._values, self._order, self._size, self._left = values, order, size, limit
@@ -120,6 +126,7 @@ class Batches(Sequence[np.ndarray]):
             if self._left is not None:
                 if self._left == 0:
                     return
+                # Not reset: the limit holds over all passes.
                 self._left -= 1
             yield self[k]
 
@@ -137,7 +144,7 @@ def _bundled(seed: int) -> Digits:
 
 
 def _scaled(images: Tensor, largest: int) -> Tensor:
-    """n images of any size -> [n, 1, 28, 28] in 0..1."""
+    """Convert n images of any size to floats [n, 1, 28, 28] in 0..1."""
     x = images.to(torch.get_default_dtype()).unsqueeze(1) / largest
     if x.shape[-2:] == (SIDE, SIDE):
         return x
@@ -145,7 +152,10 @@ def _scaled(images: Tensor, largest: int) -> Tensor:
 
 
 def _read(folder: Path, name: str) -> Tensor:
-    """One idx file: 0, 0, 8 for unsigned bytes, number of dims; each dim in 4 bytes; the data."""
+    """Read one idx file.
+
+    Its bytes are 0, 0, 8 for unsigned bytes, the number of dims; each dim in 4 bytes; the data.
+    """
     dims = 3 if "idx3" in name else 1
     path = next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
     if path is None:
@@ -165,6 +175,7 @@ def _read(folder: Path, name: str) -> Tensor:
     start = 4 + 4 * dims
     if len(data) - start != np.prod(shape, dtype=np.int64):
         raise _corrupt(path, f"holds {len(data) - start} bytes of data, and its head says {shape}")
+    # A bytearray, because torch warns about a tensor on the read-only memory of ``bytes``.
     return torch.frombuffer(bytearray(data), dtype=torch.uint8, offset=start).view(shape)
 
 

@@ -1,4 +1,4 @@
-"""distribute: the older names of SBPs and views."""
+"""``flow.distribute``: older names of SBPs and views."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from .scope import View, consistent_view, mirrored_view
 
 
 def split(axis: int) -> Sbp:
-    """``S(axis)``. A dense layer's weight is stored (out, in): ``split(axis=0)`` cuts columns."""
+    """Return ``S(axis)``.
+
+    The weight of a dense layer is stored as (out, in), so ``split(axis=0)`` cuts its columns.
+    """
     return S(axis)
 
 
 def broadcast() -> Sbp:
-    """``B``."""
+    """Return ``B``."""
     return B
 
 
 def mirrored_strategy() -> View:
-    """``scope.mirrored_view()``."""
+    """Return ``scope.mirrored_view()``."""
     return mirrored_view()
 
 
 def consistent_strategy() -> View:
-    """``scope.consistent_view()``."""
+    """Return ``scope.consistent_view()``."""
     return consistent_view()

@@ -1,4 +1,4 @@
-"""layers: ops with variables of their own, shared by name."""
+"""``flow.layers``: ops with variables of their own, which jobs share by name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def dense(
     name: str | None = None,
     model_distribute: Sbp = B,
 ) -> Any:
-    """``...i, oi + o -> ...o``; ``model_distribute=distribute.split(axis=0)`` cuts its columns."""
+    """Apply a dense layer: ``...i, oi + o -> ...o``.
+
+    ``model_distribute=distribute.split(axis=0)`` cuts the columns of the layer over the devices.
+    """
     make = _maker("Dense", name, inputs, trainable, model_distribute)
     weight = make("weight", (units, inputs.shape[-1]), kernel_initializer)
     bias = make("bias", (units,), bias_initializer) if use_bias else None
@@ -55,7 +58,7 @@ def conv2d(
     name: str | None = None,
     model_distribute: Sbp = B,
 ) -> Any:
-    """``nchw, oiuv + o -> noxy``."""
+    """Apply a 2d convolution: ``nchw, oiuv + o -> noxy``."""
     make = _maker("Conv2D", name, inputs, trainable, model_distribute)
     kernel, stride, dilation = pair(kernel_size), pair(strides), pair(dilation_rate)
     weight = make("weight", (filters, inputs.shape[1] // groups, *kernel), kernel_initializer)
@@ -68,9 +71,10 @@ def conv2d(
 def _maker(
     kind: str, name: str | None, inputs: Any, trainable: bool, sbp: Sbp
 ) -> Callable[[str, Sequence[int], Initializer | None], Any]:
-    """Make the layer's variables on the placement of its input.
+    """Return a function that makes the layer's variables on the placement of its input.
 
-    Without a name it is the k-th layer of its kind in its job.
+    A layer without a name is named after its kind and its number among the unnamed layers of that
+    kind in its job.
     """
     if name is None:
         run = session.running_in(f"layers.{kind.lower()} without a name")

@@ -1,4 +1,4 @@
-"""nn: torch.nn under the documents' name, with the ops of their jobs."""
+"""``flow.nn``: torch.nn under the documents' name, with the ops of their jobs."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ __all__ = [
 
 @op
 def relu(x: Any, name: str | None = None) -> Any:
-    """max(x, 0)."""
+    """Return max(x, 0)."""
     return F.relu(x)
 
 
 @op
 def softmax(logits: Any, axis: int = -1, name: str | None = None) -> Any:
-    """Softmax over ``axis``."""
+    """Return the softmax over ``axis``."""
     return F.softmax(logits, axis)
 
 
@@ -50,7 +50,7 @@ def max_pool2d(
     padding: str,
     name: str | None = None,
 ) -> Any:
-    """The largest value of each window."""
+    """Return the largest value of each window."""
     kernel, stride = pair(ksize), pair(strides)
     x, pads = same(input, padding, kernel, stride, value=float("-inf"))
     return F.max_pool2d(x, kernel, stride, pads)
@@ -58,13 +58,14 @@ def max_pool2d(
 
 @op
 def dropout(x: Any, rate: float, name: str | None = None) -> Any:
-    """Elements become zero with probability ``rate``; the rest is divided by 1 - rate.
+    """Set elements to zero with probability ``rate``, and divide the rest by 1 - rate.
 
-    The mask depends on the logical element only: it is the same under both views and on any number
-    of devices.
+    The mask depends only on an element's position in the logical tensor: it is the same under both
+    views and on any number of devices.
     """
     if not isinstance(x, MirroredTensor):
         return F.dropout(x, rate)
+    # Dropout of the global tensor draws its mask by logical position, so the parts become one.
     joined = (x.shape[0] * len(x.ranks), *x.shape[1:])
     whole: Any = F.dropout(x.to_global(S(0), shape=joined, check=False), rate)
     return whole.to_mirrored()
@@ -74,7 +75,7 @@ def dropout(x: Any, rate: float, name: str | None = None) -> Any:
 def sparse_softmax_cross_entropy_with_logits(
     labels: Any, logits: Any, name: str | None = None
 ) -> Any:
-    """The loss of each sample: ``n, nc -> n``."""
+    """Return the loss of each sample: ``n, nc -> n``."""
     return F.cross_entropy(logits, labels.long(), reduction="none")
 
 

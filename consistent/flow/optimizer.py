@@ -1,4 +1,4 @@
-"""optimizer: which of torch's optimizers takes a job's step."""
+"""``flow.optimizer``: descriptions of the torch optimizer that takes a job's step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ Schedule = Callable[[int], float]
 
 @dataclass(frozen=True, init=False)
 class PiecewiseConstantScheduler:
-    """``values[k]`` up to step ``boundaries[k]``, then the last value; steps count from 0."""
+    """Learning rate ``values[k]`` up to step ``boundaries[k]``, then the last value.
+
+    Steps count from 0.
+    """
 
     boundaries: tuple[int, ...]
     values: tuple[float, ...]
@@ -29,6 +32,7 @@ class PiecewiseConstantScheduler:
                 "  Boundaries lie between values.\n"
                 f"  Give {len(boundaries) + 1} values."
             )
+        # The dataclass is frozen; tuples keep it hashable.
         object.__setattr__(self, "boundaries", tuple(boundaries))
         object.__setattr__(self, "values", tuple(values))
 
@@ -38,26 +42,26 @@ class PiecewiseConstantScheduler:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """A description; the job that minimises with it makes torch's optimizer and keeps its state."""
+    """Description of an optimizer; a job makes torch's optimizer from it and keeps its state."""
 
     lr_scheduler: Schedule
 
     def minimize(self, loss: Any) -> None:
-        """Let the job take a step once its function has returned.
+        """Take an optimizer step for ``loss`` once the function of the running job has returned.
 
-        The gradient is that of the mean of ``loss`` over all its elements on all devices; the
-        variables that the job has used change.
+        The gradient is that of the mean of ``loss`` over all its elements on all devices. The step
+        changes the variables that the job has used.
         """
         session.running_in("minimize").add_loss(loss, self)
 
     def make(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
-        """torch's optimizer."""
+        """Return torch's optimizer of ``parameters``."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class SGD(Optimizer):
-    """Gradient descent."""
+    """Gradient descent, with momentum if it is not 0."""
 
     momentum: float = 0.0
 
@@ -67,7 +71,7 @@ class SGD(Optimizer):
 
 @dataclass(frozen=True)
 class Adam(Optimizer):
-    """Adam, its moments corrected for their bias as torch does."""
+    """Adam, with the bias of its moments corrected as in torch."""
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -79,5 +83,8 @@ class Adam(Optimizer):
 
 
 def add_loss(loss: Any) -> None:
-    """``losses.add_loss``: minimise ``loss`` with what ``function_config().train`` says."""
+    """Minimise ``loss`` with the optimizer of ``function_config().train``.
+
+    Programs call this ``losses.add_loss``.
+    """
     session.running_in("losses.add_loss").add_loss(loss)

@@ -1,4 +1,4 @@
-"""scope: where ops run, and under which view a job sees its data."""
+"""``flow.scope``: the placement where ops run, and the view under which a job sees its data."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ _views: list[ViewName] = []
 
 
 class PlacementScope:
-    """``with scope.placement("cpu", "0:1"):`` ops inside run there; the innermost counts."""
+    """Context manager that runs the ops inside on a placement; the innermost scope counts.
+
+    Programs write ``with scope.placement("cpu", "0:1"):``.
+    """
 
     def __init__(self, placement: Placement):
         self.placement = placement
+        # A stack: a scope may be entered again inside itself.
         self._entered: list[AbstractContextManager] = []
 
     def __enter__(self) -> Placement:
@@ -52,17 +56,26 @@ class View:
 
 
 def consistent_view() -> View:
-    """A job takes and gives whole batches; placement and SBP say how ranks hold them."""
+    """Return the view in which a job takes and returns whole batches.
+
+    Placement and SBP say how ranks hold them.
+    """
     return View("consistent")
 
 
 def mirrored_view() -> View:
-    """A job takes and gives lists with one part per device; the model has a copy on each."""
+    """Return the view in which a job takes and returns lists with one part per device.
+
+    The model has a copy on each device.
+    """
     return View("mirrored")
 
 
 def placement(device_tag: str, machine_device_ids: str | Sequence[str]) -> PlacementScope:
-    """Devices as ``"machine:device"`` or ``"machine:first-last"``, from 0, or a list of such.
+    """Return a scope that runs ops on the devices ``machine_device_ids``.
+
+    Devices are written ``"machine:device"`` or ``"machine:first-last"``, counted from 0, or as a
+    list of such texts.
 
     Raises:
         ValueError: the text is not of that form, or the launcher started no such rank.
@@ -73,12 +86,12 @@ def placement(device_tag: str, machine_device_ids: str | Sequence[str]) -> Place
 
 
 def current_placement() -> Placement | None:
-    """The innermost placement that was entered."""
+    """Return the innermost placement that was entered, or None."""
     return _placements[-1] if _placements else None
 
 
 def current_view() -> ViewName | None:
-    """The innermost view that was entered."""
+    """Return the innermost view that was entered, or None."""
     return _views[-1] if _views else None
 
 

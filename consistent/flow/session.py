@@ -17,7 +17,7 @@ from .scope import ViewName, current_placement
 
 
 class Minimizer(Protocol):
-    """A description that makes torch's optimizer, see ``flow.optimizer``."""
+    """Protocol of descriptions that make a torch optimizer; see ``flow.optimizer``."""
 
     @property
     def lr_scheduler(self) -> Callable[[int], float]: ...
@@ -27,7 +27,7 @@ class Minimizer(Protocol):
 
 @dataclass
 class Run:
-    """One call of a job."""
+    """State of one call of a job."""
 
     job: str
     view: ViewName
@@ -57,12 +57,12 @@ _runs: list[Run] = []
 
 
 def running() -> Run | None:
-    """The call that is under way."""
+    """Return the call that is in progress, or None."""
     return _runs[-1] if _runs else None
 
 
 def running_in(what: str) -> Run:
-    """The call that is under way, for ``what``, which makes sense in a job only."""
+    """Return the call that is in progress; raise if ``what`` is used outside a job."""
     if not _runs:
         raise RuntimeError(
             f"{what}: no job is running.\n"
@@ -74,7 +74,7 @@ def running_in(what: str) -> Run:
 
 @contextmanager
 def start(run: Run) -> Iterator[Run]:
-    """Make ``run`` the call that is under way."""
+    """Make ``run`` the call in progress inside the ``with`` block."""
     _runs.append(run)
     try:
         yield run
@@ -83,15 +83,19 @@ def start(run: Run) -> Iterator[Run]:
 
 
 def place() -> Placement:
-    """The placement of a new variable or tensor: the innermost scope, else where the job runs, else
-    all devices."""
+    """Return the placement of a new variable or tensor.
+
+    This is the innermost scope's placement, else the job's, else all devices.
+    """
     run = running()
     return current_placement() or (run.placement if run else config.devices())
 
 
 def clear_default_session() -> None:
-    """Forget all variables and ``config``, as at the start of a program; jobs have to be made
-    again."""
+    """Forget all variables and ``config``, as at the start of a program.
+
+    Jobs have to be made again.
+    """
     variables.clear()
     loaded.clear()
     config.reset()

@@ -1,4 +1,4 @@
-"""train: variables to and from files."""
+"""``flow.train``: saving variables to files and loading them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ from . import session
 
 
 class CheckPoint:
-    """Initial values for all variables, or those in a folder.
+    """Initializer, saver and loader of all variables.
 
     Each variable is saved whole, in a file of its own, so that a program on other devices can load
     it.
     """
 
     def init(self) -> None:
-        """Give every variable its initial values; those made later get them when they are made."""
+        """Reset every variable to its initial values, also variables that are made later."""
         session.loaded.clear()
         for variable in session.variables.values():
             variable.initialize()
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write all variables into a folder that holds none. A collective; one rank writes."""
+        """Write all variables into a folder that contains none.
+
+        This is a collective; one rank writes.
+        """
         folder, writes = Path(path), current().rank == 0
         fault = ""
         if writes and list(folder.glob("*.pt")):
@@ -38,6 +41,7 @@ class CheckPoint:
         _agree("save", fault)
         written: list[Path] = []
         for name, variable in session.variables.items():
+            # A collective: every rank gathers, although one writes, even after a failed write.
             whole = variable.value.full()
             if writes and not fault:
                 try:
@@ -45,21 +49,22 @@ class CheckPoint:
                     with whole_files.being_written(_file(folder, name)) as file:
                         torch.save(whole.cpu(), file)
                     written.append(_file(folder, name))
-                except Exception as error:  # torch gives a full disk errors of its own
+                except Exception as error:  # torch raises errors of its own for a full disk
                     fault = f"{type(error).__name__}: {error}"
-        for path in written if fault else ():  # some variables would be taken for all
+        for path in written if fault else ():  # a partial checkpoint would look complete
             with suppress(OSError):
                 path.unlink()
         _agree("save", fault)
 
     def load(self, path: str | os.PathLike) -> None:
-        """Take all variables from a folder; those made later take theirs when they are made."""
+        """Load all variables from a folder; later variables load theirs when they are made."""
         files = {unquote(file.stem): file for file in sorted(Path(path).glob("*.pt"))}
         missing = sorted(set(session.variables) - set(files))
         fault = f"{path} holds no variables" if not files else ""
         if files and missing:
             fault = f"{path} holds {sorted(files)}, and the program has {missing[0]!r} too"
         _agree("load", fault)
+        # After the agreement, so that a fault changes no variable on any rank.
         session.loaded.clear()
         session.loaded.update(files)
         for name, variable in session.variables.items():
@@ -71,7 +76,7 @@ def _file(folder: Path, name: str) -> Path:
 
 
 def _agree(what: str, fault: str) -> None:
-    """Wait for all ranks, and raise on all of them if one has a fault."""
+    """Wait for all ranks, and raise on all of them if one rank has a fault."""
 
     def failed(faults: list[str]) -> OSError:
         rank, text = next((rank, text) for rank, text in enumerate(faults) if text)

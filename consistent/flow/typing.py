@@ -1,4 +1,4 @@
-"""typing: what a job takes (placeholders) and gives (results).
+"""``flow.typing``: placeholders of a job's arguments, and the classes of its results.
 
 ``Numpy`` stands for a whole batch, ``ListNumpy`` for a list with one part per device. As
 annotations they say which of the two a job returns; the values it returns are of these classes.
@@ -18,7 +18,7 @@ from .scope import ViewName
 
 @dataclass(frozen=True)
 class Placeholder:
-    """An argument of a job: shape and dtype, of the whole batch or of each device's part."""
+    """Shape and dtype of an argument of a job, for the whole batch or for each device's part."""
 
     view: ViewName
     shape: tuple[int, ...]
@@ -27,13 +27,16 @@ class Placeholder:
 
 
 class Numpy(np.ndarray):
-    """A whole result. It is a numpy array; the methods are the older way to ask for one."""
+    """A whole result, a numpy array with the older methods that return it."""
 
     @staticmethod
     def Placeholder(  # noqa: N802  (the documents' name)
         shape: Sequence[int], dtype: torch.dtype = torch.float32, batch_axis: int | None = 0
     ) -> Placeholder:
-        """A whole batch, split over the devices along ``batch_axis`` (None: whole on each)."""
+        """Return the placeholder of a whole batch, split over the devices along ``batch_axis``.
+
+        If ``batch_axis`` is None, every device has the whole batch.
+        """
         return Placeholder("consistent", tuple(shape), dtype, batch_axis)
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
@@ -41,11 +44,11 @@ class Numpy(np.ndarray):
         return array.view(np.ndarray)[()] if array.ndim == 0 else array.view(np.ndarray)
 
     def get(self) -> Numpy:
-        """The result itself: a call has ended when it returns."""
+        """Return the result itself; it is complete when the call returns."""
         return self
 
     def numpy(self) -> np.ndarray:
-        """The plain array."""
+        """Return the result as a plain array."""
         return self.view(np.ndarray)
 
     ndarray = numpy
@@ -58,15 +61,15 @@ class ListNumpy(list):
     def Placeholder(  # noqa: N802
         shape: Sequence[int], dtype: torch.dtype = torch.float32
     ) -> Placeholder:
-        """A list with one part of this shape for each device."""
+        """Return the placeholder of a list with one part of this shape for each device."""
         return Placeholder("mirrored", tuple(shape), dtype)
 
     def get(self) -> ListNumpy:
-        """The result itself."""
+        """Return the result itself."""
         return self
 
     def numpy_list(self) -> list[np.ndarray]:
-        """The plain list."""
+        """Return the result as a plain list."""
         return list(self)
 
     ndarray_list = numpy_list
@@ -76,19 +79,19 @@ class Several(tuple):
     """The results of a job that returns more than one."""
 
     def get(self) -> Several:
-        """The results themselves."""
+        """Return the results themselves."""
         return self
 
 
 def FixedTensorDef(  # noqa: N802
     shape: Sequence[int], dtype: torch.dtype = torch.float32, name: str | None = None
 ) -> Placeholder:
-    """``Numpy.Placeholder``, written as an argument's default."""
+    """Return ``Numpy.Placeholder``, for use as the default of an argument."""
     return Numpy.Placeholder(shape, dtype)
 
 
 def MirroredTensorDef(  # noqa: N802
     shape: Sequence[int], dtype: torch.dtype = torch.float32, name: str | None = None
 ) -> Placeholder:
-    """``ListNumpy.Placeholder``, written as an argument's default."""
+    """Return ``ListNumpy.Placeholder``, for use as the default of an argument."""
     return ListNumpy.Placeholder(shape, dtype)

@@ -1,8 +1,9 @@
-"""Ops whose local form differs from the op run on the shard.
+"""Local forms: ops whose work on a shard differs from running the op itself on the shard.
 
-A form is a function of ``Shards`` found by the name that a signature gives. It works on plain local
-tensors and may move data over the axes it serves (``Shards.axes``); torch differentiates it like
-any other code. The folders are those of ``rules/``: a form is in the same folder as its row.
+A form is a function of ``Shards``, looked up by the name that a signature gives. It works on plain
+local tensors and may move data over the axes it serves (``Shards.axes``); torch differentiates it
+like any other code. The folders have the names of the folders of ``rules/``: a form is in the
+folder of the rule that names it.
 """
 
 from . import families, fused_reduce_scatter, halo, layout, random

@@ -1,4 +1,4 @@
-"""Evening out: rows that ranks hold in unequal numbers become balanced pieces.
+"""Redistribution of rows that ranks hold in unequal numbers into balanced pieces.
 
 ```
 rank 0   a b c d e   ->   a b c        rows keep their order; only those that cross a border move
@@ -22,15 +22,17 @@ from .whole_numbers import whole_numbers
 
 
 def gathered(shard: Shards, x: Tensor, counts: Sequence[int]) -> list[Tensor]:
-    """Every rank's ``x``, in order, from ranks with ``counts`` rows; not differentiable."""
+    """Gather every rank's ``x``, in rank order, from ranks with ``counts`` rows. Not
+    differentiable."""
     shapes = [(n, *x.shape[1:]) for n in counts]
     return current().all_gather(x.contiguous(), shapes, shard.ranks)
 
 
 def numbers(shard: Shards, own: Sequence[int], device: torch.device) -> list[list[int]]:
-    """Every rank's few integers, in order."""
+    """Gather a few integers from every rank, in rank order."""
     mine = torch.tensor([own], device=device)
     every = torch.cat(gathered(shard, mine, [1] * len(shard.ranks)))
+    # A simulation takes every rank to have this rank's integers.
     found = whole_numbers(every.flatten(), lambda: [*own] * len(shard.ranks))
     return [found[k : k + len(own)] for k in range(0, len(found), len(own))]
 
@@ -38,8 +40,15 @@ def numbers(shard: Shards, own: Sequence[int], device: torch.device) -> list[lis
 def evened(
     shard: Shards, x: Tensor, held: Sequence[int], pieces: Sequence[tuple[int, int]]
 ) -> Tensor:
-    """This rank's piece of the rows ``x`` of all ranks, which hold ``held`` of them; ``pieces``
-    are (start, size) of each. Differentiable."""
+    """Return this rank's balanced piece of the rows that all ranks hold. Differentiable.
+
+    Args:
+        shard: the call.
+        x: this rank's rows.
+        held: number of rows on each rank.
+        pieces: (start, size) of each rank's balanced piece.
+    """
+    # ``held`` is the same on every rank, so all ranks skip the exchange together.
     if list(held) == [size for _, size in pieces]:
         return x
     firsts = [sum(held[:k]) for k in range(len(held))]
@@ -50,5 +59,5 @@ def evened(
 
 
 def _shared(a: int, count: int, b: int, size: int) -> int:
-    """How many integers two ranges share."""
+    """Return how many integers the ranges ``[a, a + count)`` and ``[b, b + size)`` share."""
     return max(0, min(a + count, b + size) - max(a, b))

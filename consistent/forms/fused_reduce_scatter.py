@@ -1,5 +1,5 @@
-"""An op together with the sum that boxes its operand from P to S: forward it reads the addends,
-backward its gradient is boxed the other way."""
+"""Form of an op fused with the sum that boxes its operand from P to S. Forward reads the addends
+directly; backward boxes the gradient the other way."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .registry import Shards, form
 
 @dataclass(frozen=True, slots=True)
 class Boxed:
-    """The addends whose sum is the last step of boxing ``src`` to ``dst``.
+    """Source of the addends whose sum is the last step of boxing ``src`` to ``dst``.
 
     ```
     forward    src ------> dst, but for the sum
@@ -42,8 +42,9 @@ class Boxed:
 
 @form(FORM)
 def fused_reduce_scatter(shard: Shards) -> Tensor:
-    """rms_norm of a sum."""
+    """Compute rms_norm of a sum of addends, in one pass over them."""
     src, eps = shard.specs[0], shard.get("eps")
+    # rms_norm's default eps.
     eps = torch.finfo(shard.tensors[0].dtype).eps if eps is None else eps
     epilogue = Epilogue(norm="rms", normalized=len(shard.get("normalized_shape")), eps=eps)
     source = Boxed(src, src.with_sbp(shard.outs[0].sbp))

@@ -1,5 +1,7 @@
-"""Functions for forms that join the ranks' small results: the place of this rank's result in a
-stack of all, and the part of the joined result that it keeps.
+"""Helpers for forms that join the ranks' small results.
+
+They give the index of this rank's result in a stack of all results, and the part of the joined
+result that the rank keeps.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from .registry import Shards
 
 
 def slot(shard: Shards) -> tuple[int, int]:
-    """(place of this rank among the ranks that the form joins, how many they are), in the order
-    of a split."""
+    """Return (index of this rank among the ranks that the form joins, number of these ranks). Ranks
+    are in the order of a split."""
     shape = [shard.placement.shape[axis] for axis in shard.axes]
     index = 0
     for axis, n in zip(shard.axes, shape, strict=True):
@@ -26,23 +28,28 @@ def slot(shard: Shards) -> tuple[int, int]:
 
 
 def stack(shard: Shards, x: Tensor) -> Tensor:
-    """[...] of each rank -> [ranks, ...] on all of them; differentiable."""
+    """Gather ``x`` of shape [...] from each rank into [ranks, ...] on every rank.
+    Differentiable."""
     return _laid(shard, x, B)
 
 
 def parted(shard: Shards, x: Tensor, dims: Sequence[int] = ()) -> Tensor:
-    """``stack`` where the op's result is whole; where it is split, this rank's part of each row.
+    """Return ``stack(shard, x)``, cut to this rank's part of each row if the op's result is split.
 
-    ``dims`` are those of ``x`` that the result no longer has.
+    Args:
+        shard: the call.
+        x: this rank's result.
+        dims: dims of ``x`` that the op's result no longer has.
     """
     entry = shard.outs[0].sbp[shard.axes[0]]
     if not isinstance(entry, Split):
         return stack(shard, x)
+    # Dim 0 of the stack is the ranks, so the dims of ``x`` follow from 1 on.
     return _laid(shard, x, S(1 + _kept(x, dims)[entry.dim]))
 
 
 def _laid(shard: Shards, x: Tensor, entry: Sbp) -> Tensor:
-    """Every rank's ``x`` is row ``slot`` of a tensor split by rows; this boxes it to ``entry``."""
+    """Box a tensor whose row ``slot`` is this rank's ``x`` from split rows to ``entry``."""
     rows, after = (
         tuple(e if a in shard.axes else B for a in range(shard.placement.ndim))
         for e in (S(0), entry)
@@ -53,8 +60,8 @@ def _laid(shard: Shards, x: Tensor, entry: Sbp) -> Tensor:
 
 
 def own_part(shard: Shards, x: Tensor, dims: Sequence[int] = ()) -> Tensor:
-    """This rank's part of the whole result ``x``, if the op's result is split; ``dims`` as in
-    ``parted``."""
+    """Return this rank's part of the whole result ``x`` if the op's result is split, else ``x``.
+    ``dims`` are as in ``parted``."""
     entry = shard.outs[0].sbp[shard.axes[0]]
     if not isinstance(entry, Split):
         return x
@@ -67,18 +74,18 @@ def _kept(x: Tensor, dims: Sequence[int]) -> list[int]:
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that torch accumulates results of ``dtype`` in."""
+    """Return the dtype in which torch accumulates results of ``dtype``."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def wide(x: Tensor) -> Tensor:
-    """``x`` in the precision that torch accumulates it in."""
+    """Convert ``x`` to the dtype in which torch accumulates it."""
     return x.to(wide_dtype(x.dtype))
 
 
 def summed(shard: Shards, addend: Tensor) -> Tensor:
-    """The sum of the ranks' addends: each rank keeps its own where the result is P; else they are
-    added before they are rounded to the dtype of the result."""
+    """Return the sum of the ranks' addends in the dtype of the result. If the result is P, each
+    rank keeps its own addend; otherwise the addends are all-reduced before rounding."""
     out = shard.outs[0]
     if out.sbp[shard.axes[0]].is_partial:
         return addend.to(out.dtype)
@@ -86,13 +93,12 @@ def summed(shard: Shards, addend: Tensor) -> Tensor:
 
 
 def restored(x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
-    """A reduced tensor with its reduced dims back, of size 1."""
+    """Return a reduced tensor with its reduced dims put back as dims of size 1."""
     for d in () if keepdim else sorted(dims):
         x = x.unsqueeze(d)
     return x
 
 
 def dropped(x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
-    """``x``, which was reduced with ``keepdim=True``, without the reduced dims unless
-    ``keepdim``."""
+    """Remove the reduced dims, which have size 1, from ``x`` unless ``keepdim``."""
     return x if keepdim else x.squeeze(tuple(dims))

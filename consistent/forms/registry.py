@@ -1,4 +1,4 @@
-"""The registry of local forms, and what a form is given."""
+"""Registry of local forms, and the ``Shards`` that a form gets as its argument."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from ..spec import Coordinate, Placement, TensorSpec
 
 @dataclass(slots=True)
 class Shards:
-    """One op call on this rank: the function, its arguments with plain shards in place of
-    tensors, the specs."""
+    """One op call on this rank.
+
+    It has the function, its arguments with plain shards in place of global tensors, and the specs.
+    """
 
     run: Callable[..., Any]
     call: Call
@@ -30,7 +32,7 @@ class Shards:
     kwargs: Mapping[str, Any]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The argument called ``name``, with shards in place of tensors."""
+        """Return the argument called ``name``, with shards in place of global tensors."""
         return argument(self.call, self.args, self.kwargs, name, default)
 
     @property
@@ -40,20 +42,20 @@ class Shards:
 
     @property
     def coordinate(self) -> Coordinate | None:
-        """This rank's coordinate in the placement; None outside."""
+        """Coordinate of this rank in the placement, or None outside it."""
         return my_coordinate(self.placement)
 
     def out_shape(self, index: int = 0) -> tuple[int, ...]:
-        """Local shape of an output on this rank."""
+        """Return the local shape of output ``index`` on this rank."""
         return self.outs[index].local_shape(self.coordinate)
 
     def region(self, index: int = 0) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """(starts, sizes) of operand ``index``'s shard in the logical tensor."""
+        """Return (starts, sizes) of operand ``index``'s shard in the logical tensor."""
         return self.specs[index].region(self.coordinate)
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that the form joins, this one among them, in the order of a split."""
+        """Ranks that the form joins, this rank included, in the order of a split."""
         at = list(self.coordinate or (0,) * self.placement.ndim)
         found = []
         for places in itertools.product(*(range(self.placement.shape[a]) for a in self.axes)):
@@ -63,26 +65,26 @@ class Shards:
         return tuple(found)
 
     def regions(self, index: int = 0) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """``region(index)`` of each of ``ranks``."""
+        """Return ``region(index)`` of every rank in ``ranks``."""
         spec = self.specs[index]
         return [spec.region(self.placement.coordinate_of(rank)) for rank in self.ranks]
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum over the ranks of the form's axes; differentiable (its backward is the same sum)."""
+        """Sum ``x`` over the ranks of the form's axes. Differentiable; the backward is a sum
+        too."""
         return differentiable.sum_over(x, self.placement, self.axes)
 
     def max(self, x: torch.Tensor) -> torch.Tensor:
-        """Largest over the ranks of the form's axes; not differentiable."""
+        """Return the elementwise maximum over the ranks of the form's axes. Not differentiable."""
         return differentiable.max_over(x, self.placement, self.axes)
 
     def min(self, x: torch.Tensor) -> torch.Tensor:
-        """Smallest over the ranks of the form's axes; not differentiable."""
+        """Return the elementwise minimum over the ranks of the form's axes. Not differentiable."""
         return differentiable.min_over(x, self.placement, self.axes)
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank is first along the form's axes: the one that adds what must be added
-        once."""
+        """True on the first rank along the form's axes, which adds what must be added only once."""
         at = self.coordinate
         return at is None or all(at[axis] == 0 for axis in self.axes)
 
@@ -90,15 +92,20 @@ class Shards:
 FORMS: dict[str, Callable[[Shards], Any]] = {}
 
 
-# Forms that raise for the values in a shard before their first message, and not after it.
+# Forms that raise for bad values in a shard only before they send their first message.
 RAISE_FIRST: set[str] = set()
 
 
 def form(
     name: str, raises_first: bool = False
 ) -> Callable[[Callable[[Shards], Any]], Callable[[Shards], Any]]:
-    """Enter a local form under ``name``. ``raises_first``: it raises for the values in a shard
-    before its first message, and not after it."""
+    """Register a function as the local form called ``name``.
+
+    Args:
+        name: the name by which signatures refer to the form.
+        raises_first: the form raises for bad values in a shard before it sends its first message,
+            and never after.
+    """
 
     def enter(function: Callable[[Shards], Any]) -> Callable[[Shards], Any]:
         if name in FORMS:

@@ -1,8 +1,9 @@
-"""Seeds as native ops and tensors hold them."""
+"""Conversion of seeds to the form that native ops and tensors hold."""
 
 from __future__ import annotations
 
 
 def signed(seed: int) -> int:
-    """A seed's 64 bits as torch's signed int: seeds reach up to 2^64."""
+    """Return a seed's 64 bits as a signed integer. Seeds reach up to 2^64, and torch's ints do
+    not."""
     return (seed + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -1,1 +1,1 @@
-"""Programs: what a step calls, recorded without running it."""
+"""Recorded programs: the calls of a step, noted without running it."""

@@ -1,14 +1,15 @@
-"""What a call does beside giving a result: it writes into tensors, or draws random numbers.
+"""Side effects of calls while a program is recorded: writes into tensors, and random draws.
 
 ```
-h = stage 0's          moved to stage 1, as it is when stage 0 ends
-h.add_(1)              in stage 0: stage 1 would get what it was not given       raises here
-h.add_(1)              in stage 1's copy: right there, and stage 0 has the old   raises where
-                       values                                                    they are read
+h = output of stage 0      moved to stage 1, with the values it has when stage 0 ends
+h.add_(1)                  in stage 0, after the move: stage 1 would get values     raises here
+                           that the program did not send
+h.add_(1)                  in stage 1, into its copy: correct there, and            raises where
+                           stage 0 keeps the old values                             they are read
 ```
 
-Writes are seen by torch's own count of them, which a tensor shares with its views. Under inference
-mode torch counts none.
+Writes are found by torch's version counter, which a tensor shares with its views. Inference tensors
+have none, so writes into them are not found.
 """
 
 from __future__ import annotations
@@ -25,18 +26,22 @@ from .program import Move
 
 
 def version(x: torch.Tensor) -> int:
-    """How often ``x``, or what it shares memory with, was written to."""
-    with HookOff():
+    """Return the version counter of ``x``, shared by its views; -1 for an inference tensor."""
+    with HookOff():  # read the attributes of torch.Tensor, past the hook of global tensors
         return -1 if x.is_inference() else x._version
 
 
 def versions(given: Any) -> list[int]:
-    """The version of each tensor among the arguments."""
+    """Return the version counter of each tensor among the arguments."""
     return [version(x) for x in tensors_in(given)]
 
 
 def writes_by_name(name: str, kwargs: dict[str, Any]) -> bool:
-    """Whether a function says that it writes into its first argument, or into ``out``."""
+    """Return whether a call writes into its first argument or ``out``, judged by its name.
+
+    Such names end with one underscore or assign (``__setitem__``); ``out=`` in ``kwargs`` counts
+    too.
+    """
     if name == "requires_grad_":
         return False
     ends = name.endswith("_") and not name.endswith("__")
@@ -45,7 +50,7 @@ def writes_by_name(name: str, kwargs: dict[str, Any]) -> bool:
 
 @dataclass(slots=True)
 class _Copy:
-    """What a stage has of a value that was made elsewhere."""
+    """Copy that a stage has of a value that was made elsewhere."""
 
     source: int
     stage: int
@@ -54,7 +59,7 @@ class _Copy:
 
 
 class Writes:
-    """Finds writes that one stage does and another would not see."""
+    """Detector of writes that one stage does and another stage would not see."""
 
     def __init__(self, program: str) -> None:
         self._program = program
@@ -63,18 +68,18 @@ class Writes:
         self._written: dict[int, tuple[int, str]] = {}  # value -> by which stage in a copy, where
 
     def sent(self, x: torch.Tensor, move: Move) -> None:
-        """``x`` goes to another stage."""
+        """Note that ``x`` is moved to another stage."""
         self._sent.append((x, version(x), move))
 
     def copied(self, source: int, stage: int, x: torch.Tensor) -> None:
-        """``x`` is what ``stage`` has of the value ``source``."""
+        """Note that ``x`` is the copy that ``stage`` has of the value ``source``."""
         self._copies.append(_Copy(source, stage, x, version(x)))
 
     def look(self, name: str, where: str) -> None:
-        """After a call: raise if it wrote into what another stage was given before.
+        """Look for writes of the call that has just run, and note those into a stage's own copy.
 
         Raises:
-            RuntimeError: it did.
+            RuntimeError: the call wrote into a tensor that was moved to another stage before.
         """
         for x, before, move in self._sent:
             if version(x) != before:
@@ -89,10 +94,10 @@ class Writes:
                 self._written[copy.source] = copy.stage, f"{name} at {where}"
 
     def check_read(self, value: int, stage: int | None, name: str, where: str) -> None:
-        """Raise if ``stage`` does not have what another one wrote into its copy of ``value``.
+        """Raise if ``stage`` reads ``value`` after another stage wrote into its own copy of it.
 
         Raises:
-            RuntimeError: so it is.
+            RuntimeError: another stage did.
         """
         if value not in self._written:
             return
@@ -106,8 +111,11 @@ class Writes:
 
 
 class RefusingDraws(TorchDispatchMode):
-    """Inside, drawing random numbers raises: a line on plain tensors is run by every stage that
-    needs it, or followed once with its values."""
+    """Dispatch mode in which drawing random numbers raises, for calls between modules of stages.
+
+    A call on plain tensors is run by every stage that needs its result, or once with known values
+    while the step is recorded, so stages would not draw the same numbers.
+    """
 
     def __init__(self, program: str, name: str, where: str) -> None:
         super().__init__()
@@ -128,9 +136,10 @@ class RefusingDraws(TorchDispatchMode):
 
 
 def _without_dropout(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Whether it is attention that drops nothing."""
+    """Return whether ``func`` takes ``dropout_p`` and this call sets it to 0, as attention may."""
     for at, argument in enumerate(func._schema.arguments):
         if argument.name == "dropout_p":
+            # The tag says that the op may draw; without dropout it does not.
             given = args[at] if at < len(args) else kwargs.get("dropout_p", argument.default_value)
             return not given
     return False

@@ -1,9 +1,8 @@
-"""Python objects that modules of stages are given, and keep tensors in: a cache of keys and values,
-a list of intermediate results.
+"""Detection of objects that modules of stages get as arguments and keep tensors in.
 
-A program of stages has the objects of the recording, in which there are stand-ins without values,
-and all micro-batches would share them. So a module that keeps tensors in one raises when it is
-recorded.
+Examples are a cache of keys and values, and a list of intermediate results. A recorded program
+reuses the objects of the recording, which hold stand-ins without values, and all micro-batches
+would share them. So a module that keeps tensors in such an object raises when it is recorded.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ import torch
 
 from ..spec.nested import tensors_in
 
-_DEEP = 8  # levels that are looked into
+_DEEP = 8  # levels of attributes and elements that are searched
+# Types that are not searched.
 _CLOSED = (
     torch.Tensor, str, bytes, type, torch.nn.Module, types.FunctionType, types.MethodType,
     types.ModuleType,
@@ -24,7 +24,7 @@ _CLOSED = (
 
 
 class Kept:
-    """What the arguments of a module hold before it is called."""
+    """Snapshot of the objects in a module's arguments, taken before the module is called."""
 
     def __init__(self, given: Any) -> None:
         self._given = given
@@ -33,14 +33,16 @@ class Kept:
         self._sizes = {id(x): len(x) for x in grow}
 
     def hidden(self, known: Container[int]) -> Any:
-        """The object in which there is one of the tensors ``known`` by their ids, and where nothing
-        that changes the tensors among arguments would find it."""
+        """Return an argument object that holds a recorded tensor where ``map_tensors`` misses it.
+
+        ``known`` has the ids of recorded tensors. None if there is no such object.
+        """
         seen = {id(x) for x in tensors_in(self._given)}
         found = [x for x in self._before if x in known and x not in seen]
         return self._holder(set(found)) if found else None
 
     def changed(self) -> Any:
-        """The object that holds other tensors since, or the list that grew."""
+        """Return the object that has new tensors or another length since the snapshot, or None."""
         for key, size in self._sizes.items():
             if len(self._before[key]) != size:
                 return self._before[key]
@@ -52,7 +54,7 @@ class Kept:
         return self._holder(new) if new else None
 
     def _holder(self, tensors: set[int]) -> Any:
-        """The outermost object of the arguments' own in which one of ``tensors`` is."""
+        """Return the outermost object in the arguments that holds one of ``tensors`` (ids)."""
         for x in _opened(self._given):
             if any(key in tensors for key, _ in _reached(x)):
                 return x
@@ -60,13 +62,13 @@ class Kept:
 
 
 def _opened(value: Any) -> Iterator[Any]:
-    """What is in the tuples and dicts that arguments come in."""
+    """Yield the elements of the tuple and the dict in which arguments are passed."""
     for x in _inside(value):
         yield from _inside(x)
 
 
 def _reached(value: Any) -> Iterator[tuple[int, Any]]:
-    """(id, object) of what can be reached from ``value``, each once."""
+    """Yield (id, object) for everything that can be reached from ``value``, each object once."""
     seen: set[int] = set()
     level = [value]
     for _ in range(_DEEP):

@@ -1,4 +1,4 @@
-"""A recorded program: what a step calls, in order, with values in place of tensors.
+"""Recorded program: the calls of a step, in order, with numbered values in place of tensors.
 
 ```
 %0 = input x
@@ -9,8 +9,8 @@ backward %3
 return %3
 ```
 
-Calls of the modules that are parts of stages are one line each; they run as they are written. What
-lies between them is recorded op by op.
+A call of a module that is part of a stage is one line, and runs the module as it is written. Code
+between these modules is recorded op by op.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Read = Callable[[], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """The value of that number, among arguments."""
+    """Reference by number to a value, among the arguments of a line."""
 
     index: int
 
@@ -40,7 +40,7 @@ class Ref:
 
 
 class Here:
-    """Among arguments: the device of the rank that runs the line."""
+    """Placeholder among arguments for the device of the rank that runs the line."""
 
     def __repr__(self) -> str:
         return "device"
@@ -51,12 +51,13 @@ HERE = Here()
 
 @dataclass(slots=True)
 class Value:
-    """What is known of a tensor before it is there.
+    """Metadata of a tensor of the program, known before the tensor exists.
 
     Args:
-        spec: of a global tensor; None of a plain one.
-        stage: where it is made; None of a plain one, which any rank makes for itself.
-        read: gives it where it is not a result: a parameter, or a tensor that the program uses.
+        spec: spec of a global tensor; None for a plain tensor.
+        stage: stage that makes it; None for a plain tensor, which any rank makes for itself.
+        read: returns the tensor if no line makes it: a parameter, or a tensor that the program
+            uses.
     """
 
     spec: TensorSpec | None
@@ -70,12 +71,12 @@ class Value:
 
 @dataclass(slots=True)
 class Line:
-    """One call: of a module, or of a function of torch.
+    """One call of a module or of a torch function.
 
     Args:
-        outs: the values of the tensors in its result, in order.
-        mode: (whether gradients were recorded, autocast), None where it is as around the program.
-        draws: how many random ops came before it, and how many are in it.
+        outs: numbers of the tensors in its result, in order.
+        mode: (whether gradients were recorded, autocast); None if both are as around the program.
+        draws: number of random ops before it, and number of random ops in it.
     """
 
     name: str
@@ -93,11 +94,11 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """An answer that decided what the program is.
+    """Question about values whose answer decided the course of the program.
 
     Args:
-        line: the question; its results are not tensors.
-        at: how many lines of the program came before it.
+        line: the call that put the question; its results are not tensors.
+        at: number of lines of the program before it.
         found: the answer.
     """
 
@@ -108,25 +109,25 @@ class Asked:
 
 @dataclass(slots=True)
 class Move:
-    """A value that goes from one stage to another."""
+    """Transfer of a value from one stage to another."""
 
-    index: int
-    source: int
-    out: int
+    index: int  # among the moves of the program
+    source: int  # the value that is sent
+    out: int  # the value that arrives
     src: int  # stage
-    dst: int
+    dst: int  # stage
     where: str = ""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False)  # compared and hashed by identity: programs are keys of ``graded``
 class Program:
-    """Lines in the order in which they were met.
+    """Recorded step: its lines, moves and values, in the order in which they were recorded.
 
     Args:
-        draws: how many random ops are in it.
-        reads: what was asked of values that follow from its inputs: it is for inputs of which all
-            answers are the same.
-        graded: (the programs of a batch, this one first) -> of each parameter of the modules, the
+        draws: number of random ops in the program.
+        reads: questions about values that follow from its inputs; the program serves only inputs
+            that give all the same answers.
+        graded: (the programs of a batch, this one first) -> for each parameter of the modules, the
             SBP of the gradient that the ranks of its stage have after backward, or None.
     """
 
@@ -142,7 +143,7 @@ class Program:
     graded: dict[tuple[Program, ...], list[NdSbp | None]] = field(default_factory=dict)
 
     def spec(self, index: int) -> TensorSpec:
-        """The spec of a value that is a global tensor."""
+        """Return the spec of value ``index``, which must be a global tensor."""
         found = self.values[index].spec
         assert found is not None
         return found
@@ -169,5 +170,5 @@ class Program:
 
 
 def refs(value: Any) -> list[int]:
-    """The numbers of the values among arguments."""
+    """Return the numbers of the values that arguments refer to."""
     return [ref.index for ref in each_in(value, Ref)]

@@ -1,12 +1,14 @@
-"""Values that a step asks for while it is recorded: those that follow from sizes, and from whole
-numbers and truth values among its plain arguments, are known.
+"""Values that a step reads while it is recorded, and the answers that it gets.
+
+Values are known if they follow from sizes, or from integers and bools among plain arguments.
 
 ```
-if mask.all():        is asked of the mask at hand: the program is for masks of which this is True
+if mask.all():        answered from the mask of this call: the program serves only masks for
+                      which the answer is the same
 ```
 
-Models ask whether a token is padding. What a program has asked for it keeps, and it serves the
-arguments for which the answers are the same.
+Models check, for example, whether a token is padding. A program keeps these questions with their
+answers, and serves only arguments that give the same answers.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from ..spec.nested import map_each, tensors_in
 
 KNOWN = 1 << 20  # the most elements of a tensor whose values are followed
 
-# Methods that tell something of a tensor that does not depend on its values.
+# Methods whose result does not depend on a tensor's values.
 _NO_VALUES = frozenset(
     """__get__ __hash__ __len__ data_ptr dim element_size get_device is_complex is_contiguous
     is_floating_point is_inference ndimension nelement numel size storage_offset stride
@@ -29,46 +31,49 @@ _NO_VALUES = frozenset(
 
 
 def is_followed(x: torch.Tensor) -> bool:
-    """Whether the values of an argument are known while a step is recorded or simulated."""
+    """Return whether the values of an argument are known while a step is recorded or simulated."""
     return not x.is_meta and may_be_followed(x.dtype, x.numel())
 
 
 def may_be_followed(dtype: torch.dtype, numel: int) -> bool:
-    """Whether the values of so many elements are known, where they follow from others that are."""
+    """Return whether ``numel`` values of ``dtype`` are followed when computed from known ones."""
     return not (dtype.is_floating_point or dtype.is_complex) and numel <= KNOWN
 
 
 def is_answer(name: str, out: Any) -> bool:
-    """Whether a function of that name has told a value."""
+    """Return whether ``out``, returned by the function ``name``, reveals values of a tensor."""
     return name not in _NO_VALUES and out is not None and not tensors_in(out)
 
 
 def same_answer(a: Any, b: Any) -> bool:
-    """Whether two answers to one question are the same."""
+    """Return whether two answers to one question are the same."""
     if hasattr(a, "tobytes") and hasattr(b, "tobytes"):  # arrays of numpy
         return a.shape == b.shape and a.tobytes() == b.tobytes()
     return type(a) is type(b) and bool(a == b)
 
 
 def as_it_is(answer: Any) -> Any:
-    """A copy of an answer: the step may write into a list or an array that it got."""
+    """Return a copy of a list or an array, which the step may write into, else ``answer``."""
     return deepcopy(answer) if isinstance(answer, list) or hasattr(answer, "tobytes") else answer
 
 
 def answer_text(answer: Any) -> str:
-    """What ranks tell each other of an answer."""
+    """Return the text of an answer, by which ranks compare their answers."""
     array = hasattr(answer, "tobytes") and hasattr(answer, "tolist")
-    return repr(answer.tolist() if array else answer)  # numpy leaves out the middle of a long one
+    return repr(answer.tolist() if array else answer)  # numpy elides long ones
 
 
 def shapes(*given: torch.Tensor) -> list[tuple[int, ...]]:
-    """The shapes of tensors, where values decide them."""
+    """Return the shapes of tensors; recorded as a question where values decide shapes."""
     return [tuple(x.shape) for x in given]
 
 
 def decides_shapes(func: Any, given: tuple, out: Any) -> bool:
-    """Whether values of its arguments may decide the shapes of what ``func`` has given, ``out``;
-    ``given`` has (args, kwargs) without values."""
+    """Return whether values of arguments may decide the shapes in ``out``, the result of ``func``.
+
+    ``func`` runs on ``given``, the (args, kwargs) without values: values decide if it fails or
+    returns other shapes.
+    """
     args, kwargs = map_each(given, torch.device, lambda _: torch.device("meta"))
     try:
         made = func(*args, **kwargs)

@@ -1,7 +1,8 @@
-"""Recording a program: it is followed once on tensors without values, and what it calls is noted.
+"""Recording of programs: a step is followed once on tensors without values, and its calls noted.
 
-The rank follows as one outside all placements does, so it knows every layout, communicates nothing
-and computes nothing. What asks for a value, and so would decide by data, raises and names the line.
+The recording rank acts as a rank outside all placements, so it knows every layout, communicates
+nothing and computes nothing. Code that reads a value, and so would decide by data, raises an error
+that names the line.
 """
 
 from __future__ import annotations
@@ -46,19 +47,19 @@ def record(
     layout_of: LayoutOf,
     moves: bool,
 ) -> Program:
-    """The program of ``step(*args, **kwargs)``.
+    """Return the program of ``step(*args, **kwargs)``, recorded without running it.
 
     Args:
-        modules: all modules that it calls.
-        stages: number -> placement.
-        stage_of: the stage that a module is a part of; such a module is called as one line.
-        layout_of: (stage, logical shape) -> in which SBP a tensor comes into it that no line says a
-            layout for.
-        moves: whether what comes from an earlier stage is moved where it is used. Without it only
-            ``to_global(placement=...)`` moves.
+        modules: all modules that the step calls.
+        stages: stage number -> placement.
+        stage_of: returns the stage that a module is part of; a call of such a module is one line.
+        layout_of: (stage, logical shape) -> the SBP in which a tensor enters the stage if no line
+            states a layout for it.
+        moves: whether a tensor of an earlier stage is moved to where it is used. If False, only
+            ``to_global(placement=...)`` moves tensors.
 
     Raises:
-        RuntimeError: a value is asked for.
+        RuntimeError: the step reads a value.
         ValueError: a stage uses what a later one makes, or a tensor is on a placement of no stage.
     """
     recorder = _Recorder(name, stages, layout_of, moves)
@@ -82,7 +83,11 @@ def record(
 
 
 class _Recorder(TorchFunctionMode):
-    """Notes calls, and keeps the stand-in of each value alive."""
+    """Torch-function mode that notes calls.
+
+    It keeps the stand-in of each value alive, because values are found by the ids of their
+    stand-ins.
+    """
 
     def __init__(
         self, name: str, stages: Mapping[int, Placement], layout_of: LayoutOf, moves: bool
@@ -92,31 +97,35 @@ class _Recorder(TorchFunctionMode):
         self.places: dict[int, Any] = {}
         self.line = ""
         self._stages, self._layout_of, self._moves = stages, layout_of, moves
-        self._known: dict[int, int] = {}  # id of a stand-in -> its value
+        self._known: dict[int, int] = {}  # id of a stand-in -> number of its value
         self._alive: list[Any] = []
         self._moved: dict[tuple[int, int, Any], Any] = {}
         self._entered: dict[tuple[int, int, int], Any] = {}
         self._effects = Writes(name)
-        # Plain tensors that follow from sizes, and from whole numbers among the inputs: the values
-        # of a stand-in, and the way back.
+        # Plain tensors with known values, which follow from sizes or from integer inputs: id of a
+        # stand-in -> its values, and id of these -> the stand-in.
         self._constants: dict[int, torch.Tensor] = {}
         self._stand_ins: dict[int, Any] = {}
-        self._by_inputs: set[int] = set()  # stand-ins of those that follow from inputs
-        self._lost: set[int] = set()  # of those that something without values was written into
-        self._passing = 0
+        self._by_inputs: set[int] = set()  # ids of stand-ins whose values follow from inputs
+        self._lost: set[int] = set()  # ids of stand-ins whose values may have been overwritten
+        self._passing = 0  # more than 0: calls pass unrecorded
         self._drawn = generator.get_state().counter
         self._around = self._mode()
 
-    # -- what is listened to -----------------------------------------------------------------------
+    # -- interception of calls ---------------------------------------------------------------------
 
     def listening(
         self, modules: list[torch.nn.Module], stage_of: Callable[[torch.nn.Module], int | None]
     ) -> ExitStack:
-        """Inside, calls of functions, of the modules of stages, of to_global and of backward come
-        here."""
+        """Return an entered context in which calls are recorded.
+
+        These are calls of torch functions, of the modules of stages, of ``to_global`` and of
+        backward.
+        """
         stack = ExitStack()
         outer: set[int] = set()
-        for module in modules:  # a module before those inside it
+        # A module comes before its submodules, which then belong to its line.
+        for module in modules:
             stage = stage_of(module)
             if stage is None or id(module) in outer:
                 continue
@@ -131,7 +140,7 @@ class _Recorder(TorchFunctionMode):
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Inside, what is called is not recorded."""
+        """Record nothing while the context is entered."""
         self._passing += 1
         try:
             yield
@@ -139,6 +148,8 @@ class _Recorder(TorchFunctionMode):
             self._passing -= 1
 
     def _listen_to(self, stack: ExitStack, module: Any, stage: int) -> None:
+        # torch.nn.Module.__call__ prefers this attribute to _call_impl. Setting it on the instance
+        # leaves class and hooks alone, and wraps a module that Module.compile has compiled.
         before = module.__dict__.get("_compiled_call_impl")
         call = before or module._call_impl
 
@@ -187,7 +198,7 @@ class _Recorder(TorchFunctionMode):
         else:
             args, kwargs = given if values is None else values
         for index in self._indices(given):
-            # What a stage writes into its part of a plain tensor is not in the plain one.
+            # A plain tensor (reader None) lacks what any stage wrote into its global copy.
             reader = None if self.program.values[index].spec is None else stage
             self._effects.check_read(index, reader, name, self.line)
         had = versions((args, kwargs))
@@ -198,7 +209,8 @@ class _Recorder(TorchFunctionMode):
         self._effects.look(name, self.line)
         by_inputs = values is not None and self._follow(given, writes)
         if values is None and writes and stage is None:
-            self._lost |= set(self._constants)  # views of what was written, too
+            # All known values, as any of them may be a view of what was written.
+            self._lost |= set(self._constants)
         inputs = {id(x): self._known[id(x)] for x in tensors_in(given)}
         outs: list[int] = []
         with self.quiet():
@@ -206,7 +218,7 @@ class _Recorder(TorchFunctionMode):
 
         def result(x: torch.Tensor) -> Any:
             x = self._stand_ins.get(id(x), x)
-            if id(x) in inputs:  # written in place, or handed through
+            if id(x) in inputs:  # written in place, or returned as it came
                 outs.append(inputs[id(x)])
                 return x
             made = x if x.is_meta or is_global(x) else stand_in(x)
@@ -237,22 +249,28 @@ class _Recorder(TorchFunctionMode):
         self.program.reads.append(Asked(line, len(self.program.lines), as_it_is(found)))
 
     def _follow(self, given: tuple, writes: bool) -> bool:
-        """Whether what is computed of ``given`` follows from inputs."""
+        """Return whether the result of a call on ``given`` follows from inputs.
+
+        If such a call writes, everything known counts as following from inputs, since it may be a
+        view.
+        """
         found = any(id(x) in self._by_inputs for x in tensors_in(given))
         if found and writes:
-            self._by_inputs |= set(self._constants)  # views of what was written, too
+            self._by_inputs |= set(self._constants)
         return found
 
     def _knows(self, made: Any, x: torch.Tensor, by_inputs: bool) -> None:
-        """``made`` stands for ``x``, whose values are known."""
+        """Note that the stand-in ``made`` has the known values ``x``."""
         self._constants[id(made)] = x
         self._stand_ins[id(x)] = made
         if by_inputs:
             self._by_inputs.add(id(made))
 
     def _values_of(self, given: tuple) -> tuple | None:
-        """The arguments with values, where these are known: what depends on those may decide what
-        the program does."""
+        """Return the arguments with known values for all their tensors; None if one is unknown.
+
+        Calls on known values are run, because their results may decide what the program does.
+        """
         lost = self._lost
         if any(id(x) not in self._constants or id(x) in lost for x in tensors_in(given)):
             return None
@@ -283,7 +301,8 @@ class _Recorder(TorchFunctionMode):
 
         out = self._run(name, run, given, stage, module=True)
         self.program.lines[-1].target = module
-        # What it made itself, such as a mask, only the ranks of its stage have.
+        # A plain tensor that the module made, such as a mask, exists on the ranks of its stage
+        # only, so it becomes a global tensor of the stage.
         return map_tensors(out, lambda x: x if is_global(x) else self._enter(x, stage, name))
 
     def _refuse_kept(self, name: str, holder: Any) -> None:
@@ -298,11 +317,15 @@ class _Recorder(TorchFunctionMode):
         )
 
     def _enter(self, x: torch.Tensor, stage: int, made_by: str = "") -> Any:
-        """A plain tensor as a global one of a stage: every rank has it, or each of the stage if a
-        module has made it, and keeps its part."""
+        """Return a plain tensor as a global one of ``stage``, of which each rank keeps its part.
+
+        Every rank has the plain tensor, or every rank of the stage if a module (``made_by``) made
+        it.
+        """
         source = self._known[id(x)]
         self._effects.check_read(source, stage, "a module", self.line)
         known = self._constants.get(id(x))
+        # With the versions: after a write the tensor enters again, with its new values.
         key = source, stage, version(x) + (0 if known is None else version(known))
         if key not in self._entered:
             placement = self._stages[stage]
@@ -316,7 +339,7 @@ class _Recorder(TorchFunctionMode):
     # -- moves -------------------------------------------------------------------------------------
 
     def _at(self, x: torch.Tensor, stage: int, what: str) -> Any:
-        """``x`` where ``stage`` can use it."""
+        """Return ``x`` where ``stage`` can use it: a global tensor of another stage is moved."""
         if not is_global(x):
             return x
         value = self.program.values[self._known[id(x)]]
@@ -349,6 +372,7 @@ class _Recorder(TorchFunctionMode):
             number = len(self.program.moves)
             self.program.moves.append(Move(number, source, index, src, stage, self.line))
             self._effects.sent(x, self.program.moves[-1])
+            # A view, because torch refuses writes in place into a leaf that requires grad.
             self._moved[key] = made.view_as(made) if made.requires_grad else made
             self._known[id(self._moved[key])] = index
             self._alive.append(self._moved[key])
@@ -403,26 +427,26 @@ class _Recorder(TorchFunctionMode):
     # -- values ------------------------------------------------------------------------------------
 
     def input(self, x: torch.Tensor) -> Any:
-        """A stand-in for an argument of the step."""
+        """Return a stand-in for an argument of the step, and note it as an input."""
         made = stand_in(x)
         stage = self._stage_on(x._spec.placement) if is_global(x) else None  # type: ignore[attr-defined]
         self.program.inputs.append(self._value(made, stage))
-        if stage is None and is_followed(x):  # the step may write into it
+        if stage is None and is_followed(x):  # a copy, as the step may write into it
             self._knows(made, x.detach().to("cpu", copy=True), by_inputs=True)
         return made
 
     def ref(self, x: torch.Tensor) -> Any:
-        """What stands for a tensor in the program."""
+        """Return the reference to a tensor of the step's result."""
         index = self._known[id(self._own(x))]
         self._effects.check_read(index, self.program.values[index].stage, "the result", self.line)
         return Ref(index)
 
     def draws(self) -> int:
-        """Random ops so far."""
+        """Return the number of random ops so far."""
         return generator.get_state().counter - self._drawn
 
     def _own(self, x: torch.Tensor) -> Any:
-        """``x`` if it is known, else a stand-in for a tensor that was there before."""
+        """Return ``x`` if it is recorded, else a stand-in for a tensor from before the step."""
         if id(x) in self._known:
             known = self.program.values[self._known[id(x)]].spec
             if known is not (x._spec if is_global(x) else None):  # type: ignore[attr-defined]
@@ -487,11 +511,11 @@ class _Recorder(TorchFunctionMode):
         return self._known[id(x)]
 
     def _indices(self, given: Any) -> list[int]:
-        """The values among arguments."""
+        """Return the numbers of the values among arguments."""
         return [self._known[id(x)] for x in tensors_in(given)]
 
     def _latest(self, given: Any) -> int | None:
-        """The last stage that made a tensor in ``given``; None if all are plain."""
+        """Return the last stage that made a global tensor in ``given``; None if all are plain."""
         made_in = [self._stage_of(x) for x in tensors_in(given) if is_global(x)]
         return max((stage for stage in made_in if stage is not None), default=None)
 
@@ -499,8 +523,10 @@ class _Recorder(TorchFunctionMode):
         return self.program.values[self._known[id(x)]].stage
 
     def _check_target(self, name: str, given: tuple, stage: int) -> None:
-        """Raise if a tensor of an earlier stage is written to: later lines would read the old
-        values there."""
+        """Raise if a call of ``stage`` writes into a tensor that another stage made.
+
+        Later lines of that stage would read the old values.
+        """
         for x in tensors_in((given[0][:1], given[1].get("out"))):
             if is_global(x) and (made := self._stage_of(x)) != stage:
                 raise RuntimeError(
@@ -515,11 +541,12 @@ class _Recorder(TorchFunctionMode):
 
 
 def entered(x: torch.Tensor, spec: TensorSpec, made_by: str = "") -> Any:
-    """A plain tensor that every rank has, as a global one: each rank keeps its part. Ranks compare
-    what a module has made.
+    """Return a plain tensor that every rank has as a global one: each rank keeps its part.
+
+    Ranks compare the tensor first if a module made it (``made_by``).
 
     Raises:
-        RuntimeError: they differ, or the module made another shape than when it was recorded.
+        RuntimeError: the ranks' tensors differ, or have another shape than when recorded.
     """
     if my_coordinate(spec.placement) is not None:
         if made_by:

@@ -1,5 +1,4 @@
-"""Tensors without values in place of a program's own, so that it can be followed without running
-it."""
+"""Stand-ins: tensors without values, with which a program is followed without running it."""
 
 from __future__ import annotations
 
@@ -20,14 +19,14 @@ from ..spec import TensorSpec
 
 
 def stand_in(x: torch.Tensor) -> Any:
-    """A tensor like ``x`` on ``meta``."""
+    """Return a tensor like ``x`` on ``meta``."""
     if not is_global(x):
         return torch.empty_like(x, device="meta").requires_grad_(x.requires_grad)
     return of_spec(x._spec, x.requires_grad)  # type: ignore[attr-defined]
 
 
 def of_spec(spec: TensorSpec, requires_grad: bool = False) -> Any:
-    """A global tensor without values, as a rank outside its placement has it."""
+    """Return a global tensor without values, as a rank outside its placement has."""
     shape = spec.local_shape(None)
     local = torch.empty(shape, dtype=spec.dtype, device="meta", requires_grad=requires_grad)
     return attach(local, spec)
@@ -35,8 +34,10 @@ def of_spec(spec: TensorSpec, requires_grad: bool = False) -> Any:
 
 @contextmanager
 def swapped(modules: Iterable[torch.nn.Module]) -> Iterator[dict[int, Any]]:
-    """Inside, ``modules`` hold stand-ins for their global tensors. Gives stand-in's id -> (module,
-    key)."""
+    """Replace the global tensors of ``modules`` by stand-ins while the context is entered.
+
+    Yields a dict: id of a stand-in -> (module, key). A tensor of several modules has one stand-in.
+    """
     kept: list[tuple[dict, str, Any]] = []
     places: dict[int, Any] = {}
     made: dict[int, Any] = {}
@@ -49,6 +50,7 @@ def swapped(modules: Iterable[torch.nn.Module]) -> Iterator[dict[int, Any]]:
                     if id(x) not in made:
                         made[id(x)] = stand_in(x)
                         places[id(made[id(x)])] = module, key
+                    # Noted before it is replaced, so that an error cannot leave a stand-in behind.
                     kept.append((store, key, x))
                     store[key] = made[id(x)]
         yield places
@@ -59,13 +61,14 @@ def swapped(modules: Iterable[torch.nn.Module]) -> Iterator[dict[int, Any]]:
 
 @contextmanager
 def outside(why: str, size: int | None = None, plan_each: bool = False) -> Iterator[None]:
-    """Inside, this rank is in no placement, sends nothing, and draws no random numbers of the
-    program's. Its plans are forgotten after.
+    """Run the body as a rank outside all placements, which sends nothing.
+
+    It draws none of the program's random numbers, and its plans are dropped afterwards.
 
     Args:
-        why: the error where it would send.
-        size: the number of ranks of the world; None: as many as there are.
-        plan_each: plan each call by its own sizes.
+        why: text of the error that is raised where it would send.
+        size: number of ranks of the world; None for the current number.
+        plan_each: plan each call for its own sizes.
     """
     transport = current()
     following = Outside(transport, why, transport.size if size is None else size)

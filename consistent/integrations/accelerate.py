@@ -1,4 +1,5 @@
-"""accelerate: an ``Accelerator`` that makes what it prepares global.
+"""Adapter for accelerate: an ``Accelerator`` that makes the models and loaders that it prepares
+global.
 
 ```
 accelerator = Accelerator(placement, "zero3")
@@ -8,7 +9,7 @@ for batch in batches:                                   # the loop stays as it i
     accelerator.backward(loss); optimizer.step()
 ```
 
-To accelerate, each rank is the one process of a job: batch sizes, steps and metrics are those of
+To accelerate, each rank is the only process of a job: batch sizes, steps and metrics are those of
 one device.
 """
 
@@ -39,8 +40,9 @@ from .whole import whole
 
 
 def as_one_process() -> PartialState:
-    """Tell accelerate and transformers that this rank is the one process of a job, of which rank 0
-    is the one that prints and writes."""
+    """Tell accelerate and transformers that this rank is the only process of a job; of all ranks,
+    rank 0 prints and writes."""
+    # All instances of PartialState share their attributes, so this changes those of the libraries.
     state = PartialState()
     state.distributed_type = DistributedType.NO
     state.num_processes = 1
@@ -50,12 +52,12 @@ def as_one_process() -> PartialState:
 
 
 class Accelerator(accelerate.Accelerator):
-    """``accelerate.Accelerator``, whose models, optimizers and loaders are global.
+    """``accelerate.Accelerator`` whose models, optimizers and loaders are global.
 
     Args:
-        placement, plan: as of ``consistent.parallelize``.
-        sbp, whole, pad: as of ``consistent.data.loader``.
-        options: of ``accelerate.Accelerator``.
+        placement, plan: as in ``consistent.parallelize``.
+        sbp, whole, pad: as in ``consistent.data.loader``.
+        options: arguments of ``accelerate.Accelerator``.
     """
 
     def __init__(
@@ -74,15 +76,17 @@ class Accelerator(accelerate.Accelerator):
 
     @classmethod
     def take_over(cls, made: accelerate.Accelerator, spread: Spread) -> None:
-        """Make an Accelerator that a library has made one of these."""
+        """Turn an Accelerator that another library has made into an instance of this class."""
         made.__class__ = cls
         made.__dict__["_spread"] = spread
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
-        """``Accelerator.prepare``; optimizers made of the plain parameters get the global ones."""
+        """Prepare as ``Accelerator.prepare`` does. Optimizers that were made of the plain
+        parameters get the global ones."""
         models = [x for x in args if isinstance(x, torch.nn.Module)]
         before = [list(model.parameters()) for model in models]
         prepared = super().prepare(*args, device_placement=device_placement)
+        # parallelize keeps the order of parameters, so old and new ones correspond by position.
         new = {id(a): b for m, old in zip(models, before) for a, b in zip(old, m.parameters())}
         for x in args:
             if isinstance(x, torch.optim.Optimizer):
@@ -91,32 +95,35 @@ class Accelerator(accelerate.Accelerator):
         return prepared
 
     def prepare_model(self, model: torch.nn.Module, *args: Any, **options: Any) -> torch.nn.Module:
-        """``consistent.parallelize``, once, and mixed precision as accelerate does it."""
+        """Apply ``consistent.parallelize``, unless the model is global already, and mixed precision
+        as accelerate does it."""
         if not any(is_global(x) for x in model.parameters()):
             parallelize(model, self._spread.placement, self._spread.plan)
+        # Parallelize has put the shards on their devices; accelerate must not move them.
         options["device_placement"] = False
         return super().prepare_model(model, *args, **options)
 
     def prepare_data_loader(self, data_loader: DataLoader, *args: Any, **options: Any) -> Any:
-        """``consistent.data.loader``."""
+        """Return a loader of global batches, made by ``consistent.data.loader``."""
         if isinstance(data_loader, PreparedLoader):
             return data_loader
         shard = super().prepare_data_loader(data_loader, *args, **options)
+        # accelerate has registered its own loader; the one made here takes its place.
         self._dataloaders.pop()
         made = PreparedLoader(self._spread.loader(_plain(data_loader, shard, self._spread.whole)))
         self._dataloaders.append(made)
         return made
 
     def gather(self, tensor: Any) -> Any:
-        """The logical values, whole, on every rank."""
+        """Return the logical values, whole, on every rank."""
         return whole(tensor)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """``gather``, cut to the items of the last batch, as accelerate does."""
+        """Return the logical values, cut to the items of the last batch, as accelerate does."""
         return super().gather_for_metrics(whole(input_data), use_gather_object)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """The logical values: they are sums and means over all ranks already."""
+        """Return the logical values, which are sums and means over all ranks already."""
         return whole(tensor)
 
     def wait_for_everyone(self) -> None:
@@ -124,15 +131,17 @@ class Accelerator(accelerate.Accelerator):
         from_first("accelerate: wait_for_everyone", lambda: None)
 
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, Any]:
-        """Whole plain tensors. A collective."""
+        """Return the state dict with whole plain tensors. A collective."""
         return whole(super().get_state_dict(model, unwrap))
 
     def save_state(self, output_dir: str | None = None, **options: Any) -> str:  # type: ignore
-        """``consistent.checkpoint.save`` of what was prepared: each rank writes its shards."""
+        """Save everything that was prepared with ``consistent.checkpoint.save``: each rank writes
+        its shards."""
         return checkpoint.save(output_dir or self.project_dir or ".", keep=None, **self._objects())
 
     def load_state(self, input_dir: str | None = None, **options: Any) -> None:  # type: ignore
-        """``consistent.checkpoint.load`` into what was prepared, under any plan and rank count."""
+        """Load everything that was prepared with ``consistent.checkpoint.load``, under any plan and
+        number of ranks."""
         checkpoint.load(input_dir or self.project_dir or ".", **self._objects())
 
     def _objects(self) -> dict[str, Any]:
@@ -147,7 +156,7 @@ class Accelerator(accelerate.Accelerator):
 
 
 class PreparedLoader(DataLoaderStateMixin):
-    """A loader that tells accelerate where it is: which batch is the last, and its size."""
+    """Loader that tells accelerate its position: which batch is the last, and the batch size."""
 
     def __init__(self, made: Loader) -> None:
         self.batches = made
@@ -157,7 +166,7 @@ class PreparedLoader(DataLoaderStateMixin):
         self._drop_last = made.drop_last
 
     def __getattr__(self, name: str) -> Any:
-        if name == "batches":  # not there yet
+        if name == "batches":  # not set yet, as during unpickling: avoids endless recursion
             raise AttributeError(name)
         return getattr(self.batches, name)
 
@@ -178,7 +187,8 @@ class PreparedLoader(DataLoaderStateMixin):
 
 
 def _plain(given: DataLoader, shard: Any, together: bool) -> DataLoader:
-    """``given`` in the order that accelerate has chosen in ``shard``, which iterates otherwise."""
+    """Return a DataLoader of the data of ``given`` in the order that accelerate has chosen in
+    ``shard``. ``shard`` itself is not used, because it overrides the iteration of a DataLoader."""
     options: dict[str, Any] = {
         name: getattr(given, name)
         for name in (
@@ -186,7 +196,8 @@ def _plain(given: DataLoader, shard: Any, together: bool) -> DataLoader:
             "generator", "prefetch_factor", "persistent_workers",
         )
     }  # fmt: skip
-    if not together:  # what all ranks read, all must draw alike
+    # A worker_init_fn may seed by rank, and for whole batches all ranks must draw the same.
+    if not together:
         options["worker_init_fn"] = given.worker_init_fn
     if isinstance(given.dataset, IterableDataset) or given.batch_sampler is None:
         options |= {"batch_size": given.batch_size, "drop_last": given.drop_last}

@@ -1,5 +1,4 @@
-"""What a Lightning ``Trainer`` has beside its module, kept from step to step in a job that goes on
-when ranks are lost."""
+"""The state of a Lightning ``Trainer`` besides its module, kept from step to step."""
 
 from __future__ import annotations
 
@@ -13,17 +12,18 @@ from .whole import whole
 
 
 class Kept(lightning.Callback):
-    """Where a Trainer is, for ``job``: its loops, loaders and callbacks.
+    """Callback that keeps the position of a Trainer for ``job``: the state of its loops, loaders
+    and callbacks.
 
-    It comes after all other callbacks, at the end of a batch.
+    It is the last callback, so that at the end of a batch the others have run.
     """
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._random: dict[str, Any] = {}  # once the state was put back
+        self._random: dict[str, Any] = {}  # random states to restore before the first batch
 
     def keep(self, trainer: Any, model: Any) -> None:
-        """Give the Trainer the state of the last step, or begin to keep its own. A collective."""
+        """Give the Trainer the state of the last step, or start to keep its state. A collective."""
         strategy = trainer.strategy
         schedulers = [each.scheduler for each in strategy.lr_scheduler_configs]
         values = self._job.keep(
@@ -40,13 +40,13 @@ class Kept(lightning.Callback):
         trainer.callbacks.append(self)
 
     def on_train_batch_start(self, *args: Any) -> None:
-        """Random states are those after the last step: what was drawn since was for the data."""
+        """Restore the random states after the last step: the draws since then were for the data."""
         if self._random:
             RandomState().load_state_dict(self._random)
             self._random = {}
 
     def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-        """The batch is finished. A collective."""
+        """End a step of the elastic job with the end of a batch. A collective."""
         states = {each.state_key: each.state_dict() for each in trainer.callbacks}
         self._job.commit(
             loops=trainer.fit_loop.state_dict(),

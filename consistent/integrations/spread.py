@@ -1,4 +1,4 @@
-"""How an adapter lays out the model and the batches of another library's loop."""
+"""The layout that an adapter gives to the model and the batches of another library's loop."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..spec import Placement, SbpLike
 
 @dataclass(frozen=True)
 class Spread:
-    """``placement`` and ``plan`` of ``consistent.parallelize``; ``sbp``, ``whole`` and ``pad`` of
-    ``consistent.data.loader``."""
+    """Arguments for the layout of a loop: ``placement`` and ``plan`` of ``consistent.parallelize``;
+    ``sbp``, ``whole`` and ``pad`` of ``consistent.data.loader``."""
 
     placement: Placement
     plan: Any = None
@@ -24,5 +24,5 @@ class Spread:
     pad: Pad = None
 
     def loader(self, given: DataLoader) -> Loader:
-        """Batches of global tensors."""
+        """Return a loader of global batches in place of a DataLoader."""
         return loader(given, self.placement, self.sbp, whole=self.whole, pad=self.pad)

@@ -1,4 +1,4 @@
-"""TensorBoard: a ``SummaryWriter`` that takes global tensors.
+"""Adapter for TensorBoard: a ``SummaryWriter`` that takes global tensors.
 
 ```
 writer = SummaryWriter("out/runs")                       # on every rank
@@ -16,12 +16,12 @@ from .whole import whole
 
 
 class SummaryWriter:
-    """``torch.utils.tensorboard.SummaryWriter`` on rank 0. Its methods are called on every rank,
-    because reading a value is a collective; a plain number, such as ``LossMeter.value``, sends
-    nothing.
+    """Writer that calls ``torch.utils.tensorboard.SummaryWriter`` on rank 0. Its methods must be
+    called on every rank, because reading a global tensor is a collective; a plain number, such as
+    ``LossMeter.value``, sends nothing.
 
     Args:
-        args, options: of torch's.
+        args, options: arguments of torch's ``SummaryWriter``.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""torchmetrics: metrics of global tensors.
+"""Adapter for torchmetrics: metrics of global tensors.
 
 ```
 accuracy = logical(MulticlassAccuracy(10))
@@ -20,9 +20,10 @@ AnyMetric = TypeVar("AnyMetric", Metric, MetricCollection)
 
 
 def logical(metric: AnyMetric) -> AnyMetric:
-    """``metric``, which from now on takes global tensors and counts each item once.
+    """Make ``metric`` take global tensors and count each item once.
 
-    torchmetrics adds up what ranks have seen. Here each rank sees the whole, so that is left out.
+    torchmetrics sums the states of the ranks. Here each rank computes on the whole tensors, so this
+    sum is turned off.
 
     Returns:
         ``metric`` itself, changed in place.

@@ -1,5 +1,5 @@
-"""What a transformers ``Trainer`` has beside model, optimizer and scheduler, kept from step to step
-in a job that goes on when ranks are lost."""
+"""The state of a transformers ``Trainer`` besides model, optimizer and scheduler, kept from step to
+step in an elastic job."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from .whole import whole
 
 
 class Kept:
-    """Where a Trainer is, for ``job``.
+    """The position of a Trainer, kept for ``job``.
 
     Attributes:
-        goes_on: whether a Trainer before this one has finished a step.
+        goes_on: whether an earlier Trainer has finished a step, after which this one continues.
     """
 
     def __init__(self, job: Job) -> None:
         self.goes_on = False
         self._job, self._done = job, 0
-        self._losses: dict[str, Any] = {}  # what the Trainer is given once it has begun
+        self._losses: dict[str, Any] = {}  # sums of losses to restore once the Trainer has begun
         self._random: dict[str, Any] = {}
 
     def keep(self, trainer: Any) -> None:
-        """Give the Trainer the state of the last step, or begin to keep its own. A collective."""
+        """Give the Trainer the state of the last step, or start to keep its state. A collective."""
         values = self._job.keep(
             model=trainer.model, optimizer=trainer.optimizer, scheduler=trainer.lr_scheduler
         )
@@ -39,6 +39,7 @@ class Kept:
         self.goes_on = True
         self._losses = json.loads(values["losses"])
         trainer.state = TrainerState(**json.loads(values["state"]))
+        # The Trainer restores callbacks only with this option.
         asked = trainer.args.restore_callback_states_from_checkpoint
         trainer.args.restore_callback_states_from_checkpoint = True
         trainer._load_callback_state()
@@ -46,11 +47,11 @@ class Kept:
         self._done = trainer.state.global_step
 
     def put_back_random(self) -> None:
-        """Go on from the random states after the last step; later draws were for the data."""
+        """Restore the random states after the last step: the draws since then were for the data."""
         RandomState().load_state_dict(self._random)
 
     def put_back_losses(self, trainer: Any) -> None:
-        """What the Trainer has added up since it logged, once it has begun."""
+        """Restore the losses summed since the Trainer last logged, once it has begun."""
         found, self._losses = self._losses, {}
         if found:
             trainer._tr_loss = torch.tensor(found.pop("_tr_loss"), device=trainer.args.device)
@@ -58,7 +59,8 @@ class Kept:
                 setattr(trainer, name, value)
 
     def commit(self, trainer: Any) -> None:
-        """The Trainer has finished a step, if it has, with all that belongs to it. A collective."""
+        """End a step of the elastic job, if the Trainer has finished a step since the last call. A
+        collective."""
         if trainer.state.global_step == self._done:
             return
         self._done = trainer.state.global_step
@@ -74,7 +76,7 @@ class Kept:
 
 
 def _callbacks(trainer: Any) -> dict[str, Any]:
-    """States of callbacks, by class; a list where there are several of one."""
+    """Return the states of callbacks by class name; a list for a class with several callbacks."""
     found: dict[str, Any] = {}
     for each in [*trainer.callback_handler.callbacks, trainer.control]:
         if isinstance(each, ExportableState):

@@ -1,4 +1,4 @@
-"""transformers: the ``Trainer`` on global tensors.
+"""Adapter for transformers: the ``Trainer`` on global tensors.
 
 ```
 trainer = Trainer(model=model, args=args, train_dataset=data, placement=placement, plan="zero3")
@@ -6,8 +6,8 @@ trainer.train()
 ```
 
 Every rank runs the Trainer as one process would: batch sizes, steps, losses and metrics are those
-of one device, and its files those of one process, which load on any number of ranks or without
-this library. A Trainer of your own: ``class MyTrainer(GlobalTensors, TheirTrainer)``.
+of one device. Its files are those of one process, and load on any number of ranks or without this
+library. For another Trainer class write ``class MyTrainer(GlobalTensors, TheirTrainer)``.
 """
 
 from __future__ import annotations
@@ -29,22 +29,24 @@ from .spread import Spread
 from .trainer_state import Kept
 from .whole import whole, whole_on_first
 
-_KEPT = "the last step"  # where a Trainer takes the name of a checkpoint
+_KEPT = "the last step"  # stands for a checkpoint's name; compared by identity
 
 
 class GlobalTensors:
-    """What a Trainer does otherwise.
+    """Mixin with the methods of a Trainer that differ for global tensors.
 
     Args:
-        args, options: of ``transformers.Trainer``.
-        placement, plan: as of ``consistent.parallelize``; without a placement all ranks, on CPU.
-        sbp: of the batches; without it S(0) on the first axis.
-        whole: every rank reads and collates the batch whole, which gives one process's batches
-            whatever the collator does. False: each rank its part (``consistent.data.loader``).
-        pad: with ``whole=False``, as of ``consistent.data.loader``; what it does not say, the
-            tokenizer of the collator does.
-        elastic: the job that ``consistent.elastic.run`` gives to the function which makes the
-            Trainer: when a rank is lost, the Trainer that is made next goes on from the last step.
+        args, options: arguments of ``transformers.Trainer``.
+        placement, plan: as in ``consistent.parallelize``; by default all ranks, on CPU.
+        sbp: the layout of the batches; by default S(0) on the first axis.
+        whole: every rank reads and collates the whole batch, which gives the batches of one process
+            whatever the collator does. False: each rank reads its part
+            (``consistent.data.loader``).
+        pad: with ``whole=False``, as in ``consistent.data.loader``; values that it lacks are taken
+            from the tokenizer of the collator.
+        elastic: the job that ``consistent.elastic.run`` passes to the function that makes the
+            Trainer. When a rank is lost, the Trainer that is made next continues after the last
+            step.
     """
 
     def __init__(
@@ -69,14 +71,14 @@ class GlobalTensors:
             parallelize(model, place, plan)
 
     def create_accelerator_and_postprocess(self) -> None:
-        """The Trainer's own, which then prepares global models and batches."""
+        """Create the Trainer's accelerator, and make it prepare global models and batches."""
         super().create_accelerator_and_postprocess()  # type: ignore[misc]
         made: Any = self.accelerator  # type: ignore[attr-defined]
         Accelerator.take_over(made, self._spread)
 
     def _init_training_state(self, max_steps: int, steps: int, *args: Any) -> tuple[int, int]:
-        """The Trainer's own, or in an elastic job that of the last step: (epochs that are done,
-        batches that are done of the next one)."""
+        """Return (finished epochs, finished batches of the next epoch). In an elastic job these are
+        those of the last step, and the Trainer's state is restored."""
         found = super()._init_training_state(max_steps, steps, *args)  # type: ignore[misc]
         if self._kept is None:
             return found
@@ -91,12 +93,14 @@ class GlobalTensors:
         return done, left * it.args.gradient_accumulation_steps
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume: Any) -> Any:
-        """The Trainer's own; one that goes on reads no file."""
+        """Prepare as the Trainer does; a Trainer that continues after a step of an elastic job
+        reads no checkpoint."""
         prepare = super()._prepare_for_training  # type: ignore[misc]
         if self._kept is None:
             return prepare(max_steps, train_dataloader, resume)
         it: Any = self
-        made, it._created_lr_scheduler = it._created_lr_scheduler, False  # or it makes another one
+        # Else the Trainer would replace the scheduler, whose state has been restored already.
+        made, it._created_lr_scheduler = it._created_lr_scheduler, False
         found = prepare(max_steps, train_dataloader, None if self._kept.goes_on else resume)
         it._created_lr_scheduler = made
         return found
@@ -104,8 +108,8 @@ class GlobalTensors:
     def _run_epoch(
         self, model: Any, epoch: int, train_dataloader: Any, *args: Any, **options: Any
     ) -> Any:
-        """The Trainer's own. One that goes on in the middle of an epoch reads the batches of the
-        loader's samplers, which know the epoch from the loader."""
+        """Run an epoch as the Trainer does. The loader is told the epoch, since the batches that
+        its samplers give to a Trainer that continues within an epoch depend on it."""
         train_dataloader.set_epoch(epoch)
         run = super()._run_epoch  # type: ignore[misc]
         if self._kept is None:
@@ -115,29 +119,31 @@ class GlobalTensors:
             options["resume_from_checkpoint"] = _KEPT
         self._steps = options["num_update_steps_per_epoch"]
         run(model, epoch, train_dataloader, *args, **options)
-        self._kept.commit(self)  # the last step of an epoch, with what follows it
+        self._kept.commit(self)  # the last step of an epoch, after its logs and evaluation
 
     def _maybe_log_save_evaluate(self, *args: Any, **options: Any) -> None:
-        """The Trainer's own, after which a step is finished."""
+        """Log, save and evaluate as the Trainer does, and then end the step of an elastic job."""
         super()._maybe_log_save_evaluate(*args, **options)  # type: ignore[misc]
         state: Any = self.state  # type: ignore[attr-defined]
+        # The last step of an epoch is committed in _run_epoch.
         if self._kept is not None and state.global_step % self._steps:
             self._kept.commit(self)
 
     def _finalize_training(self, *args: Any, **options: Any) -> Any:
-        """The Trainer's own, of all steps."""
-        if self._kept is not None:  # all steps may have been done before
+        """Finalize as the Trainer does, with the losses of all steps."""
+        if self._kept is not None:  # no epoch ran if all steps had been finished before
             self._kept.put_back_losses(self)
         return super()._finalize_training(*args, **options)  # type: ignore[misc]
 
     def _load_rng_state(self, checkpoint: Any) -> None:
-        """The Trainer's own, or those of the last step."""
+        """Restore the random states of a checkpoint, or of the last step of an elastic job."""
         if checkpoint is _KEPT and self._kept is not None:
             return self._kept.put_back_random()
         return super()._load_rng_state(checkpoint)  # type: ignore[misc]
 
     def _prepare_input(self, data: Any) -> Any:
-        """Plain tensors, which every rank has whole, become global too."""
+        """Prepare an input as the Trainer does. Plain tensors, which every rank has whole, become
+        global."""
         if isinstance(data, torch.Tensor) and not is_global(data):
             ndim = data.ndim
             entries = [B if e.is_split and e.dim >= ndim else e for e in self._spread.sbp]  # type: ignore
@@ -146,6 +152,7 @@ class GlobalTensors:
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         model: Any = self.model  # type: ignore[attr-defined]
+        # A collective, so all ranks run it before rank 0 alone writes.
         found = whole_on_first(model.state_dict() if state_dict is None else state_dict)
         save = super()._save  # type: ignore[misc]
         from_first("Trainer: save the model", lambda: save(output_dir, state_dict=found))
@@ -154,6 +161,7 @@ class GlobalTensors:
         optimizer: Any = self.optimizer  # type: ignore[attr-defined]
         holder = _Saved(whole_on_first(optimizer.state_dict()))
         save = super()._save_optimizer_and_scheduler  # type: ignore[misc]
+        # The Trainer writes what ``self.optimizer.state_dict()`` returns.
         self.optimizer = holder
         try:
             from_first("Trainer: save the optimizer", lambda: save(output_dir))
@@ -165,12 +173,12 @@ class GlobalTensors:
         from_first("Trainer: save random states", lambda: save(output_dir))
 
     def prediction_step(self, *args: Any, **options: Any) -> Any:
-        """The Trainer's own; metrics are computed of whole tensors."""
+        """Run a prediction step as the Trainer does, and return whole tensors for the metrics."""
         return whole(super().prediction_step(*args, **options))  # type: ignore[misc]
 
 
 class _Saved:
-    """Stands for the optimizer while its whole state is written."""
+    """Replacement for the optimizer while its whole state is written."""
 
     def __init__(self, state: Any) -> None:
         self._state = state

@@ -1,4 +1,4 @@
-"""Global tensors in what libraries keep or write, as whole plain ones."""
+"""Conversion of global tensors to whole plain ones, in the states and values of other libraries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..dispatch.plans.shards import is_global
 
 
 def whole(x: Any) -> Any:
-    """``x`` with plain whole tensors in place of global ones, in any nesting. A collective."""
+    """Return ``x`` with whole plain tensors for global ones, in any nesting. A collective."""
     known: dict[int, Tensor] = {}
 
     def made(_: Any, value: Tensor) -> Tensor:
@@ -28,7 +28,8 @@ def whole(x: Any) -> Any:
 
 
 def whole_on_first(x: Any) -> Any:
-    """The whole state on rank 0; elsewhere None, and never more than one whole tensor at a time."""
+    """Return ``x`` with whole tensors on rank 0, and None elsewhere. Other ranks hold one whole
+    tensor at a time at most. A collective."""
     first = current().rank == 0
     found = mapped(
         lambda _, v: _kept(v.full(), first) if is_global(v) else v,  # type: ignore[attr-defined]

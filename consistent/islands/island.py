@@ -1,4 +1,5 @@
-"""join: this rank's island, in which everything else runs as in a job of its own."""
+"""Splitting of the launched ranks into islands, each of which runs the library like a separate
+job."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ T = TypeVar("T")
 
 
 class Islands:
-    """The islands of a job, as one rank sees them.
+    """The islands of a job, as seen from one rank.
 
     Attributes:
-        number: of this rank's island, counted from 0.
-        count: how many islands there are.
+        number: index of this rank's island, counted from 0.
+        count: number of islands.
     """
 
     def __init__(self, between: Between, patience: float | None) -> None:
@@ -28,8 +29,9 @@ class Islands:
         self._patience = patience
 
     def part(self, data: Dataset[T]) -> Subset[T]:
-        """The items of ``data`` that this island trains on: each ``count``-th, from ``number`` on.
-        All islands get as many; up to ``count`` - 1 items at the end are left out.
+        """Return the subset of ``data`` that this island trains on: every ``count``-th item,
+        starting at item ``number``. All subsets have the same length, so up to ``count`` - 1 items
+        at the end are dropped.
 
         Raises:
             TypeError: the data set has no length.
@@ -39,6 +41,7 @@ class Islands:
                 f"islands.part: {type(data).__name__} has no length, so it cannot be cut. Let each "
                 "island read another part of the stream: islands.number of islands.count."
             )
+        # The end is a multiple of ``count``, so that all islands get the same number of items.
         return Subset(data, range(self.number, len(data) // self.count * self.count, self.count))
 
     def outer(
@@ -50,8 +53,9 @@ class Islands:
         parts: int = 1,
         dtype: torch.dtype | None = None,
     ) -> Outer:
-        """Start averaging: all islands get island 0's parameters, and ``outer.step()`` counts
-        steps. A call of all islands at the same place of the program.
+        """Start averaging parameters between islands; ``outer.step()`` then counts the training
+        steps. All islands must make this call at the same point of the program. It first copies the
+        parameters of island 0 to every island.
 
         ```
         outer = islands.outer(
@@ -60,18 +64,20 @@ class Islands:
         ```
 
         Args:
-            model: its parameters are global tensors of the island, or plain ones.
-            optimizer: makes the outer optimizer of the parameters that it is given. Its gradient is
-                the mean over islands of how far they have come: SGD with lr=1 averages parameters.
-            every: after how many steps islands meet.
-            parts: parameters are dealt out to so many parts, each of which meets at a step of its
-                own, once in ``every`` steps: as many bytes, a part at a time.
-            dtype: numbers are sent so; each in the parameter's own dtype by default. bfloat16 sends
-                half the bytes of float32.
+            model: its parameters are global tensors of the island, or plain tensors.
+            optimizer: a function that builds the outer optimizer from a list of parameters. The
+                gradient of a parameter is the mean over islands of how far they moved it since the
+                last meeting, so SGD with lr=1 averages the parameters.
+            every: number of steps between two meetings of the islands.
+            parts: number of parts into which the parameters are divided. Each part meets at its own
+                step, once in ``every`` steps. The total number of bytes is unchanged, but they are
+                sent one part at a time.
+            dtype: dtype in which values are sent; by default each parameter's own dtype. bfloat16
+                sends half the bytes of float32.
 
         Raises:
-            ValueError: a figure has no meaning, or islands were given other parameters, layouts or
-                figures; then on all islands.
+            ValueError: an argument is invalid, or the islands passed different parameters, layouts
+                or arguments. All islands raise.
         """
         return Outer(self._between, self._patience, model, optimizer, every, parts, dtype)
 
@@ -87,12 +93,12 @@ def join(
     patience: float | None = None,
     timeout: float = 1800.0,
 ) -> Islands:
-    """Cut the ranks that were launched into ``count`` islands of consecutive ranks, and make this
-    rank's island its world: ``Placement.all``, plans, loaders and checkpoints see its ranks alone,
-    numbered from 0. Nothing is sent to other islands but by ``Islands.outer``.
+    """Split the launched ranks into ``count`` islands of consecutive ranks, and make this rank's
+    island its world: ``Placement.all``, plans, loaders and checkpoints see only the ranks of the
+    island, numbered from 0. Only ``Islands.outer`` sends anything to other islands.
 
     ```
-    islands = consistent.islands.join(2)                  # first of all
+    islands = consistent.islands.join(2)                  # before any other call
     placement = Placement.all("cpu")                      # the ranks of this island
     model = consistent.parallelize(GPT(), placement, "zero3")
     optimizer = torch.optim.AdamW(model.parameters())
@@ -103,22 +109,24 @@ def join(
         outer.step()
     ```
 
-    With ``number`` and ``endpoint`` the launched ranks are one island, and each island is launched
-    by itself: a launcher that ends its ranks when one dies then ends no other island.
+    With ``number`` and ``endpoint``, all launched ranks form one island, and each island is
+    launched separately. A launcher that kills its ranks when one of them dies then does not kill
+    other islands.
 
     Args:
-        count: of islands; the number of launched ranks is a multiple of it.
-        number: of this island, from 0, if it is launched by itself.
-        endpoint: "HOST:PORT" of a TCPStore that all islands reach, then, such as that of a launcher
-            which outlives islands.
-        patience: seconds for which a meeting waits for islands that do not come, and holds it
-            without them. One that is late is left out of that outer step, and one that is lost of
-            all. None: all islands meet, or all raise.
-        timeout: seconds that a rank waits for others, of its island or of another one.
+        count: number of islands. It divides the number of launched ranks.
+        number: index of this island, from 0, if each island is launched separately.
+        endpoint: "HOST:PORT" of a TCPStore that all islands can reach, if each island is launched
+            separately, such as the store of a launcher that outlives the islands.
+        patience: seconds that a meeting waits for missing islands before it is held without them. A
+            late island misses that outer step; a lost island misses all later ones. None: every
+            meeting needs all islands, and all raise if one is missing.
+        timeout: seconds that a rank waits for other ranks, of its island or of another island.
 
     Raises:
         RuntimeError: torch.distributed is initialised already.
-        ValueError: the ranks cannot be cut so, or a number or an endpoint is given alone.
+        ValueError: the ranks cannot be split into ``count`` islands, or only one of ``number`` and
+            ``endpoint`` is given.
     """
     if (number is None) != (endpoint is None):
         raise ValueError(

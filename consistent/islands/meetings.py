@@ -1,13 +1,14 @@
-"""Which islands take part in a meeting: decided in a store that all reach, once for all.
+"""Meetings: agreement, through a store that all islands reach, on which islands take part in an
+exchange. The decision is made once and is the same for all.
 
 ```
-            comes          all are there,            exchange    tells how     all went well,
-island 0    |------------> or patience is over,      ------->    it went       or somebody was lost
-island 1      |----------> so these take part:       ------->                  -> again without it
+            arrives        all arrived, or           exchange    votes on      all went well,
+island 0    |------------> patience is over:         ------->    how it went   or one was lost
+island 1      |----------> members are               ------->                  -> repeat without it
 island 2                   0 and 1                                late: is left out
 ```
 
-The first rank of an island speaks for it, and tells the others of the island what it has found.
+The first rank of an island talks to the store and passes the result to the other ranks.
 """
 
 from __future__ import annotations
@@ -27,29 +28,29 @@ _PAUSE_S = 0.002
 
 @dataclass(frozen=True)
 class Came:
-    """An island that takes part, and what it told."""
+    """An island that takes part in a meeting, and the note that it brought."""
 
     island: int
     note: dict[str, Any]
 
 
 class Meetings:
-    """The meetings of this rank's island.
+    """The meetings of this rank's island with other islands.
 
     Args:
-        between: the islands.
-        patience_s: how long a meeting waits for islands that do not come; None: as long as ranks
-            wait at all, and then it is an error.
+        between: the connection to the other islands.
+        patience_s: seconds that a meeting waits for missing islands. None: it waits for the general
+            time-out of ranks, and raises after it.
 
     Attributes:
-        sent: bytes that this rank has sent to other islands.
+        sent: number of bytes that this rank has sent to other islands.
     """
 
     def __init__(self, between: Between, patience_s: float | None) -> None:
         self._between, self._patience = between, patience_s
         self._limit = between.timeout_s if patience_s is None else patience_s
-        self._regular = list(range(between.count))  # who was at the last meeting
-        self._line: tuple[list[int], Line] | None = None  # of the last members
+        self._regular = list(range(between.count))  # the islands at the last meeting
+        self._line: tuple[list[int], Line] | None = None  # connects the last members
         self._sent = 0
 
     @property
@@ -57,14 +58,14 @@ class Meetings:
         return self._sent + (0 if self._line is None else self._line[1].sent)
 
     def come(self, name: str, note: dict[str, Any]) -> list[Came] | None:
-        """Come to a meeting; gives those that take part, in the order of islands. A collective of
+        """Join a meeting, and return the islands that take part, ordered by island. A collective of
         the island.
 
         Returns:
-            None if it was held without this island.
+            None if the meeting was held without this island.
 
         Raises:
-            RuntimeError: an island is missing, and none may be.
+            RuntimeError: an island is missing, and no patience was set.
         """
         if self._between.store is None:
             return [Came(0, note)]
@@ -72,28 +73,30 @@ class Meetings:
         if isinstance(found, str):
             raise RuntimeError(found)
         if found is None:
-            self._close_line()  # the others have one without this island
+            self._close_line()  # the others have opened a connection without this island
             return None
         return [Came(island, each) for island, each in found]
 
     def begun(self, name: str) -> bool:
-        """Whether an island has come to the meeting. A collective of the island."""
+        """Return whether any island has arrived at the meeting. A collective of the island."""
         store = self._between.store
         return store is not None and self._told(lambda: store.check([f"{name}/begun"]))
 
     def want(self, name: str) -> None:
-        """Ask to be waited for at the meeting, though this island was not at the last one. A
-        collective of the island."""
+        """Register this island for the meeting, so that the others wait for it although it missed
+        the last meeting. A collective of the island."""
         key = f"{name}/wants/{self._between.number}"
         self._told(lambda: self._between.store.set(key, ""))
 
     def is_over(self, name: str) -> bool:
-        """Whether it was decided who takes part. A collective of the island."""
+        """Return whether the members of the meeting are already decided. A collective of the
+        island."""
         return self._told(lambda: self._between.store.check([f"{name}/members"]))
 
     def hold(self, name: str, came: list[Came], exchange: Callable[[Line, list[Came]], T]) -> T:
-        """What ``exchange`` gives once it has gone well on all that take part; where one is lost
-        meanwhile, it is called again for the others. A collective of the islands."""
+        """Run ``exchange`` until it succeeds on all members, and return its result. If an island is
+        lost during an attempt, the exchange runs again among the others. A collective of the
+        islands."""
         for attempt in range(self._between.count):
             try:
                 found = exchange(self._line_of(f"{name}/{attempt}", came), came)
@@ -118,13 +121,15 @@ class Meetings:
     # ---- the rank that speaks for its island ----------------------------------------------------
 
     def _told(self, call: Callable[[], T]) -> T:
-        """What the first rank of the island finds."""
+        """Run ``call`` on the first rank of the island, and return its result on every rank of the
+        island."""
         return gathered(call() if self._between.place == 0 else None)[0]
 
     def _come(self, name: str, note: dict[str, Any]) -> Any:
         me, store = self._between.number, self._between.store
         if store.check([f"{name}/members"]):
             return None
+        # The note is stored before "members" can name this island, so every member can read it.
         store.set(f"{name}/come/{me}", json.dumps(note))
         store.set(f"{name}/begun", "")
         began = time.monotonic()
@@ -136,6 +141,8 @@ class Meetings:
                 missing = sorted(set(range(self._between.count)) - set(here))
                 if missing and self._patience is None:
                     return _GONE.format(me, f"Island {missing[0]} did not come.")
+                # Several islands may decide at once. compare_set with an expected value of ""
+                # writes only if the key does not exist, so the first decision holds for all.
                 store.compare_set(f"{name}/members", "", json.dumps(here))
             else:
                 time.sleep(_PAUSE_S)
@@ -145,7 +152,8 @@ class Meetings:
         return [(k, json.loads(store.get(f"{name}/come/{k}"))) for k in members]
 
     def _vote(self, name: str, came: list[Came], well: bool) -> list[int] | None:
-        """Who is left for another attempt; None if all went well."""
+        """Report whether this island's exchange went well. Return the islands that take part in
+        another attempt, or None if all exchanges went well."""
         me, store = self._between.number, self._between.store
         store.set(f"{name}/went/{me}", str(int(well)))
         began = time.monotonic()
@@ -167,6 +175,8 @@ class Meetings:
         members = [each.island for each in came]
         if self._line is None or self._line[0] != members:
             self._close_line()
+            # The name holds the attempt, so a new connection never meets store keys of a failed
+            # one.
             self._line = members, self._between.line(f"{name}/line", members, self._limit)
         return self._line[1]
 

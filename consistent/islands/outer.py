@@ -1,4 +1,4 @@
-"""Outer: the optimizer that steps what islands have in common, on what they differ by.
+"""Outer optimizer: steps the parameters that islands share by the mean difference between islands.
 
 ```
 island 0   start -> step, step, ... step -> its own      \\
@@ -8,7 +8,7 @@ island 1   start -> step, step, ... step -> its own      /                      
 ```
 
 Every rank has a shard of each parameter and meets the ranks that have the same shard in the other
-islands, so each sends what it holds and nothing is gathered inside an island.
+islands. Each rank sends only its own shard, and nothing is gathered inside an island.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from .meetings import Came, Meetings
 
 @dataclass
 class Part:
-    """Parameters that meet together.
+    """A group of parameters that meet at the same step.
 
     Attributes:
-        name, names: its own, and theirs.
-        number: of its next meeting.
-        met: that of the last in which this island took part.
-        late: the last was held without this island.
-        is_new: this island was started when others had met.
+        name, names: the name of the part, and the names of its parameters.
+        number: number of the next meeting of the part.
+        met: number of the last meeting in which this island took part.
+        late: whether the last meeting was held without this island.
+        is_new: whether this island started after the others had already met.
     """
 
     name: str
@@ -51,16 +51,16 @@ class Part:
 
     @property
     def meeting(self) -> str:
-        """The name of the next one."""
+        """The name of the next meeting of this part."""
         return f"part {self.name}/{self.number}"
 
 
 class Outer:
-    """See `Islands.outer`.
+    """The outer optimizer that `Islands.outer` returns.
 
     Attributes:
-        steps: calls of `step` so far.
-        optimizer: the outer one; its learning rate may be changed. It steps copies of the
+        steps: number of calls of `step` so far.
+        optimizer: the outer optimizer; its learning rate may be changed. It steps copies of the
             parameters as they were when islands last met.
     """
 
@@ -77,7 +77,8 @@ class Outer:
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._meetings = Meetings(between, patience)
         came = self._first_meeting(between, named, (every, parts, dtype))
-        _check(named, every, parts, dtype)  # what is wrong here is so on all
+        # Only after the first meeting: islands now have the same arguments, so all raise.
+        _check(named, every, parts, dtype)
         self.steps, self._every, self._dtype = 0, every, dtype
         self._params = named
         if came is not None:
@@ -91,15 +92,16 @@ class Outer:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that this rank has sent to other islands."""
+        """The number of bytes that this rank has sent to other islands."""
         return self._meetings.sent
 
     def step(self) -> bool:
-        """Count a step of this island, after its optimizer's. After each ``every`` of them islands
-        meet: the outer optimizer steps, and parameters are what it gives on all islands.
+        """Count one step of this island; call it after the step of the inner optimizer. Every
+        ``every`` steps islands meet: the outer optimizer takes a step, and its result becomes the
+        parameters on all islands.
 
-        An island that came too late goes on by itself, and comes to the next meeting as soon as
-        another island does.
+        An island that comes too late to a meeting trains on alone, and joins the next meeting as
+        soon as another island arrives there.
 
         Returns:
             Whether a meeting was held with this island.
@@ -107,26 +109,27 @@ class Outer:
         self.steps += 1
         met = False
         for k, part in enumerate(self._parts, 1):
+            # Part k of n is due at step every * k / n of each interval, the last part at its end.
             due = self.steps % self._every == self._every * k // len(self._parts) % self._every
             if due or part.late and self._meetings.begun(part.meeting):
                 met = self._meet(part, ends=False) or met
         return met
 
     def finish(self) -> None:
-        """Bring islands together at the end of a training: each parameter is the mean of what
-        islands have. The outer optimizer does not step: what it would go beyond the mean, no later
-        step would correct. A call of all islands; parameters are the same on all that meet."""
+        """Set each parameter to the mean over islands, at the end of training. The outer optimizer
+        does not step, because no later step would correct how far it goes beyond the mean. All
+        islands must call it; the parameters are then equal on all islands that meet."""
         for part in self._parts:
             self._meet(part, ends=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Steps so far, parameters as they were when islands last met, and the outer optimizer's
-        state: the same on all islands but between the meetings of parts."""
+        """Return the step count, the parameters as of the last meeting, and the outer optimizer's
+        state. They are the same on all islands, except between the meetings of different parts."""
         start = {name: x.detach() for name, x in self._start.items()}
         return {"steps": self.steps, "start": start, "optimizer": self.optimizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         self.steps = state["steps"]
         with torch.no_grad():
             for name, x in state["start"].items():
@@ -136,7 +139,8 @@ class Outer:
     def _first_meeting(
         self, between: Between, named: Mapping[str, Tensor], figures: tuple[Any, ...]
     ) -> list[Came] | None:
-        """Who is there at the start; None if islands have begun without this one."""
+        """Return the islands that take part in the first meeting, after checking that all have the
+        same parameters and arguments. None if the others began without this island."""
         text = "\n".join([*_described(named), str(figures)])
         mine = hashlib.sha256("".join(gathered(text)).encode()).hexdigest()
         came = self._meetings.come("first", {"digest": mine})
@@ -151,10 +155,13 @@ class Outer:
 
     @torch.no_grad()
     def _meet(self, part: Part, ends: bool) -> bool:
-        """Whether this island has taken part."""
+        """Hold the next meeting of ``part``, and return whether this island took part. With
+        ``ends`` the parameters become the plain mean, without a step of the outer optimizer."""
         note = {"met": part.met, "new": part.is_new, "ends": ends}
         came = self._meetings.come(part.meeting, note)
         if came is None:
+            # Skip all meetings that were already held, up to the first one that this island can
+            # still join.
             while came is None and self._meetings.is_over(part.meeting):
                 part.number += 1
             part.late = True
@@ -171,7 +178,8 @@ class Outer:
                 start.sub_(start.grad)  # type: ignore[arg-type]
         else:
             self.optimizer.step()
-        self.optimizer.zero_grad()  # parameters of other parts have no gradient, so they stay
+        # The step above left other parts unchanged: their parameters have no gradient.
+        self.optimizer.zero_grad()
         for name in part.names:
             self._params[name].copy_(self._start[name])
         part.met = part.number
@@ -180,8 +188,11 @@ class Outer:
         return True
 
     def _exchange(self, part: Part, line: Line, came: list[Came]) -> dict[str, Tensor]:
-        """The means of how far islands have come, of this rank's shards. Islands that were left out
-        since then get what the others have made of it."""
+        """Return, for each parameter of the part, the mean over islands of (start - current) of
+        this rank's shard. Islands that missed meetings or are new first get the state of an island
+        that attended the last meeting."""
+        # Computed before _bring overwrites the start: the progress of an island that missed
+        # meetings counts from its own start.
         apart = {n: (_shard(self._start[n]) - _shard(self._params[n])).cpu() for n in part.names}
         last = max(each.note["met"] for each in came)
         holder = next(k for k, each in enumerate(came) if each.note["met"] == last)
@@ -189,6 +200,7 @@ class Outer:
             self._bring(part, line, holder)
         if part.is_new:
             apart = {n: torch.zeros_like(x) for n, x in apart.items()}
+        # New islands contribute zeros, so they do not count in the mean.
         old = sum(not each.note["new"] for each in came)
         means: dict[str, Tensor] = {}
         for dtype in sorted({self._params[n].dtype for n in part.names}, key=str):
@@ -199,7 +211,8 @@ class Outer:
         return means
 
     def _bring(self, part: Part, line: Line, holder: int) -> None:
-        """All get the holder's parameters of the last meeting, and its outer optimizer's state."""
+        """Copy the holder's parameters of the last meeting, and its outer optimizer's state, to all
+        islands."""
         for name in part.names:
             start = self._start[name]
             given = _shard(start).cpu().contiguous()
@@ -208,8 +221,8 @@ class Outer:
         self._bring_state(part, line, holder)
 
     def _bring_state(self, part: Part, line: Line, holder: int) -> None:
-        """The state of an optimizer is, for each parameter, tensors that lie as it does or have one
-        element."""
+        """Copy the state of the holder's outer optimizer to all islands. For each parameter, the
+        state consists of tensors that are laid out like the parameter or have one element."""
         for name in part.names:
             start = self._start[name]
             state = self.optimizer.state[start]
@@ -230,10 +243,11 @@ class Outer:
 
 
 def _sent_object(line: Line, holder: int, mine: Any) -> Any:
-    """What the holder's is, of something that can be pickled."""
+    """Return the holder's value of a picklable object; ``mine`` is this island's value."""
     data = torch.frombuffer(bytearray(pickle.dumps(mine)), dtype=torch.uint8)
     size = torch.tensor([len(data)])
     line.from_one(size, holder)
+    # Every island needs a buffer of the holder's size; its content matters only on the holder.
     given = torch.zeros(int(size), dtype=torch.uint8)
     given[: len(data)] = data[: int(size)]
     line.from_one(given, holder)
@@ -241,7 +255,8 @@ def _sent_object(line: Line, holder: int, mine: Any) -> Any:
 
 
 def _shard(x: Tensor) -> Tensor:
-    """What this rank holds of ``x``, in its memory; nothing where it lies on other ranks."""
+    """Return this rank's shard of ``x``, which shares its storage; an empty tensor if this rank
+    holds no shard."""
     shard = plain(x) if is_global(x) else x
     return shard.detach() if not shard.is_meta else torch.empty(0, dtype=x.dtype)
 
@@ -255,14 +270,15 @@ def _from_first(line: Line, params: Iterable[nn.Parameter]) -> None:
 
 
 def _laid_as(x: Tensor, shard: Tensor) -> Tensor:
-    """A tensor that lies as ``x`` does, and of which this rank holds ``shard``."""
+    """Return a new tensor with the layout of ``x``, whose shard on this rank is ``shard``."""
     made = torch.zeros_like(x)
     _shard(made).copy_(shard)
     return made
 
 
 def _dealt(named: Mapping[str, Tensor], parts: int) -> list[list[str]]:
-    """Names in their order, cut where about the same number of elements are in each part."""
+    """Split the names, in their order, into at most ``parts`` lists of about equal numbers of
+    elements."""
     total, seen = sum(p.numel() for p in named.values()), 0
     found: list[list[str]] = [[] for _ in range(parts)]
     for name, p in named.items():

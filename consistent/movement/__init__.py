@@ -1,1 +1,1 @@
-"""Carrying out plans of boxing: moves become collectives on shards, forward and backward."""
+"""Execution of boxing plans: moves become collectives on shards, forward and backward."""

@@ -1,6 +1,7 @@
-"""An exchange between two placements in two halves, so that no rank waits for another one's turn:
-the ranks of the source send when they have the tensor, those of the target receive when they need
-it.
+"""Exchange between two placements in two halves, so that no rank waits for another.
+
+The ranks of the source send when they have the tensor, and the ranks of the target receive when
+they need it.
 
 ```
 source   moves within it   send ...........................      carries on at once
@@ -25,10 +26,11 @@ from .run_exchange import batch_of
 
 
 def send(local: Tensor, src: TensorSpec, dst: TensorSpec, label: str) -> list[Handle]:
-    """Start sending this rank's parts of a tensor under ``src`` to the ranks of ``dst``, which is
-    on another placement. Called by the ranks of ``src`` alone; they do the moves within it.
+    """Start sending this rank's parts of a tensor under ``src`` to the ranks of ``dst``.
 
-    ``label`` tells messages under way apart; the receivers give the same.
+    ``dst`` is on another placement. Only the ranks of ``src`` call this; they also do the moves
+    within ``src``. ``label`` identifies the messages among all that are in flight; the receivers
+    pass the same one.
     """
     x, moves = begin(local, src, dst)
     (middle,) = (move for move in moves if isinstance(move, Exchange))
@@ -38,8 +40,10 @@ def send(local: Tensor, src: TensorSpec, dst: TensorSpec, label: str) -> list[Ha
 
 
 def receive(src: TensorSpec, dst: TensorSpec, label: str) -> Callable[[], Tensor]:
-    """Start receiving a tensor that the ranks of ``src`` send. Called by the ranks of ``dst``
-    alone; the function that it returns waits, and gives this rank's shard under ``dst``."""
+    """Start receiving a tensor that the ranks of ``src`` send; return a function that waits for it.
+
+    Only the ranks of ``dst`` call this. The function returns this rank's shard under ``dst``.
+    """
     (middle,) = (move for move in plan(src, dst) if isinstance(move, Exchange))
     batch = batch_of((middle.src, middle.dst), is_source=False)
     handles = [
@@ -49,7 +53,7 @@ def receive(src: TensorSpec, dst: TensorSpec, label: str) -> Callable[[], Tensor
 
     def arrived() -> Tensor:
         received = [handle.wait() for handle in handles]
-        (shard,) = batch.assembled(received, [])  # it has no part of its own
+        (shard,) = batch.assembled(received, [])  # this rank is outside src: all parts are received
         return run_within(shard, middle.dst, dst)
 
     return arrived

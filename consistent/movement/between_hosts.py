@@ -1,4 +1,4 @@
-"""Bytes of a boxing that go from host to host: arithmetic, without communication."""
+"""Number of bytes that a boxing sends from host to host, computed without communication."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from ..spec import Coordinate, Placement, TensorSpec
 def bytes_between(
     src: TensorSpec, moves: Sequence[Step], beside: bool = False, transport: Transport | None = None
 ) -> int | None:
-    """Bytes that all ranks together send from host to host in ``moves``, which begin at ``src``.
+    """Return the bytes that all ranks together send from host to host in ``moves``.
 
     Args:
-        src: the layout before the first of them.
+        src: the layout before the first move.
         moves: a plan.
-        beside: whether a reduce-scatter goes on beside the program, as that of a gradient does.
-        transport: knows where ranks are; the one in use if None.
+        beside: whether a reduce-scatter runs concurrently with the program, as that of a gradient
+            does.
+        transport: knows on which hosts ranks are; the one in use if None.
 
     Returns:
-        None if it is not known: ranks have not communicated yet, so that none knows where others
-        are; or tensors are on GPUs, whose messages NCCL makes; or a cut becomes another one.
+        The number of bytes, or None if it is not known: ranks have not communicated yet, so that
+            none knows where others are; or tensors are on GPUs, whose messages NCCL makes; or a cut
+            becomes another one.
     """
     if not moves:
         return 0
@@ -80,7 +82,7 @@ def _between(
 
 
 def _groups(placement: Placement, axis: int) -> Iterator[list[Coordinate]]:
-    """The coordinates of each group of ranks along ``axis``."""
+    """Yield the coordinates of each group of ranks along ``axis``."""
     grid = placement.shape
     for rest in itertools.product(*(range(1 if a == axis else n) for a, n in enumerate(grid))):
         yield [(*rest[:axis], k, *rest[axis + 1 :]) for k in range(grid[axis])]
@@ -113,7 +115,7 @@ def _nbytes(spec: TensorSpec, at: Coordinate) -> int:
 
 
 def _common(before: TensorSpec, a: Coordinate, after: TensorSpec, b: Coordinate) -> int:
-    """Bytes of what the rank at ``a`` has and the one at ``b`` gets."""
+    """Return the bytes that the rank at ``a`` holds and the rank at ``b`` gets."""
     items = 1
     for start, size, first, wanted in zip(*before.region(a), *after.region(b), strict=True):
         items *= max(0, min(start + size, first + wanted) - max(start, first))

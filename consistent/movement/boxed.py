@@ -1,4 +1,4 @@
-"""Boxing under autograd: shards, each along its route. One shard is a list of one.
+"""Boxing under autograd: shards, each along its route. A single shard is a list of length one.
 
 ```
 forward     srcs ------> dsts               those that can be in one message
@@ -27,7 +27,8 @@ from .grad_mode import HookOff, apply, is_accumulated, tracks
 from .run import run
 from .several import Route, run_several
 
-# (nodes of the graph that the gradients go to, gradients, their specs) -> those that still go there
+# (autograd nodes that the gradients go to, gradients, their specs) -> the gradients that are still
+# to be boxed; None for each that the callback has taken over.
 Arriving = Callable[..., Sequence[Tensor | None]]
 
 
@@ -38,14 +39,18 @@ def box(
     grad_sbp: NdSbp | None = None,
     arrived: Tensor | None = None,
 ) -> Tensor:
-    """This rank's shard under ``dst``, from its shard under ``src``; differentiable.
+    """Return this rank's shard under ``dst``, from its shard under ``src``; differentiable.
 
-    ``grad_sbp`` is an SBP that the gradient is boxed to on its way from ``dst.dual`` to
-    ``src.dual``. Without it, ``src`` to itself returns ``local``. ``arrived`` is the result,
-    where it was made in advance.
+    Args:
+        local: this rank's shard under ``src``.
+        src: the present spec.
+        dst: the spec to box to.
+        grad_sbp: SBP that the gradient is boxed to on its way from ``dst.dual`` to ``src.dual``.
+            Without it, boxing ``src`` to itself returns ``local``.
+        arrived: the result, if it was made in advance.
 
     Raises:
-        ValueError: ``src`` or ``dst`` is P(max) or P(min), and gradients are asked for.
+        ValueError: ``src`` or ``dst`` is P(max) or P(min), and ``local`` needs a gradient.
     """
     if src is dst and grad_sbp is None:
         return local
@@ -63,20 +68,20 @@ def box_several(
     arriving: Arriving | None = None,
     coders: Coders = (),
 ) -> list[Tensor]:
-    """``box`` of each shard along its route, in as few messages as possible.
+    """Box each shard along its route, as ``box`` does, in as few messages as possible.
 
     Args:
         locals_: this rank's shards.
         routes: (src, dst) of each, which differ.
-        arrived: the results, where they were made in advance.
-        arriving: in backward it sees the gradients before they are boxed, and returns those that
-            are left to be; not where backward is itself differentiated.
+        arrived: the results, if they were made in advance.
+        arriving: called in backward with the gradients before they are boxed; returns those that
+            are left to be boxed. Not called if backward is itself differentiated.
         coders: of each gather its codecs, or None; in backward those of its sum. Only gradients
-            that are added to a ``.grad`` go by codecs; those that ``torch.autograd.grad`` asks for,
-            or that are themselves differentiated, go as they are.
+            that are added to a ``.grad`` are sent by codecs. Those that ``torch.autograd.grad``
+            returns, or that are themselves differentiated, are sent as they are.
     """
     if forward_ad._current_level >= 0:
-        # Torch asks for a tangent of each output, or of none, and not where they share memory.
+        # Torch's jvp needs tangents of all outputs or of none, and outputs must not share memory.
         given = arrived or [None] * len(routes)
         return [box(x, *ends, None, y) for x, ends, y in zip(locals_, routes, given, strict=True)]
     run_each = partial(gather_each, coders=coders) if any(coders) else run_several
@@ -89,10 +94,10 @@ def box_several(
 
 
 class _How(NamedTuple):
-    """How shards are boxed, and their gradients."""
+    """Description of how shards and their gradients are boxed."""
 
     routes: Sequence[Route]
-    back: Sequence[Route]  # of the gradients; of one shard, all that its gradient takes in turn
+    back: Sequence[Route]  # one route per gradient; if is_one, routes taken one after the other
     run: Callable[[Sequence[Tensor], Sequence[Route]], Sequence[Tensor]]  # without autograd
     coders: Coders = ()
     arriving: Arriving | None = None
@@ -107,12 +112,12 @@ def _how_of_one(src: TensorSpec, dst: TensorSpec, grad_sbp: NdSbp | None) -> _Ho
 
 def _run_one(locals_: Sequence[Tensor], routes: Sequence[Route]) -> tuple[Tensor]:
     (src, dst), x = routes[0], torch.Tensor.detach(locals_[0])
-    # src to itself, wanted for its grad_sbp alone: an output must not be an input's alias.
+    # src to itself, called for grad_sbp alone: the output of a Function must not alias its input.
     return (x.clone() if src is dst else run(x, src, dst),)
 
 
 def _is_forward_only(local: Tensor, src: TensorSpec, dst: TensorSpec) -> bool:
-    """Whether ``src`` or ``dst`` is P(max) or P(min), which have no derivative."""
+    """Return whether ``src`` or ``dst`` is P(max) or P(min), which have no derivative."""
     ends = [e for spec in (src, dst) for e in spec.sbp if e.is_extreme]
     if not ends:
         return False
@@ -133,8 +138,9 @@ class _Box(torch.autograd.Function):
         ctx.how = how
         made = tuple(how.run(locals_, how.routes)) if arrived is None else arrived
         if not how.is_one:
-            # Gradients of some may not be there, on any rank. That of one shard is boxed be it
-            # zero, for another rank may wait for it.
+            # Some outputs may get no gradient, which is then so on all ranks, and None is not
+            # boxed. The gradient of a single shard is boxed even if zero, since other ranks may
+            # wait for it.
             ctx.set_materialize_grads(False)
             frozen = [x for x, local in zip(made, locals_, strict=True) if not local.requires_grad]
             ctx.mark_non_differentiable(*frozen)
@@ -152,12 +158,13 @@ class _Box(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor) -> tuple[Tensor]:
+        # As in forward, the result must not be an alias of the input.
         ((src, dst),), tangent = ctx.how.routes, tangents[-1]
         return (tangent.clone() if src is dst else box(tangent, src, dst),)
 
 
 def _boxed_back(ctx: Any, how: _How, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """The gradients of shards, of those of what they were boxed to."""
+    """Return the gradients of the shards, from the gradients of what they were boxed to."""
     coders, left = _coders_of(ctx), grads
     if how.arriving is not None and not torch.is_grad_enabled():
         nodes = [node for node, _ in ctx.next_functions]
@@ -174,7 +181,7 @@ def _boxed_back(ctx: Any, how: _How, grads: Sequence[Tensor | None]) -> list[Ten
 
 
 def _coders_of(ctx: Any) -> Coders:
-    """Those by which the gradients that a backward has brought go; empty where none does."""
+    """Return the coders that send the gradients of this backward pass; empty if there are none."""
     if torch.is_grad_enabled() or not any(ctx.how.coders):
         return ()
     return [

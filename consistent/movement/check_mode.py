@@ -1,8 +1,8 @@
 """Check mode: before each boxing the ranks compare notes, so that a stray rank is named.
 
-Off by default, and then it costs the reading of one bool. On by ``with check_mode():`` or the
-environment variable ``CONSISTENT_CHECK=1``. Every rank switches it on and off at the same point of
-the program.
+It is off by default, and then costs reading one bool. Switch it on by ``with check_mode():`` or the
+environment variable ``CONSISTENT_CHECK=1``. Every rank must switch it on and off at the same point
+of the program.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from .settings import first_difference, settings
 from .sparse_parts import is_sparse, parts_of
 
 _always = os.environ.get("CONSISTENT_CHECK", "0") not in ("", "0")
-_on: Counter[int] = Counter()  # by rank, for simulated ranks share this module
+_on: Counter[int] = Counter()  # by rank, because simulated ranks are threads that share this module
 _lock = threading.RLock()
 
 enabled: bool = _always
-"""Whether any rank of this process checks. The one thing that is read when check mode is off."""
+"""True if any rank of this process checks. If check mode is off, nothing else is read."""
 
 
 class _Thread(threading.local):
@@ -44,7 +44,7 @@ _thread = _Thread()
 
 @contextmanager
 def check_mode(on: bool = True) -> Iterator[None]:
-    """Check inside the ``with`` block (``on=False`` changes nothing)."""
+    """Switch check mode on inside the context; ``on=False`` changes nothing."""
     rank = default.current().rank
     _switch(rank, int(on))
     try:
@@ -65,17 +65,17 @@ def _is_on() -> bool:
 
 
 def calling(op: str) -> None:
-    """Name the op that the next boxing of this thread is for."""
+    """Name the op for which this thread does its next boxing."""
     _thread.op = op
 
 
 def current() -> str:
-    """The op that was named last."""
+    """Return the op that was named last in this thread."""
     return _thread.op
 
 
 def before_boxing(local: Tensor, src: TensorSpec, dst: TensorSpec) -> None:
-    """Compare the boxing ``src -> dst`` with the other ranks', and shards with their specs."""
+    """Compare the boxing ``src -> dst`` between ranks, and shards with their specs."""
     _compare(src, dst, _thread.op, _fault(local, src))
 
 
@@ -127,7 +127,7 @@ def _check_settings(ranks: Sequence[int], notes: Sequence[dict[str, str]], line:
 
 
 def check_hyperparameters(optimizer: torch.optim.Optimizer, placement: Placement) -> None:
-    """Raise on every rank if the numbers by which ``optimizer`` steps differ between ranks."""
+    """Raise on every rank if the hyperparameters of ``optimizer`` differ between ranks."""
     if not _is_on() or placement.coordinate_of(default.current().rank) is None:
         return
     ranks = tuple(placement.ranks.ravel().tolist())
@@ -154,7 +154,7 @@ def _hyperparameters(optimizer: torch.optim.Optimizer) -> dict[str, str]:
 
 
 def _either(one: Placement, other: Placement) -> tuple[int, ...]:
-    """The ranks of both placements."""
+    """Return the ranks of both placements."""
     ranks = one.ranks.ravel().tolist()
     return tuple(ranks if one == other else sorted({*ranks, *other.ranks.ravel().tolist()}))
 
@@ -178,7 +178,8 @@ def check_equal(tensor: Tensor, placement: Placement, what: str) -> None:
 
 
 def digest(tensor: Tensor) -> str:
-    """Dtype, shape and a hash of the values: equal for equal tensors, whatever their strides."""
+    """Return dtype, shape and a hash of the values: equal for equal tensors, whatever their
+    strides."""
     with torch._C.DisableTorchFunctionSubclass():
         x = torch.Tensor.detach(tensor)
         known = f"{x.dtype} {tuple(x.shape)}"
@@ -209,7 +210,7 @@ def _line(site: str, op: str, specs: str) -> str:
 
 
 def call_site() -> str:
-    """``file:line`` of the first frame outside this library, torch and Python's own."""
+    """Return ``file:line`` of the first frame outside this library, torch and Python itself."""
     frame = sys._getframe(1)
     while frame is not None:
         if is_users(frame):

@@ -1,4 +1,4 @@
-"""Boxing in fewer bytes: a shard is written by a codec before it is sent, and read again by all.
+"""Boxing in fewer bytes: a codec encodes a shard before it is sent, and all ranks decode it.
 
 ```
 gather     x  -write->  bytes  ==join==>         bytes of all ranks  -read->  B        one message
@@ -7,12 +7,13 @@ reduce     g + unsent  -write->  bytes by rank  ==all-to-all==>  -read, sum in o
 sum        reduce, then gather of what each rank has added up, by the same codec: P -> B
 ```
 
-This stands beside ``several``, which sends numbers as they are and knows of no codec. Which of the
-two boxes a parameter is said when a module gets its plan. What no single gather, or sum that is
-scattered, does goes as it is: specs say so, on all ranks alike. ``boxed`` puts both under autograd.
+The module ``several`` is its counterpart that sends numbers as they are and knows no codec. The
+plan of a module decides which of the two boxes a parameter. Boxings that are not a single gather,
+or a single sum that is scattered, send numbers as they are; this follows from specs, so it is the
+same on all ranks. ``boxed`` puts both under autograd.
 
-A rank reads its own part from bytes as others do. So all ranks have the same bits, and a sum does
-not depend on which of them makes it. What the second rounding of a sum leaves out is kept by the
+A rank decodes its own part from bytes, as others do. So all ranks have the same bits, and a sum
+does not depend on which of them makes it. The error of the second rounding of a sum is kept by the
 rank that has added it up.
 """
 
@@ -42,8 +43,10 @@ Coders = Sequence[Coder | None]
 
 
 class _Item(NamedTuple):
-    """A tensor that is sent by a codec: its place among those that are boxed, how ranks cut it,
-    and how large it is where it is whole."""
+    """A tensor that is sent by a codec.
+
+    It comes with its position among the boxed tensors, how ranks cut it, and its whole shape.
+    """
 
     position: int
     x: Tensor
@@ -52,7 +55,7 @@ class _Item(NamedTuple):
     whole: tuple[int, ...]
 
     def shapes(self) -> list[list[int]]:
-        """The shape of each rank's part."""
+        """Return the shape of each rank's part."""
         return [resized(self.whole, self.cut.dim, size) for size in self.cut.sizes]
 
 
@@ -63,7 +66,10 @@ _Send = Callable[[list[_Item], Ranks], Waitable]
 def gather_each(
     locals_: Sequence[Tensor], routes: Sequence[Route], coders: Coders, begun: bool = False
 ) -> list[Tensor]:
-    """``run_several`` of gathers, each by its codec, if it has one. ``begun`` as there."""
+    """Gather each shard as ``run_several`` does, by its codec if it has one.
+
+    ``begun`` is as in ``run_several``.
+    """
     if not any(coders):
         return run_several(locals_, routes, None, begun)
     made = _started_gathers(locals_, routes, coders, begun).wait()
@@ -89,16 +95,18 @@ def _started_gathers(
 
 @counts_lacks
 def start_reduces(locals_: Sequence[Tensor], routes: Sequence[Route], coders: Coders) -> Started:
-    """Start ``run_several`` of sums that are scattered, each by its codec."""
+    """Start reduce-scatters as by ``run_several``, each by its codec."""
     codecs = [None if coder is None else coder.reduce for coder in coders]
     return _started("reduce_scatter", _reduce, (locals_, routes, coders, codecs), False)
 
 
 @counts_lacks
 def start_sums(addends: Sequence[Tensor], coders: Sequence[Coder], ranks: Ranks) -> Sums:
-    """Start the sums of addends over ``ranks``, each by the codec of its coder for sums. Addends
-    are contiguous, and may not be written to before the sums are there. What a coder keeps has one
-    dim, unless its sums are of low rank."""
+    """Start the sums of ``addends`` over ``ranks``, each by the codec of its coder for sums.
+
+    Addends are contiguous, and may not be written to before the sums are there. The unsent rest
+    that a coder keeps is flat, unless its sums are of low rank.
+    """
     found: dict[bool, list[_Item]] = {}
     for i, (x, coder) in enumerate(zip(addends, coders, strict=True)):
         is_low = isinstance(coder.reduce, LowRank)
@@ -117,7 +125,7 @@ def start_sums(addends: Sequence[Tensor], coders: Sequence[Coder], ranks: Ranks)
 
 
 class Sums:
-    """Sums under way, which take two messages one after the other."""
+    """Sums in flight, which take two messages one after the other."""
 
     def __init__(self, addends: Sequence[Tensor], turns: list[tuple[list[int], _Turn]]) -> None:
         self._shapes = [x.shape for x in addends]
@@ -129,7 +137,7 @@ class Sums:
             each.turn()
 
     def wait(self) -> list[Tensor]:
-        """The sums, on every rank the same bits."""
+        """Return the sums, which have the same bits on every rank."""
         made: list[Any] = [None] * len(self._shapes)
         for positions, each in self._turns:
             for i, x in zip(positions, each.wait(), strict=True):
@@ -161,7 +169,7 @@ def _started(kind: str, send: _Send, given: tuple, begun: bool) -> Started:
 def begin_gathers(
     locals_: Sequence[Tensor], routes: Sequence[Route], coders: Coders
 ) -> list[Tensor]:
-    """What ``gather_each(begun=True)`` is given: ``begin`` of each."""
+    """Call ``begin`` for each shard, to prepare it for ``gather_each(begun=True)``."""
     made = []
     for x, route, coder in zip(locals_, routes, coders, strict=True):
         codec = None if coder is None else coder.gather
@@ -172,7 +180,7 @@ def begin_gathers(
 
 
 def _coded_cut(x: Tensor, route: Route, codec: Any, kind: str) -> Cut | None:
-    """The one collective of that kind by which ``codec`` boxes ``x``; None if it does not."""
+    """Return the one collective of kind ``kind`` by which ``codec`` boxes ``x``, or None."""
     cut = None if codec is None or x.layout is not torch.strided else cut_of(route)
     return cut if cut is not None and cut.kind == kind else None
 
@@ -182,7 +190,7 @@ def _whole(x: Tensor, cut: Cut) -> tuple[int, ...]:
 
 
 def _coded_moves(x: Tensor, route: Route, cut: Cut, codec: Any) -> tuple[Step, ...]:
-    """The one move of a boxing, with the bytes that are sent by ``codec``."""
+    """Return the one move of a boxing, with the bytes that ``codec`` sends."""
     (move,) = plan(*route)
     assert isinstance(move, Move)
     sizes = [math.prod(resized(x.shape, cut.dim, size)) for size in cut.sizes]
@@ -194,7 +202,7 @@ def _as_it_is(xs: list[Tensor], routes: list[Route], begun: bool) -> Started:
 
 
 class _Read:
-    """Messages under way, which ``read`` makes tensors of."""
+    """Messages in flight, which ``read`` decodes to tensors."""
 
     def __init__(self, arriving: Waitable, read: Callable[[Any], list[Tensor]]) -> None:
         self._arriving, self._read = arriving, read
@@ -205,7 +213,7 @@ class _Read:
 
 
 class _Turn:
-    """A message under way, what arrives by which is sent on."""
+    """A message in flight; what it brings is processed and sent on in a second one."""
 
     def __init__(self, arriving: Waitable, send_on: Callable[[Any], Waitable]) -> None:
         self._arriving, self._send_on = arriving, send_on
@@ -233,7 +241,7 @@ def _gather(items: list[_Item], ranks: Ranks) -> Waitable:
 def _joining(
     items: list[_Item], codecs: list[Codec], messages: list[Tensor], ranks: Ranks
 ) -> Waitable:
-    """Gather the parts that ``messages`` say."""
+    """Gather the parts that are encoded in ``messages``."""
     sizes = [
         [codec.nbytes(math.prod(shape)) for shape in item.shapes()]
         for codec, item in zip(codecs, items, strict=True)
@@ -252,7 +260,7 @@ def _gather_codec(item: _Item) -> Codec:
 
 
 def _joined(item: _Item, codec: Codec, message: Tensor, sizes: list[int]) -> Tensor:
-    """All parts of a tensor, from the bytes of all ranks."""
+    """Return the whole tensor, decoded from the bytes of all ranks."""
     parts = [
         codec.read([part], math.prod(shape), item.x.dtype).view(shape)
         for part, shape in zip(message.split(sizes), item.shapes(), strict=True)
@@ -267,6 +275,7 @@ def _reduce(items: list[_Item], ranks: Ranks) -> Waitable:
     me = ranks.index(current().rank)
     written = [_written(item) for item in items]
     pieces = [torch.cat([parts[k] for parts in written]) for k in range(len(ranks))]
+    # All ranks cut an addend in the same way, so each sends this rank as many bytes as it keeps.
     arriving = current().start_all_to_all(pieces, [pieces[me].shape] * len(ranks), ranks)
     sizes = [parts[me].numel() for parts in written]
 
@@ -279,8 +288,10 @@ def _reduce(items: list[_Item], ranks: Ranks) -> Waitable:
 
 @torch.no_grad()
 def _written(item: _Item) -> list[Tensor]:
-    """What each rank is to get of an addend, and of what was not sent of those before, in bytes.
-    What these leave out is kept."""
+    """Encode, for each rank, its part of the addend plus the unsent rest of earlier addends.
+
+    The rounding error is kept as the new unsent rest.
+    """
     codec, (dim, sizes) = _reduce_codec(item), (item.cut.dim, item.cut.sizes)
     parts = zip(item.x.split(sizes, dim), item.coder.unsent_parts(sizes, dim), strict=True)
     return [codec.write(part, unsent) for part, unsent in parts]
@@ -293,7 +304,7 @@ def _reduce_codec(item: _Item) -> Codec:
 
 
 def _summed(item: _Item, me: int, messages: Sequence[Tensor]) -> Tensor:
-    """This rank's part of a sum, from the bytes of each addend."""
+    """Return this rank's part of a sum, decoded from the bytes of each addend."""
     shape = item.shapes()[me]
     return _reduce_codec(item).read(messages, math.prod(shape), item.x.dtype).view(shape)
 
@@ -309,12 +320,13 @@ def _sum(items: list[_Item], ranks: Ranks) -> _Turn:
 
 
 def _written_sum(item: _Item, part: Tensor, me: int) -> Tensor:
-    """What this rank has added up, in bytes. What these leave out is in its next addend."""
+    """Encode the part that this rank has added up. The rounding error goes into its next addend."""
     kept = item.coder.unsent_parts(item.cut.sizes, item.cut.dim)[me]
     if kept is None:
         return _reduce_codec(item).write(part)
     left = torch.zeros_like(part)
     message = _reduce_codec(item).write(part, left)
+    # In place, since `kept` is a view of the coder's unsent rest.
     kept += left
     return message
 
@@ -331,6 +343,7 @@ def _reduce_low(items: list[_Item], ranks: Ranks) -> _Turn:
     me = ranks.index(current().rank)
 
     def send_on(flat: Tensor) -> Waitable:
+        # The same on every rank, because the sums have the same bits on every rank.
         common = [orthonormal(p) for p in _taken_apart(flat, ps)]
         own = [m.T @ p for m, p in zip(ms, common, strict=True)]
 
@@ -344,7 +357,10 @@ def _reduce_low(items: list[_Item], ranks: Ranks) -> _Turn:
 
 
 def _of_low_rank(item: _Item, total: Tensor, p: Tensor, q: Tensor, mine: Tensor, me: int) -> Tensor:
-    """This rank's part of a sum, or all of it; what is not in it of this rank's addend is kept."""
+    """Return this rank's part of a sum, or the whole sum if it is an all-reduce.
+
+    The part of this rank's addend that the sum lacks is kept as the unsent rest.
+    """
     item.coder.keep(total, (p @ mine.T).view(total.shape).to(total.dtype))
     item.coder.turn(q)
     dim, sizes = item.cut.dim, item.cut.sizes

@@ -1,4 +1,4 @@
-"""How one parameter is sent in fewer bytes, and what of its gradients was not sent yet."""
+"""Codecs by which one parameter is sent in fewer bytes, and the unsent rest of its gradients."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _LOW_RANK = re.compile(r"powersgd:([1-9]\d{0,3})")
 
 
 def codec_named(name: str) -> Codec | LowRank | None:
-    """The codec that a plan calls so; None if there is none."""
+    """Return the codec of this name, as a plan spells it, or None if there is none."""
     found = _LOW_RANK.fullmatch(name)
     return LowRank(int(found[1])) if found else CODECS.get(name)
 
 
 def shorter(name: str | None, dtype: torch.dtype, shape: Sequence[int]) -> Any:
-    """The codec of that name, where it sends fewer bytes than numbers of ``dtype`` have."""
+    """Return the codec ``name`` if it sends fewer bytes than numbers of ``dtype``, else None."""
     codec = None if name is None else codec_named(name)
     if codec is None or isinstance(codec, LowRank):
         return codec if codec is not None and codec.fits(shape) else None
@@ -35,14 +35,17 @@ def shorter(name: str | None, dtype: torch.dtype, shape: Sequence[int]) -> Any:
 
 
 def by_codec(move: Move, codec: Codec | LowRank, sizes: Sequence[int], dims: Shape) -> Move:
-    """``move`` with the bytes that the busiest rank sends by ``codec``.
+    """Return ``move`` with the bytes that the busiest rank sends by ``codec``.
 
     Args:
-        sizes: of the ranks' parts, in numbers.
-        dims: the shape of all of them together.
+        move: the move, with the bytes of plain numbers.
+        codec: the codec that sends it.
+        sizes: number of elements of each rank's part.
+        dims: the shape of all parts together.
     """
     others = len(sizes) - 1
     if isinstance(codec, LowRank):
+        # Two float32 matrices in a ring all-reduce: each rank sends 2 (n - 1) / n of their bytes.
         nbytes = 2 * others * codec.numbers(dims) * 4 // len(sizes)
     else:
         parts = [codec.nbytes(n) for n in sizes]
@@ -53,24 +56,25 @@ def by_codec(move: Move, codec: Codec | LowRank, sizes: Sequence[int], dims: Sha
 
 
 class Coder:
-    """The codecs of one parameter.
+    """The codecs of one parameter, and their state.
 
     Args:
-        gather: for its values; None sends them as they are.
-        reduce: for addends of its gradient; None sends them as they are.
+        gather: codec of its values; None sends them as they are.
+        reduce: codec of the addends of its gradient; None sends them as they are.
     """
 
     def __init__(self, gather: Codec | None, reduce: Codec | LowRank | None) -> None:
         self.gather, self.reduce = gather, reduce
-        # What codecs have left out of this rank's addends: it is added to the next ones. It is as
-        # large as the gathered parameter, and starts at zero where a module is copied or loaded.
+        # The unsent rest: the rounding error of this rank's addends, which is added to the next
+        # ones. It is as large as the gathered parameter, and starts at zero when a module is copied
+        # or loaded.
         self.unsent: Tensor | None = None
-        # The next basis of a sum of low rank, and the one to begin with.
+        # The next basis of a sum of low rank, and the initial one.
         self.basis: Tensor | None = None
         self.first: Tensor | None = None
 
     def begin(self, shape: Sequence[int], like: Tensor) -> None:
-        """Make room for what is not sent of gradients of ``shape``."""
+        """Allocate the unsent rest for gradients of ``shape``, and the initial basis."""
         if self.reduce is not None and not like.is_meta:
             self.unsent = torch.zeros(tuple(shape), dtype=like.dtype, device=like.device)
         if isinstance(self.reduce, LowRank):
@@ -78,25 +82,25 @@ class Coder:
             self.basis = self.first.clone()
 
     def with_unsent(self, addend: Tensor) -> Tensor:
-        """``addend``, and what was not sent of those before."""
+        """Return ``addend`` plus the unsent rest of earlier addends."""
         return addend if self.unsent is None else addend + self.unsent
 
     def keep(self, addend: Tensor, sent: Tensor) -> None:
-        """Keep what ``sent`` leaves out of ``addend``."""
+        """Keep the difference between ``addend`` and ``sent`` as the unsent rest."""
         if self.unsent is not None:
             keep_rest(self.unsent, addend, sent)
 
     def unsent_parts(self, sizes: Sequence[int], dim: int) -> Sequence[Tensor | None]:
-        """What was not sent to each rank, as views."""
+        """Return views of the unsent rest of the part for each rank."""
         return [None] * len(sizes) if self.unsent is None else self.unsent.split(list(sizes), dim)
 
     def on_basis(self, m: Tensor) -> Tensor:
-        """A matrix times the basis of a sum of low rank."""
+        """Return the product of a matrix and the basis of a sum of low rank."""
         assert self.basis is not None, "begin() was called"
         return m @ self.basis
 
     def turn(self, q: Tensor) -> None:
-        """Let ``q`` be the next basis of a sum of low rank."""
+        """Set the next basis of a sum of low rank to ``q``, normalized."""
         assert self.basis is not None and self.first is not None, "begin() was called"
         self.basis.copy_(next_basis(q, self.first))
 

@@ -1,9 +1,9 @@
-"""Other moves of data under autograd, forward and backward as mirror images: from and to a value
-that every rank has whole, sums and extremes over ranks, and rows that change hands.
+"""Moves of data other than boxing, under autograd; backward mirrors forward.
 
-Each backward is built from these moves and from ``box``, so it can be differentiated any number of
-times. Locals may be of a Tensor subclass whose ``shape`` is the logical one; results are plain
-tensors.
+They convert from and to a value that every rank has whole, take sums and extremes over ranks, and
+exchange rows. Each backward is built from these moves and from ``box``, so it can be differentiated
+any number of times. Locals may be of a Tensor subclass whose ``shape`` is the logical one; results
+are plain tensors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from .world import my_coordinate
 
 @counts_lacks
 def spread(whole: Tensor, dst: TensorSpec, alias: bool = False) -> Tensor:
-    """This rank's shard under ``dst`` of a plain tensor that every rank has whole; differentiable.
+    """Return this rank's shard under ``dst`` of a plain tensor ``whole``; differentiable.
+
+    Every rank has ``whole``, with the same value.
 
     ```
     forward    a ------> dst                       every rank has a, and keeps its part
@@ -54,8 +56,9 @@ def _spread(whole: Tensor, dst: TensorSpec, alias: bool) -> Tensor:
 
 
 def gather(local: Tensor, src: TensorSpec) -> Tensor:
-    """The whole value of a shard under ``src`` as a plain tensor on every rank of the placement;
-    differentiable, the mirror image of ``spread``.
+    """Return the whole value as a plain tensor on every rank of the placement; differentiable.
+
+    ``local`` is this rank's shard under ``src``. This is the mirror image of ``spread``.
 
     ```
     forward    src ------> a             where src is B, a shares its storage
@@ -76,8 +79,9 @@ def _gather(local: Tensor, src: TensorSpec) -> Tensor:
 
 
 def land(local: Tensor, whole: Tensor, dst: TensorSpec) -> None:
-    """Write ``whole``, which came from ``gather(local, dst)`` and was written to since, back into
-    ``local``; differentiable.
+    """Write ``whole`` back into the shard ``local`` under ``dst``, in place; differentiable.
+
+    ``whole`` came from ``gather(local, dst)`` and was written to since.
 
     ```
     forward    a ------> dst, in place
@@ -103,7 +107,8 @@ def _everywhere(spec: TensorSpec) -> TensorSpec:
 
 
 def sum_over(local: Tensor, placement: Placement, axes: Sequence[int]) -> Tensor:
-    """The sum over ``axes`` of the ranks' ``local``, of any shape. ``P -> B``, differentiable.
+    """Return the sum of the ranks' ``local`` over ``axes``: ``P -> B``, for any shape;
+    differentiable.
 
     ```
     forward    a        b        c       --->    a+b+c    a+b+c    a+b+c
@@ -119,18 +124,20 @@ def sum_over(local: Tensor, placement: Placement, axes: Sequence[int]) -> Tensor
 
 
 def max_over(local: Tensor, placement: Placement, axes: Sequence[int]) -> Tensor:
-    """The elementwise largest of the ranks' ``local`` over ``axes``; not differentiable."""
+    """Return the elementwise largest of the ranks' ``local`` over ``axes``; not differentiable."""
     return local if my_coordinate(placement) is None else _reduce(local, placement, axes, "max")
 
 
 def min_over(local: Tensor, placement: Placement, axes: Sequence[int]) -> Tensor:
-    """The elementwise smallest of the ranks' ``local`` over ``axes``; not differentiable."""
+    """Return the elementwise smallest of the ranks' ``local`` over ``axes``; not differentiable."""
     return local if my_coordinate(placement) is None else _reduce(local, placement, axes, "min")
 
 
 def swap(x: Tensor, counts: Tensor, me: int, ranks: Sequence[int]) -> Tensor:
-    """Rows change hands: ``counts[a, b]`` of those of ``ranks[a]``, in order, go to ``ranks[b]``;
-    this is ``ranks[me]``. Differentiable.
+    """Exchange rows between ranks, and return the rows that this rank gets; differentiable.
+
+    ``counts[a, b]`` rows of ``ranks[a]``, taken in order, go to ``ranks[b]``; this rank is
+    ``ranks[me]``.
 
     ```
     forward    a b | c      d | e f     --->    a b d      c e f        counts [2, 1], [1, 2]
@@ -151,7 +158,7 @@ def _swapped(x: Tensor, counts: Tensor, me: int, ranks: tuple[int, ...]) -> Tens
 
 @dataclass(frozen=True)
 class _Rows:
-    """(rows, counts) -> the rows that come."""
+    """Function (rows, counts) -> the rows that this rank gets."""
 
     me: int
     ranks: tuple[int, ...]
@@ -174,6 +181,7 @@ class _Spread(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None, None]:
         dst = ctx.dst
+        # A missing gradient is missing on all ranks, so that none of them waits in `gather`.
         if grad is None or my_coordinate(dst.placement) is None:
             return None, None, None
         return gather(grad, dst.dual), None, None
@@ -196,10 +204,12 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        # `gather` may return `tangent` itself, and a jvp must not return its input.
         return gather(tangent, ctx.src).clone()
 
 
-# The class of the nodes that ``gather`` makes, whose ``src`` is the spec of what was gathered.
+# Class of the autograd nodes that ``gather`` makes. Their ``src`` is the spec of the gathered
+# shard.
 gathered_by: Any = _Gather._backward_cls  # type: ignore[attr-defined]
 
 
@@ -212,6 +222,7 @@ class _Land(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
+        # No gradient for ``local``, whose old value is overwritten.
         return None, gather(grad, ctx.dst.dual), None
 
     @staticmethod
@@ -251,7 +262,10 @@ class _SumOver(torch.autograd.Function):
 
 
 def _reduce(local: Tensor, placement: Placement, axes: Sequence[int], op: str) -> Tensor:
-    """``local`` combined over ``axes``, in one group if no other axis has ranks; a new tensor."""
+    """Return ``local`` reduced over ``axes``, as a new tensor.
+
+    All axes are reduced in one group if no other axis has several ranks.
+    """
     with HookOff():
         x = torch.Tensor.detach(local)
         wide = [axis for axis in axes if placement.shape[axis] > 1]

@@ -1,4 +1,4 @@
-"""Whether autograd records what is done to tensors, and functions of its that communicate."""
+"""State of autograd recording, and calls of autograd functions that communicate."""
 
 from __future__ import annotations
 
@@ -13,37 +13,50 @@ HookOff = torch._C.DisableTorchFunctionSubclass
 
 
 def is_recording() -> bool:
-    """Whether ops on tensors that require grad get a graph. Never in inference mode, also where
-    ``enable_grad`` is entered in it: there a view of an ordinary tensor requires grad on the rank
-    that has the elements, and not on one that makes zeros of its own."""
+    """Return whether ops on tensors that require grad get a graph.
+
+    In inference mode they never do, even inside ``enable_grad``. Torch differs there: a view of an
+    ordinary tensor requires grad, on the rank that has the elements, but a tensor of zeros, made on
+    a rank that has none, does not.
+    """
     return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
 
 
 def records(tensors: Iterable[Tensor]) -> bool:
-    """Whether an op on ``tensors`` gets a graph: the same on every rank."""
+    """Return whether an op on ``tensors`` gets a graph: the same on every rank."""
     return is_recording() and any(x.requires_grad for x in tensors)
 
 
 def tracks(tensors: Iterable[Tensor]) -> bool:
-    """Whether autograd, reverse or forward mode, follows an op on ``tensors``: the same on every
-    rank."""
+    """Return whether autograd, reverse or forward mode, follows an op on ``tensors``.
+
+    The answer is the same on every rank.
+    """
     return records(tensors) or forward_ad._current_level >= 0
 
 
 def is_accumulated(node: Any) -> bool:
-    """Whether ``node`` of a graph is a leaf's, and the backward that runs adds to its gradient;
-    ``torch.autograd.grad`` does not."""
+    """Return whether ``node`` is the node of a leaf to whose gradient the running backward adds.
+
+    ``torch.autograd.grad`` does not add to gradients.
+    """
     if not hasattr(node, "variable"):
         return False
     try:
         return torch._C._will_engine_execute_node(node)  # type: ignore[attr-defined]
-    except RuntimeError:  # the gradient is asked for, and not accumulated
+    except RuntimeError:  # torch.autograd.grad returns this gradient without accumulating it
         return False
 
 
 def apply(function: Any, *args: Any) -> Any:
-    """``function.apply``, bypassing the guard that keeps users' own autograd functions from global
-    tensors."""
+    """Call ``function.apply`` without torch's Python method ``Function.apply`` around it.
+
+    The check of that method for transforms is made here instead. Only functions of this library may
+    be called this way, since they work on shards.
+
+    Raises:
+        RuntimeError: a ``torch.func`` transform is active.
+    """
     if torch._C._are_functorch_transforms_active():
         raise RuntimeError(
             "boxing: a torch.func transform (grad, vmap, jvp) is active.\n"
@@ -51,5 +64,6 @@ def apply(function: Any, *args: Any) -> Any:
             "  Use torch.autograd.grad or backward on global tensors; in place of jvp, "
             "torch.autograd.functional.jvp or torch.autograd.forward_ad."
         )
+    # Finds `apply` of Function's base class in C, bound to `function`.
     past_guard: Any = super(torch.autograd.Function, function)
     return past_guard.apply(*args)

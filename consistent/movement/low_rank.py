@@ -8,8 +8,8 @@ sum = p q'                   each rank makes its own part
 unsent = m - p (its own q)'  what of this rank's addend is not in the sum
 ```
 
-Where p and q of all ranks are added up in their order, every rank has the same bits of both, and so
-the same basis for ever.
+If p and q of all ranks are summed in the order of ranks, every rank has the same bits of both, and
+so the same basis in every later step.
 """
 
 from __future__ import annotations
@@ -24,45 +24,55 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LowRank:
-    """Sums of matrices as products of rank ``rank``; other tensors as they are."""
+    """Codec for sums of matrices, as products of rank ``rank``.
+
+    Tensors of other shapes are sent as they are.
+    """
 
     rank: int
 
     @property
     def name(self) -> str:
-        """What a plan calls it."""
+        """Name of the codec in a plan."""
         return f"powersgd:{self.rank}"
 
     def fits(self, shape: Sequence[int]) -> bool:
-        """Whether a sum of tensors of ``shape`` is sent in fewer bytes so than as it is: twice the
-        thin matrices, once and back, in place of one half of that for the whole."""
+        """Return whether sums of tensors of ``shape`` take fewer bytes by this codec than without.
+
+        The thin matrices are all-reduced, which counts twice, once for each direction. The whole
+        tensor would be reduce-scattered, which counts once.
+        """
         return len(shape) > 1 and 2 * self.numbers(shape) < math.prod(shape)
 
     def numbers(self, shape: Sequence[int]) -> int:
-        """How many numbers the two thin matrices of a tensor of ``shape`` have."""
+        """Return the number of elements of the two thin matrices for a tensor of ``shape``."""
         return self.rank * sum(_sizes(shape))
 
 
 def _sizes(shape: Sequence[int]) -> tuple[int, int]:
-    """Rows and columns of a tensor of ``shape`` as a matrix: its first dim, and the others."""
+    """Return (rows, columns) of a tensor of ``shape`` as a matrix: its first dim, and all
+    others."""
     return shape[0], math.prod(shape[1:])
 
 
 def first_basis(shape: Sequence[int], rank: int, device: torch.device) -> Tensor:
-    """A basis that has seen no gradient yet, the same on every rank."""
+    """Return the initial basis, which is random and the same on every rank."""
+    # Drawn on the CPU with a fixed seed, so that it is the same on every rank and device.
     drawn = torch.Generator().manual_seed(0)
     return torch.randn(_sizes(shape)[1], rank, generator=drawn).to(device)
 
 
 def matrix(x: Tensor) -> Tensor:
-    """``x`` as a matrix of float32."""
+    """Return ``x`` as a float32 matrix."""
     return x.reshape(x.shape[0], -1).float()
 
 
 def orthonormal(p: Tensor) -> Tensor:
-    """A matrix whose columns are orthonormal, and span what the columns of ``p`` do: Gram-Schmidt,
-    done twice, as what is left of a column that the others nearly span is mostly rounding. A column
-    of zeros stays so."""
+    """Return a matrix with orthonormal columns that span the same space as the columns of ``p``.
+
+    Gram-Schmidt, done twice, because the remainder of a column that the others nearly span is
+    mostly rounding error. A column of zeros stays zero.
+    """
     columns: list[Tensor] = []
     for column in p.unbind(1):
         if columns:
@@ -74,14 +84,17 @@ def orthonormal(p: Tensor) -> Tensor:
 
 
 def next_basis(q: Tensor, first: Tensor) -> Tensor:
-    """The columns of ``q``, of length one; those of ``first`` where one is zero or not finite, for
-    it would stay so."""
+    """Return the columns of ``q``, scaled to length one.
+
+    A column that is zero or not finite would stay so, and is replaced by that of ``first``.
+    """
     made = _normal(q, 0)
     size = made.abs().sum(0)
     return torch.where(torch.isfinite(size) & (size > 0), made, first)
 
 
 def _normal(x: Tensor, dim: int) -> Tensor:
+    # The least positive number in place of 0 keeps a zero column zero instead of NaN.
     return x / torch.linalg.vector_norm(x, dim=dim, keepdim=True).clamp_min(
         torch.finfo(x.dtype).tiny
     )
@@ -90,8 +103,7 @@ def _normal(x: Tensor, dim: int) -> Tensor:
 def part_of_product(
     p: Tensor, q: Tensor, shape: Sequence[int], dim: int, start: int, size: int
 ) -> Tensor:
-    """The part ``[start, start + size)`` along ``dim`` of the product ``p q'``, which is taken as a
-    tensor of ``shape``."""
+    """Return the part ``[start, start + size)`` along ``dim`` of ``p q'``, viewed as ``shape``."""
     if dim == 0:
         return (p[start : start + size] @ q.T).view(size, *shape[1:])
     return (p @ q.T).view(tuple(shape)).narrow(dim, start, size)

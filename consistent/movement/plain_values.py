@@ -1,13 +1,15 @@
-"""Plain tensors that meet global ones count as B, so they must be equal on all ranks. Ranks compare
-them, by a hash, the first times that an op meets a plain tensor of some kind.
+"""Comparison between ranks of plain tensors that are used together with global ones.
 
-Which times these are must be the same on every rank, and plans are forgotten by each rank at its
-own time. So it is decided by a count that is never taken back: how often an op, by its name, was
-planned for operands of these layouts, and these dtypes and numbers of dims of plain tensors. There
-are as many such counts as a program has ops and layouts; sizes and values make none, so their
-number is bounded by the program and not by how long it runs.
+Such plain tensors count as B, so they must be equal on all ranks. Ranks compare them, by a hash,
+the first times that an op uses a plain tensor of some kind.
 
-What each rank draws random numbers from is compared in the same way (``forms/random/draw.py``).
+Every rank must compare at the same calls, but each rank drops cached plans at its own time. So a
+count decides that is never decreased: how often an op, by its name, was planned for operands of
+these layouts, and these dtypes and numbers of dims of plain tensors. There are as many such counts
+as a program has ops and layouts. Sizes and values add none, so their number is bounded by the
+program and not by how long it runs.
+
+The source of each rank's random numbers is compared in the same way (``forms/random/draw.py``).
 """
 
 from __future__ import annotations
@@ -27,13 +29,14 @@ from ..spec import Placement
 from .check_mode import call_site, digest
 from .world import my_coordinate
 
-# An op meets several tensors of one kind, such as token and position ids that both select rows of
-# an embedding; the first of them may be equal on all ranks and another one not.
+# Times that each kind is compared. More than one, since a program may use several tensors of one
+# kind, such as token and position ids that both select rows of an embedding: the first of them may
+# be equal on all ranks and another one not.
 TIMES = 4
 
 _enabled = os.environ.get("CONSISTENT_COMPARE_PLAIN", "1") not in ("", "0")
-# (rank, size of its world) -> (placement, kind of meeting) -> how often. By rank, for simulated
-# ranks share this module, with each other and with the process that simulates them.
+# (rank, size of its world) -> (placement, kind) -> number of comparisons. By rank, because
+# simulated ranks share this module with each other and with the process that simulates them.
 _met: dict[tuple[int, int], dict[tuple, int]] = {}
 
 
@@ -46,9 +49,10 @@ _thread = _Thread()
 
 @contextmanager
 def plain_may_differ() -> Iterator[None]:
-    """Inside, plain tensors that meet global ones are not compared: each rank's own value is taken
-    for the whole. Nor are the seeds of random global tensors. Enter it on all ranks at the same
-    point of the program.
+    """Do not compare plain tensors that are used together with global ones, inside the context.
+
+    Each rank's own value is taken for the whole. The seeds of random global tensors are not
+    compared either. Enter it on all ranks at the same point of the program.
 
     ``CONSISTENT_COMPARE_PLAIN=0`` in the environment does the same for the whole program.
     """
@@ -60,22 +64,28 @@ def plain_may_differ() -> Iterator[None]:
 
 
 def compare(what: str, met: Sequence[Tensor], placement: Placement, kind: Hashable) -> bool:
-    """Compare the plain tensors that ``what`` meets, if it met tensors of this ``kind`` fewer than
-    ``TIMES`` before; one small collective of the placement's ranks.
+    """Compare the plain tensors ``met`` between ranks, unless done ``TIMES`` for this ``kind``.
+
+    This is one small collective of the placement's ranks.
+
+    Args:
+        what: name of the op, for the error.
+        met: the plain tensors that the op uses.
+        placement: the placement of the global tensors among its operands.
+        kind: key of the count of comparisons.
 
     Returns:
-        Whether a later meeting of this kind is to be compared as well; the same on all ranks of
-        the placement.
+        Whether a later call with this kind is to be compared as well; the same on all ranks of the
+            placement.
 
     Raises:
-        RuntimeError: they differ between ranks.
+        RuntimeError: the tensors differ between ranks.
     """
     return bool(met) and first_times(placement, kind, lambda: _check(what, met, placement))
 
 
 def first_times(placement: Placement, kind: Hashable, check: Callable[[], None]) -> bool:
-    """Call ``check``, a collective of the placement's ranks, if that was done for this ``kind``
-    fewer than ``TIMES`` before.
+    """Call ``check``, a collective of the placement, unless done ``TIMES`` for this ``kind``.
 
     Returns:
         Whether it is to be called a next time; the same on all ranks of the placement.
@@ -88,20 +98,22 @@ def first_times(placement: Placement, kind: Hashable, check: Callable[[], None])
     if times >= TIMES:
         return False
     if not _thread.off:
-        with unseen():  # a step that is recorded compares no more when it runs as a program
+        with unseen():  # not recorded: a compiled step compares only while it is recorded
             check()
     counts[key] = times + 1
     return times + 1 < TIMES
 
 
 def are_compared() -> bool:
-    """Whether plain values are compared here: neither the environment nor ``plain_may_differ`` says
-    otherwise."""
+    """Return whether plain values are compared here.
+
+    The environment or ``plain_may_differ`` may switch that off.
+    """
     return _enabled and not _thread.off
 
 
 def forget() -> None:
-    """Compare everything again, as after a change of the process group."""
+    """Reset all counts, as after a change of the process group, so that all is compared again."""
     _met.clear()
 
 

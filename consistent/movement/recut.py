@@ -1,5 +1,7 @@
-"""Items of a dim put in the order of the ranks that hold them, for splits that deal out several
-runs: what is sent to a rank then lies together, and each move is the one of a plain split.
+"""Reordering of the items of a dim to the order of the ranks that hold them.
+
+It serves splits that give a rank several runs of items. After the reordering the items for a rank
+are contiguous, and each move is that of a plain split.
 
 ```
 S(0, cut="zigzag") of 8 items, 2 ranks     by ranks   0 1 6 7 | 2 3 4 5     logical   0 1 2 ... 7
@@ -18,6 +20,7 @@ from mirrored.transports.default import current
 
 from ..spec import Runs, Split, overlapping
 
+# Dtypes for which torch has no index_copy_ -> an integer dtype of the same size.
 _AS_INTEGERS = {
     torch.float8_e4m3fn: torch.uint8,
     torch.float8_e4m3fnuz: torch.uint8,
@@ -32,8 +35,10 @@ _AS_INTEGERS = {
 
 @lru_cache(maxsize=1 << 10)
 def _order(entry: Split, n: int, parts: int) -> tuple[Tensor, Tensor] | None:
-    """(logical places in the order of ranks, places by ranks in the logical order), on the CPU;
-    None where these are one order."""
+    """Return (logical places in rank order, rank-order places in logical order), on the CPU.
+
+    Returns None if the two orders are the same.
+    """
     runs = [run for k in range(parts) for run in entry.runs(n, parts, k)]
     if all(a + size == b for (a, size), (b, _) in zip(runs, runs[1:])):
         return None
@@ -42,31 +47,33 @@ def _order(entry: Split, n: int, parts: int) -> tuple[Tensor, Tensor] | None:
 
 
 def _constant(x: Tensor) -> Tensor:
-    """``x``, which was made earlier. A program that is recorded learns that it is always the same,
-    as of the tensors that `torch.tensor` makes."""
+    """Return ``x``, a cached tensor, marked as a constant for a program that is recorded.
+
+    Torch marks the tensors that ``torch.tensor`` makes in the same way.
+    """
     return torch.ops.aten.lift_fresh.default(x)
 
 
 def places(runs: Sequence[tuple[int, int]]) -> Tensor:
-    """The items of ``runs``, one by one, as indices on the CPU."""
+    """Return the indices of the items of ``runs``, one by one, on the CPU."""
     found = [torch.arange(start, start + size) for start, size in runs]
     return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
 
 
 def by_ranks(x: Tensor, entry: Split, parts: int) -> Tensor:
-    """``x``, whole along the dim of ``entry``, with the items of each rank together."""
+    """Return ``x``, whole along the dim of ``entry``, with the items of each rank together."""
     order = _order(entry, x.shape[entry.dim], parts)
     return x if order is None else x.index_select(entry.dim, _constant(order[0]).to(x.device))
 
 
 def in_logical_order(x: Tensor, entry: Split, parts: int) -> Tensor:
-    """``x``, with the items of each rank together along the dim of ``entry``, in order again."""
+    """Return ``x``, in which the items of each rank are together, in logical order again."""
     order = _order(entry, x.shape[entry.dim], parts)
     return x if order is None else x.index_select(entry.dim, _constant(order[1]).to(x.device))
 
 
 def taken(x: Tensor, dim: int, runs: Runs) -> Tensor:
-    """The items of ``runs`` of a tensor that has all of them; a view where there is one run."""
+    """Return the items of ``runs`` of a tensor that has all items; a view if there is one run."""
     if len(runs) < 2:
         start, size = runs[0] if runs else (0, 0)
         return x.narrow(dim, start, size)
@@ -74,8 +81,7 @@ def taken(x: Tensor, dim: int, runs: Runs) -> Tensor:
 
 
 def placed(x: Tensor, dim: int, runs: Runs, total: int, rest: float) -> Tensor:
-    """A tensor of ``total`` items along ``dim`` that has ``x`` at ``runs``, and ``rest``
-    elsewhere."""
+    """Return a tensor of ``total`` items along ``dim``: ``x`` at ``runs``, ``rest`` elsewhere."""
     shape = list(x.shape)
     shape[dim] = total
     out = torch.full(shape, rest, dtype=x.dtype, device=x.device)
@@ -83,8 +89,21 @@ def placed(x: Tensor, dim: int, runs: Runs, total: int, rest: float) -> Tensor:
 
 
 def recut(x: Tensor, src: Split, dst: Split, n: int, index: int, ranks: tuple[int, ...]) -> Tensor:
-    """The items of ``dst`` that this rank, ``index`` of ``ranks``, is to hold, of those of ``src``
-    that the ranks hold: each is sent what it lacks, and that once."""
+    """Box a split ``src`` to the split ``dst`` of the same dim, and send each item at most once.
+
+    Each rank is sent the items that it lacks.
+
+    Args:
+        x: this rank's items.
+        src: the present split.
+        dst: the split to box to.
+        n: number of items of the dim.
+        index: this rank's position in ``ranks``.
+        ranks: the ranks that hold the items.
+
+    Returns:
+        This rank's items under ``dst``.
+    """
     dim, parts = src.dim, len(ranks)
     have, want = src.runs(n, parts, index), dst.runs(n, parts, index)
     pieces, shapes, arrived = [], [], []
@@ -102,8 +121,11 @@ def recut(x: Tensor, src: Split, dst: Split, n: int, index: int, ranks: tuple[in
 
 
 def _put(out: Tensor, dim: int, at: Tensor, x: Tensor) -> Tensor:
-    """``out`` with ``x`` at the places ``at``. Torch copies no float8 and no unsigned numbers to
-    indices, and their bits are those of integers."""
+    """Write ``x`` into ``out`` at the places ``at`` along ``dim``, and return ``out``.
+
+    Torch's ``index_copy_`` supports neither float8 nor some unsigned dtypes, so their bits are
+    copied as integers.
+    """
     number, at = _AS_INTEGERS.get(x.dtype), at.to(x.device)
     if number is None:
         return out.index_copy_(dim, at, x)
@@ -112,9 +134,10 @@ def _put(out: Tensor, dim: int, at: Tensor, x: Tensor) -> Tensor:
 
 
 def _within(some: Runs, of: Runs) -> Runs:
-    """Where ``some``, which lie in ``of``, are in a shard that holds ``of``."""
+    """Return the positions of the runs ``some`` inside a shard that holds the runs ``of``."""
     found, before, i = [], 0, 0
     for start, size in some:
+        # Both are in the same order, so ``i`` never has to go back.
         while start >= of[i][0] + of[i][1]:
             before += of[i][1]
             i += 1

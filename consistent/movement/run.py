@@ -1,8 +1,8 @@
-"""Carrying out a plan: each move becomes a collective, or a local copy, on the shard.
+"""Execution of a plan: each move becomes a collective, or a local copy, on the shard.
 
 Plain tensor in, plain tensor out, no autograd. A rank outside the placement holds a ``meta`` tensor
 and gets one of the new shape, without communication. Between placements the ranks of the source do
-the moves before the exchange, those of the target the moves after it.
+the moves before the exchange, and the ranks of the target the moves after it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ _ON_BOXING_BEGIN, _ON_BOXING_END = callbacks("on_boxing_begin"), callbacks("on_b
 _Action = Callable[[Tensor], Tensor]
 _is_alias_of = torch._C._is_alias_of  # pyright: ignore[reportAttributeAccessIssue]
 
-_COMPRESSED = (torch.sparse_csr, torch.sparse_csc)  # of blocks the parts of a split may cut some
+# Without the block layouts (BSR, BSC), because a split may cut through a block.
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc)
 
 
 @counts_lacks
 def run(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
-    """This rank's shard under ``dst``, from its shard ``local`` under ``src``.
+    """Return this rank's shard under ``dst``, from its shard ``local`` under ``src``.
 
     The result is contiguous and never shares memory with ``local``, except that ``src`` to itself
     returns ``local``.
@@ -47,7 +48,8 @@ def run(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
     if src is dst:
         return local
     if local.layout in _COMPRESSED and src.placement == dst.placement:
-        out = run(local.detach().to_sparse(), src, dst)  # as entries, each with its place
+        # As COO, since its entries have their places, which `run_sparse` sends along.
+        out = run(local.detach().to_sparse(), src, dst)
         return out if out.is_meta else out.to_sparse(layout=local.layout)
     x, moves = begin(local, src, dst)
     if src.placement is dst.placement or src.placement == dst.placement:
@@ -63,15 +65,17 @@ def run(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
 def begin(
     local: Tensor, src: TensorSpec, dst: TensorSpec, moves: tuple[Step, ...] | None = None
 ) -> tuple[Tensor, tuple[Step, ...]]:
-    """The first step of every boxing, which a boxing in chunks takes once: gives (data of the
-    shard, moves). ``moves`` are those of the plan, unless they go by a codec."""
+    """Begin a boxing: check it, notify tracers, and return (data of the shard, moves).
+
+    A boxing in chunks calls this once. ``moves`` are those of the plan, unless a codec sends them.
+    """
     if check_mode.enabled:
         check_mode.before_boxing(local, src, dst)
     moves = plan(src, dst) if moves is None else moves
     for notify in _ON_BOXING_BEGIN:
         notify(src, dst, moves)
     x = local.detach()
-    # A gradient that torch knows to be zero has no memory to send.
+    # Torch represents some zero gradients without memory (ZeroTensor), which cannot be sent.
     x = x.clone() if x._is_zerotensor() else x
     entries = x.layout is torch.sparse_coo and src.placement == dst.placement
     return x if entries or x.layout is torch.strided else x.to_dense(), moves
@@ -88,10 +92,10 @@ def ended(*routes: tuple[TensorSpec, TensorSpec]) -> None:
 def addends(
     local: Tensor, src: TensorSpec, dst: TensorSpec
 ) -> Iterator[tuple[list[Tensor], int, int, int]]:
-    """``run`` without its last addition, where the plan ends in a reduce-scatter.
+    """Do ``run`` without its last addition, for a plan that ends in a reduce-scatter.
 
-    Gives (tensors, dim, start, size): their sum, in order, has the shard in [start, start + size)
-    of ``dim``. They are to be read inside the ``with`` block.
+    Yields (tensors, dim, start, size): the sum of the tensors, in order, has the shard in [start,
+    start + size) of ``dim``. They may be read only inside the context.
     """
     x, moves = begin(local, src, dst)
     at, last = my_coordinate(src.placement), moves[-1]
@@ -105,7 +109,7 @@ def addends(
     entries[axis] = last.src
     before = dst.with_sbp(tuple(entries))
     x, parts = run_within(x, src, before), dst.placement.shape[axis]
-    # Whole along the axis, as in `_step`.
+    # The dim is whole along the axis, so its sizes are those that the axis splits it into.
     sizes = [piece(x.shape[dim], parts, k)[1] for k in range(parts)]
     ranks = dst.placement.axis_ranks(axis, at)
     if parts == 1:
@@ -116,7 +120,7 @@ def addends(
 
 
 def run_within(x: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
-    """``run`` on one placement, without ``begin``."""
+    """Do ``run`` on one placement, without ``begin``."""
     at = my_coordinate(src.placement)
     if src is dst:
         return x
@@ -129,7 +133,7 @@ def run_within(x: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
     out = x
     for step in _steps(src, dst, at):
         out = step(out)
-    # Slices and kept values are views until here, so that a plan of several copies once.
+    # Slices and kept values are views until here, so that a plan of several moves copies once.
     if _is_alias_of(out, x) or not out.is_contiguous():
         out = out.clone(memory_format=torch.contiguous_format)
     return out
@@ -137,10 +141,10 @@ def run_within(x: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
 
 @lru_cache(maxsize=1 << 11)
 def _steps(src: TensorSpec, dst: TensorSpec, at: Coordinate) -> tuple[_Action, ...]:
-    """The actions of the rank at ``at``, with sizes and ranks filled in."""
+    """Return the actions of the rank at ``at``, with sizes and ranks filled in."""
     steps, state = [], src
     for move in plan(src, dst):
-        if isinstance(move, Exchange):  # the whole plan
+        if isinstance(move, Exchange):  # on one placement an exchange is the whole plan
             return (partial(run_exchange, src=src, dst=dst),)
         steps.append(_step(state, move, at))
         entries = list(state.sbp)
@@ -155,8 +159,8 @@ def _step(state: TensorSpec, move: Move, at: Coordinate) -> _Action:
     if parts == 1:
         return _keep
     ranks = state.placement.axis_ranks(axis, at)
-    # What the ranks of the axis hold together: the moving axis is the innermost on its dim, so
-    # leaving it out leaves the box that its pieces make up.
+    # Shape of the box that the ranks of the axis hold together. The moving axis is the innermost
+    # one on its dim, so replacing its entry by B gives that box.
     entries = list(state.sbp)
     entries[axis] = B
     whole = state.with_sbp(tuple(entries)).local_shape(at)
@@ -194,6 +198,7 @@ def _step(state: TensorSpec, move: Move, at: Coordinate) -> _Action:
             return _keep
         case _:
             assert src is not None
+            # S -> P: pad this rank's piece with the value that the reduction ignores.
             rest = identity(state.dtype, op)
             runs = src.runs(whole[i], parts, index)
             return partial(placed, dim=i, runs=runs, total=whole[i], rest=rest)
@@ -205,8 +210,10 @@ def _step(state: TensorSpec, move: Move, at: Coordinate) -> _Action:
 def _through_order(
     x: Tensor, do: _Action, src: Split | None, dst: Split | None, parts: int
 ) -> Tensor:
-    """``do``, a move of pieces that lie one behind the other, of items that ``src`` and ``dst``
-    deal out in another order."""
+    """Run ``do``, a move of contiguous pieces, on items that splits deal out in another order.
+
+    ``src`` and ``dst`` are these splits.
+    """
     out = do(x if dst is None else by_ranks(x, dst, parts))
     return out if src is None else in_logical_order(out, src, parts)
 

@@ -1,5 +1,4 @@
-"""Carrying out exchanges, one or many at once: one message for each pair of ranks, then the parts
-are put together.
+"""Execution of one or many exchanges at once: one message for each pair of ranks, then assembly.
 
 ```
             tensor a          tensor b             one message
@@ -7,8 +6,8 @@ rank 0      a[0:2] to 2       b[0:1] to 2    --->  a[0:2] b[0:1]  --->  rank 2
 rank 1      a[2:4] to 2                      --->  a[2:4]         --->  rank 2
 ```
 
-What a rank has already is copied, and is not sent. Every rank of a placement takes part, even one
-with nothing to send; the others get a ``meta`` tensor.
+Parts that a rank has already are copied, and not sent. Every rank of a placement takes part, even
+one with nothing to send; the others get a ``meta`` tensor.
 """
 
 from __future__ import annotations
@@ -35,20 +34,20 @@ Message = tuple[int, tuple[int, ...], torch.dtype]  # source, shape, dtype
 
 
 def run_exchange(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
-    """This rank's shard under ``dst``, a new tensor, from its shard ``local`` under ``src``."""
+    """Return this rank's shard under ``dst``, a new tensor, from ``local`` under ``src``."""
     return run_together([local], [(src, dst)])[0]
 
 
 def run_together(
     locals_: Sequence[Tensor], routes: Sequence[Route], into: Sequence[Tensor] | None = None
 ) -> list[Tensor]:
-    """``run_exchange`` of each shard along its route, all in one batch of messages.
+    """Do ``run_exchange`` of each shard along its route, all in one batch of messages.
 
     Args:
         locals_: this rank's shards.
         routes: (src, dst) of each, all between devices of the same kinds.
-        into: the shards to fill, of routes none of which ends or begins partial. One that is
-            ``locals_``' own tensor is left alone: this rank keeps what it has.
+        into: the shards to fill, for routes none of which ends or begins partial. An entry that is
+            the very tensor of ``locals_`` is not written: this rank keeps its shard.
     """
     batch = batch_of(*routes)
     received: list[Tensor] = []
@@ -59,8 +58,10 @@ def run_together(
 
 
 class Orders(NamedTuple):
-    """One rank's share of an exchange: what it sends as ``source``, and gets as ``target``. These
-    are both its own rank; a simulated process may stand for two."""
+    """One rank's share of an exchange: its messages as ``source`` and as ``target``.
+
+    Both are its own rank, but a simulated process may stand for two.
+    """
 
     source: int
     target: int
@@ -73,17 +74,18 @@ class Orders(NamedTuple):
 class Batch:
     """One rank's share of exchanges that are done together.
 
-    The parts for one rank lie side by side as bytes, in the order of the routes; one part alone
-    goes as it is.
+    The parts for one rank are concatenated as bytes, in the order of the routes. A single part is
+    sent as it is.
     """
 
     def __init__(self, routes: Sequence[Route], orders: Sequence[Orders]) -> None:
         self._routes, self._orders = routes, orders
         self.members = _members(routes)
-        """The ranks between which something is sent, the same on every rank."""
+        """The ranks between which anything is sent; the same on every rank."""
         self.takes_part = any(rank in self.members for each in orders for rank in each[:2])
-        """Whether this rank is one of them."""
-        self._coming: dict[int, list[tuple[int, int]]] = {}  # source -> (route, transfer) of parts
+        """True if this rank is one of ``members``."""
+        # Source rank -> (index of the route, index of the transfer) of each part that it sends.
+        self._coming: dict[int, list[tuple[int, int]]] = {}
         for i, each in enumerate(orders):
             for k, t in enumerate(each.arriving):
                 if t.source != each.source:
@@ -91,12 +93,12 @@ class Batch:
 
     @property
     def wire(self) -> torch.device:
-        """Where messages lie; between device types everything passes through the host."""
+        """Device of the messages; between device types everything passes through the host."""
         src, dst = (end.placement for end in self._routes[0])
         return device_of(src) if src.type == dst.type else torch.device("cpu")
 
     def departing(self, locals_: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
-        """What this rank sends, (to, message)."""
+        """Return the messages that this rank sends, as (to, message)."""
         going: dict[int, list[Tensor]] = {}
         for i, each in enumerate(self._orders):
             if each.going:
@@ -107,7 +109,7 @@ class Batch:
 
     @cached_property
     def arriving(self) -> list[Message]:
-        """What this rank receives."""
+        """The messages that this rank receives."""
         made: list[Message] = []
         for source, parts in self._coming.items():
             (i, k), *more = parts
@@ -123,8 +125,11 @@ class Batch:
         locals_: Sequence[Tensor],
         into: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
-        """This rank's shards under the second specs, of the messages that ``arriving`` lists and of
-        what it has; ``into`` as in ``run_together``."""
+        """Assemble this rank's shards under the second specs.
+
+        The parts come from ``received``, the messages that ``arriving`` lists, and from
+        ``locals_``. ``into`` is as in ``run_together``.
+        """
         parts: dict[tuple[int, int], Tensor] = {}
         for message, places in zip(received, self._coming.values(), strict=True):
             if len(places) == 1:
@@ -165,8 +170,7 @@ class Batch:
 
 
 def batch_of(*routes: Route, is_source: bool = True, is_target: bool = True) -> Batch:
-    """This rank's share of exchanges along ``routes``: as one of their sources, their targets, or
-    both."""
+    """Return this rank's share of exchanges along ``routes``, as a source, a target, or both."""
     rank_in = current().rank_in
     ranks = tuple(
         (rank_in(src.placement) if is_source else -1, rank_in(dst.placement) if is_target else -1)
@@ -193,7 +197,7 @@ def _orders(src: TensorSpec, dst: TensorSpec, source: int, target: int) -> Order
 
 
 def _members(routes: Sequence[Route]) -> Ranks:
-    """The ranks of all placements between which something is sent."""
+    """Return the ranks of all placements between which anything is sent."""
     found: set[int] = set()
     for route in routes:
         if exchange(*route).total:
@@ -202,11 +206,12 @@ def _members(routes: Sequence[Route]) -> Ranks:
 
 
 def _packed(parts: list[Tensor]) -> Tensor:
-    """The message that carries ``parts``."""
+    """Return the message that carries ``parts``."""
     return parts[0] if len(parts) == 1 else torch.cat([_as_bytes(x) for x in parts])
 
 
 def _as_bytes(x: Tensor) -> Tensor:
+    # Lazy conjugation and negation are not in the bytes, so carry them out first.
     return x.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
 
 
@@ -217,11 +222,11 @@ def _assembled(
     to: Coordinate,
     out: Tensor | None,
 ) -> Tensor:
-    """The sum of the addends, each put together from its parts, with zeros where P leaves gaps; in
-    ``out``, if it is given, of a shard that has one addend.
+    """Assemble each addend from its parts, and return the sum of the addends.
 
-    For P(max) and P(min) it is the largest or smallest, with the value that loses against every
-    other.
+    If the target is P, elements that no part covers are zero. For P(max) and P(min) the result is
+    the largest or smallest, and such elements have the value that loses against every other. With
+    ``out``, a shard that has one addend, the result is made there.
     """
     starts, sizes = dst.region(to)
     to_kind = partial_of(dst.sbp)
@@ -241,11 +246,12 @@ def _assembled(
         return new()
     if len(addends) == 1:
         return next(iter(addends.values()))
+    # In a fixed order, so that every rank rounds in the same way.
     return ordered_reduce([addends[k] for k in sorted(addends)], op)
 
 
 def _cut(x: Tensor, t: Transfer, origin: Sequence[int]) -> Tensor:
-    """The box of ``t`` in ``x``, whose first element is at ``origin`` of the logical tensor."""
+    """Return the box of ``t`` in ``x``, which begins at ``origin`` of the logical tensor."""
     for dim, (start, size, first) in enumerate(zip(t.starts, t.sizes, origin)):
         x = x.narrow(dim, start - first, size)
     return x

@@ -1,4 +1,5 @@
-"""A model's worth of exchanges, in messages of a bounded size: a bucket of tensors at a time."""
+"""Exchanges of all tensors of a model, in messages of a bounded size: a bucket of tensors at a
+time."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from ..boxing.exchange import exchange
 from .run import run
 from .run_exchange import Route, run_together
 
-# Bytes that all ranks together send at once: long enough that the number of messages does not
-# matter, short enough to be little beside a model that fills the memory.
+# Bytes that all ranks together send at once: so many that the number of messages does not matter,
+# but few compared to a model that fills the memory.
 BUCKET = 64 << 20
 
 
@@ -21,19 +22,20 @@ BUCKET = 64 << 20
 def run_exchanges(
     locals_: Sequence[Tensor], routes: Sequence[Route], into: Sequence[Tensor]
 ) -> None:
-    """Write into each of ``into`` this rank's shard under the second spec of its route.
+    """Write into each tensor of ``into`` this rank's shard under the second spec of its route.
 
-    Every rank of the world may call; those outside all placements send nothing. Each rank of a
-    target receives what it needs and does not hold, once: no fewer bytes would do.
+    Every rank of the world may call this; those outside all placements send nothing. Each rank of a
+    target receives what it needs and does not hold, once, which is the least possible number of
+    bytes.
 
     Args:
         locals_: this rank's shards under the first specs.
         routes: (src, dst) of each, none of them partial, all between devices of the same kinds.
-        into: the shards to fill, on ``meta`` outside the target. One that is ``locals_``' own
-            tensor is left alone: this rank keeps what it has.
+        into: the shards to fill, on ``meta`` outside the target. An entry that is the very tensor
+            of ``locals_`` is not written: this rank keeps its shard.
     """
     alone = [i for i, ends in enumerate(routes) if any(spec.layout.is_cut for spec in ends)]
-    for i in alone:  # a rank has no one box of it
+    for i in alone:  # the shard of a rank is no single box, so one transfer cannot describe it
         if into[i] is not locals_[i]:
             into[i].copy_(run(locals_[i], *routes[i]))
     for bucket in _buckets(routes, alone):
@@ -42,8 +44,11 @@ def run_exchanges(
 
 
 def _buckets(routes: Sequence[Route], alone: Sequence[int]) -> Iterator[list[int]]:
-    """Positions of the routes that are sent together, the same on every rank; not those that go
-    ``alone``. Those of the largest elements come first, so that each is aligned in a message."""
+    """Yield the positions of the routes that are sent together, without those that go ``alone``.
+
+    They are the same on every rank. Routes with the largest elements come first, so that each part
+    is aligned in a message.
+    """
     bucket: list[int] = []
     size = 0
     left = set(range(len(routes))).difference(alone)

@@ -1,8 +1,7 @@
-"""Carrying out a plan on sparse tensors, such as the gradients of sparse embeddings.
+"""Execution of a plan on sparse tensors, such as the gradients of sparse embeddings.
 
-Entries are sent with their places in the logical tensor. A sum puts the entries of all ranks side
-by side, as torch does when it adds sparse tensors, and those that belong to other ranks are left
-out.
+Entries are sent with their places in the logical tensor. A sum concatenates the entries of all
+ranks, as torch does when it adds sparse tensors, and drops those that belong to other ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +19,10 @@ from ..spec import B, Coordinate, Split, TensorSpec, piece
 
 
 def run_sparse(x: Tensor, src: TensorSpec, moves: Sequence[Step], at: Coordinate) -> Tensor:
-    """This rank's shard, a sparse COO tensor, after ``moves``; its shard under ``src`` is ``x``."""
+    """Return this rank's shard, a sparse COO tensor, after ``moves``.
+
+    ``x`` is its shard under ``src``, ``at`` its coordinate.
+    """
     state = src
     for move in moves:
         assert isinstance(move, Move)
@@ -57,7 +59,7 @@ def _side_by_side(x: Tensor, ranks: tuple[int, ...]) -> Tensor:
 
 
 def _placed(x: Tensor, dim: int, start: int, whole: Sequence[int]) -> Tensor:
-    """``x`` as a part of a tensor of size ``whole`` along ``dim``, where it begins at ``start``."""
+    """Return ``x`` as the part from ``start`` along ``dim`` of a tensor of size ``whole``."""
     shape = [*x.shape]
     size, shape[dim] = shape[dim], whole[dim]
     indices, values = x._indices(), x._values()
@@ -73,13 +75,14 @@ def _placed(x: Tensor, dim: int, start: int, whole: Sequence[int]) -> Tensor:
 
 
 def _cut(x: Tensor, dim: int, start: int, size: int) -> Tensor:
-    """The part of ``x`` in [start, start + size) along ``dim``."""
+    """Return the part of ``x`` in [start, start + size) along ``dim``."""
     shape = [*x.shape]
     shape[dim] = size
     indices, values = x._indices(), x._values()
     if dim < x.sparse_dim():
         inside = (indices[dim] >= start) & (indices[dim] < start + size)
         indices, values = indices[:, inside], values[inside]
+        # The mask has made a copy, so this does not write into the indices of the caller.
         indices[dim] -= start
     else:
         values = values.narrow(dim - x.sparse_dim() + 1, start, size).contiguous()

@@ -1,5 +1,7 @@
-"""What a process sets for itself and that changes what it computes: the same on all ranks, or their
-results differ where each computes the same."""
+"""Settings of a process that change what it computes.
+
+They must be the same on all ranks, or results differ between ranks that compute the same.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,12 @@ _SETTINGS: dict[str, Callable[[], object]] = {
     "autocast on GPUs": lambda: _autocast("cuda"),
     "number of threads": torch.get_num_threads,
 }
-MAY_DIFFER = "number of threads"  # looked at last
-"""Changes at most how sums are rounded, and hosts with other processors have other numbers."""
+MAY_DIFFER = "number of threads"  # last in _SETTINGS, so that other differences are found first
+"""Affects at most the rounding of sums, and differs between hosts with different processors."""
 
 
 def settings() -> dict[str, str]:
-    """The settings of this process, by name."""
+    """Return the settings of this process, by name."""
     return {name: str(read()) for name, read in _SETTINGS.items()}
 
 
@@ -31,6 +33,6 @@ def _autocast(kind: str) -> str:
 
 
 def first_difference(notes: Sequence[Mapping[str, str]]) -> str | None:
-    """The name of a setting that is not the same in all ranks' notes; None if all are."""
+    """Return the name of a setting that differs between the ranks' notes, or None."""
     names = dict.fromkeys(name for note in notes for name in note)
     return next((n for n in names if len({note.get(n) for note in notes}) > 1), None)

@@ -1,5 +1,6 @@
-"""Several shards at once: those that are gathered, or reduced and scattered, over the same ranks go
-in one message. No autograd.
+"""Boxing of several shards at once, without autograd.
+
+Shards that are gathered, or reduced and scattered, over the same ranks go in one message.
 """
 
 from __future__ import annotations
@@ -39,13 +40,14 @@ def run_several(
     into: Sequence[Tensor] | None = None,
     begun: bool = False,
 ) -> list[Tensor]:
-    """``run`` of each shard along its route, in as few messages as possible.
+    """Box each shard along its route, as ``run`` does, in as few messages as possible.
 
     Args:
         locals_: this rank's shards.
         routes: (src, dst) of each, which differ.
-        into: contiguous tensors that get the results, which are returned.
-        begun: ``begin`` was called for each, and all stay on their placements.
+        into: contiguous tensors that get the results and are returned.
+        begun: whether ``begin`` was called for each shard already; then all stay on their
+            placements.
     """
     out: list[Any] = [None] * len(locals_)
     alone, together = _grouped(locals_, routes)
@@ -67,7 +69,7 @@ def run_several(
 
 
 class Started:
-    """Boxings under way. ``wait()`` gives the shards, as often as it is called."""
+    """Boxings in flight. ``wait()`` returns the shards, and may be called repeatedly."""
 
     def __init__(self, made: list[Any], waits: list[tuple[list[int], Waitable]]) -> None:
         self._made, self._waits = made, waits
@@ -83,8 +85,10 @@ class Started:
 
 @counts_lacks
 def start_several(locals_: Sequence[Tensor], routes: Sequence[Route]) -> Started:
-    """Start ``run`` of each shard along its route; all stay on their placements. Shards may not be
-    written to before the results are there."""
+    """Start ``run`` of each shard along its route; all stay on their placements.
+
+    Shards may not be written to before the results are there.
+    """
     xs = [begin(x, *route)[0] for x, route in zip(locals_, routes, strict=True)]
     out: list[Any] = [None] * len(xs)
     alone, together = _grouped(xs, routes)
@@ -97,13 +101,14 @@ def start_several(locals_: Sequence[Tensor], routes: Sequence[Route]) -> Started
             else transport.start_reduce_scatter_several
         )
         waits.append((list(positions), start([xs[i] for i in positions], dims, sizes, ranks)))
+    # After the messages have started, so that they travel meanwhile.
     for i in alone:
         out[i] = run_within(xs[i], *routes[i])
     return Started(out, waits)
 
 
 def which_travel(routes: Sequence[Route]) -> list[bool]:
-    """Whether each boxing is one message that travels while this rank computes."""
+    """Return whether each boxing is one message that travels while this rank computes."""
     placements = dict.fromkeys(src.placement for src, _ in routes)
     at = {placement: my_coordinate(placement) for placement in placements}
     found, overlap = list[bool](), dict[tuple, bool]()
@@ -129,7 +134,7 @@ class _Message(NamedTuple):
 def _grouped(
     xs: Sequence[Tensor], routes: Sequence[Route]
 ) -> tuple[tuple[int, ...], tuple[_Message, ...]]:
-    """The positions of what is boxed alone, and what goes in one message."""
+    """Return (positions of the shards that are boxed alone, the messages for all others)."""
     kinds = tuple((x.dtype if x.layout is torch.strided else None, x.device) for x in xs)
     places = {src.placement: None for src, _ in routes}
     return _messages(tuple(routes), kinds, tuple((p, my_coordinate(p)) for p in places))
@@ -139,8 +144,11 @@ def _grouped(
 def _messages(
     routes: tuple[Route, ...], kinds: tuple[tuple, ...], places: tuple[tuple, ...]
 ) -> tuple[tuple[int, ...], tuple[_Message, ...]]:
-    """``kinds``: of each tensor its dtype, None if it has entries, and its device. ``places``: this
-    rank's coordinate in each placement."""
+    """Return the result of ``_grouped`` from hashable arguments, so that it is cached.
+
+    ``kinds`` are (dtype, device) of each tensor, with None as the dtype of a sparse one. ``places``
+    are pairs of a placement and this rank's coordinate in it.
+    """
     at, alone, found = dict(places), [], {}
     for i, ((src, dst), kind) in enumerate(zip(routes, kinds, strict=True)):
         cut = None if kind[0] is None else _one_move(src, dst, at[src.placement])
@@ -153,7 +161,7 @@ def _messages(
 
 
 def cut_of(route: Route) -> Cut | None:
-    """The one collective by which a boxing is done on this rank; None if it takes others."""
+    """Return the one collective that does a boxing on this rank, or None if it takes others."""
     return _one_move(*route, my_coordinate(route[0].placement))
 
 
@@ -163,8 +171,11 @@ def _put(x: Tensor, into: Sequence[Tensor] | None, i: int) -> Tensor:
 
 @lru_cache(maxsize=1 << 11)
 def _one_move(src: TensorSpec, dst: TensorSpec, at: Coordinate | None) -> Cut | None:
-    """The one gather, or sum that is scattered, by which ``src`` becomes ``dst``; None if it takes
-    other moves or none. ``at``: this rank's place, which is another while a step is recorded."""
+    """Return the one gather or reduce-scatter by which ``src`` becomes ``dst``, or None.
+
+    ``at`` is this rank's coordinate. It is a parameter because the cache must not ignore it: while
+    a step is recorded, this rank stands for another one.
+    """
     moves = plan(src, dst)
     if at is None or src.placement != dst.placement or len(moves) != 1:
         return None
@@ -179,7 +190,7 @@ def _one_move(src: TensorSpec, dst: TensorSpec, at: Coordinate | None) -> Cut | 
     else:
         return None
     assert isinstance(split, Split)
-    if split.cut is not None:  # items change their order on the way
+    if split.cut is not None:  # the items must be reordered as well, which one message cannot do
         return None
     sizes = tuple(piece(sizes_of[split.dim], parts, k)[1] for k in range(parts))
     return Cut(move.kind, src.placement.axis_ranks(move.axis, at), split.dim, sizes)

@@ -1,4 +1,4 @@
-"""The dense tensors that a sparse one is made of: its indices and its values."""
+"""The dense tensors that a sparse tensor is made of: its indices and its values."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ LAYOUTS = (torch.sparse_coo, *_BY_ROWS, torch.sparse_csc, torch.sparse_bsc)
 
 
 def is_sparse(x: Tensor) -> bool:
-    """Whether it has indices and values."""
+    """Return whether ``x`` has a sparse layout, with indices and values."""
     return x.layout in LAYOUTS
 
 
 def parts_of(x: Tensor) -> tuple[Tensor, ...]:
-    """The parts of a sparse ``x``, which share its memory."""
+    """Return the index and value tensors of a sparse ``x``, which share its memory."""
     x = x.detach()
     if x.layout is torch.sparse_coo:
         return x._indices(), x._values()
@@ -28,7 +28,7 @@ def parts_of(x: Tensor) -> tuple[Tensor, ...]:
 
 @torch.no_grad()
 def fill(x: Tensor, parts: Sequence[Tensor], is_coalesced: bool) -> None:
-    """Make ``x`` of other parts, as many entries as they have; it stays the object that it is."""
+    """Replace the parts of the sparse ``x`` in place, with as many entries as ``parts`` have."""
     if x.layout is torch.sparse_coo:
         indices, values = parts
         x.data = torch.sparse_coo_tensor(

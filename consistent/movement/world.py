@@ -1,5 +1,4 @@
-"""This rank's place: its coordinate in a placement, the placement of all ranks of the world, and
-what messages between them cost."""
+"""This rank's place: its coordinate in a placement, the placement of the world, and link costs."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ from ..spec import Coordinate, Layout, Placement, TensorSpec, World, use_world
 
 
 def my_coordinate(placement: Placement) -> Coordinate | None:
-    """This rank's coordinate in ``placement``; None outside it."""
-    # Kept on the placement by rank: simulated ranks share it.
+    """Return this rank's coordinate in ``placement``, or None if it is outside."""
+    # Cached on the placement, by rank because simulated ranks share the object.
     known = placement.__dict__.setdefault("_coordinates", {})
     rank = current().rank_in(placement)
     try:
@@ -36,12 +35,12 @@ _CPU = torch.device("cpu")
 
 
 def device_of(placement: Placement) -> torch.device:
-    """Where this rank keeps its shard."""
+    """Return the device on which this rank keeps its shard."""
     return _CPU if placement.type == "cpu" else current().device(placement.type)
 
 
 def local_shape(spec: TensorSpec) -> tuple[int, ...]:
-    """Shape of this rank's shard of ``spec``."""
+    """Return the shape of this rank's shard of ``spec``."""
     return spec.local_shape(my_coordinate(spec.placement))
 
 
@@ -54,8 +53,11 @@ _thread = _Thread()
 
 @contextmanager
 def apart(applies: bool = True) -> Iterator[None]:
-    """Inside, ranks outside the placement at hand do not follow: they are told the outcome later.
-    So values are read, and sizes announced, on the ranks of the placement alone."""
+    """Declare, inside the context, that ranks outside the current placement do not follow.
+
+    They are sent the outcome later. So values are read, and sizes announced, on the ranks of the
+    placement alone.
+    """
     before, _thread.apart = _thread.apart, _thread.apart or applies
     try:
         yield
@@ -64,12 +66,15 @@ def apart(applies: bool = True) -> Iterator[None]:
 
 
 def is_apart() -> bool:
-    """Whether this thread is inside ``apart``."""
+    """Return whether this thread is inside ``apart``."""
     return _thread.apart
 
 
 def whole_on_world(spec: TensorSpec) -> TensorSpec:
-    """The spec of the same tensor with B on all ranks of the world, or of those that take part."""
+    """Return the spec of the same tensor with B on all ranks of the world.
+
+    Inside ``apart`` only the ranks of its placement take part, so it stays there.
+    """
     placement, size = spec.placement, current().size
     if placement.size != size and not is_apart():
         placement = _world(placement.type, size)
@@ -88,7 +93,7 @@ def _speeds(device_type: str) -> Device | None:
 
 @lru_cache
 def speeds_of(device_type: str, link: Link) -> Device:
-    """What is known of a device type, with what was measured of its links and copies."""
+    """Return the properties of a device type, with the measured speeds of its links and copies."""
     known = DEVICES[device_type]
     return replace(
         known,
@@ -103,8 +108,10 @@ use_links(_speeds)
 
 
 class _Launched(World):
-    """The world of torch.distributed, or the one that a launcher has begun: the first message would
-    start it, and a placement may come before."""
+    """The world of torch.distributed, or the one that a launcher has started.
+
+    torch.distributed would be initialized by the first message, but a placement may be made before.
+    """
 
     def size(self) -> int | None:
         found = super().size()

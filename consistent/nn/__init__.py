@@ -1,4 +1,4 @@
-"""Modules: a plan for a whole module, and the module spread as it says."""
+"""Distribute modules over ranks: ``parallelize`` lays out a whole module as a ``Plan`` says."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +10,13 @@ from .plan import Border, Layouts, Plan
 from .pretrained import from_pretrained
 from .sharded.master_weights import master_weights
 
-# Of floors above; the top of the package sets them.
+# Defined in packages that build on this one; the top-level ``__init__`` sets them.
 Graph: Any
 """``consistent.step.Graph``: a step of a program as one object."""
 graph: Any
 """``consistent.step``: the module of ``Graph``, with ``GraphModule`` and ``GraphConfig``."""
 pipeline: Any
-"""``consistent.pipeline.pipeline``: an ordinary module in stages."""
+"""``consistent.pipeline.pipeline``: cuts an ordinary module into pipeline stages."""
 
 __all__ = [
     "Border",

@@ -1,8 +1,8 @@
-"""``load_state_dict(state, assign=True)`` of a module whose tensors are global.
+"""Support ``load_state_dict(state, assign=True)`` for modules whose tensors are global.
 
-Torch would put the state's tensors in place of the module's, and with them the layouts would be
-gone. So each tensor of the module takes over what the state has for it, values and dtype, and stays
-the object that it is, in the layout that it has.
+Torch would replace the module's tensors by those of the state, and their layouts would be lost.
+Instead, each tensor of the module takes over the values and the dtype from the state, and stays the
+same object in the same layout.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..dispatch.plans.shards import is_global
 
 
 def install_assign(modules: Iterable[nn.Module]) -> None:
-    """Let these modules keep their tensors' layouts when a state is assigned to them."""
+    """Make ``modules`` keep the layouts of their tensors when a state is assigned to them."""
     for module in modules:
         hooks = module._load_state_dict_pre_hooks.values()
         if not any(getattr(hook, "hook", None) is _keep_layouts for hook in hooks):
@@ -34,10 +34,11 @@ def _keep_layouts(
         given = state.get(prefix + key)
         if not is_global(own) or not isinstance(given, torch.Tensor) or given is own:
             continue
-        if own.ndim == 0 and given.shape == (1,):  # as torch takes it
+        if own.ndim == 0 and given.shape == (1,):  # torch accepts these old checkpoints, too
             given = given[0]
-        if given.shape == own.shape and not given.is_meta:  # else torch says what is wrong
+        if given.shape == own.shape and not given.is_meta:  # otherwise torch reports the error
             own.data = _laid(given, own)
+            # Torch then "assigns" the module's own tensor to the module.
             state[prefix + key] = own
 
 

@@ -1,4 +1,4 @@
-"""What a plan boxes where a module is called: hooks on the way in and out."""
+"""Hooks that box the arguments and results of modules, as a plan says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .plan import Border, Nd, Plan
 
 
 def install_borders(module: torch.nn.Module, plan: Plan) -> None:
-    """Box arguments and results of modules as ``plan.modules`` says."""
+    """Install hooks that box arguments and results of modules as ``plan.modules`` says."""
     if not plan.modules:
         return
     for name, part in module.named_modules():
@@ -20,13 +20,17 @@ def install_borders(module: torch.nn.Module, plan: Plan) -> None:
         if border is None:
             continue
         if border.inputs:
+            # Prepended, so that the module's other pre-hooks see the boxed arguments.
             part.register_forward_pre_hook(BoxInputs(border), with_kwargs=True, prepend=True)
         if border.outputs:
             part.register_forward_hook(BoxOutputs(border))
 
 
 class BoxInputs:
-    """A hook before forward. A class, so that a module that has it can be copied and pickled."""
+    """Forward pre-hook that boxes the arguments of a module.
+
+    A class and not a closure, so that a module with the hook can be copied and pickled.
+    """
 
     def __init__(self, border: Border) -> None:
         self.border = border
@@ -38,7 +42,7 @@ class BoxInputs:
 
 
 class BoxOutputs:
-    """A hook after forward."""
+    """Forward hook that boxes the results of a module."""
 
     def __init__(self, border: Border) -> None:
         self.border = border
@@ -48,7 +52,10 @@ class BoxOutputs:
 
 
 def box_outputs(result: Any, ways: Mapping[int | str, Nd]) -> Any:
-    """``result`` with the tensors that ``ways`` names boxed; one tensor is at position 0."""
+    """Return ``result`` with the tensors boxed that ``ways`` names by position or key.
+
+    A result that is a single tensor is at position 0. A mapping is changed in place.
+    """
     if isinstance(result, torch.Tensor):
         return _boxed(result, ways.get(0))
     if isinstance(result, Mapping):

@@ -1,4 +1,4 @@
-"""The codecs that a plan says of a parameter: checked, and made ready for its messages."""
+"""Check and set up the codecs that a plan gives for the messages of a parameter."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ from .plan import Layouts, Plan
 
 
 def coder_of(param: Any, layouts: Layouts) -> Coder | None:
-    """The codecs by which the parameter and its gradients are sent, if its plan says so. This rank
-    has room for what is not sent of its gradients from now on."""
+    """Return the codecs for gathering a parameter and reducing its gradient; None without codecs.
+
+    Allocates the buffer in which this rank keeps the part of the gradients that a lossy codec does
+    not send.
+    """
     axis = _moved(layouts)
     if axis is None or my_coordinate(param._spec.placement) is None:
         return None
@@ -39,13 +42,13 @@ def coder_of(param: Any, layouts: Layouts) -> Coder | None:
 
 
 def _moved(layouts: Layouts) -> int | None:
-    """The axis on which a tensor is gathered for use, if it is one."""
+    """Return the axis on which a tensor is gathered for use; None if there is not exactly one."""
     axes = [a for a, (e, used) in enumerate(zip(layouts.sbp, layouts.use)) if e != used]
     return axes[0] if len(axes) == 1 else None
 
 
 def install_sums(module: torch.nn.Module, plan: Plan) -> None:
-    """Let gradients of the module's parameters be summed by the codecs that ``plan`` says."""
+    """Make the gradients of the module's replicated parameters be summed by the plan's codecs."""
     for name, param in module.named_parameters():
         layouts = plan.layouts(name)
         if layouts is None or not is_global(param) or not param.requires_grad:
@@ -57,7 +60,7 @@ def install_sums(module: torch.nn.Module, plan: Plan) -> None:
 
 
 def _summed(layouts: Layouts) -> list[int]:
-    """The axes along which a tensor lies whole, and its gradients are summed by a codec."""
+    """Return the axes along which a tensor is replicated and its gradient is summed by a codec."""
     return [
         axis
         for axis, codec in enumerate(layouts.reduce)
@@ -66,8 +69,11 @@ def _summed(layouts: Layouts) -> list[int]:
 
 
 def check_codecs(name: str, layouts: Layouts, placement: Placement, dtype: torch.dtype) -> None:
-    """Raise ValueError if the codecs that ``layouts`` says of the tensor ``name`` are unknown, or
-    cannot be what it is sent by."""
+    """Raise if the codecs that ``layouts`` gives for the tensor ``name`` cannot be used.
+
+    Raises:
+        ValueError: a codec is unknown, or does not fit the tensor's dtype or layouts.
+    """
     said = [(what, codec) for what in ("gather", "reduce") for codec in getattr(layouts, what)]
     coded = [(what, codec) for what, codec in said if codec is not None]
     if not coded:
@@ -92,7 +98,7 @@ def check_codecs(name: str, layouts: Layouts, placement: Placement, dtype: torch
 
 
 def _unfit(layouts: Layouts, placement: Placement, dtype: torch.dtype) -> str | None:
-    """Why a tensor cannot be sent by a codec; None if it can."""
+    """Return the reason why a tensor cannot be sent by its codecs, or None if it can."""
     if not dtype.is_floating_point:
         return f"its numbers are {str(dtype).removeprefix('torch.')}, which a codec does not round"
     if any(isinstance(e, Partial) for e in (*layouts.sbp, *layouts.use)):

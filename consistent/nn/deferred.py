@@ -1,4 +1,4 @@
-"""Modules that are built on ``meta``, because no rank could hold them: only shards are allocated.
+"""Initialize modules that were built on ``meta``, with only this rank's shards allocated.
 
 ```
 with torch.device("meta"):
@@ -6,10 +6,10 @@ with torch.device("meta"):
 consistent.parallelize(model, placement, "zero3")   shards, filled by the modules' own initialisers
 ```
 
-Initialisers (``reset_parameters``, ``_init_weights``) run on the global parameters themselves: a
-random number depends on the seed, on how many random ops came before, and on the element's logical
-index, so that every rank draws its own shard alone. The values are those that the same call gives
-on one rank, whatever the placement and the plan.
+This serves modules that are too large for one rank. Initialisers (``reset_parameters``,
+``_init_weights``) run on the global parameters. A random number depends on the seed, on the number
+of random ops before, and on the element's logical index, so each rank draws only its own shard. The
+values are those that the same call gives on one rank, for every placement and plan.
 """
 
 from __future__ import annotations
@@ -26,28 +26,30 @@ from ..movement.world import device_of, my_coordinate
 from ..spec import TensorSpec
 from .slots import plain_attributes
 
-_MARK = "_is_hf_initialized"  # transformers initialises what does not have it
+_MARK = "_is_hf_initialized"  # transformers initialises the tensors without this mark
 
 
 def empty_shard(spec: TensorSpec) -> Any:
-    """This rank's shard of a tensor that has no values yet."""
+    """Return a global tensor with an uninitialized shard; outside its placement it is on meta."""
     at = my_coordinate(spec.placement)
     device = torch.device("meta") if at is None else device_of(spec.placement)
     return attach(torch.empty(spec.local_shape(at), dtype=spec.dtype, device=device), spec)
 
 
 def initialise(module: nn.Module, names: Collection[str]) -> None:
-    """Give values to the parameters and buffers of ``module`` that ``names`` lists, by the
-    initialisers of the modules that own them. What none of them writes becomes NaN, with a warning.
+    """Initialize the named parameters and buffers with the initialisers of their modules.
+
+    Tensors that no initialiser writes become NaN, with a warning.
 
     Args:
         module: a module whose tensors are global and allocated.
-        names: those without values yet.
+        names: the tensors that have no values yet.
 
     Raises:
-        ValueError: nothing writes a tensor whose dtype has no NaN.
+        ValueError: no initialiser writes a tensor whose dtype has no NaN.
     """
     tensors = _tensors(module, names)
+    # The version counter shows later which tensors an initialiser wrote in place.
     writes = {name: x._version for name, x in tensors.items()}
     waiting = {id(x) for x in tensors.values()}
     with torch.no_grad():
@@ -61,11 +63,12 @@ def initialise(module: nn.Module, names: Collection[str]) -> None:
 
 
 def check_attributes(module: nn.Module) -> None:
-    """Raise if ``module`` has a tensor on ``meta`` that is neither parameter nor buffer, once its
-    initialisers have run.
+    """Raise if a tensor attribute that is no parameter or buffer is still on ``meta``.
+
+    Called after the initialisers have run.
 
     Raises:
-        ValueError: names it.
+        ValueError: the message names the attribute.
     """
     for places in plain_attributes(module):
         owner, key, name, value = places[0]
@@ -86,7 +89,10 @@ def _tensors(module: nn.Module, names: Collection[str]) -> dict[str, Any]:
 
 
 def _by_themselves(module: nn.Module, waiting: set[int]) -> None:
-    """``reset_parameters`` from the inside out, as constructors call it, then ``_init_weights``."""
+    """Call ``reset_parameters`` of each module, and then the outermost ``_init_weights``.
+
+    Children come before their parents, as in the calls of constructors.
+    """
     for each in _inside_out(module):
         reset = getattr(each, "reset_parameters", None) or getattr(each, "_reset_parameters", None)
         if callable(reset) and _all_wait(each, waiting):
@@ -101,7 +107,7 @@ def _by_themselves(module: nn.Module, waiting: set[int]) -> None:
 
 
 def _inside_out(module: nn.Module) -> Iterator[nn.Module]:
-    """The modules in ``module``, each after those inside it, as ``apply`` goes."""
+    """Return the modules in ``module`` in the order of ``apply``: each after its children."""
     met: set[nn.Module] = set()
 
     def visit(each: nn.Module) -> Iterator[nn.Module]:
@@ -115,14 +121,14 @@ def _inside_out(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _all_wait(module: nn.Module, waiting: set[int]) -> bool:
-    """Whether all that an initialiser of ``module`` may write has no values yet."""
+    """Return whether all tensors that an initialiser of ``module`` may write have no values yet."""
     own = [x for x in (*module._parameters.values(), *module._buffers.values()) if x is not None]
     inside = own or [*module.parameters(), *module.buffers()]
     return bool(inside) and all(id(x) in waiting for x in inside)
 
 
 def _by_transformers(module: Any, waiting: set[int]) -> None:
-    """A model of transformers initialises those of its tensors that it has not marked."""
+    """Initialize a transformers model, which skips the tensors that are marked as initialised."""
     for each in module.modules():
         each.__dict__.pop(_MARK, None)
         for x in (*each._parameters.values(), *each._buffers.values()):

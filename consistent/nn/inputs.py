@@ -1,5 +1,4 @@
-"""``inputs=``: the plain tensors that a module is called with become global ones, as parts of the
-batch or whole.
+"""Turn the plain tensors that a module is called with into global ones (``inputs=``).
 
 ```
 rank 0 passes [3, 10]  \
@@ -7,9 +6,10 @@ rank 1 passes [3, 10]   >  S(0): [8, 10], of which the ranks hold 3, 3 and 2 row
 rank 2 passes [2, 10]  /
 ```
 
-Ranks tell each other the sizes, in one small collective a call, since none knows alone whether a
-batch is the last, short one. Parts that are not balanced are evened out. In the first call they
-also compare, by a hash, what is to be equal.
+Each rank passes its part of the batch, or all of it. Ranks exchange the sizes in one small
+collective per call, since no rank knows alone whether a batch is the last, short one. Parts of
+unbalanced sizes are evened out. In the first call, ranks also compare by a hash the tensors that
+must be equal.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ _OTHERS = "*"
 def install_inputs(
     module: torch.nn.Module, placement: Placement, inputs: SbpLike | Mapping[str, SbpLike]
 ) -> None:
-    """From now on plain tensors given to ``module`` become global tensors on ``placement``."""
+    """Install a hook that makes plain arguments of ``module`` global tensors on ``placement``."""
     ways = check_inputs(module, placement, inputs)
     hook = InputsHook(placement, inputs, ways, _positions(module))
     module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
 
 
 def inputs_of(module: torch.nn.Module) -> SbpLike | Mapping[str, SbpLike] | None:
-    """What ``install_inputs`` was given for ``module``; None if it was not called."""
+    """Return the ``inputs`` that ``install_inputs`` was called with; None if it was not called."""
     hooks = module._forward_pre_hooks.values()
     return next((hook.given for hook in hooks if isinstance(hook, InputsHook)), None)
 
@@ -66,11 +66,11 @@ def inputs_of(module: torch.nn.Module) -> SbpLike | Mapping[str, SbpLike] | None
 def check_inputs(
     module: torch.nn.Module, placement: Placement, inputs: SbpLike | Mapping[str, SbpLike]
 ) -> dict[str, NdSbp]:
-    """Argument's name -> its SBPs; ``*`` is for all others.
+    """Return the SBPs of each argument by its name; ``*`` stands for all other arguments.
 
     Raises:
-        ValueError: an SBP is partial or does not fit the axes, or a name is none of the axes or of
-            the arguments.
+        ValueError: an SBP is partial or does not fit the axes, or a name is neither one of the axes
+            nor one of the arguments.
     """
     axes = placement.axes or ()
     if not isinstance(inputs, Mapping):
@@ -111,7 +111,16 @@ def _fit(sbp: SbpLike, placement: Placement) -> NdSbp:
 
 
 class InputsHook:
-    """The hook before forward. A class, so that a module that has it can be copied and pickled."""
+    """Forward pre-hook that makes plain tensor arguments global.
+
+    A class and not a closure, so that a module with the hook can be copied and pickled.
+
+    Args:
+        placement: the placement of the global tensors.
+        given: ``inputs`` as the user gave it.
+        ways: name of an argument, or ``*`` -> its SBPs.
+        positions: the names of the positional arguments.
+    """
 
     def __init__(
         self,
@@ -145,6 +154,7 @@ class InputsHook:
         if present() is not None:
             return [_cut(name, x, sbp, self.placement) for name, x, sbp in found]
         splits = any(isinstance(e, Split) for _, _, sbp in found for e in sbp)
+        # Without parts, sizes need no exchange; values were compared in the first call.
         if not found or not (splits or not self.compared):
             return [_whole(x, self.placement) for _, x, _ in found]
         notes = _told(found, self.placement, not self.compared)
@@ -159,7 +169,7 @@ class InputsHook:
 
 
 def _positions(module: torch.nn.Module) -> list[str]:
-    """Names of the positional arguments."""
+    """Return the names of the positional arguments of the module's forward."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(module.forward).parameters.values()
     return [p.name for p in parameters if p.kind in kinds]
@@ -180,7 +190,13 @@ def _with(value: Any, made: Any) -> Any:
 def _told(
     found: Sequence[tuple[str, torch.Tensor, NdSbp]], placement: Placement, hashed: bool
 ) -> dict[int, list[tuple]]:
-    """What each rank of the placement passes. Ranks outside it hear it too, for they follow."""
+    """Gather the shape, dtype, name and hash of each rank's tensors, by rank of the placement.
+
+    Ranks outside the placement take part, since they follow the module's ops on meta tensors.
+
+    Raises:
+        ValueError: ranks pass tensors of different names, dtypes or numbers of dims.
+    """
     transport = current()
     inside = my_coordinate(placement) is not None
     note = [
@@ -220,7 +236,18 @@ def _part(
     placement: Placement,
     notes: Mapping[int, tuple],
 ) -> Any:
-    """The global tensor of which ``x`` is this rank's part."""
+    """Return the global tensor of which ``x`` is this rank's part.
+
+    Args:
+        name: the name of the argument, for errors.
+        x: the tensor that this rank passes.
+        sbp: the layout of the global tensor.
+        placement: its placement.
+        notes: rank -> (shape, dtype, name) of the tensor that the rank passes.
+
+    Raises:
+        ValueError: the parts do not fit together.
+    """
     if not any(isinstance(entry, Split) for entry in sbp):
         shapes = {note[0] for note in notes.values()}
         if len(shapes) > 1:
@@ -240,8 +267,10 @@ def _part(
 
 
 def _cut(name: str, x: torch.Tensor, sbp: NdSbp, placement: Placement) -> Any:
-    """``x``, which is the whole in a user's Function, laid as the global tensor that is made of
-    the parts outside of it."""
+    """Return the whole tensor ``x`` as a global tensor in the layout ``sbp``.
+
+    Used inside a user's autograd Function, where ``x`` is the whole and not this rank's part.
+    """
     spec = TensorSpec.of(placement, resolve_sbp(sbp, placement, x.shape), x.shape, x.dtype)
     return rebox(take_in(x, placement, name), spec)
 
@@ -255,11 +284,16 @@ def _compare(
     notes: Mapping[int, Sequence[tuple]],
     placement: Placement,
 ) -> None:
-    """Raise on every rank where ranks that differ only along axes that are B pass other values."""
+    """Raise on every rank if ranks that differ only along B axes pass different values.
+
+    Raises:
+        ValueError: the hashes of the values differ.
+    """
     for i, (name, _, sbp) in enumerate(found):
         for rank, note in notes.items():
             at = placement.coordinate_of(rank)
             assert at is not None
+            # The rank at coordinate 0 of each B axis stands for all ranks along these axes.
             twin = placement.rank_at([0 if e is B else c for e, c in zip(sbp, at)])
             if notes[twin][i][3] != note[i][3]:
                 raise _unequal(name, "values", {r: notes[r][i][3] for r in notes})

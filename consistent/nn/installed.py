@@ -1,4 +1,4 @@
-"""What a plan installs on a module beside the layout of its tensors, and how it is taken off."""
+"""Install the hooks that a plan needs on a module, and remove them again."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ _PLAN = "_consistent_plan"
 
 
 def installed_plan(module: torch.nn.Module) -> Plan | None:
-    """What is installed on ``module`` itself."""
+    """Return the plan installed on ``module`` itself; None if there is none."""
     return module.__dict__.get(_PLAN)
 
 
 def ask_for_install(placement: Placement, plan: Plan) -> None:
-    """What ranks have to ask each other before they ``install`` this plan, which then sends
-    nothing."""
+    """Run the collectives that ``install`` of this plan needs, so that it then sends nothing."""
     laid = plan.on(placement)
     if _gathers(laid) or _lies_split(laid, placement):
         from .sharded.prefetch import is_possible_on
@@ -39,7 +38,14 @@ def install(
     plan: Plan,
     inputs: SbpLike | Mapping[str, SbpLike] | None,
 ) -> None:
-    """Let ``module`` do as ``plan`` says when it is called, and its optimizer when it steps."""
+    """Install the hooks of ``plan`` on ``module``, for its calls and for optimizer steps.
+
+    Args:
+        module: a module whose tensors are laid out as the plan says.
+        placement: the placement of its tensors.
+        plan: the plan, which ``installed_plan`` returns from now on.
+        inputs: the layouts of plain arguments, as ``parallelize`` takes them; None for no hook.
+    """
     laid = plan.on(placement)
     layouts: Sequence[Any] = list(laid.tensors.values())
     install_borders(module, laid)
@@ -73,18 +79,18 @@ def install(
 
 
 def hold_plan(module: torch.nn.Module, plan: Plan) -> None:
-    """Let ``plan`` be what ``installed_plan`` says of ``module``."""
+    """Store ``plan`` as the plan that ``installed_plan`` returns for ``module``."""
     module.__dict__[_PLAN] = plan
 
 
 def _gathers(plan: Plan) -> bool:
-    """Whether tensors are used in other layouts than they lie in."""
+    """Return whether some tensors are used in another layout than they are stored in."""
     layouts: Sequence[Any] = list(plan.tensors.values())
     return any(each.use != each.sbp for each in layouts)
 
 
 def _lies_split(plan: Plan, placement: Placement) -> bool:
-    """Whether tensors lie split over several ranks, and are used so."""
+    """Return whether some tensors are stored split over several ranks and used in that layout."""
     layouts: Sequence[Any] = list(plan.tensors.values())
     return any(
         each.use == each.sbp
@@ -94,7 +100,7 @@ def _lies_split(plan: Plan, placement: Placement) -> bool:
 
 
 def settle(module: torch.nn.Module) -> None:
-    """Wait for what is gathered in advance for ``module``, and forget it."""
+    """Wait for prefetches that are under way for ``module``, and drop their results."""
     from .sharded.prefetch import Orders
     from .sharded.prefetch_operands import drop_ahead
 
@@ -105,7 +111,7 @@ def settle(module: torch.nn.Module) -> None:
 
 
 def take_off(module: torch.nn.Module) -> None:
-    """Undo ``install``: the module's tensors are used, and stepped, as they lie."""
+    """Undo ``install``: tensors are used and stepped in the layout in which they are stored."""
     from .inputs import InputsHook
     from .sharded.gathered import GatheredParameters
     from .sharded.prefetch import Orders

@@ -1,8 +1,8 @@
-"""What is under way in calls of modules, and is undone where one of them raises.
+"""Undo the work that hooks have begun in a module call if that call raises.
 
-Torch runs no hook after a module that was stopped by Ctrl-C, or whose hooks raised. So the call
-itself is watched: Python looks for ``_call_impl``, by which torch calls a module, in the module's
-``__dict__`` first.
+Torch runs no hook after a module call that Ctrl-C stopped or whose hooks raised. The call itself is
+therefore wrapped: torch calls a module through ``_call_impl``, which Python looks up in the
+module's ``__dict__`` first.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ _thread = _Thread()
 
 
 def under_way() -> list[Any]:
-    """What this thread has begun and not ended, the innermost last; each has ``end()``."""
+    """Return this thread's stack of begun work, the innermost last; each entry has ``end()``."""
     return _thread.under_way
 
 
 def undo_on_raise(module: nn.Module) -> None:
-    """From now on, end what a call of ``module`` has begun if that call raises anything."""
+    """Wrap calls of ``module``, so that the work begun in a call is ended if the call raises."""
     module.__dict__["_call_impl"] = _Watched(module)
 
 
 def remove_hooks(module: nn.Module, is_ours: Callable[[Any], bool]) -> None:
-    """Take the hooks of which ``is_ours`` says so off ``module`` and all modules inside it, and
-    stop watching their calls. Others' hooks stay, in their order."""
+    """Remove the hooks that ``is_ours`` selects from ``module`` and its submodules.
+
+    Their calls are no longer wrapped. Other hooks stay, in their order.
+    """
     for each in module.modules():
         for name, flags in _FLAGS.items():
             table = each.__dict__[name]
@@ -45,6 +47,7 @@ def remove_hooks(module: nn.Module, is_ours: Callable[[Any], bool]) -> None:
             del each.__dict__["_call_impl"]
 
 
+# Tables of hooks -> further tables in which torch keeps flags of the same hooks.
 _FLAGS = {
     "_forward_pre_hooks": ("_forward_pre_hooks_with_kwargs",),
     "_forward_hooks": ("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
@@ -52,7 +55,10 @@ _FLAGS = {
 
 
 class _Watched:
-    """The call of a module. A class, so that a module that has it can be copied and pickled."""
+    """Wrapper of a module's call that ends begun work if the call raises.
+
+    A class and not a closure, so that a module with the wrapper can be copied and pickled.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -62,7 +68,7 @@ class _Watched:
         before = len(found)
         try:
             return type(self.module)._call_impl(self.module, *args, **kwargs)
-        except BaseException:
+        except BaseException:  # Ctrl-C, too
             while len(found) > before:
                 found.pop().end()
             raise

@@ -1,5 +1,4 @@
-"""parallelize: turn an ordinary module into one that is spread over ranks; its code is not
-touched."""
+"""Distribute an ordinary module over ranks without changing its code (``parallelize``)."""
 
 from __future__ import annotations
 
@@ -45,12 +44,13 @@ def parallelize(
     memory: int | None = None,
     keep_bytes: int | None = None,
 ) -> torch.nn.Module:
-    """Make every parameter and buffer of ``module`` a global tensor, in place, and install what its
-    plan asks for; its code is not touched.
+    """Make every parameter and buffer of ``module`` a global tensor, in place.
+
+    Also installs the hooks that the plan needs. The module's code is not changed.
 
     Args:
         module: the same module on every rank.
-        placement: where all of it goes; without it, where the ``placement_scope`` says.
+        placement: the placement of all tensors; by default that of the ``placement_scope``.
         plan: one of
 
             * a strategy: ``"data"``, ``"zero1"``, ``"zero2"``, ``"zero3"``, ``"tensor"``,
@@ -58,44 +58,46 @@ def parallelize(
               ``"expert"``, ``"zero1+expert"`` to ``"zero3+expert"`` (experts divided among the
               ranks, and the rest as the other plan says), ``"hf"`` (the model's own plan);
             * ``zero3(gather="int8", reduce="int8")``, ``zero1(reduce="int8")``,
-              ``data_parallel(reduce="powersgd:4")``: these plans in fewer bytes;
-            * one for each axis: ``{"dp": "zero3", "tp": "tensor"}``, by the names of the
-              placement's axes, or in their order where they have none;
-            * patterns -> SBP, such as ``{"*.fc1.weight": S(0), "lm_head.*": S(0)}``: a pattern
-              matches whole names of parameters and buffers as in ``fnmatch``, the first that
-              matches counts, what none matches is B, a tied tensor matches by any of its names,
-              and ``"*"`` applies where no other pattern does;
+              ``data_parallel(reduce="powersgd:4")``: these plans with fewer bytes communicated;
+            * a strategy for each axis: ``{"dp": "zero3", "tp": "tensor"}``, by the names of the
+              placement's axes, or in their order if they have no names;
+            * patterns -> SBP, such as ``{"*.fc1.weight": S(0), "lm_head.*": S(0)}``. A pattern
+              matches whole names of parameters and buffers as in ``fnmatch``, and the first match
+              counts. Tensors without a match are B, a tied tensor matches by any of its names, and
+              ``"*"`` applies where no other pattern does;
             * a ``Plan``, such as ``Plan.load(path)``;
-            * ``"auto"``: the one that is estimated to be fastest on ``example``, of layouts chosen
-              for the whole module at once and of the strategies by name. Its notes, which are
-              printed with it, say what each was estimated to take.
+            * ``"auto"``: the plan with the least estimated time on ``example``, among layouts
+              chosen for the whole module at once and the strategies by name. The notes of the plan,
+              which are printed with it, have the estimated time of each.
 
-            Without it all is B, which is ``"data"``. What is global already stays as it is: of a
-            module to which layers were added the plan says how those lie, and one that is global
-            as a whole keeps its plan. ``consistent.move`` changes that.
-        inputs: how the plain tensors that the module is called with make up the batch: ``S(0)``,
-            each rank passes its part; ``B``, each passes all of it. On several axes one SBP for
-            each, or ``{"dp": S(0)}``, B on the others. ``{"*": S(0), "position_ids": B}`` says it
-            by arguments' names. Parts may be uneven; numbers, tensors without dims and what is
-            global already stay as they are. Without it plain tensors are taken as B where they
-            meet a global one, and ranks compare them; ``"context"`` takes them as B at once.
-        sync: take the values of the placement's first rank, those of tensors that are neither
-            parameters nor buffers too, which stay plain. ``False``: each rank's own are taken, and
-            must be equal.
+            By default all tensors are B, as with ``"data"``. Tensors that are global already stay
+            as they are: if layers were added to a parallelized module, the plan applies to the new
+            layers only, and a module that is entirely global keeps its plan. Use
+            ``consistent.move`` to change the plan or the placement.
+        inputs: the layout in which the plain tensors that the module is called with make up the
+            batch: with ``S(0)`` each rank passes its part, with ``B`` all of it. For several axes,
+            give one SBP for each, or ``{"dp": S(0)}`` with B on the others. By the names of
+            arguments, give ``{"*": S(0), "position_ids": B}``. Parts may be uneven. Numbers,
+            tensors without dims and global tensors stay as they are. By default plain tensors are
+            taken as B in ops with a global tensor, and ranks compare them; ``"context"`` takes them
+            as B at once.
+        sync: take the values of the placement's first rank, also for tensors that are neither
+            parameters nor buffers, which stay plain. With ``False`` each rank takes its own values,
+            which must be equal.
         check: raise if the values differ, instead of taking those of the first rank.
-        verbose: the placement's first rank prints the plan.
-        initialise: a module that was built on ``meta`` gets only its shards allocated, and the
-            values that its modules' ``reset_parameters`` and ``_init_weights`` give: those that
-            the same call gives on one rank. ``False``: values are loaded later.
-        example: of ``"auto"``, a batch whose sizes count, and whose masks and tokens may be looked
-            at: a tensor, a tuple of arguments, or a mapping of keywords. That of the placement's
-            first rank serves for all.
-        memory: of ``"auto"``, bytes that a rank may hold.
-        keep_bytes: in place of the plan's: bytes of gathered parameters that a call of ``module``
-            may keep until its backward has ended (see ``Plan``).
+        verbose: print the plan on the placement's first rank.
+        initialise: for a module that was built on ``meta``: give its tensors, of which only shards
+            are allocated, the values that its modules' ``reset_parameters`` and ``_init_weights``
+            would give on one rank. With ``False`` they get no values, to be loaded later.
+        example: for ``"auto"``: a batch with typical sizes, whose masks and tokens may be read: a
+            tensor, a tuple of arguments, or a mapping of keywords. The example of the placement's
+            first rank is used on all ranks.
+        memory: for ``"auto"``: the bytes that a rank may hold.
+        keep_bytes: instead of the plan's value: the bytes of gathered parameters that a call of
+            ``module`` may keep until its backward has ended (see ``Plan``).
 
     Returns:
-        ``module``. ``plan_of(module)`` is what was decided.
+        ``module``. ``plan_of(module)`` is the plan that was chosen.
 
     Raises:
         ValueError: the plan is unknown or does not fit the module or the memory, the ranks' modules
@@ -122,7 +124,7 @@ def parallelize(
         all_tensors = [*tensors, *grads, *others]
         check_alike(module, all_tensors, placement, decided)
         (check_values if check else send_values)("parallelize", all_tensors, placement)
-        del all_tensors, others
+        del all_tensors, others  # they refer to whole tensors, which _lay_out frees one by one
     empty = [places[0].name for places in tensors if places[0].value.is_meta]
     install_assign({slot.owner: None for places in tensors for slot in places})
     _lay_out(tensors, placement, decided.on(placement))
@@ -144,10 +146,10 @@ def parallelize(
 
 
 def plan_of(module: torch.nn.Module) -> Plan:
-    """What ``parallelize`` decided for ``module``, every tensor by its name.
+    """Return the plan that ``parallelize`` chose for ``module``, with every tensor by its name.
 
     Raises:
-        ValueError: it was not given to ``parallelize``.
+        ValueError: the module was not parallelized.
     """
     found = installed_plan(module)
     if found is None:
@@ -162,10 +164,10 @@ def plan_of(module: torch.nn.Module) -> Plan:
 def _check_same(
     module: torch.nn.Module, placement: Placement, plan: Any, held: Plan, keep_bytes: int | None
 ) -> None:
-    """Raise if a module whose tensors are all global is asked to lie in another way than it does.
+    """Raise if an entirely global module is parallelized again with another placement or plan.
 
     Raises:
-        ValueError: says what of it is otherwise.
+        ValueError: the message names the difference.
     """
     slots = global_slots(module)
     kind, instead = type(module).__name__, "consistent.move(module, optimizer, placement, plan)"
@@ -195,10 +197,10 @@ def _check_same(
 
 
 def _joined(module: torch.nn.Module, placement: Placement, held: Plan, added: Plan) -> Plan:
-    """The plan of a module to which layers were added since it got the plan ``held``."""
+    """Return the joint plan of a module with the plan ``held`` and of layers added to it since."""
     slots = global_slots(module)
     if any(places[0].value.placement != placement for places in slots):  # type: ignore[attr-defined]
-        return added  # a plan is of one placement
+        return added  # one plan cannot describe tensors on several placements
     names = [slot.name for places in slots for slot in places]
     modules = [name for name, _ in module.named_modules(remove_duplicate=False)]
     kept = held.part([name for name in names if name not in added.tensors], modules)
@@ -213,8 +215,11 @@ def _joined(module: torch.nn.Module, placement: Placement, held: Plan, added: Pl
 
 
 def _lay_out(tensors: list[list[Slot]], placement: Placement, plan: Plan) -> None:
-    """Put each tensor's global one in its place. A whole one is let go before the next is laid out,
-    so that a module needs little more memory than it did."""
+    """Replace each plain tensor by a global one, and empty ``tensors``.
+
+    Each whole tensor is freed before the next is laid out, so that peak memory is little more than
+    that of the plain module.
+    """
     while tensors:
         places = tensors.pop(0)
         layouts = plan.layouts(places[0].name)
@@ -228,8 +233,7 @@ def _lay_out(tensors: list[list[Slot]], placement: Placement, plan: Plan) -> Non
 
 
 def _lay_out_gradients(grads: list[list[Slot]]) -> None:
-    """Give parameters the gradients that they had, in the layout that gradients have from now
-    on."""
+    """Give parameters back the gradients that they had, in the layout of the plan's gradients."""
     for ((owner, key, _, grad),) in grads:
         param: Any = owner._parameters[key]
         param.grad = distribute(grad, param.placement, settled_spec(param).sbp)

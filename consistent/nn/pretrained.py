@@ -1,4 +1,4 @@
-"""from_pretrained: a model from safetensors files, of which each rank reads its slices only.
+"""Load a model from safetensors files, of which each rank reads only its slices.
 
 ```
 model.safetensors      w  f32[4096, 4096]
@@ -38,16 +38,19 @@ def from_pretrained(
     dtype: torch.dtype | None = None,
     **options: Any,
 ) -> Any:
-    """A model with the weights of ``folder``, spread as ``plan`` says. No rank ever holds more than
-    its shards and the slice that it reads.
+    """Return a model with the weights in ``folder``, laid out as ``plan`` says.
+
+    No rank ever holds more than its shards and the slice that it reads.
 
     Args:
         cls: a model class of transformers, or a function without arguments that makes the module.
-        folder: on every rank, with ``model.safetensors``, or ``model.safetensors.index.json`` and
-            the files that it names; for transformers ``config.json`` too.
-        placement: where all of it goes, as in ``parallelize``.
-        plan: how it lies, as in ``parallelize``.
-        dtype: of the parameters; without it, that of the configuration, or as the module is made.
+        folder: a folder on every rank, with ``model.safetensors``, or with
+            ``model.safetensors.index.json`` and the files that it names; for transformers also with
+            ``config.json``.
+        placement: the placement of all tensors, as in ``parallelize``.
+        plan: the layouts, as in ``parallelize``.
+        dtype: the dtype of the parameters; by default that of the configuration, or that in which
+            the module is made.
         options: further arguments of ``parallelize``.
 
     Returns:
@@ -56,7 +59,8 @@ def from_pretrained(
 
     Raises:
         FileNotFoundError: the folder has no safetensors files.
-        ValueError: a shape differs, or the files hold the weights of another layout of modules.
+        ValueError: a shape differs, or the files hold the weights under other names, which
+            transformers would convert.
     """
     folder = Path(folder)
     files = _files(folder)
@@ -73,12 +77,16 @@ def from_pretrained(
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """The name of each saved tensor -> its file."""
+    """Return the file of each saved tensor by its name.
+
+    Raises:
+        FileNotFoundError: the folder has no safetensors files.
+    """
     from safetensors import safe_open
 
     index, one = folder / _INDEX, folder / _ONE
     if index.exists():
-        # It imports torch's distributed checkpoints, which takes as long as all of this library.
+        # Imported here: it imports torch's distributed checkpoints, as slow as this whole library.
         from ..checkpoint.files.foreign import weight_map
 
         return {name: folder / file for name, file in weight_map(str(index)).items()}
@@ -94,14 +102,14 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 class _Files:
-    """Tensors in files, each file opened once."""
+    """Reader of tensors in safetensors files, which opens each file once."""
 
     def __init__(self, files: Mapping[str, Path], opened: ExitStack) -> None:
         self.files, self._opened = files, opened
         self._open: dict[Path, Any] = {}
 
     def part(self, name: str, starts: Iterable[int], sizes: Iterable[int]) -> torch.Tensor:
-        """A box of the tensor of that name."""
+        """Return the region of tensor ``name`` that begins at ``starts`` and has ``sizes``."""
         ranges = tuple(slice(a, a + n) for a, n in zip(starts, sizes, strict=True))
         file = self._file(name)
         return file.get_slice(name)[ranges] if ranges else file.get_tensor(name)
@@ -127,8 +135,11 @@ def _built(cls: Any, folder: Path, dtype: torch.dtype | None) -> nn.Module:
 
 
 def _read(model: nn.Module, files: _Files) -> tuple[set[str], list[str]]:
-    """Fill every tensor of the model's state. Returns the names in the files that were read, and
-    the model's names that no file has."""
+    """Fill the tensors of the model's state from the files.
+
+    Returns:
+        the names in the files that were read, and the names in the model that no file has.
+    """
     places: dict[int, list[str]] = {}
     state = model.state_dict(keep_vars=True)
     for name, x in state.items():
@@ -147,7 +158,10 @@ def _read(model: nn.Module, files: _Files) -> tuple[set[str], list[str]]:
 
 
 def _key(model: Any, name: str, files: Mapping[str, Path]) -> str | None:
-    """The name that the files have for it: a model is saved with or without its head."""
+    """Return the name that the files have for the model's tensor ``name``; None if there is none.
+
+    A model may be saved with or without its head, so the prefix of the base model may differ.
+    """
     prefix = getattr(model, "base_model_prefix", "")
     names = [name]
     if prefix:
@@ -168,13 +182,13 @@ def _fill(x: Any, name: str, key: str, files: _Files) -> None:
     if at is not None:
         starts, sizes = x._spec.plain.region(at)
         part = files.part(key, starts, sizes)
-        if x._spec.layout.is_cut:
+        if x._spec.layout.is_cut:  # the shard is no contiguous region: read one, then box it
             part = run(part.to(device_of(x._spec.placement), x.dtype), x._spec.plain, x._spec)
         plain(x).detach().copy_(part)
 
 
 def _not_saved(model: nn.Module) -> list[str]:
-    """Buffers that are not part of the state: computed, such as tables of positions."""
+    """Return the names of global buffers outside the state_dict, such as tables of positions."""
     state = {id(x) for x in model.state_dict(keep_vars=True).values()}
     return [n for n, x in model.named_buffers() if id(x) not in state and is_global(x)]
 
@@ -217,7 +231,7 @@ def _some(names: list[str]) -> str:
 
 
 def _settle(model: Any, folder: Path) -> None:
-    """What ``from_pretrained`` of transformers leaves beside the weights."""
+    """Set the name and generation config of the model, like transformers' ``from_pretrained``."""
     if hasattr(model, "config") and hasattr(model, "can_generate"):
         model.config._name_or_path = str(folder)
         if model.can_generate() and (folder / "generation_config.json").exists():

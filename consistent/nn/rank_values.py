@@ -1,4 +1,4 @@
-"""One rank's values for a module's tensors on all ranks, and whether ranks have the same module."""
+"""Broadcast one rank's values of a module, and check that all ranks have the same module."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from .plan.layouts import CODED, codecs_text
 from .plan.table import border_text
 from .slots import Slot
 
-# Bytes that are sent at once: long enough that their number does not matter, short enough to be
-# little beside a module that fills the memory.
+# Bytes of one broadcast: large enough that the number of messages does not matter, and small
+# compared to a module that fills the memory.
 BUCKET = 64 << 20
 
 
 def check_alike(
     module: torch.nn.Module, tensors: Sequence[Sequence[Slot]], placement: Placement, plan: Plan
 ) -> None:
-    """Raise on every rank of the placement if the ranks' modules have not the same tensors, modes
-    and constants, their plans say other things of them, or they compute by other settings; one
-    small collective. Warns if only their numbers of threads differ.
+    """Raise on every rank of the placement if the ranks' modules, plans or settings differ.
+
+    Compares tensors, modes and constants of the modules, the plan's layouts, and the settings of
+    torch, in one small collective. Warns if only the numbers of threads differ.
 
     Raises:
-        ValueError: names the first thing that differs, and what two ranks say of it.
+        ValueError: the message names the first difference and the values of two ranks.
     """
     told = [_told(places, plan) for places in tensors]
     told += [border_text(name, border) for name, border in plan.modules.items()]
@@ -75,7 +76,7 @@ def _check_settings(ranks: Sequence[int], notes: Sequence[dict[str, str]]) -> No
 
 
 def _constants(name: str, module: torch.nn.Module) -> str:
-    """What a rank says of a module beside its tensors: the constants of torch's own."""
+    """Return the text by which ranks compare a module's class and mode, with torch's constants."""
     kind = type(module)
     constants = module.extra_repr() if kind.__module__.startswith("torch.nn.") else ""
     mode = "training" if module.training else "evaluating"
@@ -83,7 +84,7 @@ def _constants(name: str, module: torch.nn.Module) -> str:
 
 
 def laid_text(layouts: Layouts | None) -> str:
-    """A tensor's SBP, or its four layouts where they differ, and its codecs."""
+    """Return a tensor's SBP (or its four layouts if they differ) and its codecs as text."""
     if layouts is None:
         return "left plain"
     sides = (layouts.sbp, layouts.use, layouts.grad, layouts.step)
@@ -93,7 +94,7 @@ def laid_text(layouts: Layouts | None) -> str:
 
 
 def _told(places: Sequence[Slot], plan: Plan) -> str:
-    """What a rank says of a tensor."""
+    """Return the text by which ranks compare a tensor: names, dtype, shape and layouts."""
     value = places[0].value
     where = "on meta, " if value.is_meta else ""
     dtype = str(value.dtype).removeprefix("torch.")
@@ -104,9 +105,16 @@ def _told(places: Sequence[Slot], plan: Plan) -> str:
 
 
 def send_values(what: str, tensors: Sequence[Sequence[Slot]], placement: Placement) -> None:
-    """Give every rank of the placement the values that its first rank has: one broadcast for each
-    dtype, or for each 64 MB of it. Tensors on ``meta`` have none; of sparse ones their indices and
-    values are sent, of which each rank may have another number."""
+    """Broadcast the values of the placement's first rank to all of its ranks.
+
+    Takes one broadcast for each dtype, or for each 64 MB of it. Tensors on ``meta`` are skipped. Of
+    sparse tensors the indices and values are sent, whose number may differ between ranks.
+
+    Args:
+        what: the name of the caller.
+        tensors: the places of each tensor.
+        placement: the ranks.
+    """
     if placement.size == 1:
         return
     values = [places[0].value for places in tensors if not places[0].value.is_meta]
@@ -129,8 +137,11 @@ def send_values(what: str, tensors: Sequence[Sequence[Slot]], placement: Placeme
 def _arriving(
     sparse: Sequence[torch.Tensor], placement: Placement
 ) -> list[tuple[Sequence[torch.Tensor], bool]]:
-    """(parts, whether they are coalesced) of each: on the first rank its own, on the others empty
-    ones of their sizes; one small collective."""
+    """Return (parts, is coalesced) of each sparse tensor, to send from or to receive into.
+
+    The first rank returns its own parts, the other ranks empty tensors of the same sizes. The sizes
+    are gathered in one small collective.
+    """
     if not sparse:
         return []
     mine = [parts_of(x) for x in sparse]
@@ -173,17 +184,17 @@ def _send(values: Sequence[torch.Tensor], placement: Placement) -> None:
         return
     for value, piece in zip(values, got.split([value.numel() for value in values])):
         if any(n > 1 and not step for n, step in zip(value.shape, value.stride())):
-            # Expanded: it cannot be written.
+            # An expanded tensor has several elements in one place, so it cannot be written.
             value.data = piece.view(value.shape).clone()
         else:
             value.data.copy_(piece.view(value.shape))
 
 
 def check_values(what: str, tensors: Sequence[Sequence[Slot]], placement: Placement) -> None:
-    """Raise on every rank of the placement if a value differs between them; one small collective.
+    """Raise on every rank of the placement if a tensor's values differ; one small collective.
 
     Raises:
-        ValueError: names the first tensor that differs.
+        ValueError: the message names the first tensor that differs.
     """
     ranks = tuple(placement.ranks.ravel().tolist())
     mine = {places[0].name: digest(places[0].value) for places in tensors}

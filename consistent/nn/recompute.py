@@ -1,5 +1,4 @@
-"""Activation checkpointing by marks: backward computes what a marked module computed once more,
-instead of keeping it."""
+"""Activation checkpointing of marked modules: backward recomputes their activations."""
 
 from __future__ import annotations
 
@@ -15,20 +14,24 @@ _RECOMPUTED = "_consistent_recomputed"
 
 
 def recompute(module: torch.nn.Module, value: bool = True) -> None:
-    """Mark ``module``: a step that asks for it does not keep what the module computes."""
+    """Mark ``module`` for activation checkpointing, or unmark it with ``value=False``.
+
+    The mark takes effect inside ``recomputing``.
+    """
     module.__dict__[_RECOMPUTED] = bool(value)
 
 
 def is_recomputed(module: torch.nn.Module) -> bool:
-    """Whether ``module`` is marked."""
+    """Return whether ``module`` is marked for activation checkpointing."""
     return module.__dict__.get(_RECOMPUTED, False)
 
 
 @contextmanager
 def recomputing(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
-    """Inside, those of ``modules`` that are marked run under torch's checkpoint."""
+    """Run the marked ones of ``modules`` under ``torch.utils.checkpoint`` inside the context."""
     asked = [m for m in modules if is_recomputed(m)]
     before = [m.__dict__.get("_compiled_call_impl") for m in asked]
+    # Torch calls ``_compiled_call_impl`` instead of ``_call_impl`` if a module has one.
     for module in asked:
         module.__dict__["_compiled_call_impl"] = functools.partial(_recomputed, module)
     try:

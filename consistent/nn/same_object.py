@@ -1,9 +1,10 @@
-"""A plain parameter becomes a global one and stays the object that it is, so that what refers to it
-goes on with the global one: an optimizer that was made before, a list of a module's own, a module
-outside.
+"""Make a plain parameter global without changing its identity as a Python object.
 
-Where torch cannot give the object another tensor, the module gets a new parameter, and the next
-step of an optimizer that has the old one raises: it would train what no module has any more.
+Everything that refers to the parameter thus continues with the global one: an optimizer that was
+made before, a list in a module, another module.
+
+If torch cannot swap the tensor of the object, the module gets a new parameter instead. An optimizer
+that has the old one would train a parameter that no module uses, so its next step raises.
 """
 
 from __future__ import annotations
@@ -29,16 +30,20 @@ _REPLACED = "_replaced_in"  # name that an abandoned parameter had in its module
 
 
 def become(value: Any, made: Any, name: str) -> Any:
-    """The object ``value`` as the global parameter ``made``; ``made`` itself where torch refuses,
-    as it does while something in C++ refers weakly to ``value``.
+    """Make the object ``value`` the global parameter ``made``, and return it.
+
+    Returns ``made`` itself if torch refuses the swap, as it does while C++ code holds a weak
+    reference to ``value``.
 
     Args:
-        name: what to call it in an error.
+        value: the plain parameter.
+        made: the global parameter that it becomes.
+        name: the name of the parameter in errors.
     """
     _look_at_optimizers()
     with HookOff():
         hooks, later_hooks = value._backward_hooks, value._post_accumulate_grad_hooks
-        value.grad = None  # in the old layout
+        value.grad = None  # it has the old layout
         try:
             torch._C._swap_tensor_impl(value, made)  # type: ignore[attr-defined]
         except RuntimeError:
@@ -49,8 +54,8 @@ def become(value: Any, made: Any, name: str) -> Any:
         made.__dict__.clear()
         if made.requires_grad:
             made.register_hook(_refuse)
-    # They are kept with what the object stood for. Whoever added one may take it off, so the table
-    # stays the object that it is.
+    # Torch stores hooks with the tensor that was swapped out. The handles that remove hooks refer
+    # to this dict, so it has to stay the same object.
     for key, hook in list((hooks or {}).items()):
         hooks[key] = value._on_shards(hook)
     if hooks:
@@ -70,18 +75,18 @@ def _refuse(_: Any) -> NoReturn:
 
 # -- optimizers that were made before --------------------------------------------------------------
 
-# Those that have stepped since the last parameter became global.
+# Optimizers that were checked since the last parameter became global.
 _seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def abandon(value: Any, name: str) -> None:
-    """No module has ``value`` any more, which had this name: an optimizer that steps it raises."""
+    """Mark the replaced parameter ``value``, so that an optimizer that steps it raises an error."""
     value.__dict__[_REPLACED] = name
     _look_at_optimizers()
 
 
 def _look_at_optimizers() -> None:
-    """Look at every optimizer once more, when it steps next."""
+    """Check every optimizer once more at its next step."""
     _seen.clear()
     _install_hook()
 
@@ -92,7 +97,7 @@ def _install_hook() -> None:
 
 
 def _before_step(optimizer: Any, args: tuple, kwargs: dict) -> None:
-    # Steps are compiled without global tensors only, and Dynamo would trace what follows.
+    # Only steps without global tensors are compiled, and Dynamo would trace the code below.
     if torch.compiler.is_compiling() or optimizer in _seen:
         return
     params = [param for group in optimizer.param_groups for param in group["params"]]
@@ -111,12 +116,15 @@ def _before_step(optimizer: Any, args: tuple, kwargs: dict) -> None:
 
 @torch.no_grad()
 def _lay_out_state(optimizer: Any, params: Sequence[Any]) -> None:
-    """Lay state that was made while the parameters were plain as they are stepped. Its values are
-    those of the first rank, as the parameters' are."""
+    """Lay out optimizer state that was made while the parameters were plain.
+
+    The state gets the layout in which its parameter is stepped, and the values of the first rank,
+    like the parameters.
+    """
     found: dict[Placement, list[tuple[list[Slot], Any]]] = {}
     for i, param in enumerate(params):
         state = optimizer.state.get(param, {})
-        if isinstance(state, OwnedState):  # one rank has it whole, and steps it so
+        if isinstance(state, OwnedState):  # one rank holds the whole state and steps with it
             continue
         for key, value in state.items():
             is_plain = isinstance(value, torch.Tensor) and not is_global(value)

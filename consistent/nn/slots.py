@@ -1,4 +1,4 @@
-"""The places of a module that hold tensors, under every name that leads there."""
+"""Find the places of a module that hold tensors, under each name of the tensor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..tensor.global_tensor import GlobalTensor
 
 
 class Slot(NamedTuple):
-    """A place in a module that holds a tensor; a tied tensor is in several."""
+    """Place in a module that holds a tensor; a tied tensor has several places."""
 
     owner: torch.nn.Module
     key: str
@@ -20,7 +20,7 @@ class Slot(NamedTuple):
     value: torch.Tensor
 
     def put(self, value: torch.Tensor) -> None:
-        """Replace the tensor."""
+        """Replace the tensor in this place."""
         store: Any = (
             self.owner._parameters if self.key in self.owner._parameters else self.owner._buffers
         )
@@ -28,7 +28,7 @@ class Slot(NamedTuple):
 
 
 def plain_slots(module: torch.nn.Module) -> list[list[Slot]]:
-    """The places of plain parameters and buffers; those of one tensor in one list.
+    """Return the places of the plain parameters and buffers, one list for each tensor.
 
     Raises:
         ValueError: a lazy module has not seen its first input.
@@ -68,10 +68,10 @@ def plain_slots(module: torch.nn.Module) -> list[list[Slot]]:
 
 
 def plain_gradients(tensors: list[list[Slot]]) -> list[list[Slot]]:
-    """The gradients that these parameters have, at the first of their places.
+    """Return the gradients of the parameters in ``tensors``, at the first place of each parameter.
 
     Raises:
-        ValueError: one is sparse.
+        ValueError: a gradient is not strided.
     """
     found = []
     for owner, key, name, value in (places[0] for places in tensors):
@@ -87,12 +87,13 @@ def plain_gradients(tensors: list[list[Slot]]) -> list[list[Slot]]:
 
 
 def _is_dtensor(value: torch.Tensor) -> bool:
-    module = sys.modules.get("torch.distributed.tensor")  # who has not loaded it has no DTensor
+    # A program that has not imported this module has no DTensor.
+    module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 
 
 def global_slots(module: torch.nn.Module) -> list[list[Slot]]:
-    """The places of parameters and buffers that are global; those of one tensor in one list."""
+    """Return the places of the global parameters and buffers, one list for each tensor."""
     found: dict[int, list[Slot]] = {}
     for prefix, owner in module.named_modules(remove_duplicate=False):
         for key, value in [*owner._parameters.items(), *owner._buffers.items()]:
@@ -103,8 +104,10 @@ def global_slots(module: torch.nn.Module) -> list[list[Slot]]:
 
 
 def plain_attributes(module: torch.nn.Module) -> list[list[Slot]]:
-    """Tensors that ``__init__`` made and that are neither parameters nor buffers. They stay plain,
-    and count as B where they meet a global tensor."""
+    """Return the places of plain tensor attributes that are neither parameters nor buffers.
+
+    They stay plain, and count as B in ops with a global tensor.
+    """
     found: dict[int, list[Slot]] = {}
     for prefix, owner in module.named_modules():
         for key, value in vars(owner).items():

@@ -1,4 +1,4 @@
-"""Parts of any sizes as balanced pieces: each rank sends the rows that another is to hold."""
+"""Turn parts of unequal sizes into balanced pieces, by sending rows between ranks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,16 @@ Shapes = Mapping[int, tuple[int, ...]]
 
 
 def joined_shape(name: str, placement: Placement, sbp: NdSbp, shapes: Shapes) -> tuple[int, ...]:
-    """The shape of the whole of which the ranks have parts: sizes add up along split dims.
+    """Return the shape of the whole tensor, in which the parts' sizes add up along split dims.
+
+    Args:
+        name: the name of the argument, for errors.
+        placement: the placement of the ranks.
+        sbp: the layout of the whole tensor.
+        shapes: rank -> the shape of its part.
 
     Raises:
-        ValueError: parts do not fit beside each other.
+        ValueError: the parts do not fit together.
     """
     first = shapes[placement.first_rank]
     whole = list(first)
@@ -40,11 +46,18 @@ def joined_shape(name: str, placement: Placement, sbp: NdSbp, shapes: Shapes) ->
 
 
 def evened_out(name: str, x: torch.Tensor, spec: TensorSpec, shapes: Shapes) -> torch.Tensor:
-    """This rank's balanced piece, from the parts that ranks have, in the order of their
-    coordinates.
+    """Return this rank's balanced piece of the whole that the ranks' parts make up.
+
+    The parts are joined in the order of the ranks' coordinates.
+
+    Args:
+        name: the name of the argument, for errors.
+        x: this rank's part.
+        spec: the spec of the whole tensor.
+        shapes: rank -> the shape of its part.
 
     Raises:
-        ValueError: two dims are split unevenly, or a gradient of the parts is asked for.
+        ValueError: two dims are split unevenly, or the parts need a gradient.
     """
     placement, at = spec.placement, my_coordinate(spec.placement)
     dims = {entry.dim for entry in spec.sbp if isinstance(entry, Split)}
@@ -76,7 +89,10 @@ def evened_out(name: str, x: torch.Tensor, spec: TensorSpec, shapes: Shapes) -> 
 
 
 def _along(placement: Placement, axes: Sequence[int], at: Sequence[int] | None) -> list[int]:
-    """The ranks through ``at`` (the grid's origin) along ``axes``, the outer axis first."""
+    """Return the ranks that differ from the one at ``at`` along ``axes`` only, outer axis first.
+
+    With None, ``at`` is the origin of the grid.
+    """
     here = list(at or (0,) * placement.ndim)
     found = []
     for steps in itertools.product(*(range(placement.shape[axis]) for axis in axes)):
@@ -87,7 +103,7 @@ def _along(placement: Placement, axes: Sequence[int], at: Sequence[int] | None) 
 
 
 def _starts(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """(start, stop) of parts that lie one behind the other."""
+    """Return (start, stop) of consecutive parts of these sizes."""
     stops = list(itertools.accumulate(sizes))
     return [(stop - size, stop) for stop, size in zip(stops, sizes)]
 

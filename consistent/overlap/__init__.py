@@ -1,1 +1,1 @@
-"""Matrix products that overlap with the boxing of their operand or result."""
+"""Matrix products that overlap with the boxing of their operand or of their result."""

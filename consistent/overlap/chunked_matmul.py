@@ -1,5 +1,6 @@
-"""A product and the boxing of its operand or of its result, in chunks of rows: while one chunk is
-sent, another is multiplied.
+"""Matrix products that overlap with the boxing of their operand or result, in chunks of rows.
+
+While one chunk is sent, another chunk is multiplied:
 
 ```
 box, multiply     send 0 | send 1     | send 2     |                 x: src -> dst,  dst @ w
@@ -9,7 +10,8 @@ multiply, box     multiply 0 | multiply 1 | multiply 2 |             x @ w: src 
                              | send 0     | send 1     | send 2
 ```
 
-Each is the other's backward. Bias and activation are done chunk by chunk too.
+Each of the two is the backward pass of the other. Bias and activation are also computed chunk by
+chunk.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ MOST_CHUNKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Boxing:
-    """What is boxed, in how many chunks, and the activation after the product."""
+    """A boxing that overlaps with a product: layouts, chunks, and the activation that follows."""
 
     src: TensorSpec
     dst: TensorSpec
@@ -46,28 +48,31 @@ class Boxing:
 
     @property
     def back(self) -> Boxing:
-        """The boxing of the gradient."""
+        """The boxing of the gradient, from the dual of ``dst`` to the dual of ``src``."""
         return Boxing(self.dst.dual, self.src.dual, self.chunks)
 
     def cut(self) -> tuple[Chunk, ...]:
-        """The chunks; one on a rank outside, which sends nothing, and on CUDA, where threads do
-        not overlap what streams have in order."""
+        """Return the chunks of rows in which this rank sends.
+
+        There is a single chunk on a rank outside the placement, which sends nothing, and on CUDA,
+        where threads do not overlap kernels that a stream runs in order.
+        """
         at, placement = my_coordinate(self.src.placement), self.src.placement
         if at is None or placement.type != "cpu":
             return cut(self.src, self.dst, 1, at or (0,) * placement.ndim)
         return cut(self.src, self.dst, self.chunks, at)
 
     def overlaps(self) -> bool:
-        """Whether anything is multiplied while something is sent."""
+        """Return whether some multiplication runs while something is being sent."""
         return len(self.cut()) > 1 or fused_over(self.src, self.dst) is not None
 
 
 def chunk_count(src: TensorSpec, dst: TensorSpec) -> int:
-    """How many chunks are worth it; every rank finds the same number.
+    """Return the number of chunks that pays off, the same on every rank.
 
-    On CPU it is more than one only if each rank has a core to spare: where all cores are busy,
-    nothing can overlap. On CUDA it is one: there torch's fused ops overlap, where symmetric memory
-    is enabled.
+    On CPU there is more than one chunk only if each rank has a core to spare: where all cores are
+    busy, nothing can overlap. On CUDA there is one chunk, because torch's fused ops do the
+    overlapping there, where symmetric memory is enabled.
     """
     placement = src.placement
     if placement.type != "cpu" or my_coordinate(placement) is None:
@@ -77,14 +82,20 @@ def chunk_count(src: TensorSpec, dst: TensorSpec) -> int:
 
 
 def box_multiply(boxing: Boxing, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """activation(boxed x @ w + bias), where x is boxed. [..., k], [k, n], [n] -> [..., n]."""
+    """Return ``activation(boxed x @ w + bias)``, where ``x`` is boxed before the product.
+
+    Shapes: ``[..., k], [k, n], [n] -> [..., n]``.
+    """
     if boxing.overlaps():
         return _BoxMultiply.apply(boxing, x, w, bias)[0]
     return _finished(box(x, boxing.src, boxing.dst) @ w, boxing, bias)
 
 
 def multiply_box(boxing: Boxing, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """activation(boxed x @ w + bias), where x @ w is boxed. [..., k], [k, n], [n] -> [..., n]."""
+    """Return ``activation(boxed(x @ w) + bias)``, where the product is boxed.
+
+    Shapes: ``[..., k], [k, n], [n] -> [..., n]``.
+    """
     if boxing.overlaps():
         return _MultiplyBox.apply(boxing, x, w, bias)[0]
     return _finished(box(x @ w, boxing.src, boxing.dst), boxing, bias)
@@ -97,7 +108,8 @@ def _finished(z: Tensor, boxing: Boxing, bias: Tensor | None) -> Tensor:
 
 
 class _BoxMultiply(torch.autograd.Function):
-    """
+    """Autograd function of a boxing followed by a product.
+
     ```
     forward    x ---> boxed      total = boxed @ w + bias      y = activation(total)
     backward   x <--- boxed      grad of total @ w.T           boxed.T @ grad of total -> of w
@@ -112,7 +124,10 @@ class _BoxMultiply(torch.autograd.Function):
         y, total, boxed = _box_multiply(boxing, x, w, finish)
         ctx.boxing = boxing
         ctx.save_for_backward(w, boxed, total)
+        # Unused outputs then have the gradient None, and backward skips their work.
         ctx.set_materialize_grads(False)
+        # ``total`` and ``boxed`` are outputs because backward saves them: autograd then tracks
+        # them, and a double backward can differentiate through them.
         return y, total, boxed
 
     @staticmethod
@@ -120,8 +135,10 @@ class _BoxMultiply(torch.autograd.Function):
         ctx: Any, at_y: Tensor | None, at_total: Tensor | None, at_boxed: Tensor | None
     ) -> tuple:
         boxing, (w, boxed, total), needs = ctx.boxing, ctx.saved_tensors, ctx.needs_input_grad
+        # The gradient of y passes through the activation; that of ``total`` does not.
         grad, at_x = _before(boxing, total, at_y, at_total), None
         back = boxing.back
+        # Only a double backward has a gradient of ``boxed``.
         if needs[1] and at_boxed is not None:
             at_x = box(at_boxed, back.src, back.dst)
         if grad is None:
@@ -132,7 +149,8 @@ class _BoxMultiply(torch.autograd.Function):
 
 
 class _MultiplyBox(torch.autograd.Function):
-    """
+    """Autograd function of a product followed by its boxing.
+
     ```
     forward    product = x @ w      product ---> boxed      y = activation(boxed + bias)
     backward   grad @ w.T -> of x   grad    <--- of boxed   x.T @ grad -> of w
@@ -158,6 +176,8 @@ class _MultiplyBox(torch.autograd.Function):
             return None, None, None, None
         at_x = at_w = None
         if needs[1] or needs[2]:
+            # One boxing of the gradient serves x and w: the function also returns the boxed
+            # gradient.
             at_x, _, grad_boxed = _BoxMultiply.apply(boxing.back, grad, w.mT, None)
             at_w = _of_weight(x, grad_boxed) if needs[2] else None
         return None, at_x, at_w, _of_bias(needs, grad)
@@ -169,14 +189,16 @@ class _MultiplyBox(torch.autograd.Function):
 def box_multiply_once(
     boxing: Boxing, x: Tensor, w: Tensor, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(boxed x @ w + bias, boxed x) of plain shards, of which no report is told."""
+    """Return ``(boxed x @ w + bias, boxed x)`` of plain shards, unseen by autograd and tracers."""
     y, _, boxed = _box_multiply_shards(boxing, x, w, _Finish(boxing, bias, False))
     return y, boxed
 
 
 def multiply_box_once(boxing: Boxing, x: Tensor, w: Tensor, addend: Tensor | None = None) -> Tensor:
-    """x @ w + addend, boxed, of plain shards, of which no report is told; ``addend`` has one number
-    per column."""
+    """Return ``x @ w + addend`` of plain shards, boxed, unseen by autograd and tracers.
+
+    ``addend`` has one number per column.
+    """
     return _multiply_box_shards(boxing, x, w, _Finish(boxing, None, False), addend)[0]
 
 
@@ -197,6 +219,7 @@ def _box_multiply_shards(
     boxed = x.new_empty(boxing.dst.local_shape(my_coordinate(boxing.dst.placement)))
     out = finish.room(boxed, w.shape[1])
     with BackgroundCalls() as background:
+        # One background thread sends all chunks in this order, which is the same on every rank.
         arriving = [background.submit(_box_chunk, x, chunk, boxed) for chunk in chunks]
         for chunk, arrival in zip(chunks, arriving, strict=True):
             arrival.result()
@@ -207,6 +230,8 @@ def _box_multiply_shards(
 
 def _multiply_box(boxing: Boxing, x: Tensor, w: Tensor, finish: _Finish) -> tuple[Tensor, Tensor]:
     x = x.detach()
+    # ``begin`` needs the shape and dtype of a product that does not exist yet: one expanded element
+    # has them without the memory.
     begin(x.new_empty(()).expand((*x.shape[:-1], w.shape[1])), boxing.src, boxing.dst)
     return _multiply_box_shards(boxing, x, w, finish)
 
@@ -240,7 +265,7 @@ def _finish_chunk(
 
 
 def _product(x: Tensor, w: Tensor, addend: Tensor | None = None) -> Tensor:
-    """x @ w + addend; the result is contiguous, whatever the strides of x."""
+    """Return ``x @ w + addend`` as a contiguous tensor, whatever the strides of ``x``."""
     out = x.new_empty((*x.shape[:-1], w.shape[1]))
     if addend is None:
         torch.mm(x.flatten(0, -2), w, out=out.flatten(0, -2))
@@ -259,20 +284,23 @@ def _put(x: Tensor, out: Tensor, places: Sequence[slice]) -> None:
 
 
 class _Finish:
-    """The steps after a product: (activation(z + bias), z + bias), the latter only where gradients
-    need it, else empty."""
+    """Bias and activation that follow a product ``z``.
+
+    The results are ``(activation(z + bias), z + bias)``. The second is empty unless the gradient of
+    an activation needs it.
+    """
 
     def __init__(self, boxing: Boxing, bias: Tensor | None, tracked: bool) -> None:
         self.activation, self.bias = boxing.activation, bias
         self.keeps = tracked and boxing.activation != "none"
 
     def room(self, like: Tensor, columns: int) -> tuple[Tensor, Tensor]:
-        """Empty results, into which the chunks are written; as many rows as ``like`` has."""
+        """Return uninitialized results with as many rows as ``like``; the chunks fill them."""
         shape = (*like.shape[:-1], columns)
         return like.new_empty(shape), like.new_empty(shape if self.keeps else 0)
 
     def made(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """(activation(z + bias), z + bias) of all rows of ``z``."""
+        """Return ``(activation(z + bias), z + bias)`` for all rows of ``z``."""
         if self.bias is None and self.activation == "none":
             return z, z.new_empty(0)
         return native.reduce_shards(
@@ -281,7 +309,7 @@ class _Finish:
         )  # fmt: skip
 
     def chunk(self, z: Tensor, out: tuple[Tensor, Tensor], places: Sequence[slice]) -> None:
-        """Compute a chunk, and write it where its rows belong."""
+        """Finish the chunk ``z`` and write its rows to ``places`` of ``out``."""
         y, total = self.made(z)
         _put(y, out[0], places)
         if self.keeps:
@@ -294,7 +322,7 @@ class _Finish:
 def _before(
     boxing: Boxing, total: Tensor, at_y: Tensor | None, at_total: Tensor | None
 ) -> Tensor | None:
-    """The gradient before the activation."""
+    """Return the gradient of the value before the activation."""
     if at_y is not None and boxing.activation != "none":
         at_y = through_activation(boxing.activation, total, at_y)
     return _plus(at_total, at_y)

@@ -1,4 +1,4 @@
-"""Matrix products that overlap with their boxing; a program calls them by name.
+"""Matrix products that overlap with their boxing and that programs call by name.
 
 | function | x | w | y | backward of x |
 | --- | --- | --- | --- | --- |
@@ -6,8 +6,8 @@
 | matmul_reduce_scatter | S(-1) | S(0) | S(0) | all-gather, matmul |
 | matmul_all_reduce | S(-1) | S(0) | B | all-reduce, matmul |
 
-y = activation(x @ w + bias). On other axes the operands have SBPs that a product accepts, such as x
-S(0) and w B.
+y = activation(x @ w + bias). On the other axes of the placement, the operands may have any SBPs
+that a product accepts, such as x S(0) and w B.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def all_gather_matmul(
     activation: str = "none",
     chunks: int | None = None,
 ) -> Any:
-    """activation(x @ w + bias), x gathered on the axes on which w is S(1).
+    """Return ``activation(x @ w + bias)``, with ``x`` gathered on the axes on which ``w`` is S(1).
 
     ```
     rank 0    a  @  w0            a @ w0                    x   [..., k]  S(d)
@@ -43,16 +43,18 @@ def all_gather_matmul(
               a                   b @ w1
     ```
 
-    Rows (dim 0 of x) are sent in chunks: while one is sent, another is multiplied. The gradient of
-    x is a product that is reduce-scattered, in as many chunks. Plain tensors are taken as B.
+    Rows (dim 0 of ``x``) are sent in chunks: while one chunk is sent, another is multiplied. The
+    gradient of ``x`` is a product that is reduce-scattered in as many chunks. Plain tensors are
+    treated as B.
 
     Args:
         activation: "none", "relu", "gelu", "gelu_tanh" or "silu".
-        chunks: how many. None means as many as pay off: on CPU one, unless every rank has a core to
-            spare and a chunk is not too small (the first such call is a collective).
+        chunks: number of chunks. None means as many as pay off: on CPU one chunk, unless every rank
+            has a core to spare and a chunk is not too small (the first such call is a collective).
 
     Raises:
-        ValueError: shapes or layouts do not fit, or no axis has w S(1) and x split.
+        ValueError: shapes or layouts do not fit, or there is no axis on which ``w`` is S(1) and
+            ``x`` is split.
     """
     return _gathered("all_gather_matmul", (x, w, bias), activation, chunks)
 
@@ -66,7 +68,7 @@ def matmul_reduce_scatter(
     activation: str = "none",
     chunks: int | None = None,
 ) -> Any:
-    """activation(x @ w + bias), where the sum of the ranks' products is split along ``dim``.
+    """Return ``activation(x @ w + bias)``, with the sum of the ranks' products split along ``dim``.
 
     ```
     rank 0    x0 @ w0            rows 0.. of the sum        x   [..., k]  S(-1)
@@ -74,9 +76,9 @@ def matmul_reduce_scatter(
     rank 1    x1 @ w1            rows ..n of the sum        y   [..., n]  S(dim)
     ```
 
-    Rows are summed in chunks: while one is summed, another is multiplied. The gradient of x is that
-    of y, gathered, times w.T, in as many chunks. ``activation``, ``chunks`` and plain tensors as in
-    ``all_gather_matmul``.
+    Rows are summed in chunks: while one chunk is summed, another is multiplied. The gradient of
+    ``x`` is the gathered gradient of ``y`` times ``w.T``, in as many chunks. ``activation``,
+    ``chunks`` and plain tensors work as in ``all_gather_matmul``.
 
     Raises:
         ValueError: shapes or layouts do not fit, or no axis has x S(-1) and w S(0).
@@ -92,7 +94,7 @@ def matmul_all_reduce(
     activation: str = "none",
     chunks: int | None = None,
 ) -> Any:
-    """activation(x @ w + bias), where every rank gets the whole sum of the ranks' products.
+    """Return ``activation(x @ w + bias)``, with the whole sum of the ranks' products on every rank.
 
     ```
     rank 0    x0 @ w0            x0 @ w0 + x1 @ w1          x   [..., k]  S(-1)
@@ -100,7 +102,8 @@ def matmul_all_reduce(
     rank 1    x1 @ w1            x0 @ w0 + x1 @ w1          y   [..., n]  B
     ```
 
-    As ``matmul_reduce_scatter``; the gradient of x is that of y, summed, times w.T.
+    Arguments and chunks work as in ``matmul_reduce_scatter``. The gradient of ``x`` is the summed
+    gradient of ``y`` times ``w.T``.
 
     Raises:
         ValueError: shapes or layouts do not fit, or no axis has x S(-1) and w S(0).
@@ -148,6 +151,7 @@ def _made(
         bias = plain(bias)
     check_mode.calling(name)
     boxing = Boxing(*ends, chunk_count(*ends) if chunks is None else chunks, activation)
+    # The shards below are plain tensors, whose ops must not be dispatched as ops on global tensors.
     with HookOff():
         return attach(run(boxing, plain(x), plain(w), bias), out)
 
@@ -157,7 +161,7 @@ def _is_last(entry: Sbp, spec: TensorSpec) -> bool:
 
 
 def _product(name: str, x: Any, w: Any, x_sbp: NdSbp) -> TensorSpec:
-    """The spec of x @ w where x has ``x_sbp``."""
+    """Return the spec of ``x @ w`` where ``x`` has the layout ``x_sbp``."""
     last, entries = x.ndim - 1, []
     for have, by in zip(x_sbp, w._spec.sbp, strict=True):
         if isinstance(have, Split) and have.dim == last and by == S(0):
@@ -201,14 +205,14 @@ def _operands(
                 "balanced pieces. Box it first: t.to_global(sbp=S(dim)), or call x @ w."
             )
     _check(name, x, w, bias, activation, chunks)
-    for t in tensors:  # what is refused sends nothing
+    for t in tensors:  # after all checks, so that a refused call sends nothing
         if t is not None:
             compare(t, placement, name)
     return x, w, bias
 
 
 def _as_autocast(x: Any, placement: Placement) -> Any:
-    """``x`` in the dtype in which autocast multiplies."""
+    """Return ``x`` in the dtype in which autocast multiplies, or unchanged without autocast."""
     kind = placement.type
     if autocast.is_on(kind) and autocast.is_cast(x.dtype):
         return x.to(torch.get_autocast_dtype(kind))

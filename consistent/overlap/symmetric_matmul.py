@@ -1,4 +1,4 @@
-"""Products fused with an all-gather or reduce-scatter in one torch op, over symmetric memory."""
+"""Products fused with an all-gather or reduce-scatter in one torch op over symmetric memory."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def fused_over(src: TensorSpec, dst: TensorSpec) -> tuple[str, int] | None:
-    """(name of the process group, split dim) where S(dim) -> B or P -> S(dim) and its product can
-    be one op: equal pieces of a dim other than the last, on all GPUs, and enough to send that
-    overlapping it pays off. None elsewhere.
+    """Return (process group name, split dim) if one op can do this boxing and its product.
 
-    It depends on the specs and on what the ranks have agreed on, so every rank gets the same
-    answer.
+    This holds for S(dim) -> B and P -> S(dim) with equal pieces of a dim other than the last, on
+    all GPUs, if there is enough to send that overlapping pays off. Otherwise the result is None.
+
+    The answer depends on the specs and on what the ranks have agreed on, so it is the same on every
+    rank.
     """
     placement = src.placement
     if placement.type != "cuda" or placement.size < 2 or src.dtype not in _DTYPES:
@@ -39,14 +40,14 @@ def fused_over(src: TensorSpec, dst: TensorSpec) -> tuple[str, int] | None:
 
 
 def gather_multiply(x: Tensor, w: Tensor, over: tuple[str, int]) -> tuple[Tensor, Tensor]:
-    """(gathered x, gathered x @ w)."""
+    """Return ``(gathered x, gathered x @ w)``."""
     name, dim = over
     boxed, (y,) = torch.ops.symm_mem.fused_all_gather_matmul(x.contiguous(), [w], dim, name)
     return boxed.contiguous(), y.contiguous()
 
 
 def multiply_scatter(x: Tensor, w: Tensor, over: tuple[str, int]) -> Tensor:
-    """This rank's piece of the sum of x @ w."""
+    """Return this rank's piece of the sum of ``x @ w`` over the ranks."""
     name, dim = over
     y = torch.ops.symm_mem.fused_matmul_reduce_scatter(x.contiguous(), w, "sum", dim, name)
     return y.contiguous()

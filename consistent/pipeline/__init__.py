@@ -1,4 +1,4 @@
-"""Stages under torch's schedules: a model cut into parts that run on their own placements."""
+"""Pipeline parallelism: stages of a model on their own placements, under torch's schedules."""
 
 from .pipeline import Pipeline, pipeline
 

@@ -1,4 +1,4 @@
-"""Where each stage of a pipeline ends: the slowest is as fast as it can be, within the memory."""
+"""Choose where each pipeline stage ends, so that the slowest stage is fast and memory suffices."""
 
 from __future__ import annotations
 
@@ -6,32 +6,37 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-_NEAR = 1e-9  # limits that differ by less, of the whole, are one
+_NEAR = 1e-9  # limits closer than this fraction of the total time count as equal
 
 
 def best_ends(
     seconds: Sequence[float], stages: int, fits: Callable[[int, int, int], bool]
 ) -> list[int] | None:
-    """Where each stage ends, so that the slowest takes the least time; None if nothing fits.
+    """Return the end of each stage that minimizes the time of the slowest; None if nothing fits.
 
-    For a limit of seconds, a stage that begins later may end no earlier. So the furthest end of
-    each stage, given the furthest end of the one before, says whether the limit can be kept; the
-    least limit is found by halving.
+    The minimum is found by bisection on a time limit for every stage. Under a fixed limit, a stage
+    that begins later can end no earlier. It is therefore enough to extend each stage as far as it
+    can go, one after another: the limit can be kept if the last stage reaches the last unit.
 
     Args:
-        seconds: of each unit, in order.
-        fits: (stage, begin, end) -> whether it may have these units. Of one begin, a smaller end
-            fits where a larger one does; and so does a larger begin.
+        seconds: the time of each unit, in order.
+        stages: the number of stages.
+        fits: (stage, begin, end) -> whether the stage has memory for units ``begin`` to ``end``,
+            ``end`` excluded. Must be monotonic: if a range fits, it also fits with a smaller end or
+            a larger begin.
+
+    Returns:
+        for each stage, the index of the first unit after it.
     """
     if stages > len(seconds):
         return None
     sums = [0.0, *accumulate(seconds)]
-    furthest: dict[tuple[int, int], int] = {}  # that memory allows
+    furthest: dict[tuple[int, int], int] = {}  # (stage, begin) -> furthest end that memory allows
 
     def room(stage: int, begin: int, most: int) -> int:
         key = stage, begin
         if key not in furthest:
-            low, high = begin, most  # what fits and what may
+            low, high = begin, most  # ``low`` fits, nothing above ``high`` does
             if low < high and fits(stage, begin, high):
                 low = high
             while low < high:
@@ -62,8 +67,11 @@ def best_ends(
 
 
 def even_ends(seconds: Sequence[float], stages: int) -> list[int]:
-    """``best_ends`` where all fits; of such ends, those of which the last stage has the most units,
-    and those before it are cut in the same way."""
+    """Return the ends of ``best_ends`` without a memory limit.
+
+    Among equally fast choices, the last stage takes as many units as it can. The stages before it
+    are then cut in the same way.
+    """
     sums, ends = [0.0, *accumulate(seconds)], [len(seconds)]
     for count in range(stages, 1, -1):
         found = best_ends(seconds[: ends[-1]], count, lambda *_: True)
@@ -80,17 +88,25 @@ def _slowest(sums: Sequence[float], ends: Sequence[int]) -> float:
 def _ends(
     sums: Sequence[float], stages: int, room: Callable[[int, int, int], int], limit: float
 ) -> list[int] | None:
-    """The furthest ends that keep the limit.
+    """Return the furthest end of each stage within ``limit`` seconds, or None if there is none.
 
-    Where a unit does not fit in the stage that it came to, even alone, it belongs to a later stage,
-    and the stages up to this one end before it: they begin again with that as their bound.
+    If the next unit does not fit in the memory of a stage even alone, it belongs to a later stage.
+    All stages up to this one must then end before that unit, and the search starts again with these
+    bounds.
+
+    Args:
+        sums: the prefix sums of the units' seconds, beginning with 0.
+        stages: the number of stages.
+        room: (stage, begin, most) -> the furthest end up to ``most`` that memory allows.
+        limit: the most seconds of a stage.
     """
     count = len(sums) - 1
-    allowed = [count - (stages - stage - 1) for stage in range(stages)]  # each later one has a unit
+    allowed = [count - (stages - stage - 1) for stage in range(stages)]  # one unit for each later
     bounds = list(allowed)
     while True:
         ends, begin = [], 0
         for stage in range(stages):
+            # One unit never exceeds the limit, except by rounding.
             quick = max(bisect_right(sums, sums[begin] + limit) - 1, begin + 1)
             end = min(quick, room(stage, begin, allowed[stage]), bounds[stage])
             if end == begin:
@@ -99,7 +115,7 @@ def _ends(
             begin = end
         else:
             return ends if begin == count else None
-        if begin <= stage:  # no unit is left for one of them
+        if begin <= stage:  # fewer units before ``begin`` than stages that must share them
             return None
         for before in range(stage + 1):
             bounds[before] = min(bounds[before], begin - (stage - before))

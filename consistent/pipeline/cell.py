@@ -1,4 +1,4 @@
-"""One stage's work on one micro-batch: forward, backward, or backward in two halves."""
+"""Run one stage on one micro-batch: forward, backward, or backward in two halves."""
 
 from __future__ import annotations
 
@@ -18,12 +18,17 @@ from .split_backward import SplitBackward
 
 
 class Cell:
-    """What a stage keeps of a micro-batch between forward and backward."""
+    """One stage's run of one micro-batch, with the tensors kept between forward and backward.
+
+    Attributes:
+        results: value index -> the detached value, of the values that the program returns and this
+            stage computes.
+    """
 
     def __init__(self, program: Program, part: Part, device: torch.device) -> None:
         self._program, self._part, self._device = program, part, device
-        self._leaves: dict[int, torch.Tensor] = {}  # by move
-        self._roots: dict[int, Any] = {}  # by value
+        self._leaves: dict[int, torch.Tensor] = {}  # index of the move that enters -> its leaf
+        self._roots: dict[int, Any] = {}  # index of the value that leaves -> the value
         self._losses: list[Any] = []
         self._split: SplitBackward | None = None
         self.results: dict[int, Any] = {}
@@ -37,9 +42,17 @@ class Cell:
         draws: int,
         scale: Callable[[Any], Any] | None,
     ) -> dict[int, torch.Tensor]:
-        """Run the lines. ``arrived`` has the shards of what enters, by move; ``draws`` is the count
-        of random ops at the program's begin; ``scale`` is what to do to a loss, None without
-        backward. Returns the shards of what leaves, by value."""
+        """Run the lines of the stage's part of the program.
+
+        Args:
+            inputs: the tensors among the arguments of the micro-batch.
+            arrived: move index -> this rank's shard of the activation that enters.
+            draws: the count of random ops when the micro-batch's program begins.
+            scale: is applied to each loss; None if no backward follows.
+
+        Returns:
+            value index -> this rank's detached shard, of the values that leave for other stages.
+        """
         env: dict[int, Any] = dict(zip(self._program.inputs, inputs, strict=True))
         for move in self._part.entering:
             env[move.out] = self._enter(
@@ -73,8 +86,10 @@ class Cell:
         return read()
 
     def run(self, line: Line, env: dict[int, Any], draws: int) -> None:
-        """Run a line. ``env`` has the values so far, and gets its results."""
+        """Run one line and store its results in ``env``, the values computed so far."""
         if line.draws[1]:
+            # A schedule interleaves micro-batches. With the count set for each line, random ops
+            # draw the numbers that they would draw if one micro-batch ran after the other.
             generator.set_count(torch.default_generator, draws + line.draws[0])
         found = tensors_in(self.call(line, env))
         if len(found) != len(line.outs):
@@ -86,7 +101,7 @@ class Cell:
         env.update(zip(line.outs, found, strict=True))
 
     def call(self, line: Line, env: dict[int, Any]) -> Any:
-        """What the line gives, of the values in ``env``."""
+        """Return the result of one line, with its arguments taken from ``env``."""
         given = map_each((line.args, line.kwargs), Ref, lambda ref: self._get(env, ref.index))
         args, kwargs = map_each(given, Here, lambda _: self._device)
         if line.mode is None:
@@ -98,7 +113,11 @@ class Cell:
             return line.target(*args, **kwargs)
 
     def _as_recorded(self, x: Any, index: int) -> Any:
-        """``x``, in the layout that the stage which gets it expects."""
+        """Return ``x`` in the layout that was recorded, which the receiving stages expect.
+
+        Raises:
+            RuntimeError: ``x`` is plain, or its shape or dtype is not the recorded one.
+        """
         spec, value = self._program.spec(index), self._program.values[index]
         if not is_global(x) or x._spec.shape != spec.shape or x._spec.dtype != spec.dtype:
             found = x._spec if is_global(x) else f"a plain tensor of shape {tuple(x.shape)}"
@@ -114,15 +133,22 @@ class Cell:
 
     @property
     def wants(self) -> list[int]:
-        """The values whose gradients backward begins from."""
+        """Return the indices of the values that left and whose gradients backward needs."""
         return list(self._roots)
 
     def backward(
         self, grads: Mapping[int, torch.Tensor], give: Callable[[int, torch.Tensor], None]
     ) -> None:
-        """All of it. ``grads`` has for each value in ``wants`` the shard of its gradient, in the
-        dual of its spec. ``give`` is called with those of what entered, by move, when they are
-        there: sums of parameters' gradients that are under way are waited for after that."""
+        """Run the whole backward, and give each input's gradient away as soon as it is ready.
+
+        Input gradients are handed over from hooks, before the engine waits for reductions of
+        parameter gradients that are under way. The stage before can thus start earlier.
+
+        Args:
+            grads: for each value in ``wants``, the shard of its gradient, in the dual of its spec.
+            give: is called with (move index, shard of the gradient) for each input; zeros where
+                backward does not reach an input.
+        """
         roots, seeds = self._seeded(grads)
         left = dict(self._leaves)
 
@@ -140,7 +166,11 @@ class Cell:
         self._leaves = {}
 
     def backward_of_inputs(self, grads: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-        """The first half: gradients of what entered alone."""
+        """Run the first half of backward, which computes only the gradients of the stage's inputs.
+
+        Returns:
+            move index -> the shard of the gradient; zeros where backward does not reach an input.
+        """
         roots, seeds = self._seeded(grads)
         self._split = SplitBackward(roots, seeds, list(self._leaves.values()))
         found = {}
@@ -149,7 +179,7 @@ class Cell:
         return found
 
     def backward_of_weights(self) -> None:
-        """The second half: gradients of parameters."""
+        """Run the second half of backward, which computes the gradients of the parameters."""
         assert self._split is not None
         self._split.of_weights()
         self._split = None
@@ -165,11 +195,15 @@ class Cell:
 
 
 class _Arrive(torch.autograd.Function):
-    """What a stage is given, over a leaf that keeps its gradient."""
+    """Autograd function that makes the received shard a non-leaf tensor above a leaf.
+
+    The leaf collects the gradient of the input; the model may write to the non-leaf in place.
+    """
 
     @staticmethod
     def forward(ctx: Any, leaf: torch.Tensor, arrived: tuple[torch.Tensor]) -> torch.Tensor:
-        return arrived[0]  # no view of the leaf: it may be written to
+        # Not a view of the leaf to autograd: torch forbids in-place writes to a view of a leaf.
+        return arrived[0]
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]

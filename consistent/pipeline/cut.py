@@ -1,4 +1,4 @@
-"""Cutting a module into stages: which of its parts belong to which.
+"""Cut a module into pipeline stages, by module names or by balanced cost.
 
 ```
 GPT                                  split=["blocks.2", "norm"]
@@ -9,8 +9,8 @@ GPT                                  split=["blocks.2", "norm"]
   norm  head  stage 2
 ```
 
-Parts are the largest modules that lie in one stage. What a model's own forward does between them
-belongs to the stage of its operands.
+Units (also called parts) are the largest modules that belong to a single stage. Ops that the
+model's own forward runs between units belong to the stage of their operands.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from .balance import even_ends
 
 @dataclass(frozen=True)
 class Unit:
-    """A module that is called as one."""
+    """A named module that is not divided between stages."""
 
     name: str
     module: nn.Module
 
     @property
     def numel(self) -> int:
-        """Elements of its parameters."""
+        """Return the number of elements of the unit's parameters."""
         return sum(p.numel() for p in self.module.parameters())
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A model in stages.
+    """Assignment of a model's modules to stages.
 
     Args:
-        stages: the units of each.
-        owners: name -> (module, stage) of the modules above the units that have parameters of their
-            own.
+        stages: the units of each stage.
+        owners: name -> (module, stage) of the modules that contain units and have parameters of
+            their own.
     """
 
     stages: tuple[tuple[Unit, ...], ...]
@@ -51,11 +51,11 @@ class Cut:
 
 
 def by_names(model: nn.Module, names: Sequence[str]) -> Cut:
-    """Cut where the modules of these names begin.
+    """Cut a model so that a new stage begins at each named module.
 
     Raises:
-        ValueError: a name is not a module of the model, is the first part of it, or names are not
-            in the order in which they are defined.
+        ValueError: a name is not a module of the model or names its first part, or the names are
+            not in the order in which the modules are defined.
     """
     known = dict(model.named_modules())
     for name in names:
@@ -67,6 +67,7 @@ def by_names(model: nn.Module, names: Sequence[str]) -> Cut:
                 f"{type(model).__name__}.\n"
                 f"  A stage begins at a module.\n  Its modules are {', '.join(hint[:8])}, ..."
             )
+    # Only a module with a named module inside has to be divided.
     units = _units(model, lambda name, _: any(n.startswith(f"{name}.") for n in names))
     order = [unit.name for unit in units]
     starts = []
@@ -88,10 +89,10 @@ def by_names(model: nn.Module, names: Sequence[str]) -> Cut:
 def balanced(
     model: nn.Module, units: Sequence[Unit], count: int, cost: Callable[[Unit], float]
 ) -> Cut:
-    """Cut ``units`` into ``count`` stages so that the dearest one is as cheap as it can be.
+    """Cut ``units`` into ``count`` stages so that the most expensive stage is as cheap as possible.
 
     Raises:
-        ValueError: there are fewer units.
+        ValueError: there are fewer units than stages.
     """
     if len(units) < count:
         raise ValueError(
@@ -106,9 +107,12 @@ def balanced(
 
 
 def parts(model: nn.Module, count: int) -> list[Unit]:
-    """The parts that a cut into ``count`` stages chooses from, in the order in which they are
-    defined. A module that has lists of modules inside is opened where it has more than a stage's
-    share of parameters; the modules in others may well be called in another order than defined."""
+    """Return the units that a cut into ``count`` stages can choose from, in definition order.
+
+    A module is divided into its children if it contains a list of modules and has more than one
+    stage's share of the parameters. Modules without such lists stay whole, since their children are
+    often called in another order than they are defined in.
+    """
     total = sum(p.numel() for p in model.parameters())
 
     def is_large(name: str, module: nn.Module) -> bool:
@@ -124,6 +128,7 @@ def _units(model: nn.Module, opens: Callable[[str, nn.Module], bool]) -> list[Un
 
     def visit(name: str, module: nn.Module) -> None:
         children = list(module.named_children())
+        # A ModuleList or ModuleDict has no forward of its own, so it cannot be a unit.
         callable_ = type(module).forward is not nn.Module.forward
         if callable_ and (not children or not (name == "" or opens(name, module))):
             found.append(Unit(name, module))
@@ -136,7 +141,7 @@ def _units(model: nn.Module, opens: Callable[[str, nn.Module], bool]) -> list[Un
 
 
 def _owners(model: nn.Module, stages: Sequence[Sequence[Unit]]) -> dict[str, tuple[nn.Module, int]]:
-    """Modules above the units that own parameters, with the stage of the first unit inside."""
+    """Return the modules outside the units that own parameters, with their first unit's stage."""
     stage_of = [(unit.name, stage) for stage, units in enumerate(stages) for unit in units]
     inside = {id(m) for units in stages for unit in units for m in unit.module.modules()}
     found = {}

@@ -1,4 +1,4 @@
-"""A step of a program of stages on a whole batch: agree, cut, record, run, put together."""
+"""Run a step of a staged program on a whole batch: agree, cut, record, run, join the results."""
 
 from __future__ import annotations
 
@@ -33,20 +33,21 @@ from .stage import stage_of
 from .table import Schedule
 from .tied import Tied
 
-MOST = 16  # programs that are kept, by the shapes of their inputs
+MOST = 16  # recorded programs that an engine caches; another one drops the oldest
 
 
 @dataclass
 class Engine:
-    """What a program of stages is run with.
+    """Runner of a staged program, with the cache of the programs that it recorded.
 
     Args:
-        name: for messages.
-        placements: of the stages, in order.
-        splits: of each stage, along which axes of its placement a batch is split.
-        modules: gives all modules that the program calls.
-        schedule: the name of the order.
-        moves: whether tensors are moved between stages where the program does not say so.
+        name: the name in error messages.
+        placements: the placement of each stage, in order.
+        splits: for each stage, the axes of its placement along which a batch is split.
+        modules: returns all modules that the program calls.
+        schedule: the name of the schedule.
+        moves: whether tensors are moved between stages automatically, without a move in the
+            program.
         tied: the parameters that several stages use.
     """
 
@@ -60,10 +61,11 @@ class Engine:
     _programs: list[tuple[Any, Program]] = field(default_factory=list)  # the newest at the end
 
     def table(self, count: int) -> Schedule:
-        """The table for so many micro-batches.
+        """Return the schedule's table for ``count`` micro-batches.
 
         Raises:
-            ValueError: the schedule cannot run them.
+            ValueError: the schedule cannot run this number of micro-batches, or runs a stage on
+                another placement than its own.
         """
         lines = list(dict.fromkeys(self.placements))
         made = schedule(self.schedule, len(lines), len(self.placements), count)
@@ -87,15 +89,22 @@ class Engine:
         scale: Callable[[Any], Any] | None,
         needs_loss: bool = True,
     ) -> Any:
-        """What ``step(*args, **kwargs)`` returns on a batch, run in ``count`` micro-batches.
+        """Return the result of ``step(*args, **kwargs)`` on a batch, run in micro-batches.
 
-        ``scale`` is done to losses, beside their share of rows, before backward; None: no backward.
-        Where ``step`` calls backward on no loss only its forward is run, unless ``needs_loss``.
+        Args:
+            step: the function to record and run.
+            args: its arguments, with the whole batch.
+            kwargs: its keyword arguments.
+            count: the number of micro-batches.
+            scale: is applied to each loss before backward, after the loss was weighted by its
+                micro-batch's share of the rows; None: run no backward.
+            needs_loss: raise if ``step`` does not call backward on a loss. Otherwise only the
+                forward of such a step is run.
 
         Raises:
             ValueError: the batch, the stages or the schedule do not fit.
             RuntimeError: ranks disagree on the batch, one of them failed, backward is called on no
-                loss where one is needed, or on one without gradients.
+                loss where one is needed, or on a loss without gradients.
         """
         with self.tied.shown():
             return self._run(step, args, kwargs, count, scale, needs_loss)
@@ -126,6 +135,7 @@ class Engine:
         self.tied.begin()
         with torch.set_grad_enabled(scale is not None):
             run_all(going)
+        # Lines set the count as they run, and ranks run different lines. Set one count on all.
         if draws != generator.get_state().counter:
             generator.set_count(torch.default_generator, draws)
         if scale is not None:
@@ -138,22 +148,29 @@ class Engine:
 
     @property
     def programs(self) -> list[Program]:
-        """Those that were recorded, the newest at the end."""
+        """Return the cached programs, the newest at the end."""
         return [program for _, program in self._programs]
 
     def _programs_of(
         self, step: Callable[..., Any], given: list[Any], sizes: list[int], trains: bool
     ) -> list[Program]:
-        """The program of each micro-batch, of its arguments and rows.
+        """Return the program of each micro-batch, recorded now or taken from the cache.
+
+        Args:
+            step: the function to record.
+            given: the arguments of each micro-batch.
+            sizes: the rows of each micro-batch.
+            trains: whether gradients are recorded.
 
         Raises:
-            RuntimeError: ranks would run different ones.
+            RuntimeError: ranks would run different programs.
         """
         modules = self.modules()
         state = trains, tuple(m.training for m in modules), autocast.now(), _state(modules)
         state = (*state, _parameters(modules))
         found = []
         for each, rows in zip(given, sizes, strict=True):
+            # One key may have several programs, which differ in answers about input values.
             key, inputs = (_shown(each), *state), tensors_in(each)
             known = (p for k, p in self._programs if k == key and fits(p, inputs))
             program = next(known, None)
@@ -181,7 +198,12 @@ class Engine:
         return made
 
     def _has_losses(self, programs: list[Program], trains: bool, needed: bool) -> bool:
-        """Whether there is a backward to run."""
+        """Return whether the programs have a backward to run.
+
+        Raises:
+            RuntimeError: backward was called where no gradients are recorded, or is missing where
+                it is needed.
+        """
         found = [program for program in programs if program.losses]
         if found and not trains:
             raise RuntimeError(
@@ -206,7 +228,7 @@ class Engine:
     def _result(self, given: MicroBatch, found: dict[int, Any]) -> Any:
         program = given.program
         plain = [i for i in refs(program.result) if program.values[i].stage is None]
-        if plain:
+        if plain:  # plain results are computed by every rank, also outside the stages
             cell = Cell(program, part_of(program, None), torch.device("cpu"))
             cell.forward(given.inputs, {}, given.draws, None)
             found = {**found, **cell.results}
@@ -219,12 +241,16 @@ class Engine:
         )
 
     def _follow_gradients(self, programs: list[Program]) -> None:
-        """Ranks outside a stage know which of its parameters have a gradient."""
+        """Give parameters of other stages a meta gradient if their own stage has computed one.
+
+        All ranks thus agree on which parameters have a gradient. The layouts are gathered from all
+        ranks once for each set of programs, and then cached.
+        """
         params: list[Any] = list(
             dict.fromkeys(p for m in self.modules() for p in m.parameters(recurse=False))
         )
         known, key = programs[0].graded, tuple(programs)
-        if key not in known:
+        if key not in known:  # the same on every rank, so all of them join the gather
             mine = [p.grad.sbp if _is_graded(p) else None for p in params]
             told = gathered(mine)
             first = [p.placement.first_rank if is_global(p) else current().rank for p in params]
@@ -240,7 +266,11 @@ class Engine:
     # -- agreement ---------------------------------------------------------------------------------
 
     def _agree(self, args: tuple, kwargs: dict[str, Any], count: int) -> None:
-        """Raise on every rank if ranks are about to run different batches."""
+        """Raise on every rank if the batches of the ranks differ in shapes or micro-batches.
+
+        Raises:
+            RuntimeError: the message lists the batch of each rank.
+        """
         if current().size == 1:
             return
         tensors = ", ".join(map(_text, tensors_in((args, kwargs))))
@@ -260,7 +290,11 @@ class Engine:
         agree(note, differ, fits=lambda notes: alike([each[:2] for each in notes]))
 
     def _agree_on_values(self, programs: list[Program]) -> None:
-        """Raise on every rank if values decide on ranks for different programs."""
+        """Raise on every rank if input values lead the ranks to different programs.
+
+        Raises:
+            RuntimeError: an answer that a program depends on differs between ranks.
+        """
         mine = [[answer_text(read.found) for read in program.reads] for program in programs]
 
         def differ(notes: list[list[list[str]]]) -> RuntimeError:
@@ -286,7 +320,7 @@ def _share(scale: Callable[[Any], Any], share: float) -> Callable[[Any], Any]:
 
 
 def _shown(given: Any) -> str:
-    """Shapes and dtypes of tensors, and what else is given."""
+    """Return the ``repr`` of arguments, with tensors as their shape and dtype."""
     return repr(map_tensors(given, _text))
 
 
@@ -296,20 +330,25 @@ def _text(x: Any) -> str:
 
 
 def _is_graded(p: Any) -> bool:
-    """Whether backward gave the parameter its gradient; a frozen one may have an older one."""
+    """Return whether ``p`` has a gradient from backward; a frozen parameter may keep an old one."""
     return is_global(p) and p.requires_grad and p.grad is not None
 
 
 def _parameters(modules: list[torch.nn.Module]) -> tuple:
-    """What a program depends on in each parameter: gradients are sent where it says so, in this
-    dtype."""
+    """Return the cache key of the parameters, since moves of gradients depend on them.
+
+    The key has ``requires_grad``, dtype and shape of each parameter.
+    """
     params = (p for m in modules for p in m.parameters(recurse=False))
     return tuple((p.requires_grad, p.dtype, p.shape) for p in params)
 
 
 def _state(modules: list[torch.nn.Module]) -> int:
-    """What a program may depend on beside its inputs: numbers and words that are attributes of the
-    modules whose code is recorded."""
+    """Return a hash of the modules' plain attributes, which a program may depend on.
+
+    Counts numbers, booleans, strings and None of the modules whose code is recorded op by op.
+    Modules inside a stage are called, not recorded, and are left out.
+    """
     kinds = (int, float, bool, str, type(None))
     inside = {id(m) for top in modules if stage_of(top) is not None for m in top.modules()}
     return hash(

@@ -1,4 +1,4 @@
-"""Whether a recorded program is for these inputs: what it asked of values is asked of them."""
+"""Test whether a recorded program holds for new inputs, whose values may decide what it does."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from .part import Part
 
 
 def fits(program: Program, inputs: Sequence[Any]) -> bool:
-    """Whether every answer is the one that was found when ``program`` was recorded. ``inputs`` are
-    as those that it was recorded with, in shapes and dtypes; they are not written into."""
+    """Return whether ``inputs`` give every answer that was found when ``program`` was recorded.
+
+    The inputs have the shapes and dtypes of the recording. They are not written to.
+    """
     if not program.reads:
         return True
     cell = Cell(program, Part(-1), torch.device("cpu"))
     lines, done = _needed(program), 0
     writes = any(line.writes for _, line in lines)
     env: dict[int, Any] = {
+        # The needed lines run on copies if one of them writes in place.
         i: x if is_global(x) else x.detach().to("cpu", copy=writes)
         for i, x in zip(program.inputs, inputs, strict=True)
     }
@@ -37,7 +40,7 @@ def fits(program: Program, inputs: Sequence[Any]) -> bool:
 
 
 def _needed(program: Program) -> list[tuple[int, Line]]:
-    """The lines that make what is asked of, each with its place in the program."""
+    """Return the lines on plain tensors that compute the values read, with their positions."""
     needed = {i for read in program.reads for i in refs((read.line.args, read.line.kwargs))}
     found = []
     for at, line in reversed(list(enumerate(program.lines))):

@@ -1,4 +1,4 @@
-"""What each part of a model costs: the time of its forward on a sample."""
+"""Measure the forward time of each unit of a model on a sample."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ RUNS = 3
 def measured(
     model: torch.nn.Module, units: Sequence[Unit], sample: Any
 ) -> tuple[list[Unit], Callable[[Unit], float]]:
-    """(the units in the order in which they are called, seconds of each: the least of some runs).
-    Rank 0 measures, and tells the others. A collective.
+    """Return the units in call order, and a function from a unit to its forward seconds.
+
+    Rank 0 takes the least of ``RUNS`` runs and sends the times to the other ranks, so every rank
+    must call this.
 
     Raises:
         RuntimeError: the model does not take the sample.
@@ -29,7 +31,7 @@ def measured(
         runs = [_once(model, units, sample) for _ in range(RUNS)]
         return {name: min(run[name] for run in runs) for name in runs[0]}
 
-    # A simulated rank that is not the first hears nothing.
+    # A simulated rank other than rank 0 receives None.
     told = from_first("pipeline: rank 0 measures the model on the sample", least) or {}
     order = {name: k for k, name in enumerate(told)}
     ordered = sorted(units, key=lambda unit: order.get(unit.name, -1))
@@ -58,6 +60,7 @@ def _once(model: torch.nn.Module, units: Sequence[Unit], sample: Any) -> dict[st
         hooks.append(unit.module.register_forward_pre_hook(before(unit.name)))
         hooks.append(unit.module.register_forward_hook(after(unit.name)))
     try:
+        # A measurement must not advance the random numbers of the program.
         with torch.random.fork_rng(), torch.no_grad():
             _call(model, sample)
     finally:

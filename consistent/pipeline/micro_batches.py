@@ -1,4 +1,4 @@
-"""A batch cut along dim 0 into micro-batches, and their results put together again.
+"""Cut a batch along dim 0 into micro-batches, and join their results.
 
 ```
 batch    [10, 8] -- 4 micro-batches --> [3, 8] [3, 8] [2, 8] [2, 8]
@@ -20,10 +20,12 @@ from ..spec.nested import map_tensors, tensors_in
 
 
 def rows_of(what: str, given: Any) -> int:
-    """The rows (dim 0) of the batch that the tensors in ``given`` make up.
+    """Return the number of rows (the size of dim 0) of the batch in ``given``.
+
+    A tensor may have a single row instead, which holds for the whole batch.
 
     Raises:
-        ValueError: there is no tensor with dims, or tensors have other numbers of rows.
+        ValueError: there is no tensor with rows, or tensors have different numbers of rows.
     """
     sizes = [x.shape[0] for x in tensors_in(given) if x.ndim]
     rows = max(sizes, default=0)
@@ -42,7 +44,7 @@ def rows_of(what: str, given: Any) -> int:
 
 
 def cuts(what: str, rows: int, count: int) -> list[tuple[int, int]]:
-    """(start, size) of each micro-batch, balanced.
+    """Return (start, size) of each micro-batch; sizes differ by at most one row.
 
     Raises:
         ValueError: there are fewer rows than micro-batches.
@@ -56,14 +58,17 @@ def cuts(what: str, rows: int, count: int) -> list[tuple[int, int]]:
 
 
 def cut(given: Any, rows: int, start: int, size: int) -> Any:
-    """Rows ``start`` to ``start + size`` of each tensor in ``given`` that has ``rows`` rows. Global
-    tensors keep their SBP."""
+    """Return ``given`` with each tensor of ``rows`` rows narrowed to ``start : start + size``.
+
+    Global tensors keep their SBP. Other tensors stay as they are.
+    """
     if size == rows:
         return given
 
     def part(x: torch.Tensor) -> Any:
         if x.ndim == 0 or x.shape[0] != rows:
             return x
+        # Narrowing may change the layout of a global tensor that is split along dim 0.
         made: Any = x.narrow(0, start, size)
         return made.to_global(sbp=x.sbp) if is_global(x) else made  # type: ignore[attr-defined]
 
@@ -71,11 +76,14 @@ def cut(given: Any, rows: int, start: int, size: int) -> Any:
 
 
 def joined(what: str, results: Sequence[Any], sizes: Sequence[int]) -> Any:
-    """One result of those of the micro-batches, of so many rows each: tensors of rows are joined,
-    of numbers (tensors without dims) the mean by rows is taken, all else is that of the first.
+    """Join the results of the micro-batches, which have ``sizes`` rows, into one result.
+
+    Tensors with a row for each sample are concatenated. Tensors without dims become their mean,
+    weighted by rows. Everything else is taken from the first result.
 
     Raises:
-        ValueError: a tensor has neither a row for each sample nor no dims.
+        ValueError: the results differ in their number of tensors, or a tensor has dims but not a
+            row for each sample, or is a whole number without dims.
     """
     if len(results) == 1:
         return results[0]

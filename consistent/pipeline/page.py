@@ -1,5 +1,7 @@
-"""A step of stages as one HTML page that needs nothing beside it: the schedule, and what each stage
-does with a micro-batch, side by side."""
+"""Write a staged step as one self-contained HTML page.
+
+The page shows the schedule, and side by side what each stage does with a micro-batch.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def page(
     placements: Sequence[Placement],
     modules: Iterable[Any],
 ) -> str:
-    """The page of ``program``, which ``picture`` shows the schedule of."""
+    """Return the HTML page of ``program`` and of its schedule, drawn by ``picture``."""
     table, held = picture.table, _parameters(modules, len(placements))
     parts = [part_of(program, stage) for stage in range(len(placements))]
     longest = max((_held(value) for value in program.values), default=0)
@@ -121,12 +123,12 @@ def _held(value: Value) -> int:
 
 
 def _of_first(spec: TensorSpec) -> int:
-    """Bytes of the rank at the origin of the grid, whose piece is the largest."""
+    """Return the bytes of the first rank's shard, which is the largest of all shards."""
     return math.prod(spec.local_shape((0,) * spec.placement.ndim)) * spec.dtype.itemsize
 
 
 def _parameters(modules: Iterable[Any], stages: int) -> list[int]:
-    """Bytes of parameters on the first rank of each stage."""
+    """Return the bytes of the parameters on the first rank of each stage."""
     found: list[dict[int, int]] = [{} for _ in range(stages)]
     for module in modules:
         stage = stage_of(module)
@@ -134,5 +136,6 @@ def _parameters(modules: Iterable[Any], stages: int) -> list[int]:
             for p in module.parameters():
                 whole = p.numel() * p.dtype.itemsize
                 spec = p._spec if is_global(p) else None
+                # By identity: a parameter that a stage uses twice is counted once.
                 found[stage.index][id(p)] = whole if spec is None else _of_first(spec)
     return [sum(each.values()) for each in found]

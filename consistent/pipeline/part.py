@@ -1,4 +1,4 @@
-"""The part of a program that one stage runs."""
+"""Select the part of a recorded program that one stage runs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from ..graph.program import Line, Move, Program, refs
 
 @dataclass
 class Part:
-    """What one stage runs for a micro-batch.
+    """Part of a program that one stage runs for a micro-batch.
 
     Args:
-        lines: in order; lines on plain tensors alone are run by every stage that needs them.
-        entering: moves from earlier stages.
-        leaving: value -> the moves to later stages.
-        losses: the values that backward begins at.
-        results: the values that the program returns.
+        stage: the index of the stage; -1 for none.
+        lines: the lines in order; lines on plain tensors alone are run by every stage that needs
+            them.
+        entering: the moves from other stages into this one.
+        leaving: index of a value -> the moves that send it to other stages.
+        losses: the indices of the values that backward begins at.
+        results: the indices of the values that the program returns and this stage computes.
     """
 
     stage: int
@@ -29,8 +31,11 @@ class Part:
 
 
 def part_of(program: Program, stage: int | None) -> Part:
-    """The part of ``stage``; None is what no stage runs: lines on plain tensors whose values the
-    program returns."""
+    """Return the part of ``program`` that ``stage`` runs.
+
+    With None, return the part that belongs to no stage: the lines on plain tensors that compute
+    returned values.
+    """
     part = Part(-1 if stage is None else stage)
     if stage is not None:
         part.entering = [move for move in program.moves if move.dst == stage]
@@ -40,9 +45,9 @@ def part_of(program: Program, stage: int | None) -> Part:
         part.losses = [i for i in program.losses if program.values[i].stage == stage]
     part.results = [i for i in refs(program.result) if program.values[i].stage == stage]
     needed = {*part.leaving, *part.losses, *part.results}
-    for line in reversed(program.lines):
+    for line in reversed(program.lines):  # backwards, so that all uses of a value are known
         mine = line.stage == stage and stage is not None
-        # What is written into a plain tensor may be read through another one of the same memory.
+        # An in-place write to a plain tensor is always kept: an alias of the tensor may be needed.
         if mine or (line.stage is None and (line.writes or needed & set(line.outs))):
             part.lines.append(line)
             needed |= set(refs((line.args, line.kwargs)))
@@ -57,12 +62,14 @@ _VIEWS = frozenset(
 
 
 def check_written(program: Program) -> None:
-    """Raise if a line that lies in no module of a stage writes into a plain tensor that was there
-    before, as into a buffer of the model: the line is run by every stage that needs it, and by no
-    other.
+    """Raise if code between the stages' modules writes to an existing plain tensor, as to a buffer.
+
+    Such a line may run in several stages of one rank, and on some ranks not at all, so the tensor
+    would get different values on different ranks.
 
     Raises:
-        RuntimeError: there is such a line.
+        RuntimeError: a line outside the modules of stages writes to a plain tensor that was made
+            before the step.
     """
     before = {i for i, value in enumerate(program.values) if value.read and value.spec is None}
     for line in program.lines:
@@ -77,12 +84,13 @@ def check_written(program: Program) -> None:
                 "  Let a module that is part of a stage hold the tensor and write it in its "
                 "forward, or write it outside the step."
             )
+        # A view of an existing tensor shares its memory, so it counts as existing, too.
         if line.name in _VIEWS and before & set(refs(line.args[:1])):
             before |= set(line.outs)
 
 
 def _written(line: Line) -> Any:
-    """The arguments that a line writes into."""
+    """Return the arguments that ``line`` writes to in place, running statistics of norms too."""
     if line.writes:
         return line.args[:1], line.kwargs.get("out")
     given = dict(enumerate(line.args)) | line.kwargs

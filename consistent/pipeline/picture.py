@@ -1,6 +1,6 @@
-"""The picture of a pipeline's schedule: a line for each placement, time from left to right.
+"""Draw a pipeline schedule: one line for each placement, time from left to right.
 
-A schedule is played on paper (``pipeline/simulate.py``): a backward is as long as two forwards, and
+The times are simulated (``pipeline/simulate.py``): a backward takes as long as two forwards, and
 sending takes no time.
 """
 
@@ -23,8 +23,10 @@ _LINE, _UNIT = 34.0, 26.0
 
 
 class SchedulePicture(Picture):
-    """What each placement does when. In text a character stands for half a forward, and a number
-    is that of the micro-batch."""
+    """Picture of the actions of each placement over time, as text or as a drawing.
+
+    An action is shown as its letter and the number of its micro-batch, as wide as it is long.
+    """
 
     def __init__(self, table: Schedule) -> None:
         self.table = table
@@ -49,7 +51,7 @@ class SchedulePicture(Picture):
     def _row(
         self, line: tuple[Action, ...], start: float, stop: float, unit: int, colour: bool
     ) -> str:
-        """What one placement does from ``start`` to ``stop``."""
+        """Return the text of one placement's actions between the times ``start`` and ``stop``."""
         parts, at = [], start
         for action in line:
             began, end = self.played.times[action]
@@ -58,6 +60,7 @@ class SchedulePicture(Picture):
                 continue
             parts.append(" " * round((begin - at) * unit))
             size = round((end - begin) * unit)
+            # An action that began in the row above goes on without its label.
             mark = f"{action.kind}{action.micro_batch}" if began >= start else ""
             parts.append(paint(mark.ljust(size)[:size], _STYLES[action.kind], colour))
             at = end
@@ -103,7 +106,7 @@ class SchedulePicture(Picture):
         return [f"stage{'s' if len(s) > 1 else ''} {', '.join(map(str, s))}" for s in stages]
 
     def _stages(self, k: int) -> list[int]:
-        """The stages of placement ``k``."""
+        """Return the stages that run on placement ``k``."""
         return [s for s, line in enumerate(self.table.line_of) if line == k]
 
     def _kinds(self) -> list[str]:

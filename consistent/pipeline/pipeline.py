@@ -1,4 +1,4 @@
-"""pipeline: an ordinary module in stages, each on its own placement; its code is not touched."""
+"""Pipeline parallelism for an ordinary module, whose code stays as it is."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ def pipeline(
     sample: Any = None,
     checkpoint: Sequence[str] = (),
 ) -> Pipeline:
-    """Cut ``model`` into stages, in place: each stage's parameters become global tensors on its
-    placement.
+    """Cut ``model`` into pipeline stages, in place.
+
+    The parameters of each stage become global tensors on the stage's placement.
 
     ```
     pipe = consistent.nn.pipeline(model, [P0, P1], loss=F.cross_entropy, micro_batches=8)
@@ -57,27 +58,28 @@ def pipeline(
     ```
 
     Args:
-        model: the same module on every rank. What its forward does between the parts is recorded
-            for each shape of micro-batches, and may not depend on values of tensors.
-        placements: where stages run. Either one for each stage, or one for each line of the
-            schedule: schedules that run several stages on a placement go around them.
-        split: the names of the modules at which a stage begins, without the first; or "auto": as
-            many stages as the schedule has, of about equal time on ``sample``, or without one of
-            about equal numbers of parameters.
-        loss: (what the model returns, target) -> a tensor without dims. Without it the model's
-            own: the attribute ``loss`` of what it returns, or what it returns.
-        micro_batches: how many parts each batch is cut into, along dim 0.
+        model: the same module on every rank. The ops of its forward between the stages' modules are
+            recorded for each shape of micro-batches, and may not depend on values of tensors.
+        placements: the placements of the stages: either one for each stage, or one for each line of
+            the schedule. Schedules that run several stages on a placement go around the latter.
+        split: the names of the modules at which a stage begins, without the first stage; or "auto"
+            for as many stages as the schedule has, balanced by their time on ``sample``, or by
+            their number of parameters if there is no sample.
+        loss: (model output, target) -> a tensor without dims. By default the attribute ``loss`` of
+            the model output, or the output itself if it has no such attribute.
+        micro_batches: the number of parts that each batch is cut into, along dim 0.
         schedule: "gpipe", "1f1b", "interleaved1f1b", "loopedbfs", "interleavedzerobubble",
             "zbvzerobubble", "dualpipev", or "one at a time".
-        plan: how each stage is laid out over its placement, as ``parallelize`` takes it; a list has
-            one for each stage. Along axes where no parameter is split the batch is. A ``Plan`` of
-            the whole model serves all stages.
+        plan: the layout of each stage over its placement, as ``parallelize`` takes it; a list has
+            one plan for each stage. The batch is split along the axes where no parameter is split.
+            A ``Plan`` of the whole model serves all stages.
         reduction: whether the loss is a "mean" over rows or a "sum".
-        sample: a batch for "auto": a tensor, a tuple of arguments, or a dict of keywords.
-        checkpoint: names of modules whose activations backward computes again, instead of keeping
-            them: ``torch.utils.checkpoint`` at each of their calls.
+        sample: a batch for split="auto": a tensor, a tuple of arguments, or a dict of keywords.
+        checkpoint: the names of modules whose activations are recomputed in backward instead of
+            kept, with ``torch.utils.checkpoint`` at each call.
 
     Raises:
+        TypeError: ``placements`` is a single placement.
         ValueError: a name is not a module, stages and placements do not fit the schedule, or a
             rank is in no stage.
     """
@@ -97,6 +99,7 @@ def pipeline(
     except BaseException:
         twins.take_back()
         raise
+    # Before parallelize, so that each stage has its own leaf of a tied parameter to lay out.
     held = [modules_of(cut, stage) for stage in range(len(where))]
     tied = untie(held)
     splits = []
@@ -113,12 +116,17 @@ def pipeline(
         name, where, splits, lambda: list(model.modules()), schedule, moves=True, tied=tied
     )
     made = Pipeline(model, engine, cut, loss, micro_batches, reduction)
-    engine.table(micro_batches)
+    engine.table(micro_batches)  # raises now if the schedule cannot run so many micro-batches
     return made
 
 
 class Pipeline:
-    """A model in stages; ``pipeline`` makes it. ``model`` is the module itself."""
+    """A model cut into pipeline stages, made by ``pipeline``.
+
+    Attributes:
+        model: the module itself.
+        micro_batches: the number of micro-batches of a step.
+    """
 
     def __init__(
         self,
@@ -135,18 +143,19 @@ class Pipeline:
 
     @property
     def stages(self) -> list[Stage]:
-        """Each stage and its placement."""
+        """Return the stages, each with its index and placement."""
         return [Stage(i, placement) for i, placement in enumerate(self._engine.placements)]
 
     @property
     def table(self) -> Schedule:
-        """What each placement does, in order."""
+        """Return the schedule: for each placement its actions, in order."""
         return self._engine.table(self.micro_batches)
 
     def show(self, path: str | Path | None = None) -> str:
-        """The schedule, and the program of a micro-batch by stages, as text. With ``path`` also as
-        an HTML page that needs nothing beside it, with the stages side by side. Nothing is
-        communicated, and every rank has the same.
+        """Return the schedule and the program of one micro-batch as text.
+
+        With ``path``, also write both as a self-contained HTML page, with the stages side by side.
+        Every rank returns the same text, without communication.
 
         Raises:
             RuntimeError: no step ran yet.
@@ -155,25 +164,25 @@ class Pipeline:
         return show(self._engine, self.micro_batches, path)
 
     def parts(self, stage: int) -> list[str]:
-        """The names of the modules in a stage."""
+        """Return the names of the modules in a stage."""
         return [unit.name for unit in self._cut.stages[stage]]
 
     def step(self, batch: Any, target: Any = None, *, outputs: bool = False) -> Any:
-        """Forward and backward of a batch, in micro-batches; gradients are added to ``.grad``.
+        """Run forward and backward of a batch in micro-batches, and add gradients to ``.grad``.
 
         Args:
-            batch: the model's argument; a tuple holds several, a dict keywords. Every rank passes
-                the same, whole.
+            batch: the model's argument; a tuple or list of several arguments, or a dict of
+                keywords. Every rank passes the same whole batch.
             target: the second argument of the loss.
-            outputs: return what the model returns, too.
+            outputs: return the model's output, too.
 
         Returns:
-            the loss of the whole batch, a global tensor on the last stage's placement: every rank
-            may ask for its value together. With ``outputs``: (loss, what the model returned).
+            the loss of the whole batch, a global tensor on the last stage's placement. Reading its
+            value is a collective of all ranks. With ``outputs``: (loss, model output).
 
         Raises:
             ValueError: the batch cannot be cut.
-            RuntimeError: ranks pass other batches, or one of them failed.
+            RuntimeError: ranks pass different batches, or one of them failed.
         """
         args, kwargs = arguments_of(batch)
         rows = rows_of(type(self.model).__name__, (args, kwargs))
@@ -182,8 +191,10 @@ class Pipeline:
             return self._engine.run(self._trained, given, {}, self.micro_batches, _as_is)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model returns for a batch, without gradients: a global tensor on the placement
-        that made it."""
+        """Return the model's output for a batch, without gradients.
+
+        Its tensors are global, on the placement of the stage that computed them.
+        """
         rows = rows_of(type(self.model).__name__, (args, kwargs))
         count = min(self.micro_batches, rows)
         return self._engine.run(self._called, args, kwargs, count, None)
@@ -195,16 +206,19 @@ class Pipeline:
         out = self.model(*args, **kwargs)
         loss = loss_of(self.model, self._loss, out, target)
         if self._reduction == "sum":
+            # The engine weights each micro-batch's loss by its share of rows, as for a mean.
             loss = loss * (rows / rows_of("pipeline", (args, kwargs)))
         loss.backward()
         return (loss, out) if outputs else loss
 
 
 def loss_of(model: nn.Module, loss: Loss | None, out: Any, target: Any) -> Any:
-    """The loss of what ``model`` returned: that of ``loss``, or without it the model's own.
+    """Return the loss of the model output ``out``.
+
+    Without ``loss`` it is the output's attribute ``loss``, or the output itself.
 
     Raises:
-        ValueError: it is not a tensor without dims.
+        ValueError: the loss is not a tensor without dims.
     """
     found = getattr(out, "loss", out) if loss is None else loss(out, target)
     if not isinstance(found, torch.Tensor) or found.ndim:
@@ -226,7 +240,7 @@ def _as_is(loss: Any) -> Any:
 
 
 def arguments_of(batch: Any) -> tuple[tuple, dict[str, Any]]:
-    """(args, kwargs) of a batch: a tensor, a tuple or list of arguments, a mapping of keywords."""
+    """Return (args, kwargs) of a batch: a tensor, a tuple or list of arguments, or a mapping."""
     if isinstance(batch, Mapping):
         return (), dict(batch)
     return (tuple(batch), {}) if isinstance(batch, list | tuple) else ((batch,), {})
@@ -236,7 +250,7 @@ def arguments_of(batch: Any) -> tuple[tuple, dict[str, Any]]:
 
 
 def mark(model: nn.Module, names: Sequence[str]) -> None:
-    """Mark the modules of these names: backward computes their activations again.
+    """Mark the named modules, so that their activations are recomputed in backward.
 
     Raises:
         ValueError: a name is not a module.
@@ -273,7 +287,14 @@ def _cut(
 
 
 def _placed(placements: Sequence[Placement], count: int, schedule: str) -> list[Placement]:
-    """The placement of each stage."""
+    """Return the placement of each of ``count`` stages.
+
+    ``placements`` has one for each stage, or one for each line of the schedule.
+
+    Raises:
+        ValueError: the placements do not fit the schedule, two of them share only some ranks, or a
+            rank is in no stage.
+    """
     if len(placements) == count and len(set(placements)) < count or count == len(set(placements)):
         where = list(placements)
     else:

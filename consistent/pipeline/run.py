@@ -1,12 +1,12 @@
-"""Running a schedule: each rank runs the actions of its line, and messages go on beside them.
+"""Run a pipeline schedule: each rank runs the actions of its line while messages are under way.
 
 ```
-rank 0   F0 ->   F1 ->        -> B0            what a stage makes is sent when it is there, and
-rank 1        -> F0  B0 ->    -> F1 B1 ->      nobody waits for it to be taken
+rank 0   F0 ->   F1 ->        -> B0            a result is sent as soon as it is computed, and
+rank 1        -> F0  B0 ->    -> F1 B1 ->      the sender does not wait for the receiver
 ```
 
-A rank waits only for what its next action needs. Messages carry the move and the micro-batch that
-they belong to, so their order does not matter, and no schedule can deadlock.
+A rank waits only for the inputs of its next action. Each message is labelled with its move and its
+micro-batch, so the order of messages does not matter, and no schedule can deadlock.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from .table import Action, Schedule
 
 _HANDLE_SCHEDULE = callbacks("handle_schedule")
 
-AHEAD = 2  # actions for which a rank receives before it comes to them
+AHEAD = 2  # number of later actions whose inputs a rank already receives
 
 Key = tuple[str, int, int]  # "F" or "B", move, micro-batch
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What is run for one micro-batch.
+    """Program and inputs of one micro-batch.
 
     Args:
-        program: the one of its shapes.
+        program: the program recorded for its shapes.
         inputs: the tensors among its arguments.
-        draws: the count of random ops at its begin.
-        scale: what to do to a loss before backward; None without backward.
+        draws: the count of random ops when it begins.
+        scale: is applied to a loss before backward; None if there is no backward.
     """
 
     program: Program
@@ -59,7 +59,16 @@ class MicroBatch:
 
 @dataclass
 class Run:
-    """A schedule on its way, on this rank."""
+    """State of a schedule that runs on this rank.
+
+    Args:
+        table: the schedule.
+        placements: the placement of each stage.
+        batch: the micro-batches.
+        doing: the action that runs now; None before the first and after the last.
+        results: for each micro-batch, index of a value -> the value, of the returned values that
+            this rank computed.
+    """
 
     table: Schedule
     placements: Sequence[Placement]
@@ -71,24 +80,25 @@ class Run:
         self.results = [{} for _ in self.batch]
         self._parts: dict[tuple[int, int], Part] = {}
         self._cells: dict[tuple[int, int], Cell] = {}
-        self._here: dict[Key, Tensor] = {}  # what a stage of this rank hands to another one
-        self._coming: dict[Key, Callable[[], Tensor]] = {}
+        self._here: dict[Key, Tensor] = {}  # passed between two stages of one placement
+        self._coming: dict[Key, Callable[[], Tensor]] = {}  # waits for the message
         self._sent: list[Handle] = []
-        self._backwards: dict[int, int] = {}
+        self._backwards: dict[int, int] = {}  # stage -> how many of its backwards have begun
 
     @property
     def line(self) -> tuple[Action, ...]:
-        """What this rank does; nothing, if it is in no stage."""
+        """Return the actions of this rank, in order; none if the rank is in no stage."""
         for stage, placement in enumerate(self.placements):
             if my_coordinate(placement) is not None:
                 return self.table.lines[self.table.line_of[stage]]
         return ()
 
     def all(self) -> None:
-        """Run the line to its end. Ranks of other stages are elsewhere in it."""
+        """Run all actions of this rank, without waiting for ranks of other stages between them."""
         line = self.line
-        with apart():
+        with apart():  # ranks of other stages do not follow the ops of this stage
             for k, action in enumerate(line):
+                # Receives are started early, so that messages arrive during computation.
                 for later in line[k : k + 1 + AHEAD]:
                     self._expect(later)
                 self.doing = action
@@ -130,12 +140,15 @@ class Run:
             self._cells.pop((action.stage, action.micro_batch)).backward_of_weights()
 
     def _syncing(self, action: Action) -> Any:
-        """Gradients are summed over a stage's ranks with its last micro-batch."""
+        """Return a context for one backward that sums gradients over ranks only in the last one.
+
+        Earlier backwards of a stage accumulate gradients on each rank.
+        """
         done = self._backwards[action.stage] = self._backwards.get(action.stage, 0) + 1
         return nullcontext() if done == len(self.batch) else no_sync()
 
     def _gradients(self, action: Action, cell: Cell) -> dict[int, Tensor]:
-        """For each value that left, the sum of the gradients of its moves."""
+        """Return the gradient of each value that left: the sum over the stages that used it."""
         m, found = action.micro_batch, {}
         for index in cell.wants:
             moves = self._part(action).leaving[index]
@@ -146,7 +159,7 @@ class Run:
         return found
 
     def _ways_back(self, action: Action) -> dict[int, Callable[[Tensor], None]]:
-        """For each move that entered, what its gradient is given to."""
+        """Return for each move that entered a function that sends its gradient back."""
         program, part = self.batch[action.micro_batch].program, self._part(action)
         found: dict[int, Callable[[Tensor], None]] = {}
         for move in part.entering:
@@ -164,7 +177,7 @@ class Run:
             self._sent += between.send(local, src, dst, _label(key, move))
 
     def _expect(self, action: Action) -> None:
-        """Start receiving what the action needs."""
+        """Start to receive the inputs of ``action`` that come from other placements."""
         m, kind = action.micro_batch, action.kind
         part, program = self._part(action), self.batch[action.micro_batch].program
         if kind == "F":
@@ -187,7 +200,7 @@ class Run:
         if key in self._here:
             return self._here.pop(key)
         found = self._coming[key]
-        self._coming[key] = _taken
+        self._coming[key] = _taken  # frees the message; a second take would be an error
         return found()
 
     def _has_gradient(self, program: Program, move: Move) -> bool:
@@ -221,7 +234,7 @@ def _label(key: Key, move: Move) -> str:
 
 
 def run_all(run: Run) -> None:
-    """Run the line, and make all ranks raise if this one cannot go on."""
+    """Run the schedule on this rank; if it fails, make all other ranks raise, too."""
     if _HANDLE_SCHEDULE:
         return _HANDLE_SCHEDULE[-1](run)
     try:
@@ -230,6 +243,7 @@ def run_all(run: Run) -> None:
         said = f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(".")
         at = "" if run.doing is None else f" in {run.doing}"
         error.add_note(f"  rank {current().rank}{at}")
+        # All ranks know of an error with these words already.
         if "every rank stops" not in str(error):
             current().abandon(f"rank {current().rank} raised{at}: {said}")
         raise

@@ -1,6 +1,6 @@
-"""Schedules: who runs which stage's forward or backward of which micro-batch, in which order.
+"""Pipeline schedules: the order of forwards and backwards on each placement.
 
-The tables are those of ``torch.distributed.pipelining``; every rank computes the same one. The 1F1B
+The tables come from ``torch.distributed.pipelining``; every rank computes the same one. The 1F1B
 schedule of 4 stages and 5 micro-batches, one line for each placement, time from left to right:
 
 ```
@@ -10,8 +10,8 @@ stage 2         F0 F1    B0 F2 B1 F3 B2 F4 B3    B4
 stage 3            F0 B0 F1 B1 F2 B2 F3 B3 F4 B4
 ```
 
-F is a forward; B a backward; I and W are its two halves, the gradients of a stage's inputs and of
-its parameters, which zero-bubble schedules run apart.
+F is a forward and B a backward. I and W are the two halves of a backward, which zero-bubble
+schedules run separately: I computes the gradients of a stage's inputs, W those of its parameters.
 """
 
 from __future__ import annotations
@@ -29,23 +29,25 @@ from .table import KINDS, Action, Schedule
 
 @dataclass(frozen=True)
 class _Kind:
-    """One of the schedules by name."""
+    """Kind of schedule: a function that makes its table, and the stages that it needs."""
 
     make: Callable[[int, int, int], Sequence[Sequence[Any]]]  # lines, stages, micro-batches
     stages_per_line: int | None  # None: two or more
-    style: str = "loop"  # how stages go around: 0 1 2 0 1 2, or "v": 0 1 2 2 1 0
+    style: str = "loop"  # order of placements over the stages: 0 1 2 0 1 2, or "v": 0 1 2 2 1 0
 
 
 def _theirs() -> Any:
-    """Torch's schedules; a large part of torch, which is imported when it is needed."""
+    """Return torch's module of schedules, imported only here because it imports much of torch."""
     from torch.distributed.pipelining import schedules
 
     return schedules
 
 
 def _from_torch(cls: str, lines: int, stages: int, count: int) -> Sequence[Sequence[Any]]:
-    """The table that a schedule class of torch makes. Its stages are stand-ins that know their
-    numbers only."""
+    """Return the table that torch's schedule class ``cls`` makes.
+
+    The class gets stub stages, which have only the numbers that it reads.
+    """
     stub = partial(SimpleNamespace, num_stages=stages, group_size=lines, group_rank=0, submod=None)
     own = [stub(stage_index=i, is_first=i == 0, is_last=False) for i in range(stages // lines)]
     table = getattr(_theirs(), cls)(own, count).pipeline_order
@@ -59,8 +61,8 @@ def _gpipe(lines: int, stages: int, count: int) -> Sequence[Sequence[Any]]:
 
 
 def _one_f_one_b(lines: int, stages: int, count: int) -> Sequence[Sequence[Any]]:
-    # The table of torch's own Schedule1F1B counts the last stage's forwards from 1; the function
-    # that it makes those of the interleaved schedules with gives the right one.
+    # Torch's own Schedule1F1B numbers the last stage's forwards from 1. The function behind its
+    # interleaved schedules makes a correct 1F1B table.
     made = []
     for line in range(lines):
         warm = min(lines - 1 - line, count)
@@ -73,7 +75,7 @@ def _one_f_one_b(lines: int, stages: int, count: int) -> Sequence[Sequence[Any]]
 
 
 def _in_turn(lines: int, stages: int, count: int) -> Sequence[Sequence[Any]]:
-    """One stage at a time: no two ever run at once."""
+    """Return a table in which one micro-batch goes forward and backward before the next begins."""
     return [[(line, kind, m) for m in range(count) for kind in "FB"] for line in range(lines)]
 
 
@@ -90,10 +92,10 @@ SCHEDULES: dict[str, _Kind] = {
 
 
 def check_name(name: str) -> _Kind:
-    """The schedule of that name, in letters of any size.
+    """Return the kind of schedule called ``name``, ignoring case.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such schedule.
     """
     found = SCHEDULES.get(name.lower())
     if found is None:
@@ -105,15 +107,20 @@ def check_name(name: str) -> _Kind:
 
 
 def stages_per_line(name: str) -> int:
-    """How many stages of a schedule run on one placement, where nothing else is said."""
+    """Return the number of stages that a schedule runs on each placement by default."""
     return check_name(name).stages_per_line or 2
 
 
 def lines_of(name: str, lines: int, stages: int) -> tuple[int, ...]:
-    """Stage -> the placement, of ``lines`` many, where the schedule ``name`` runs it.
+    """Return for each stage the line (index of a placement) on which the schedule runs it.
+
+    Args:
+        name: the name of the schedule.
+        lines: the number of distinct placements.
+        stages: the number of stages.
 
     Raises:
-        ValueError: the schedule cannot run so many stages on so many placements.
+        ValueError: the schedule cannot run this number of stages on this number of placements.
     """
     kind = check_name(name)
     each = kind.stages_per_line
@@ -137,11 +144,11 @@ def _fits(kind: _Kind, lines: int, stages: int) -> bool:
 
 @lru_cache(maxsize=64)
 def schedule(name: str, lines: int, stages: int, micro_batches: int) -> Schedule:
-    """The table of the schedule ``name``.
+    """Return the checked table of the schedule ``name``.
 
     Raises:
-        ValueError: the schedule cannot run so many stages on so many placements, or not so few
-            micro-batches.
+        ValueError: the schedule cannot run this number of stages on this number of placements, or
+            cannot run this number of micro-batches.
     """
     line_of = lines_of(name, lines, stages)
     try:
@@ -158,10 +165,13 @@ def schedule(name: str, lines: int, stages: int, micro_batches: int) -> Schedule
 
 
 def _read(line: Sequence[Any]) -> tuple[Action, ...]:
-    """Torch's actions as ours: pauses are left out, and what is to overlap is put one by one."""
+    """Convert one line of torch's table to our actions.
+
+    Pauses are left out, and actions that torch overlaps follow one another.
+    """
     parts: list[Any] = []
     for action in line:
-        if action is not None:
+        if action is not None:  # None is a pause in torch's table
             parts += getattr(action, "sub_actions", None) or (action,)
     named = ((getattr(kind, "value", kind), stage, m) for stage, kind, m, *_ in parts)
     return tuple(Action(*each) for each in named if each[0] in KINDS)

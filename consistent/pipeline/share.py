@@ -1,4 +1,4 @@
-"""What of a model lies in one stage, as a module of its own that holds the same parameters."""
+"""Collect one stage's share of a model in a module of its own, which holds the same parameters."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ from .cut import Cut
 
 
 def share_of(cut: Cut, stage: int) -> nn.Module:
-    """The parts of a stage under the names that they have in the model."""
+    """Return a module that holds the units of a stage under the names that they have in the model.
+
+    Units without parameters or saved buffers are left out.
+    """
     root = nn.Module()
     for name, (module, at) in cut.owners.items():
         if at == stage:
+            # The same dict: a parameter that is replaced in the share is replaced in the model.
             _at(root, name)._parameters = module._parameters
     for unit in cut.stages[stage]:
         if has_state(unit.module):
@@ -28,17 +32,17 @@ def share_of(cut: Cut, stage: int) -> nn.Module:
 
 
 def modules_of(cut: Cut, stage: int) -> list[nn.Module]:
-    """What holds the parameters of a stage."""
+    """Return the modules that hold the parameters of a stage."""
     own: list[nn.Module] = [unit.module for unit in cut.stages[stage]]
     return own + [_holder(module) for module, at in cut.owners.values() if at == stage]
 
 
 def plans_of(model: nn.Module, plan: Any, count: int) -> list[Any]:
-    """The plan of each of ``count`` stages.
+    """Return the plan of each of ``count`` stages.
 
     Raises:
-        ValueError: there is another number of plans, or a ``Plan`` speaks of what the whole model
-            does not have.
+        ValueError: the number of plans in a list is not ``count``, or a ``Plan`` names tensors or
+            modules that the whole model does not have.
     """
     several = isinstance(plan, list | tuple)
     plans = list(plan) if several else [plan] * count
@@ -60,18 +64,18 @@ def _check_plan(model: nn.Module, plan: Any) -> None:
 
 
 def plan_of_share(plan: Any, share: nn.Module) -> Any:
-    """What a plan of the whole model says of one stage."""
+    """Return the entries of a plan of the whole model that concern one stage's share."""
     return plan.part(*_names(share)) if isinstance(plan, Plan) else plan
 
 
 def _names(module: nn.Module) -> tuple[list[str], list[str]]:
-    """The names of its tensors and of its modules."""
+    """Return the names of the tensors and of the submodules of ``module``."""
     tensors = [slot.name for places in plain_slots(module) for slot in places]
     return tensors, [name for name, _ in module.named_modules(remove_duplicate=False)]
 
 
 def batch_axes(share: nn.Module, placement: Placement) -> tuple[int, ...]:
-    """The axes along which every parameter is used whole."""
+    """Return the placement axes along which every parameter is used whole (the batch's axes)."""
     layouts = list(plan_of(share).tensors.values())
     return tuple(
         axis for axis in range(placement.ndim) if all(each.use[axis] is B for each in layouts)
@@ -79,8 +83,10 @@ def batch_axes(share: nn.Module, placement: Placement) -> tuple[int, ...]:
 
 
 def has_state(module: nn.Module) -> bool:
-    """Whether it has parameters, or buffers that are saved: the others are constants, which every
-    stage may compute with."""
+    """Return whether ``module`` has parameters or buffers that are part of its state_dict.
+
+    Other buffers are constants, which every stage may use.
+    """
     return any(
         x is not None and key not in each._non_persistent_buffers_set
         for each in module.modules()
@@ -89,7 +95,7 @@ def has_state(module: nn.Module) -> bool:
 
 
 def _holder(module: nn.Module) -> nn.Module:
-    """A module that has the parameters of ``module`` itself, and none of those inside it."""
+    """Return a module with the own parameters of ``module``, without its submodules."""
     made = nn.Module()
     made._parameters = module._parameters
     return made

@@ -1,4 +1,4 @@
-"""Steps of stages as text and as a page."""
+"""Show a staged step as text and as an HTML page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from .engine import Engine
 
 
 def show(engine: Engine, micro_batches: int, path: str | Path | None) -> str:
-    """The schedule and the program that was recorded last, as text; with ``path`` also as a page.
+    """Return the schedule and the last recorded program as text.
+
+    With ``path``, also write both as an HTML page.
 
     Raises:
         RuntimeError: no step ran yet.
@@ -24,7 +26,7 @@ def show(engine: Engine, micro_batches: int, path: str | Path | None) -> str:
         )
     if path is not None:
         check_page_path(path)
-    from .page import page  # pages and pictures are loaded when they are asked for
+    from .page import page  # imported only when something is shown
     from .picture import SchedulePicture
 
     program, table = engine.programs[-1], engine.table(micro_batches)

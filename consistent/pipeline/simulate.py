@@ -1,4 +1,4 @@
-"""A schedule played through on paper: when each action runs, and how long placements stand idle."""
+"""Simulate a schedule: when each action runs, and for how long placements are idle."""
 
 from __future__ import annotations
 
@@ -21,11 +21,17 @@ def _at_once(before: Action, action: Action) -> float:
 
 @dataclass(frozen=True)
 class Played:
-    """When each action begins and ends."""
+    """Result of a simulated schedule: the times of its actions, and the idle share.
+
+    Args:
+        times: action -> (begin, end) in seconds.
+        seconds: the time of the whole schedule.
+        bubble: the share of the time in which placements are idle, 0 to 1.
+    """
 
     times: dict[Action, tuple[float, float]]
     seconds: float
-    bubble: float  # the share of time in which placements stand idle, 0 to 1
+    bubble: float
 
 
 def play(
@@ -33,14 +39,16 @@ def play(
     seconds: Callable[[Action], float] = _equal,
     sending: Callable[[Action, Action], float] = _at_once,
 ) -> Played:
-    """Run each action as soon as what it needs is there.
+    """Simulate ``table``, with each action run as soon as its inputs are there.
 
     Args:
-        seconds: of an action.
-        sending: seconds from the end of an action until another one has what it made.
+        table: the schedule.
+        seconds: (action) -> its duration.
+        sending: (action, later action) -> seconds from the end of the first until the second has
+            its result.
 
     Raises:
-        ValueError: actions wait for each other in a circle.
+        ValueError: an action waits for one that never runs, as when actions wait in a circle.
     """
     times: dict[Action, tuple[float, float]] = {}
     at, clock = [0] * len(table.lines), [0.0] * len(table.lines)
@@ -71,12 +79,12 @@ def play(
 
 
 def _halves(table: Schedule) -> set[Action]:
-    """The first halves of backward, where it runs in halves."""
+    """Return the actions of ``table`` that are the first half (I) of a backward."""
     return {action for line in table.lines for action in line if action.kind == "I"}
 
 
 def _needs(action: Action, stages: int, halves: set[Action]) -> list[Action]:
-    """What must have run before, on any placement."""
+    """Return the actions whose results ``action`` needs, on any placement."""
     kind, stage, m = action
     if kind == "F":
         return [Action("F", stage - 1, m)] if stage else []
@@ -90,8 +98,12 @@ def _needs(action: Action, stages: int, halves: set[Action]) -> list[Action]:
 
 
 def check(table: Schedule) -> None:
-    """Raise ValueError if not every stage runs every micro-batch once, forward and backward, on its
-    own line, or if an action waits for what never comes."""
+    """Raise if a schedule is not complete.
+
+    Raises:
+        ValueError: a stage does not run every micro-batch once forward and once backward on its own
+            line, or an action waits for one that never runs.
+    """
     for stage in range(table.stages):
         mine = [a for a in table.lines[table.line_of[stage]] if a.stage == stage]
         done = {kind: sorted(a.micro_batch for a in mine if a.kind == kind) for kind in KINDS}

@@ -1,5 +1,6 @@
-"""Backward in two halves: gradients of a stage's inputs, which the stage before waits for, and
-later those of its parameters.
+"""Run a backward in two halves: first the gradients of a stage's inputs, later of its parameters.
+
+The stage before waits only for the first half.
 
 ```
             g1          g2          g3
@@ -9,12 +10,13 @@ input <--- op1 <------ op2 <------ op3 <--- output        first half: along the 
                                                           its parameters alone
 ```
 
-A *border op* lies on a path to an input, and leads to parameters beside it. Neither half computes
-what the other one does.
+A *border op* is a graph node on a path to an input that also leads to parameters off that path.
+The two halves compute different gradients; nothing is computed twice.
 
-Hooks count once: a gradient is kept as the tensor hooks of the first half leave it, and those of
-parameters see the sum of what arrives. Torch has no way to run a border op without the tensor hooks
-of its outputs: in the second half they are called again, on zeros, and what they return is dropped.
+Tensor hooks take effect once. The gradient of a border op is kept as the tensor hooks of the first
+half leave it, and the hooks of a parameter see the sum of all its gradients. Torch cannot run a
+border op without the tensor hooks of its outputs, so the second half calls these hooks again, on
+zeros, and drops what they return.
 """
 
 from __future__ import annotations
@@ -34,8 +36,13 @@ Node = Any
 
 
 class SplitBackward:
-    """One backward, from ``roots`` with the gradients ``seeds`` (None: of a loss), to the plain
-    leaves ``inputs`` first."""
+    """Backward from ``roots`` in two halves: to the leaves ``inputs``, then to the parameters.
+
+    Args:
+        roots: the tensors that backward starts from.
+        seeds: the gradient of each root; None for a loss.
+        inputs: the leaves of the first half, plain tensors.
+    """
 
     def __init__(
         self, roots: Sequence[Any], seeds: Sequence[Any], inputs: Sequence[torch.Tensor]
@@ -49,7 +56,7 @@ class SplitBackward:
         self._beside: list[tuple[GradientEdge, torch.Tensor]] = []
 
     def of_inputs(self) -> list[torch.Tensor | None]:
-        """The gradients of the inputs; None of those that backward does not reach."""
+        """Run the first half: return the inputs' gradients, None for those that are not reached."""
         leaves = {get_gradient_edge(x).node for x in self._inputs}
         path = _leading_to(leaves, [edge.node for edge in self._edges])
         self._border = {
@@ -68,7 +75,7 @@ class SplitBackward:
                 [edge for edge, _ in on],  # type: ignore[arg-type]
                 self._inputs,
                 [given for _, given in on],
-                retain_graph=True,
+                retain_graph=True,  # the second half runs the border ops again
                 allow_unused=True,
             )
         finally:
@@ -77,7 +84,7 @@ class SplitBackward:
         return list(found)
 
     def of_weights(self) -> None:
-        """Add the gradients of parameters to theirs."""
+        """Run the second half: add the parameters' gradients to their ``.grad``."""
         found = [*self._beside, *self._from_border()]
         self._border, self._kept, self._beside = {}, {}, []
         if found:
@@ -93,13 +100,15 @@ class SplitBackward:
         return keep
 
     def _from_border(self) -> list[tuple[GradientEdge, torch.Tensor]]:
-        """Every gradient that crosses the border."""
+        """Return all gradients that leave the path to the inputs, each with its target edge."""
         uses = Counter(edge for beside in self._border.values() for edge in beside)
         found: list[tuple[GradientEdge, torch.Tensor]] = []
         shared: list[Node] = []
         for node, beside in self._border.items():
-            if node not in self._kept:  # backward did not come here
+            if node not in self._kept:  # the first half did not reach this op
                 continue
+            # An edge that several border ops lead to gets the sum of their gradients, so these ops
+            # have to run in one backward. The others run one by one.
             if any(uses[edge] > 1 for edge in beside):
                 shared.append(node)
             else:
@@ -112,7 +121,12 @@ class SplitBackward:
     def _crossing(
         self, nodes: list[Node], beside: list[GradientEdge]
     ) -> list[tuple[GradientEdge, torch.Tensor]]:
-        """The gradients that ``nodes`` send along ``beside``, from what they got."""
+        """Run border ops on their kept gradients, and return the gradients that leave the path.
+
+        Args:
+            nodes: the border ops.
+            beside: the edges from these ops that leave the path to the inputs.
+        """
         starts = [
             (GradientEdge(node, k), torch.zeros_like(grad))
             for node in nodes
@@ -123,7 +137,7 @@ class SplitBackward:
         with ExitStack() as stack:
             stack.enter_context(_without_hooks(beside))
             for node in nodes:
-                # Whatever arrives, it gets what it got. This runs after all tensor hooks.
+                # Replaces the zeros by the kept gradients. Runs after all tensor hooks of the node.
                 before = node.register_prehook(lambda _, got=self._kept[node]: got)
                 stack.callback(before.remove)
                 after = type(node).register_hook(node, self._taker(node, found))
@@ -138,7 +152,10 @@ class SplitBackward:
         return found
 
     def _taker(self, node: Node, found: list[tuple[GradientEdge, torch.Tensor]]) -> Any:
-        """A hook that takes what ``node`` sends beside the path; zeros go on in its place."""
+        """Return a post-hook of ``node`` that stores its gradients off the path in ``found``.
+
+        The hook sends zeros on in place of all gradients.
+        """
         beside = set(self._border[node])
 
         def take(sent: tuple[torch.Tensor | None, ...], _: Any) -> Any:
@@ -152,7 +169,7 @@ class SplitBackward:
 
 @contextmanager
 def _without_hooks(edges: list[GradientEdge]) -> Iterator[None]:
-    """Inside, the tensor hooks of leaves at ``edges`` are not called."""
+    """Disable the tensor hooks of the leaves at ``edges`` inside the context."""
     kept: list[tuple[dict, dict]] = []
     try:
         for node in dict.fromkeys(edge.node for edge in edges):
@@ -160,7 +177,7 @@ def _without_hooks(edges: list[GradientEdge]) -> Iterator[None]:
             hooks = None if leaf is None else leaf._backward_hooks
             if hooks:
                 kept.append((hooks, dict(hooks)))
-                hooks.clear()  # the engine reads this very dict
+                hooks.clear()  # in place: the engine reads this dict object
         yield
     finally:
         for hooks, before in kept:
@@ -168,7 +185,7 @@ def _without_hooks(edges: list[GradientEdge]) -> Iterator[None]:
 
 
 def _local(root: Any, given: Any) -> tuple[GradientEdge, torch.Tensor]:
-    """Where backward begins in the graph of the shards, and with which gradient."""
+    """Return the edge in the autograd graph of the shards, and the gradient, to start from."""
     if is_global(root):
         start = seed(root, given)
         with HookOff():
@@ -177,9 +194,13 @@ def _local(root: Any, given: Any) -> tuple[GradientEdge, torch.Tensor]:
 
 
 def _leading_to(leaves: set[Node], starts: list[Node]) -> dict[Node, None]:
-    """The nodes from which one of ``leaves`` is reached, in an order that depends on the graph
-    alone: backward of some of them communicates, and ranks do so in one order."""
-    leads: dict[Node, bool] = {leaf: True for leaf in leaves}  # these have no border
+    """Return the nodes from which one of ``leaves`` can be reached.
+
+    Their order depends only on the graph, so it is the same on all ranks: the backward of some
+    nodes communicates, and ranks must communicate in one order.
+    """
+    leads: dict[Node, bool] = {leaf: True for leaf in leaves}
+    # A stack, not recursion: the graphs of deep models exceed Python's recursion limit.
     todo: list[tuple[Node, bool]] = [(node, False) for node in starts]
     while todo:
         node, entered = todo.pop()

@@ -1,4 +1,4 @@
-"""A stage: a part of a program, and the placement where it runs.
+"""Mark modules as a stage: a part of a program that runs on its own placement.
 
 ```
 stage 0 on ranks 0, 1      stage 1 on ranks 2, 3
@@ -22,7 +22,7 @@ _MARK = "_consistent_stage"
 
 @dataclass(frozen=True)
 class Stage:
-    """Number ``index`` of a program's stages, which runs on ``placement``."""
+    """Stage of a program: its index and the placement where it runs."""
 
     index: int
     placement: Placement
@@ -32,7 +32,7 @@ class Stage:
 
 
 def set_stage(module: torch.nn.Module, index: int, placement: Placement) -> None:
-    """Say that ``module`` is stage ``index``, or a part of it, and runs on ``placement``.
+    """Mark ``module`` as stage ``index`` or a part of it, to run on ``placement``.
 
     Raises:
         ValueError: ``index`` is negative.
@@ -48,12 +48,16 @@ def set_stage(module: torch.nn.Module, index: int, placement: Placement) -> None
 
 
 def stage_of(module: torch.nn.Module) -> Stage | None:
-    """What ``set_stage`` said of ``module``."""
+    """Return the stage that ``set_stage`` marked ``module`` with; None without a mark."""
     return module.__dict__.get(_MARK)
 
 
 def check_stages(what: str, stages: Sequence[Stage]) -> dict[int, Placement]:
-    """Each stage's placement, in order.
+    """Return the placement of each stage, ordered by index.
+
+    Args:
+        what: the caller's name for error messages.
+        stages: the stages in any order; one may occur several times.
 
     Raises:
         ValueError: a number is missing, a stage has two placements, or two placements share some

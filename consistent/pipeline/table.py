@@ -1,4 +1,4 @@
-"""The table of a schedule: what the ranks of each placement do, in order."""
+"""Table of a schedule: the actions of each placement's ranks, in order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ KINDS = ("F", "B", "I", "W")
 
 
 class Action(NamedTuple):
-    """What one line of the table does next."""
+    """Forward or backward of one micro-batch in one stage.
+
+    ``kind`` is F (forward), B (backward), or I or W (backward of the inputs or the parameters).
+    """
 
     kind: str
     stage: int
@@ -21,13 +24,13 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """A table of actions.
+    """Table of actions.
 
     Args:
-        name: as it was asked for.
-        lines: for each distinct placement, in the order of stages, what its ranks do.
-        line_of: stage -> its line.
-        micro_batches: their number.
+        name: the name of the schedule, as the user gave it.
+        lines: for each distinct placement, in the order of stages, the actions of its ranks.
+        line_of: for each stage, the index of its line.
+        micro_batches: the number of micro-batches.
     """
 
     name: str
@@ -37,10 +40,10 @@ class Schedule:
 
     @property
     def stages(self) -> int:
-        """The number of stages."""
+        """Return the number of stages."""
         return len(self.line_of)
 
     def forwards(self) -> Schedule:
-        """The actions that are forwards."""
+        """Return the schedule with only its forwards."""
         lines = tuple(tuple(a for a in line if a.kind == "F") for line in self.lines)
         return Schedule(self.name, lines, self.line_of, self.micro_batches)

@@ -1,6 +1,8 @@
-"""Parameters that several stages use: each is one parameter, on the first of these stages. The
-others compute with a copy, which gets its values when a batch begins, and whose gradient is added
-to that of the parameter when it ends.
+"""Tie parameters that several stages use, such as an embedding that is also the output layer.
+
+The parameter is on the first of these stages. Each other stage computes with a copy of its own. The
+copy gets the parameter's values when a batch begins, and its gradient is added to the parameter's
+when the batch ends.
 
 ```
                      between batches     begin                end
@@ -8,8 +10,9 @@ embed on stage 0     weight on P0        weight --values-->   its gradient + tha
 head  on stage 3     weight on P0        copy on P3           <--gradient--
 ```
 
-So what walks over the model, such as an optimizer, a norm or a state_dict, finds the parameter once
-and needs no copy. Each way sends one weight, however many micro-batches there are.
+Code that iterates over the model, such as an optimizer, a gradient norm or a state_dict, thus finds
+the parameter once, and no copies. A batch sends one weight in each direction, however many
+micro-batches it has.
 """
 
 from __future__ import annotations
@@ -30,13 +33,13 @@ Place = tuple[torch.nn.Module, str]
 
 @dataclass
 class _Copy:
-    """What stands for a parameter in the modules of a stage while a batch runs.
+    """Copy that replaces a parameter in the modules of one stage while a batch runs.
 
     Args:
-        home: where the first stage that uses the parameter has it.
-        places: where this stage has it.
-        leaf: a leaf of the stage's own, laid out as its plan says.
-        of: the parameter, while a batch runs.
+        home: (module, key) of the parameter in the first stage that uses it.
+        places: (module, key) of each use of the parameter in this stage.
+        leaf: the copy, a leaf in the layout of this stage's plan.
+        of: the parameter while a batch runs, otherwise None.
     """
 
     home: Place
@@ -47,15 +50,15 @@ class _Copy:
     def put(self, value: Any) -> None:
         for owner, key in self.places:
             owner._parameters[key] = value
-            if isinstance(owner, torch.nn.RNNBase):  # it reads its weights from a list
+            if isinstance(owner, torch.nn.RNNBase):  # its forward reads weights from a list
                 names = owner._flat_weights_names
                 owner._flat_weights = [getattr(owner, name, None) for name in names]
 
     def show(self) -> None:
-        """Put the copy in its places.
+        """Put the copy in the places of the parameter.
 
         Raises:
-            RuntimeError: they do not hold one global parameter any more.
+            RuntimeError: the places no longer hold one global parameter.
         """
         held = [owner._parameters[key] for owner, key in self.places]
         if not is_global(held[0]) or any(p is not held[0] for p in held):
@@ -67,6 +70,7 @@ class _Copy:
                 "replace the parameter before consistent.nn.pipeline."
             )
         self.of = held[0]
+        # The parameter may have got another dtype or shape since the last batch, as by half().
         if (self.leaf.shape, self.leaf.dtype) != (self.of.shape, self.of.dtype):
             where = {"placement": self.leaf.placement, "sbp": self.leaf.sbp}
             self.leaf.data = empty(self.of.shape, dtype=self.of.dtype, **where)
@@ -75,25 +79,26 @@ class _Copy:
         self.put(self.leaf)
 
     def hide(self) -> None:
-        """Put the parameter back."""
+        """Put the parameter back in its places, and drop the copy's gradient."""
         if self.of is not None:
             self.put(self.of)
         self.of = self.leaf.grad = None
 
     def take_values(self) -> None:
-        """Become what the parameter is."""
+        """Copy the parameter's values to the copy; a collective of both stages."""
         with torch.no_grad():
             self.leaf.copy_(self.of.to_global(self.leaf.placement, self.leaf.sbp))
 
     def give_gradient(self) -> None:
-        """Add the copy's gradient to that of the parameter."""
+        """Add the copy's gradient to that of the parameter; a collective if there is one."""
         if self.leaf.grad is None:
             return
         p, before = self.of, self.of.grad
         if p._backward_hooks or p._post_accumulate_grad_hooks:
             torch.autograd.backward([p], [self.leaf.grad.to_global(p.placement, p.sbp)])
             return
-        # As they lie after backward; what backward itself does would sum them once more.
+        # In the layout that gradients have after backward. Without hooks to call, adding directly
+        # is cheaper: another backward would sum the gradient over the ranks once more.
         sbp = settled_spec(p).sbp if before is None else before.sbp
         new = self.leaf.grad.to_global(p.placement, sbp)
         if before is None:
@@ -104,13 +109,19 @@ class _Copy:
 
 
 class Tied:
-    """The copies of all stages. Every rank calls all methods, in the same order."""
+    """Copies of tied parameters of all stages.
+
+    Every rank must call all methods, in the same order.
+    """
 
     def __init__(self, copies: Sequence[_Copy] = ()) -> None:
         self._copies = list(copies)
 
     def join(self) -> None:
-        """Put the parameters where ``untie`` put leaves, which are laid out by now."""
+        """Put each tied parameter back where ``untie`` put leaves, and keep these leaves as copies.
+
+        Called when the stages have laid out the leaves.
+        """
         for copy in self._copies:
             owner, key = copy.places[0]
             copy.leaf = owner._parameters[key]
@@ -119,7 +130,7 @@ class Tied:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Inside, the modules of each stage hold the leaves of that stage."""
+        """Put each stage's copies in its modules inside the context."""
         try:
             for copy in self._copies:
                 copy.show()
@@ -129,20 +140,22 @@ class Tied:
                 copy.hide()
 
     def begin(self) -> None:
-        """Give the copies their values."""
+        """Copy the parameters' values to the copies, at the begin of a batch."""
         for copy in self._copies:
             copy.take_values()
 
     def end(self) -> None:
-        """Add the copies' gradients to those of the parameters."""
+        """Add the copies' gradients to those of the parameters, at the end of a batch."""
         for copy in self._copies:
             copy.give_gradient()
 
 
 def untie(stages: Sequence[Sequence[torch.nn.Module]]) -> Tied:
-    """Give every stage but the first that holds a parameter one of its own, of the same memory: it
-    becomes global on the ranks of its stage."""
-    home: dict[int, tuple[int, Place]] = {}  # of each parameter, with the stage
+    """Give each stage its own leaf for a parameter that an earlier stage holds, too.
+
+    The leaf shares the parameter's memory until the stage lays it out as a global tensor.
+    """
+    home: dict[int, tuple[int, Place]] = {}  # id of a parameter -> its first stage and place
     found: dict[tuple[int, int], _Copy] = {}
     for stage, modules in enumerate(stages):
         for owner in (each for top in modules for each in top.modules()):

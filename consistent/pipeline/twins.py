@@ -1,5 +1,6 @@
-"""A module object that stands at several places of a model, where these are in several stages: each
-stage has an object of its own, with the same parameters (``tied.py``).
+"""Give each stage its own object of a module that a model uses at several places.
+
+The objects (twins) share their parameters, which ``tied.py`` ties across stages.
 
 ```
 Sequential(a, b, a, c)    0: a   1: b | 2: a's twin   3: c       cut before 2
@@ -21,9 +22,9 @@ from .share import has_state
 
 
 class _Place(NamedTuple):
-    """``parent._modules[key]``, where a twin stands in for a module.
+    """Place ``parent._modules[key]`` where a twin replaces a module.
 
-    ``twin_of`` has the twins of the module and of those inside it.
+    ``twin_of`` maps the module and its submodules to their twins.
     """
 
     parent: nn.Module
@@ -34,8 +35,11 @@ class _Place(NamedTuple):
 
 
 class Twins:
-    """Puts a twin at each place of ``model`` where a module with parameters stands that stands at
-    an earlier one, too."""
+    """Twins in a model, one at each further place of a module that has parameters.
+
+    Making an instance puts the twins into the model. ``settled`` then removes those that the cut
+    does not need; ``take_back`` removes all.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._places: list[_Place] = []
@@ -55,15 +59,15 @@ class Twins:
                 self._places.append(place)
 
     def take_back(self) -> None:
-        """Put the modules back."""
+        """Put the original modules back at all places."""
         for place in self._places:
             place.parent._modules[place.key] = place.module
 
     def settled(self, cut: Cut) -> Cut:
-        """``cut`` with one object of a module for each stage.
+        """Keep one object of each repeated module per stage, in the model and in the returned cut.
 
         Raises:
-            ValueError: a module that stands in several stages has buffers.
+            ValueError: a module that is used in several stages has persistent buffers.
         """
         stage_of = {
             each: stage
@@ -71,8 +75,9 @@ class Twins:
             for unit in units
             for each in unit.module.modules()
         }
-        first: dict[tuple, dict[nn.Module, nn.Module]] = {}  # by module and stage
-        stand_for: dict[nn.Module, nn.Module] = {}
+        # (repeated module, stage) -> module inside it -> the object that this stage keeps.
+        first: dict[tuple, dict[nn.Module, nn.Module]] = {}
+        stand_for: dict[nn.Module, nn.Module] = {}  # object -> the object of the same stage
         for place in self._places:
             _check_buffers(place, stage_of)
             for twin_of in ({m: m for m in place.twin_of}, place.twin_of):
@@ -105,10 +110,13 @@ def _check_buffers(place: _Place, stage_of: dict[nn.Module, int]) -> None:
 
 
 def _twin(module: nn.Module, made: dict[nn.Module, nn.Module]) -> nn.Module:
-    """A module that has the attributes of ``module``, and twins of the modules inside. Its hooks
-    and its tables of tensors are its own, with the same entries."""
+    """Return a shallow copy of ``module`` with twins of its submodules.
+
+    The dicts of hooks, parameters and buffers are copies with the same entries. ``made`` collects
+    module -> twin.
+    """
     if module not in made:
-        twin = made[module] = object.__new__(type(module))
+        twin = made[module] = object.__new__(type(module))  # without running __init__
         for name, value in vars(module).items():
             own = type(value) in (dict, OrderedDict, list, set)
             twin.__dict__[name] = copy.copy(value) if own else value

@@ -1,12 +1,12 @@
-"""What ran: ops, boxings, bytes, ops that ran whole, times; as text and as a page. Also why an op
-runs as it does, and what would spare its boxing.
+"""Reports of what ran: ops, boxings, bytes, ops that ran whole on every rank, and times, as text or
+as an HTML page. ``explain`` shows why an op runs as it does, and what would avoid its boxing.
 
 ```
-report     collects lines and, if asked, a timeline
-  lines    one op at one place     advice    what would spare a line's boxing
-  timeline when each began and ended         trace: the same for Perfetto
+report     collects lines and, if requested, a timeline
+  lines    one op at one place     advice    what would avoid a line's boxing
+  timeline when each event began and ended   trace: the same for Perfetto
   text     the table               page      HTML, with style and script
-  difference, difference_page      from one report to another
+  difference, difference_page      changes from one report to another
 explain    the candidates of one call
 ```
 """

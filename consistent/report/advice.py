@@ -1,8 +1,10 @@
-"""Advice: which other layout of an operand would spare a boxing, found among the op's candidates.
+"""Advice on which other layout of an operand would avoid a boxing, searched among the signatures of
+the op.
 
-A change is named only if the choice that the library makes (``rules/choose.py``) is then to move
-nothing, and if summing a result that becomes partial by it sends less than is moved now. What the
-change costs where that operand is made, and where else it is used, is not known here.
+A change is suggested only if the library's choice (``rules/choose.py``) would then move nothing,
+and if all-reducing a result that becomes partial through the change sends fewer bytes than are
+moved now. The cost of the change where the operand is made, and where else it is used, is not known
+here.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ from ..spec import B, NdSbp, TensorSpec, is_one_way
 from ..spec.bytes_text import bytes_text
 from .explain import why_whole
 
-MOST_OPTIONS = 512  # combinations of signatures over the axes, that are tried
-MOST_CHANGES = 3  # operands that would lie otherwise
-MOST_WAYS = 2  # that are named
+MOST_OPTIONS = 512  # combinations of signatures over the axes that are tried
+MOST_CHANGES = 3  # operands whose layout may change at once
+MOST_WAYS = 2  # alternatives that one advice names
 _VERBS = {
     "all_gather": "gathers",
     "all_reduce": "sums",
@@ -38,13 +40,13 @@ _VERBS = {
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What an op moves each time it runs, and what would spare it.
+    """The boxing of one op, and the change of layout that would avoid it.
 
     Args:
-        op, site: which line of the report it is about.
-        nbytes: that the busiest rank sends in one call.
+        op, site: the line of the report that the advice is about.
+        nbytes: bytes that the busiest rank sends in one call.
         moves: what is moved, in words.
-        instead: what to change; "" where nothing is known.
+        instead: what to change; "" if no change is known.
     """
 
     op: str
@@ -58,12 +60,14 @@ class Advice:
 
 
 def advise(made: Plan, specs: Sequence[TensorSpec], site: str) -> Advice | None:
-    """Advice on a plan that has run on operands of ``specs``; None if it moved nothing, or no
-    better layout of one operand is known."""
+    """Return advice on a plan that has run on operands of ``specs``. None if the plan moved
+    nothing, or if no better layout of the operands is known."""
     if not isinstance(made, OnShards) or not made.boxes:
         return None
     operands = tuple(operand.spec for operand in made.call.operands)
-    if operands != tuple(specs):  # a plan for all sizes; those of this call are not the plan's
+    # A plan may be shared by calls of many sizes; its own byte counts would then be wrong for this
+    # call.
+    if operands != tuple(specs):
         return None
     names = _names(made.call)
     sent = {i: boxing_bytes(operands[i], operands[i].with_layout(to)) for i, to in made.boxes}
@@ -80,7 +84,7 @@ def advise(made: Plan, specs: Sequence[TensorSpec], site: str) -> Advice | None:
         return Advice(made.name, site, nbytes, moves, f"It {why_whole(made)}.")
     ways = sorted(_ways(made, made.choice, operands, nbytes), key=lambda way: way.rank)
     best: list[_Way] = []
-    for way in ways:  # one that changes more than a better one does is not worth telling
+    for way in ways:  # skip a way that changes the operands of a better way and more
         if len(best) < MOST_WAYS and not any(each.operands <= way.operands for each in best):
             best.append(way)
     if not best:
@@ -92,28 +96,28 @@ def advise(made: Plan, specs: Sequence[TensorSpec], site: str) -> Advice | None:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """Layouts of some operands in which the op moves nothing."""
+    """New layouts of some operands with which the op moves nothing."""
 
-    changes: tuple[tuple[int, TensorSpec], ...]  # operand, its spec then
-    result: str  # how the results would lie; "" as now
-    later: int  # bytes that summing the results sends, if they are partial then and are not now
+    changes: tuple[tuple[int, TensorSpec], ...]  # (operand, its new spec)
+    result: str  # layouts of the results; "" if they stay the same
+    later: int  # bytes sent to reduce results that become partial through the change
     held: int  # bytes of the changed operands that a rank would hold
 
     @property
     def operands(self) -> set[int]:
-        """Those that change."""
+        """The indices of the operands that change."""
         return {index for index, _ in self.changes}
 
     @property
     def rank(self) -> tuple[int, int, bool, int]:
-        """The best way has the least."""
+        """The sort key of this way; the best way has the least."""
         return self.later, len(self.changes), bool(self.result), self.held
 
 
 def _ways(
     made: OnShards, choice: Choice, operands: Sequence[TensorSpec], nbytes: int
 ) -> Iterator[_Way]:
-    """Each way that sends less than ``nbytes``, by the signatures of the op."""
+    """Yield each way that sends less than ``nbytes``, found among the op's signatures."""
     row = table.find(made.name)
     by_axis = candidates(row, made.call, made.placement) if row is not None else None
     if row is None or by_axis is None:
@@ -126,6 +130,7 @@ def _ways(
             continue
         unlike.add(ins)
         specs = [spec for spec in then if spec is not None]
+        # Specs are interned, so equal specs are the same object.
         changes = [(i, a, b) for i, (a, b) in enumerate(zip(operands, specs)) if a is not b]
         if len(changes) > MOST_CHANGES or not all(_may_change(made, *each) for each in changes):
             continue
@@ -140,8 +145,8 @@ def _ways(
 
 
 def _may_change(made: OnShards, index: int, now: TensorSpec, then: TensorSpec) -> bool:
-    """Whether it would help to have an operand come in another layout: the target of an op in place
-    keeps its own, and addends have to be summed somewhere."""
+    """Return whether an operand may come in another layout. The target of an in-place op keeps its
+    layout, and partial sums must be reduced somewhere in any case."""
     if made.inplace and index == 0:
         return False
     pairs = zip(now.sbp, then.sbp, strict=True)
@@ -149,7 +154,8 @@ def _may_change(made: OnShards, index: int, now: TensorSpec, then: TensorSpec) -
 
 
 def _later(made: OnShards, found: Choice, choice: Choice) -> int:
-    """Bytes that the busiest rank sends to sum results that are partial only in ``found``."""
+    """Return the bytes that the busiest rank sends to reduce results that are partial only under
+    ``found``."""
     total = 0
     for out, then, now in zip(made.call.outs, found.outs, choice.outs, strict=True):
         summed = tuple(
@@ -161,7 +167,8 @@ def _later(made: OnShards, found: Choice, choice: Choice) -> int:
 
 
 def _chosen(row: table.Row, made: OnShards, specs: Sequence[TensorSpec]) -> Choice | None:
-    """How the op would run on ``specs``, if nothing were moved then."""
+    """Return the choice of layouts for operands of ``specs``, or None if the op would then move
+    something."""
     old = made.call
     operands = tuple(Operand(o.index, spec) for o, spec in zip(old.operands, specs, strict=True))
     args, kwargs = fill(tuple(old.args), operands), fill(dict(old.kwargs), operands)
@@ -192,7 +199,7 @@ def _chosen(row: table.Row, made: OnShards, specs: Sequence[TensorSpec]) -> Choi
 
 
 def _names(call: Call) -> list[str]:
-    """What torch calls each operand; of those it has no name for, their number."""
+    """Return torch's name of each operand, or its index where torch has no name."""
     names = [f"operand {i}" for i in range(len(call.operands))]
     given = [*zip(call.params, call.args), *call.kwargs.items()]
     for name, value in given:

@@ -1,7 +1,7 @@
-"""What changed from one report to another, by op and call site.
+"""Comparison of two reports, by op and call site.
 
-Lines are paired by op and ``file:line``. Where an edit has moved lines, those of one op that are
-left in one file are paired in order.
+Lines are paired by op and ``file:line``. If an edit has moved lines, the unpaired lines of the same
+op in the same file are paired in order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .lines import Line, most_common
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A line of the first report, the line of the second one that is its pair, or None."""
+    """A line of the first report and its counterpart in the second report; either may be None."""
 
     before: Line | None
     after: Line | None
@@ -34,11 +34,14 @@ class Change:
 
     @property
     def kind(self) -> str:
-        """ "new", "gone", "changed" in layouts, boxings or bytes, "count" or "same"."""
+        """The kind of the change: "new", "gone", "changed" (in layouts, boxings or bytes), "count"
+        (ran more or less often), or "same"."""
         if self.before is None or self.after is None:
             return "new" if self.before is None else "gone"
         a, b = self.before, self.after
         alike = a.layouts.keys() == b.layouts.keys() and a.boxings.keys() == b.boxings.keys()
+        # Bytes per call are compared by cross-multiplication, so that a count of 0 needs no
+        # division.
         if not alike or a.whole != b.whole or a.nbytes * b.count != b.nbytes * a.count:
             return "changed"
         if a.nbytes != b.nbytes and not a.count:  # bytes of backward, which has no count
@@ -47,17 +50,17 @@ class Change:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the second report has more."""
+        """The bytes of the second report minus those of the first."""
         return (self.after.nbytes if self.after else 0) - (self.before.nbytes if self.before else 0)
 
     @property
     def where(self) -> str:
-        """``model.py:40``, with both lines where it moved."""
+        """The call site, such as ``model.py:40``, with both sites if the line moved."""
         sites = [short_site(line.site) for line in (self.before, self.after) if line is not None]
         return " -> ".join(dict.fromkeys(sites)) or "backward"
 
     def differences(self) -> list[str]:
-        """The differences, each in words."""
+        """Return a description of each difference."""
         if self.before is None or self.after is None:
             line = self._line
             parts = [most_common(line.layouts), most_common(line.boxings)]
@@ -85,8 +88,8 @@ class Change:
 
 
 class Difference:
-    """The changes from one report to another. ``print`` shows those that matter, ``save`` writes a
-    page."""
+    """The changes from one report to another. ``print`` shows those in layouts, boxings or bytes;
+    ``save`` writes an HTML page."""
 
     def __init__(self, changes: Sequence[Change], before: int, after: int) -> None:
         self.changes = tuple(changes)
@@ -94,12 +97,12 @@ class Difference:
 
     @property
     def changed(self) -> list[Change]:
-        """Those in layouts, boxings or bytes, the largest change of bytes first."""
+        """The changes in layouts, boxings or bytes, the largest change of bytes first."""
         found = [c for c in self.changes if c.kind in ("new", "gone", "changed")]
         return sorted(found, key=lambda c: -abs(c.nbytes))
 
     def summary(self) -> str:
-        """How many bytes more or less, in a sentence."""
+        """Return one sentence on how many more or fewer bytes were sent."""
         kinds = Counter(change.kind for change in self.changes)
         now = f"{bytes_text(self.before)} before, {bytes_text(self.after)} after"
         if self.before and self.before != self.after:
@@ -120,7 +123,7 @@ class Difference:
     __repr__ = __str__
 
     def html(self) -> str:
-        """The difference as one page that needs nothing beside it."""
+        """Return the difference as a self-contained HTML page."""
         rows = [
             (c.kind, c.op, c.where, c.nbytes, "\n".join(map(in_a_line, c.differences())))
             for c in self.changed
@@ -128,12 +131,12 @@ class Difference:
         return difference_page(self.summary(), rows)
 
     def save(self, path: str | Path) -> Path:
-        """Write the page to ``path``; folders are made."""
+        """Write the page to ``path``; missing folders are created."""
         return write(path, self.html())
 
 
 def difference(before: Sequence[Line], after: Sequence[Line]) -> Difference:
-    """Pair the lines of two reports."""
+    """Pair the lines of two reports, and return the changes."""
     theirs = {(line.op, line.site): line for line in after}
     pairs = [(line, theirs.pop((line.op, line.site), None)) for line in before]
     left: dict[tuple[str, str], list[Line]] = {}

@@ -1,4 +1,4 @@
-"""The difference of two reports as a page."""
+"""HTML page of the difference of two reports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _Row = tuple[str, str, str, int, str]  # kind, op, where, bytes more, the differ
 
 
 def difference_page(summary: str, rows: Sequence[_Row]) -> str:
-    """A page with a line for each change."""
+    """Return an HTML page with a row for each change."""
     heads = [("what", False), ("op", False), ("bytes", True), ("changes", False), ("where", False)]
     made = [
         [
@@ -34,8 +34,8 @@ def difference_page(summary: str, rows: Sequence[_Row]) -> str:
 
 
 def _marked(line: str) -> str:
-    """Kinds of layouts that are separated by a semicolon stand below each other, and what is now
-    below what was."""
+    """Return a line as HTML: layouts separated by a semicolon go on lines of their own, and the new
+    layouts go below the old ones."""
     word, _, told = line.partition(": ")
     was, arrow, now = told.partition("  =>  ")
     if not arrow:

@@ -1,7 +1,7 @@
-"""explain(): the layouts an op could run under, what each would cost, and the one that is taken.
+"""explain(): the layouts an op could run under, the cost of each, and the choice that is made.
 
-The call is planned as a rank outside every placement would plan it: on ``meta`` stand-ins, without
-communication, leaving the arguments, the plans and the random state as they are.
+The call is planned as a rank outside every placement would plan it: on ``meta`` stand-ins and
+without communication. Arguments, cached plans and the random state stay unchanged.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ _WHY = "explain sends nothing, and here a value is needed"
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One signature on one axis: what it would box and send, and how long that would take."""
+    """One signature on one axis, with what it would box and send, and how long that would take."""
 
     signature: Signature
     boxes: tuple[str, ...]
-    nbytes: int  # that the busiest rank sends to box the operands and in the local form
+    nbytes: int  # sent by the busiest rank, to box the operands and in the local form
     seconds: float  # what the choice compares; a P result includes its later reduction
     chosen: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """One op: how it runs, and the candidates on each axis of the placement (none if it runs
-    whole)."""
+    """One op: how it runs, and the candidates on each axis of the placement. There are no
+    candidates if the op runs whole on every rank."""
 
     name: str
     how: str
@@ -58,8 +58,8 @@ class Explained:
     nbytes: int
     axes: tuple[tuple[Candidate, ...], ...] = ()
     between: int | None = 0
-    """Bytes that all ranks together send from host to host to box the operands; None if that is not
-    known, as before ranks have communicated, or of GPUs."""
+    """Bytes that all ranks together send from host to host to box the operands. None if the number
+    is not known: before ranks have communicated, and on GPUs."""
 
     def __str__(self) -> str:
         given = ", ".join(map(repr, self.operands))
@@ -73,7 +73,7 @@ class Explained:
 
 
 class Explanation:
-    """The ops of a call in the order met, each once. Prints as tables."""
+    """The ops of a call in the order in which they were met. Prints as tables."""
 
     def __init__(self, ops: Sequence[Explained], stopped: str = "") -> None:
         self.ops = tuple(ops)
@@ -81,11 +81,11 @@ class Explanation:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the busiest rank sends in all ops."""
+        """The bytes that the busiest rank sends in all ops."""
         return sum(op.nbytes for op in self.ops)
 
     def __getitem__(self, name: str) -> Explained:
-        """The first op called ``name``."""
+        """Return the first op called ``name``."""
         return next(op for op in self.ops if op.name == name)
 
     def __repr__(self) -> str:
@@ -97,10 +97,10 @@ def explain(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanati
     """Explain why ``func(*args, **kwargs)`` on global tensors runs under the layout it does.
 
     ``print(consistent.explain(torch.matmul, x, w))`` shows for each axis the signatures that hold,
-    what each boxes and sends, the estimated time and the choice. A composition such as
-    ``F.cross_entropy`` shows the ops inside it; ``func`` may also be a function of the user's.
-    Nothing is computed and nothing sent, so one rank may ask alone. A function that reads values,
-    or makes shapes from values, is planned up to that point.
+    what each boxes and sends, the estimated time, and the choice. For a composition such as
+    ``F.cross_entropy``, it shows the ops inside; ``func`` may also be a user's function. Nothing is
+    computed or sent, so a single rank may call it. A function that reads values, or computes shapes
+    from values, is planned up to that point.
 
     Raises:
         TypeError: no argument is a global tensor.
@@ -123,8 +123,9 @@ def explain(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanati
         args, kwargs = with_tensors(args, kwargs, stand_ins)
         try:
             func(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - a value was asked for, or torch refuses the call
+        except Exception as error:  # noqa: BLE001 - the call needs a value, or torch refuses it
             stopped = f"{type(error).__name__}: {error}"
+            # With no op met, there is nothing to explain, and the error is the caller's.
             if not met:
                 raise
         ops = [_explain(plan, transport) for plan in met]
@@ -133,14 +134,15 @@ def explain(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanati
 
 @contextmanager
 def _outside() -> Iterator[list[Plan]]:
-    """Plans made inside are for a rank outside all placements, and are forgotten after."""
+    """Yield the list of plans made inside the block. They are made for a rank outside all
+    placements, and are discarded at the end."""
     met: list[Plan] = []
     with Tracer(on_plan=met.append).tracing(), outside(_WHY, 1, plan_each=True):
         yield met
 
 
 def _stand_in(x: torch.Tensor) -> Any:
-    # One that requires grad is not a leaf, so that ops may write into it.
+    # clone() makes a stand-in that requires grad a non-leaf, so that in-place ops may write to it.
     if not is_global(x):
         return x.detach().requires_grad_(x.requires_grad).clone()
     spec: TensorSpec = x._spec  # type: ignore[attr-defined]
@@ -161,6 +163,7 @@ def _explain(plan: Plan, transport: Transport) -> Explained | None:
     for i, layout in plan.boxes:
         boxed = operands[i].with_layout(layout)
         nbytes += boxing_bytes(operands[i], boxed)
+        # An operand that the op writes to is boxed back afterwards.
         nbytes += boxing_bytes(boxed, operands[i]) if i in plan.writes else 0
         routes += [(operands[i], boxed)] + ([(boxed, operands[i])] if i in plan.writes else [])
     sent = [bytes_between(a, plan_boxing(a, b), transport=transport) for a, b in routes]
@@ -179,7 +182,7 @@ def _explain(plan: Plan, transport: Transport) -> Explained | None:
 
 
 def why_whole(plan: OnShards) -> str:
-    """Why every rank computes all of it, as the end of a sentence."""
+    """Return why every rank computes the whole op, as the end of a sentence."""
     if table.find(plan.name) is None:
         return "runs whole on every rank, for it has no row"
     if plan.inplace:
@@ -194,7 +197,7 @@ def _chosen(options: Sequence[Candidate]) -> Candidate:
 def _on_axis(
     plan: OnShards, operands: Sequence[TensorSpec], options: Sequence[Signature], axis: int
 ) -> tuple[Candidate, ...]:
-    """The candidates on one axis, the cheapest first."""
+    """Return the candidates on one axis: the chosen one first, then the cheapest."""
     choice = plan.choice
     assert choice is not None
     ins, outs = ([sbp[axis] for sbp in side] for side in (choice.ins, choice.outs))
@@ -213,6 +216,7 @@ def _on_axis(
                 nbytes += boxing_bytes(spec, target)
         cost = seconds(plan.call, operands, option, axis, cuts)
         taken = [*option.ins] == ins and [*option.outs] == outs and option.form == form
+        # Several signatures may match the choice on this axis; only the first is marked.
         taken = taken and not any(other.chosen for other in made)
         made.append(Candidate(option, tuple(boxes), nbytes, cost, taken))
     return tuple(sorted(made, key=lambda c: (not c.chosen, c.seconds)))

@@ -1,4 +1,5 @@
-"""Line: what one op did at one place of the program; and the words that tables of lines use."""
+"""Lines of a report: what one op did at one place of the program, and the texts that tables of
+lines use."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from ..spec import TensorSpec
 
 @dataclass(slots=True)
 class Line:
-    """One op at one call site; or a compiled step where it was called, and what it sent from a line
-    of its own."""
+    """One op at one call site, with its counts, layouts, boxings and bytes. A compiled step also
+    has a line where it is called, and one for each of its own lines that sends."""
 
     op: str
     site: str
@@ -27,16 +28,17 @@ class Line:
 
     @property
     def where(self) -> str:
-        """``model.py:40``; of a boxing in backward, ``backward``."""
+        """The call site, such as ``model.py:40``; ``backward`` for a boxing in the backward
+        pass."""
         return short_site(self.site) or self.op
 
 
 def sbps(specs: Sequence[TensorSpec]) -> str:
-    """``S(0), B``; of several axes ``(S(0), B), (B, B)``."""
+    """Return the SBPs as text: ``S(0), B``, or ``(S(0), B), (B, B)`` on several axes."""
     return ", ".join(str(s.sbp[0] if len(s.sbp) == 1 else s.sbp) for s in specs)
 
 
 def most_common(counts: Counter[str], most: int = 3) -> str:
-    """The most frequent ones in one line, and how many others there are."""
+    """Return the ``most`` most frequent keys in one line, and how many others there are."""
     shown = "; ".join(times(*item) for item in counts.most_common(most))
     return shown + (f"; and {len(counts) - most} more" if len(counts) > most else "")

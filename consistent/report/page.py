@@ -1,5 +1,5 @@
-"""A report as one HTML page that needs nothing beside it: summary, advice, bytes by op, the layouts
-along the program, the timeline."""
+"""A report as one self-contained HTML page: summary, advice, bytes by op, the layouts along the
+program, and the timeline."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def page(
     timeline: Timeline | None,
     summary: str,
 ) -> str:
-    """The page, with a ``summary`` at its head."""
+    """Return the page, with ``summary`` at its head."""
     if lines:
         parts = [_numbers(lines), _advice(advice), _bars(lines), _program(lines), _times(timeline)]
     else:
@@ -85,7 +85,7 @@ def _advice(advice: Sequence[Advice]) -> str:
 
 
 def _marked(text: str) -> str:
-    """Names in backquotes as code, SBPs as labels."""
+    """Return ``text`` as HTML, with names in backquotes as code and SBPs as labels."""
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", labelled(text))
 
 
@@ -112,7 +112,7 @@ def _program(lines: Sequence[Line]) -> str:
 def _row(i: int, line: Line) -> list[str]:
     tag = " <span class=tag>whole</span>" if line.whole else ""
     tag += " <span class='tag plain'>compiled</span>" if line.compiled and line.count else ""
-    alone = len(line.layouts) == 1  # then its count is the line's
+    alone = len(line.layouts) == 1  # the count of the only layout is that of the line
     layouts = [labelled(times(k, 1 if alone else n)) for k, n in line.layouts.most_common(4)]
     boxings = [moved(times(*item)) for item in line.boxings.most_common(4)]
     for shown, counts in ((layouts, line.layouts), (boxings, line.boxings)):
@@ -139,6 +139,7 @@ def _times(timeline: Timeline | None) -> str:
         return ""
     zero = min(event.begin for event in timeline.events)
     met = {event.kind for event in timeline.events}
+    # The lane of compiled steps is drawn only if there are any.
     kinds = [kind for kind in _LANES if kind in met or kind in ("op", "boxing", "backward")]
     drawn = [
         (

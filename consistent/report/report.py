@@ -1,4 +1,5 @@
-"""report(): what ran — ops, layouts, boxings with their bytes, ops that ran whole on every rank."""
+"""report(): collects what runs: ops, layouts, boxings with their bytes, and ops that run whole on
+every rank."""
 
 from __future__ import annotations
 
@@ -31,15 +32,17 @@ from .trace import trace_text
 
 
 class Report:
-    """Lines by (op name, call site), in the order first met. Bytes are those that the busiest
-    rank sends; of a compiled step, those that this rank sends. ``between`` are those that all ranks
-    together send from host to host, by the plans of boxings: without compiled steps, and without
-    GPUs. ``rows_of_experts`` are the rows that each rank got for its experts, where the tokens of a
-    mixture are sent to the ranks of theirs. ``by_messages`` are the bytes that this rank sent, in
-    whatever it did, to ranks with which it shares no memory, such as those on other hosts.
+    """Lines by (op name, call site), in the order first met.
 
-    ``print(r)`` shows a table, ``r.save("report.html")`` writes a page. ``r.timeline`` has the
-    times of ``report(timeline=True)``, and is None without.
+    Bytes are those that the busiest rank sends; for a compiled step, those that this rank sends.
+    ``between`` is the number of bytes that all ranks together send from host to host, computed from
+    the plans of boxings; it excludes compiled steps and GPUs. ``rows_of_experts`` holds the number
+    of rows that each rank got for its experts, where the tokens of a mixture of experts are sent to
+    the ranks of their experts. ``by_messages`` is the number of bytes that this rank sent, by any
+    operation, to ranks with which it shares no memory, such as ranks on other hosts.
+
+    ``print(r)`` shows a table, ``r.save("report.html")`` writes a page. ``r.timeline`` holds the
+    times of ``report(timeline=True)``; otherwise it is None.
     """
 
     def __init__(self, timeline: Timeline | None = None) -> None:
@@ -52,41 +55,41 @@ class Report:
 
     @property
     def lines(self) -> list[Line]:
-        """All lines."""
+        """All lines, in the order first met."""
         return list(self._lines.values())
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all boxings."""
+        """The bytes of all boxings."""
         return sum(line.nbytes for line in self.lines)
 
     @property
     def between(self) -> int:
-        """Bytes that all ranks together send from host to host in all boxings."""
+        """The bytes that all ranks together send from host to host in all boxings."""
         return sum(line.between for line in self.lines)
 
     @property
     def whole(self) -> list[str]:
-        """Names of the ops that had no fitting rule and ran whole on every rank."""
+        """The names of the ops that had no fitting rule and ran whole on every rank."""
         return sorted({line.op for line in self.lines if line.whole})
 
     @property
     def advice(self) -> list[Advice]:
-        """What moves bytes and need not, that which sends most first. Each is true of the op alone:
-        it does not know where its operands come from, nor where else they are used."""
+        """Advice on boxings that could be avoided, largest first. Each advice considers one op
+        alone: it does not know where the operands come from, nor where else they are used."""
         found = [advice for advice in self._advice.values() if advice is not None]
         return sorted(found, key=lambda each: -self._lines[each.op, each.site].nbytes)
 
     def count(self, op: str) -> int:
-        """How often ``op`` ran."""
+        """Return how often ``op`` ran."""
         return sum(line.count for line in self.lines if line.op == op)
 
     def boxings(self) -> Counter[str]:
-        """How often each boxing ran, by its printed moves."""
+        """Return how often each boxing ran, by its printed moves."""
         return sum((line.boxings for line in self.lines), Counter())
 
     def bytes_by_op(self) -> dict[str, int]:
-        """Bytes of the boxings of each op that had any, the most first."""
+        """Return the bytes of the boxings of each op that had any, largest first."""
         found: Counter[str] = Counter()
         for line in self.lines:
             found[line.op] += line.nbytes
@@ -98,7 +101,8 @@ class Report:
         return self._lines.setdefault((op, site), Line(op, site))
 
     def _starts(self, plan: plans.Plan) -> None:
-        """What a form sends counts as the op's; then the name is again that of the caller."""
+        """Note that an op begins. What its form sends counts for this op; when the op ends, the
+        name of the caller is restored."""
         self._calling().append((plan, check_mode.current()))
         check_mode.calling(plan.name)
 
@@ -111,7 +115,7 @@ class Report:
         outs: Sequence[TensorSpec],
     ) -> None:
         calling = self._calling()
-        while calling:  # those above it were ended by an error
+        while calling:  # plans above this one on the stack were ended by an error
             started, caller = calling.pop()
             if started is plan:
                 check_mode.calling(caller)
@@ -122,14 +126,16 @@ class Report:
         # An op whose inputs are all B anyway loses nothing by running whole.
         moved = any(any(not e.is_broadcast for e in spec.sbp) for spec in ins)
         line.whole = line.whole or (plan.is_whole and moved)
-        # An op that gives an operand back, such as contiguous() of what is contiguous, has no outs.
+        # An op that returns an operand itself, such as contiguous() of a contiguous tensor, has no
+        # outs.
         line.layouts[f"{sbps(ins)} -> {sbps(outs)}" if outs else sbps(ins)] += 1
         key = plan.name, site, sbps(ins)
         if key not in self._advice:
             self._advice[key] = advise(plan, ins, site)
 
     def _calling(self) -> list[tuple[plans.Plan, str]]:
-        """The plans that this thread is in, each with the name that was called before it."""
+        """Return the stack of plans that this thread is running, each with the name of its
+        caller."""
         if not hasattr(self._thread, "calling"):
             self._thread.calling = []
         return self._thread.calling
@@ -146,6 +152,7 @@ class Report:
         line.nbytes += plan_bytes(moves)
         between = bytes_between(src, moves, in_backward) or 0
         if any(isinstance(move, Move) and move.codec for move in moves):
+            # bytes_between does not count codecs; scale by what they save of the plan's bytes.
             between = round(between * plan_bytes(moves) / plan_bytes(plan(src, dst)))
         line.between += between
 
@@ -153,8 +160,7 @@ class Report:
         self.rows_of_experts.update(dict(zip(ranks, rows, strict=True)))
 
     def _program(self, what: watching.Happening, begins: bool) -> None:
-        """A compiled step has a line where it is called, and one for each line of its own that
-        sends."""
+        """Note a compiled step where it is called, and each line of the step that sends."""
         if not begins or what.kind not in ("step", "message", "start"):
             return
         whole = what.kind == "step"
@@ -169,25 +175,25 @@ class Report:
     # -- showing it --------------------------------------------------------------------------------
 
     def summary(self) -> str:
-        """What ran and what it sent, in a sentence or two."""
+        """Return a sentence or two on what ran and what it sent."""
         return summary(self.lines, self.timeline, self.by_messages, busiest(self.rows_of_experts))
 
     def __str__(self) -> str:
         return table(self.lines, self.advice, self.by_messages, busiest(self.rows_of_experts))
 
     def html(self) -> str:
-        """The report as one page that needs nothing beside it."""
+        """Return the report as a self-contained HTML page."""
         return page(self.lines, self.advice, self.timeline, self.summary())
 
     def save(self, path: str | Path) -> Path:
-        """Write the page to ``path``; folders are made."""
+        """Write the page to ``path``; missing folders are created."""
         return write(path, self.html())
 
     def save_trace(self, path: str | Path) -> Path:
         """Write the times of this rank as a file that ui.perfetto.dev and chrome://tracing open.
 
         Raises:
-            ValueError: no times were taken.
+            ValueError: the report has no timeline.
         """
         if self.timeline is None:
             raise ValueError(
@@ -197,8 +203,8 @@ class Report:
         return write(path, trace_text(self.timeline))
 
     def diff(self, other: Report) -> Difference:
-        """What changed from this report to ``other``, by op and call site: print it, or save it as
-        a page.
+        """Return what changed from this report to ``other``, by op and call site. The result can be
+        printed or saved as a page.
 
         Raises:
             TypeError: ``other`` is not a report.
@@ -213,13 +219,14 @@ class Report:
 
 @contextmanager
 def report(timeline: bool = False) -> Iterator[Report]:
-    """``with report() as r:`` collects what runs inside; ``print(r)``, ``r.save("report.html")``.
-
-    Only this rank's view, which is the same on every rank: nothing is communicated. Inside, ops
-    take a few microseconds longer; outside nothing is done for it.
+    """Collect what runs inside ``with report() as r:``, for ``print(r)`` or
+    ``r.save("report.html")``. Nothing is communicated: the report is this rank's view, which is the
+    same on every rank. Inside the block, ops take a few microseconds longer; outside there is no
+    cost.
 
     Args:
-        timeline: take times as well, for the page and ``r.save_trace``. They are this rank's.
+        timeline: also take times, for the page and ``r.save_trace``. They are the times of this
+            rank.
     """
     made = Report(Timeline() if timeline else None)
     with ExitStack() as stack:
@@ -232,7 +239,7 @@ def report(timeline: bool = False) -> Iterator[Report]:
                 on_routed=made._routed,
             ).tracing()
         )
-        if made.timeline is not None:  # last, so that no time goes into the report itself
+        if made.timeline is not None:  # entered last, so that its times exclude the report's work
             stack.enter_context(made.timeline.recording())
         before = current().bytes_by_messages()
         yield made

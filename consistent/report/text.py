@@ -1,4 +1,4 @@
-"""A report as text: a sentence, and a table with a line for each op and call site."""
+"""Text form of a report: a sentence, and a table with a line for each op and call site."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def summary(
     by_messages: int = 0,
     experts: str = "",
 ) -> str:
-    """What ran and what it sent, in a sentence or two; ``experts`` is what ``busiest`` says."""
+    """Return a sentence or two on what ran and what it sent. ``experts`` is the text of
+    ``busiest``."""
     ops = sum(line.count for line in lines if not line.compiled)
     steps = sum(line.count for line in lines if line.compiled)
     boxings = sum(sum(line.boxings.values()) for line in lines)
@@ -73,13 +74,13 @@ def table(
     by_messages: int = 0,
     experts: str = "",
 ) -> str:
-    """The lines as a table, those that send most first; then the sums, and the advice."""
+    """Return the lines as a table, largest senders first, followed by the advice and the totals."""
     if not lines:
         return f"{_NOTHING}\n{EMPTY}"
     rows = [_HEAD, *map(_cells, sorted(lines, key=lambda line: -line.nbytes))]
     between = sum(line.between for line in lines)
     rows = [(*(_fit(c, n) for c, n in zip(row, _LIMITS)), _fit_end(row[-1], 40)) for row in rows]
-    if not between:  # one host, as a rule
+    if not between:  # usually a single host: leave the column out
         rows = [(*row[:_BETWEEN], *row[_BETWEEN + 1 :]) for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     text = [
@@ -97,7 +98,8 @@ def table(
 
 
 def busiest(rows: Mapping[int, int]) -> str:
-    """Who got most of the ``rows`` of experts, by rank; "" where there are none."""
+    """Return a sentence on the rank that got the most ``rows`` for its experts; "" if there are no
+    rows."""
     if not any(rows.values()):
         return ""
     rank = max(rows, key=lambda each: rows[each])
@@ -131,6 +133,6 @@ def _fit(text: str, width: int) -> str:
 
 
 def _fit_end(text: str, width: int) -> str:
-    """The last ``width`` characters: a path's end says more than its start."""
+    """Return the last ``width`` characters, because the end of a path says more than its start."""
     text = in_a_line(text)
     return text if len(text) <= width else "..." + text[3 - width :]

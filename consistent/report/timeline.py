@@ -1,11 +1,12 @@
-"""When each op, boxing and backward of this rank began and ended, while a report takes times.
+"""Times at which each op, boxing and backward pass of this rank began and ended, while a report
+records them.
 
-An op's time is that of the whole call: its boxings lie inside it. A boxing that goes on beside the
-program, as the sum of small gradients does, has no end. Inside a compiled step are the ops
-between its messages, several as one, and its messages as boxings.
+The time of an op is that of the whole call and includes its boxings. A boxing that runs
+concurrently with the program, such as the sum of small gradients, has no end. A compiled step is
+recorded as the ops between its messages, several ops as one event, and its messages as boxings.
 
-On a GPU times are those at which this process has handed over the work, not those at which the
-device has done it.
+On a GPU, times are those at which this process submitted the work, not those at which the device
+did it.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ from ..spec import TensorSpec
 from ..spec.tracer import Tracer
 from .lines import sbps
 
-MOST_EVENTS = 100_000  # later ones are counted, and not kept
+MOST_EVENTS = 100_000  # later events are counted, but not kept
 
 
 @dataclass(slots=True)
 class Event:
-    """Something that this rank did.
+    """One event of this rank.
 
     Args:
-        kind: "op", "boxing", "backward", or "step" (a compiled one).
-        name: of the op; of a boxing, its moves.
-        begin, end: in nanoseconds of ``time.perf_counter_ns``; no end where it goes on beside the
-            program, or an error ended it.
-        site: ``file:line`` of the program; "" inside backward.
-        detail: an op's layouts; the op that a boxing was for.
-        nbytes: that the busiest rank sends; in a compiled step, that this rank sends.
-        thread: the number of the thread.
+        kind: "op", "boxing", "backward", or "step" (a compiled step).
+        name: name of the op, or the moves of the boxing.
+        begin, end: times in nanoseconds of ``time.perf_counter_ns``. There is no end if the event
+            runs concurrently with the program, or if an error ended it.
+        site: ``file:line`` of the program; "" inside the backward pass.
+        detail: layouts of the op, or the op that a boxing was for.
+        nbytes: bytes that the busiest rank sends; in a compiled step, bytes that this rank sends.
+        thread: identifier of the thread.
     """
 
     kind: str
@@ -58,33 +59,35 @@ class Event:
 
     @property
     def seconds(self) -> float:
-        """How long it took, 0 if that is not known."""
+        """The duration of the event; 0 if it is not known."""
         return 0.0 if self.end is None else (self.end - self.begin) / 1e9
 
 
 class Timeline:
-    """The events of this rank in the order in which they began."""
+    """The events of this rank, in the order in which they began."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.left_out = 0
         self.rank: int | None = None
-        self._open = threading.local()  # each thread's events that have not ended, with their keys
+        self._open = threading.local()  # per thread: stack of (key, event) that have not ended
 
     def seconds(self) -> dict[str, float]:
-        """How long ops computed, and how long boxings took that the program waited for. What an op
-        took for its boxings counts as boxing; backward counts the rest of it as computing."""
+        """Return the seconds spent computing in ops, and in boxings that the program waited for.
+        The time an op spent in its boxings counts as boxing; the rest of the backward pass counts
+        as computing."""
         spent = {"computing": 0.0, "boxing": 0.0}
         for begin, end, kind in self._alone():
             spent["boxing" if kind == "boxing" else "computing"] += (end - begin) / 1e9
         return spent
 
     def _alone(self) -> Iterator[tuple[int, int, str]]:
-        """(begin, end, kind) of each event without the events inside it."""
+        """Yield (begin, end, kind) for the spans of each event that no event inside it covers."""
         stacks: dict[int, list[list]] = {}
         for event in self.events:
             if event.end is None:
                 continue
+            # Open events as [time up to which they are accounted for, end, kind], innermost last.
             stack = stacks.setdefault(event.thread, [])
             while stack and stack[-1][1] <= event.begin:
                 begin, end, kind = stack.pop()
@@ -106,7 +109,7 @@ class Timeline:
     # -- what is watched ---------------------------------------------------------------------------
 
     def recording(self) -> AbstractContextManager[None]:
-        """Take times inside the ``with`` block."""
+        """Return a context manager that records times inside its block."""
         return Tracer(
             on_op_begin=self._op_starts,
             on_op_end=self._op_ends,
@@ -160,11 +163,13 @@ class Timeline:
         else:
             self.events.append(event)
         self._stack().append((key, event))
+        # The clock is read last, so that the bookkeeping above does not count.
         event.begin = time.perf_counter_ns()
 
     def _end(self, key: object) -> Event | None:
-        """The innermost open event of this key ends. Those inside it that were not ended go on
-        beside the program, or were ended by an error."""
+        """End the innermost open event with this key, and return it. Open events inside it are
+        dropped from the stack: they run concurrently with the program, or were ended by an
+        error."""
         now, stack = time.perf_counter_ns(), self._stack()
         for i in range(len(stack) - 1, -1, -1):
             if stack[i][0] is key or stack[i][0] == key:

@@ -1,5 +1,5 @@
-"""The timeline as a file that Perfetto opens. Times are those of the host's clock, which its
-processes share, so that the files of the ranks of one host can be put together."""
+"""The timeline as a file that Perfetto opens. Times come from the host's clock, which its processes
+share, so the files of the ranks of one host can be merged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .timeline import Timeline
 
 
 def trace_text(timeline: Timeline) -> str:
-    """The events as JSON."""
+    """Return the events as JSON."""
     rank = timeline.rank or 0
     threads = list(dict.fromkeys(event.thread for event in timeline.events))
     made: list[dict[str, Any]] = [traces.rank_name(rank)]
@@ -19,6 +19,7 @@ def trace_text(timeline: Timeline) -> str:
         made.append(traces.thread_name(rank, number, name))
     for event in timeline.events:
         known = {"at": event.site, "for": event.detail, "bytes": event.nbytes}
+        # The format's times are in microseconds.
         one = {
             "name": event.name,
             "cat": event.kind,
@@ -27,6 +28,7 @@ def trace_text(timeline: Timeline) -> str:
             "tid": threads.index(event.thread),
             "args": {name: value for name, value in known.items() if value},
         }
+        # An event without an end is drawn as an instant ("i"), others as a span ("X").
         if event.end is None:
             made.append({**one, "ph": "i", "s": "t"})
         else:

@@ -1,4 +1,4 @@
-"""Which SBPs an op accepts and what comes out: one row per op.
+"""Rules: which SBPs an op accepts and which come out, one row per op.
 
 Read `signature.py` (one correct combination of SBPs of an op's operands and outputs), `notation/`
 (rules as mathematics), `table.py` (op name -> row), then the rows in `families/` and `layout/`;

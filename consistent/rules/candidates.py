@@ -1,5 +1,7 @@
-"""The signatures that a call may be boxed into: those that the row claims, without those that
-dtypes, gradients and operands that are already partial rule out."""
+"""Candidate signatures of a call: the signatures of its row that the call does not rule out.
+
+Dtypes, gradients and operands that are already partial rule signatures out.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,13 @@ from .signature import Call, DoesNotFit, Signature
 
 
 def candidates(row: table.Row, call: Call, placement: Placement) -> list[list[Signature]] | None:
-    """For each axis of ``placement`` the signatures that the row claims for ``call``; None where
-    it does not fit."""
+    """Return for each axis of ``placement`` the signatures that ``call`` may use.
+
+    None if the rule of ``row`` does not fit the call.
+    """
     by_axis = []
     for axis in range(placement.ndim):
-        call.axis = axis
+        call.axis = axis  # for rules that look at the present layout of operands
         try:
             options = row.signatures(call, placement.shape[axis])
         except DoesNotFit:
@@ -26,9 +30,11 @@ def candidates(row: table.Row, call: Call, placement: Placement) -> list[list[Si
 
 
 def is_allowed(option: Signature, call: Call, axis: int) -> bool:
-    """Whether the dtypes allow the SBPs of ``option``, and each operand is then partial in one way.
-    P(max) and P(min) are allowed where no gradient is asked for, and as inputs only where an
-    operand has them already."""
+    """Return whether dtypes, gradients and partial operands allow ``option`` on ``axis``.
+
+    Each operand must be partial in one way over all axes. P(max) and P(min) are allowed only if no
+    gradient is needed, and as inputs only if an operand already has that SBP on the axis.
+    """
     if not any(s.is_partial for s in option.ins) and not any(s.is_partial for s in option.outs):
         return True
     have = [o.spec.sbp for o in call.operands]

@@ -1,13 +1,19 @@
-"""Which of an op's signatures to box its inputs into. Arithmetic only; every rank gets the same
-answer.
+"""Choice of the signature to which an op's inputs are boxed.
 
-One axis at a time. A signature that fits the inputs without boxing costs nothing and wins (data
-stays where it is), unless it makes a P of them, which has to be reduced later. Otherwise the
-cheapest in seconds: bytes to box now, bytes that the local form sends, the messages that whoever
-reads the output will need (a P must be reduced; a split that no operand had may have to be
-gathered), and the bytes that the op then touches on each rank (so that, at equal boxing, a split
-beats computing the same on every rank). So a large P is reduce-scattered, and a small one, for
-which only the number of messages counts, is all-reduced once and for all.
+It is arithmetic on specs alone, so every rank gets the same answer. Axes are decided one at a time.
+A signature that fits the inputs without boxing costs nothing and wins (data stays where it is),
+unless it makes a P of inputs none of which is P: this has to be reduced later. Otherwise the
+signature wins that takes the fewest seconds, the sum of
+
+* the bytes to box now,
+* the bytes that the form sends,
+* the messages that a reader of the output will need: a P must be reduced, and a split that no
+  operand had may have to be gathered,
+* the bytes that the op then touches on each rank, so that, at equal boxing, a split beats computing
+  the same on every rank.
+
+So a large P is reduce-scattered, and a small one, for which only the number of messages counts, is
+all-reduced once and for all.
 """
 
 from __future__ import annotations
@@ -24,13 +30,13 @@ from .signature import Call, Out, Signature
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The chosen nd-sbp of every operand and output; the local form and the axes it serves."""
+    """Chosen nd-sbp of every operand and output, with the form and the axes that it serves."""
 
     ins: tuple[NdSbp, ...]
     outs: tuple[NdSbp, ...]
     form: str | None
     form_axes: tuple[int, ...]
-    by_size: bool  # whether other sizes may lead to another choice
+    by_size: bool  # True if other sizes may lead to another choice
 
     def __repr__(self) -> str:
         return f"{self.ins} -> {self.outs}" + (f" by {self.form}" if self.form else "")
@@ -42,19 +48,21 @@ def choose(
     by_axis: Sequence[Sequence[Signature]],
     pin: NdSbp | None,
 ) -> Choice | None:
-    """The cheapest signature on each axis.
+    """Choose the cheapest signature on each axis.
 
     Args:
-        call: the op, for sizes of its outputs.
+        call: the op, for the sizes of its outputs.
         specs: specs of the operands before boxing.
         by_axis: for each placement axis the signatures to choose from.
         pin: for an in-place op, the nd-sbp that its first operand and first output must keep.
 
-    Returns None if a pinned operand fits no signature.
+    Returns:
+        The choice, or None if a pinned operand fits no signature.
     """
     chosen: list[Signature] = []
     form: str | None = None
     for axis, options in enumerate(by_axis):
+        # One form serves all axes: after an axis has taken one, others may take it or none.
         allowed = [s for s in options if s.form is None or form is None or s.form == form]
         if pin is not None:
             allowed = [s for s in allowed if s.ins[0] is pin[axis] and s.outs[0] is pin[axis]]
@@ -70,7 +78,7 @@ def choose(
 
 
 def choice_of(call: Call, specs: Sequence[TensorSpec], chosen: Sequence[Signature]) -> Choice:
-    """One signature on each axis as a choice."""
+    """Return the choice that takes the signature ``chosen[axis]`` on each axis."""
     count, outs = len(specs), len(call.outs)
     ins = tuple(tuple(s.ins[i] for s in chosen) for i in range(count))
     return Choice(
@@ -83,13 +91,13 @@ def choice_of(call: Call, specs: Sequence[TensorSpec], chosen: Sequence[Signatur
 
 
 def _is_one_way(chosen: Sequence[Signature]) -> bool:
-    """Whether no operand and no output is partial in two ways over the axes."""
+    """Return whether every operand and output is partial in at most one way over the axes."""
     sides = ([s.ins for s in chosen], [s.outs for s in chosen])
     return all(is_one_way(entries) for side in sides for entries in zip(*side, strict=True))
 
 
 def _can_be_cut(call: Call, specs: Sequence[TensorSpec], chosen: Sequence[Signature]) -> bool:
-    """Whether operands and outputs may be split so on these axes together."""
+    """Return whether operands and outputs can be split in these ways on all axes together."""
     placement = specs[0].placement
     pairs = [(o.shape, [s.ins[i] for s in chosen]) for i, o in enumerate(call.operands)]
     pairs += [(o.shape, [s.outs[i] for s in chosen]) for i, o in enumerate(call.outs)]
@@ -97,12 +105,12 @@ def _can_be_cut(call: Call, specs: Sequence[TensorSpec], chosen: Sequence[Signat
 
 
 def _is_by_size(option: Signature) -> bool:
-    """Whether sizes decide that it is right, or that it is cheapest."""
+    """Return whether sizes decide that ``option`` holds, or that it is the cheapest."""
     return option.by_size or option.nbytes > 0 or _owes(option)
 
 
 def _owes(option: Signature) -> bool:
-    """Whether it makes a partial result of operands none of which is partial."""
+    """Return whether ``option`` makes a partial result of operands none of which is partial."""
     return any(e.is_partial for e in option.outs) and not any(e.is_partial for e in option.ins)
 
 
@@ -112,8 +120,11 @@ def _cuts(
     by_axis: Sequence[Sequence[Signature]],
     chosen: Sequence[Signature],
 ) -> list[int]:
-    """Into how many pieces the other axes cut each output: axes before this one by their chosen
-    signatures, axes after it by the signatures that would move nothing."""
+    """Return into how many pieces the axes other than the current one cut each output.
+
+    Axes before it count with their chosen signatures, axes after it with the signatures that would
+    move nothing.
+    """
     rest = range(len(chosen) + 1, len(by_axis))
     others: list[tuple[int, Signature | None]] = [*enumerate(chosen)]
     others += [(axis, _fitting(by_axis[axis], specs, axis)) for axis in rest]
@@ -147,7 +158,7 @@ def _cheapest(
         if min(sent) >= sent[options.index(fitting)]:
             return fitting
     have = tuple(spec.sbp[axis] for spec in specs)
-    # At equal cost the first operands stay where they are: views are taken of the first one.
+    # At equal cost the first operands stay where they are, as a view must share their memory.
     costs = [
         (
             _rounded(seconds(call, specs, option, axis, cuts)),
@@ -160,7 +171,7 @@ def _cheapest(
 
 
 def _rounded(cost: float) -> float:
-    """Equal costs are sums of the same terms in another order, whose last digits may differ."""
+    """Round a cost, so that sums of the same terms in another order compare as equal."""
     return float(f"{cost:.9g}")
 
 
@@ -171,8 +182,10 @@ def seconds(
     axis: int,
     cuts: Sequence[int],
 ) -> float:
-    """Estimated seconds of laying the operands out as ``option`` says on ``axis`` and running
-    the op, whose outputs the other axes cut into ``cuts`` pieces."""
+    """Return the estimated seconds of boxing the operands for ``option`` on ``axis`` and of the op.
+
+    ``cuts`` has for each output the number of pieces into which the other axes cut it.
+    """
     return _sending(call, specs, option, axis, cuts) + _touching(call, specs, option, axis, cuts)
 
 
@@ -183,11 +196,11 @@ def _sending(
     axis: int,
     cuts: Sequence[int],
 ) -> float:
-    """Boxing, what a form sends, and the messages that whoever reads the outputs will need."""
+    """Return the seconds of boxing, of a form's messages, and of messages to read the outputs."""
     placement = specs[0].placement
     parts, speeds = placement.shape[axis], DEVICES[placement.type]
     message = speeds.latency
-    # A split that no operand had is one more message to whoever reads the output whole.
+    # A split that no operand had costs a reader of the whole output one more message.
     gather = 0.0 if any(spec.sbp[axis].is_split for spec in specs) else message
     total = 0.0
     for spec, want in zip(specs, option.ins, strict=True):
@@ -213,7 +226,7 @@ def _touching(
     axis: int,
     cuts: Sequence[int],
 ) -> float:
-    """Reading the operands and writing the outputs, on each rank."""
+    """Return the seconds of reading the operands and writing the outputs, on each rank."""
     placement = specs[0].placement
     held = 0.0
     for spec, want in zip(specs, option.ins, strict=True):
@@ -230,7 +243,7 @@ def _nbytes(out: Out) -> int:
 
 
 def cut_elsewhere(placement: Placement, sbp: NdSbp, axis: int) -> int:
-    """Into how many pieces the axes other than ``axis`` cut a tensor."""
+    """Return into how many pieces the axes other than ``axis`` cut a tensor."""
     pairs = enumerate(zip(placement.shape, sbp, strict=True))
     return math.prod(n for a, (n, entry) in pairs if a != axis and entry.is_split)
 

@@ -1,12 +1,12 @@
-"""Which signatures hold for a dim that is cut in another way than into balanced pieces.
+"""Signatures for a dim with a cut, whose pieces are not balanced.
 
 A signature that says S for operands and outputs, and runs the op on the shards, holds for any
-number of ranks: with as many as items, each item of the result is a function of that item of the
-operands alone, and the same function on each rank. So it holds for any division of the items, if
-all that are split are divided alike, and so does a sum (or a maximum) of what the ranks make. What
-cares for the places of items, or for the sizes of neighbours, has a form, and its signatures say a
-plain S. An operand that is cut in another way fits none of these and is boxed as any operand is
-that lies otherwise than a signature says: that is all an op has to do with cuts.
+number of ranks. With as many ranks as items, each item of the result is a function of that item of
+the operands alone, and the same function on each rank. So the signature holds for any division of
+the items, if all tensors that are split are divided in the same way; so does a sum (or a maximum)
+of the ranks' results. An op that depends on the positions of items, or on the sizes of neighbours,
+has a form, and its signatures say a plain S. An operand with a cut fits none of these and is boxed
+like any operand in another layout: an op needs nothing else for cuts.
 """
 
 from __future__ import annotations
@@ -20,26 +20,28 @@ from .families.indexing.getitem import keeps_split_dim
 from .signature import Call, Signature
 from .table import Row, Sizing
 
-# Forms of results that are split as the operand is, item for item, and that ask for no places, or
-# for those of each run that a rank holds.
+# Forms whose results are split as the operand is, item for item, and that read no positions, or
+# only those of each run that a rank holds.
 _ITEM_BY_ITEM = frozenset(
     """softmax layer_norm rms_norm dropout native_dropout alpha_dropout
     random_fill random_like normal_of rrelu nll_loss cross_entropy""".split()
 )
-# Forms that put together what the ranks have, in any order.
+# Forms that combine the ranks' results in any order.
 _JOINING = frozenset(
     """sum mean nanmean prod logsumexp variance norm cosine_similarity mean_loss half_loss nll_loss
     cross_entropy any_or_all amax_or_amin aminmax""".split()
 )
-# Forms for rows in any order, which find the classes from one place on.
+# Forms that take rows in any order, but need the classes of a rank to be one run.
 _CLASSES = ("nll_loss", "cross_entropy")
 
 
 def with_cuts(
     options: Sequence[Signature], row: Row, call: Call, placement: Placement, axis: int
 ) -> list[Signature]:
-    """``options`` on ``axis``, with their twins for the cuts that operands have there, and without
-    those for which an operand would be split in a way that cannot be."""
+    """Return ``options`` on ``axis`` and their variants for the cuts that operands have there.
+
+    Options that would split an operand in an impossible way are left out.
+    """
     specs = [operand.spec for operand in call.operands]
     cuts = [e.cut for s in specs if isinstance(e := s.sbp[axis], Split) and e.cut is not None]
     twins = [
@@ -58,7 +60,7 @@ def _fits(spec: TensorSpec, entry: Sbp, axis: int) -> bool:
 
 
 def as_cut(option: Signature, row: Row, call: Call, parts: int, cut: Cut) -> Signature | None:
-    """``option`` for items that are divided as ``cut`` says; None where that is not right."""
+    """Return ``option`` for dims that ``cut`` divides; None if it does not hold for them."""
     if option.by_size or not _is_carried(option, row, call):
         return None
     shapes = [x.shape for x in (*call.operands, *call.outs)]
@@ -70,8 +72,8 @@ def as_cut(option: Signature, row: Row, call: Call, parts: int, cut: Cut) -> Sig
     def put(entries: NdSbp) -> NdSbp:
         return tuple(Split(e.dim, cut) if isinstance(e, Split) else e for e in entries)
 
-    # A view's sizes on the shard follow from those of a plain split for other sizes, and another
-    # slice may leave items out.
+    # Other sizes need a new plan: there the local sizes of a view are computed as for a plain
+    # split, and another slice may leave items out.
     by_size = row.sizing is Sizing.VIEW or call.name == "getitem"
     return replace(option, ins=put(option.ins), outs=put(option.outs), by_size=by_size)
 
@@ -83,7 +85,7 @@ def _is_carried(option: Signature, row: Row, call: Call) -> bool:
         return keeps_split_dim(call, option.ins[0])
     if option.form is None:
         return row.serves_any_size(call, [(entry,) for entry in option.ins])
-    if call.name.startswith("feature_"):  # a number for all elements of a channel
+    if call.name.startswith("feature_"):  # one random number for a whole channel
         return False
     if option.form in _CLASSES and _splits_classes(option, call):
         return False

@@ -1,7 +1,7 @@
-"""Ops that are done together with the sum that boxes their operand from P to S.
+"""Ops fused with the reduce-scatter that boxes their operand from P to S.
 
 This is done only where it was measured to be faster (docs/benchmarks.md): for rms_norm, which torch
-runs in several passes, on parts so large that the passes take most of the time. For gelu, silu and
+runs in several passes, on shards so large that the passes take most of the time. For gelu, silu and
 layer_norm it is as fast as torch.
 """
 
@@ -17,17 +17,17 @@ from ..spec import P, TensorSpec
 from .signature import Call, Operand
 
 FORM = "fused_reduce_scatter"
-WORTH = 1 << 21  # bytes of a rank's part
+WORTH = 1 << 21  # bytes of a rank's shard from which on fusing is faster
 _SUMMED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def joins_sum(
     call: Call, specs: Sequence[TensorSpec], boxed: Sequence[TensorSpec]
 ) -> tuple[int, ...] | None:
-    """The axes on which ``call`` and the boxing of its first operand, from ``specs[0]`` to
-    ``boxed[0]``, are one pass; None where they are not.
+    """Return the axes on which ``call`` and the boxing of its first operand are one pass, or None.
 
-    It depends on the specs alone, so every rank gets the same answer.
+    The boxing goes from ``specs[0]`` to ``boxed[0]``. The answer depends on the specs alone, so
+    every rank gets the same.
     """
     src, dst = specs[0], boxed[0]
     if src is dst or len(call.outs) != 1 or not _is_known(call):
@@ -40,6 +40,7 @@ def joins_sum(
         return None
     if out.shape != src.shape or src.nbytes < WORTH * src.placement.size:
         return None
+    # The op is fused with the last step of the boxing, which must be a reduce-scatter of sums.
     moves = plan(src, dst)
     last = moves[-1]
     if not isinstance(last, Move) or last.kind != "reduce_scatter" or last.src is not P:

@@ -1,10 +1,10 @@
-"""Which ops may raise for the values of their operands, and when ranks may differ in that.
+"""Ops that may raise for the values of their operands, and whether ranks may differ in that.
 
 An op on shards raises on the rank whose shard holds what torch refuses: a singular matrix, an index
-out of range, a probability above 1. Ranks agree after such an op (``dispatch/running/agreed.py``),
-where they may differ: not where what decides is broadcast, so that all find the same, and no rank
-has an empty shard, on which torch looks at no value. Both follow from the call and its specs alone,
-never from values.
+out of range, a probability above 1. Where ranks may differ, they agree on the outcome after the op
+(``dispatch/running/agreed.py``). They cannot differ if the operand that decides is broadcast, so
+that all see the same values, and no rank has an empty shard, in which torch looks at no value. Both
+follow from the call and its specs alone, never from values.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from ..spec import B, Layout, NdSbp, Placement
 from .signature import Call, Operand, operands_in
 
-# All operands decide.
+# Ops for which the values of all operands decide.
 _BY_ALL = frozenset(
     """cholesky linalg_cholesky cholesky_inverse inverse linalg_inv linalg_pinv pinverse linalg_cond
     matrix_power linalg_matrix_power linalg_matrix_rank linalg_solve linalg_eig linalg_eigh
@@ -25,41 +25,41 @@ _BY_ALL = frozenset(
     linalg_lu_solve lu_unpack bernoulli binomial multinomial normal poisson binary_cross_entropy
     bincount histc histogram one_hot""".split()
 )
-# The second operand decides: an index, a target.
+# Ops for which the second operand decides: an index, a target.
 _BY_SECOND = frozenset(
     """embedding index_select gather take take_along_dim put index_add index_copy index_fill
     index_reduce scatter scatter_add scatter_reduce cross_entropy_loss nll_loss nll_loss2d
     nll_loss_nd multi_margin_loss multilabel_margin_loss max_unpool2d max_unpool3d quantile
     nanquantile repeat_interleave""".split()
 )
-# All operands but the first one decide.
+# Ops for which all operands but the first decide.
 _BY_REST = frozenset("embedding_bag index index_put masked_scatter ctc_loss searchsorted".split())
-# What stands in the brackets decides.
+# Ops for which the tensors in the brackets decide.
 _BY_SUBSCRIPT = frozenset("getitem setitem".split())
 # The divisor decides, and only where it is an integer.
 DIVISIONS = frozenset("floor_divide remainder fmod div divide".split())
+# Ops that check only if the call says so (``check_errors=True``).
 _CHECKED_IF_ASKED = frozenset(
     """linalg_cholesky_ex linalg_inv_ex linalg_ldl_factor_ex linalg_lu_factor_ex
     linalg_solve_ex""".split()
 )
 _NORMS = frozenset("linalg_norm linalg_matrix_norm norm".split())
-# Names of aten's ops that raise where one of those above does, beside its own name.
+# Other aten ops that run inside one of the above, and raise in its place.
 _INNER = frozenset(
     """_assert_async _linalg_solve_ex _linalg_check_errors _ctc_loss _embedding_bag
     _embedding_bag_forward_only cross_entropy_loss nll_loss_forward nll_loss2d_forward
     multilabel_margin_loss_forward""".split()
 )
-# Eigenvectors and singular vectors have a phase of their own, if they are complex. Backward refuses
-# a gradient that depends on it, and so NaN and infinity; that of values alone is refused where it
-# is differentiated again.
+# Complex eigenvectors and singular vectors are determined up to a phase. Their backward raises for
+# a gradient that depends on the phase, and so for NaN and infinity; the backward of eigenvalues and
+# singular values raises so when it is differentiated again.
 _OF_A_PHASE = _NORMS | frozenset(
     """linalg_eig linalg_eigh _linalg_eigh linalg_eigvals linalg_eigvalsh linalg_svd _linalg_svd svd
     linalg_svdvals linalg_cond""".split()
 )
-# Where its own graph is asked for (``create_graph``), backward solves with a matrix that forward
-# took although it is singular.
+# With ``create_graph`` backward solves with a matrix that forward accepted although it is singular.
 _SOLVED_IN_BACKWARD = frozenset("logdet slogdet linalg_slogdet linalg_solve_ex".split())
-# That of a determinant solves, too, or has singular vectors of a matrix that is singular.
+# Backward of a determinant solves, too, or takes singular vectors of a singular matrix.
 _DETERMINANTS = frozenset("det linalg_det".split())
 # Products of several items have no second derivative where two of them are zero.
 _PRODUCTS = frozenset("index_reduce scatter_reduce".split())
@@ -69,23 +69,24 @@ OPS = _BY_ALL | _LOOK_UPS | DIVISIONS | _CHECKED_IF_ASKED | _NORMS
 
 
 def raises_inside(name: str) -> bool:
-    """Whether aten's op of that name, without a trailing underscore, is one that may raise."""
+    """Return whether the aten op ``name``, without a trailing underscore, may raise."""
     return name in _INNER or name in OPS
 
 
 def may_raise(call: Call, placement: Placement) -> bool:
-    """Whether ``call`` may raise for the values of its operands."""
+    """Return whether ``call`` may raise for the values of its operands."""
     name = call.name
     if name not in OPS or not _may_raise(call):
         return False
-    # A GPU divides by zero, and ends the process for an index out of range.
+    # On a GPU division by zero does not raise, and an index out of range ends the process.
     return placement.type == "cpu" or name not in _LOOK_UPS | DIVISIONS
 
 
 def may_differ(call: Call, ins: Sequence[NdSbp], by_form: bool, placement: Placement) -> bool:
-    """Whether ``call``, on operands that lie as ``ins``, may raise on some ranks and not on others.
+    """Return whether ``call`` may raise on some ranks and not on others.
 
-    ``by_form``: a form runs it, which looks at this rank's part of a mask that is broadcast.
+    ``ins`` are the nd-sbps of the operands. ``by_form`` says that a form runs the op: it looks at
+    this rank's part of a mask that is broadcast.
     """
     if not may_raise(call, placement):
         return False
@@ -98,7 +99,7 @@ def may_differ(call: Call, ins: Sequence[NdSbp], by_form: bool, placement: Place
 
 
 def may_differ_in_backward(call: Call, ins: Sequence[NdSbp], placement: Placement) -> bool:
-    """Whether its backward may raise on some ranks and not on others."""
+    """Return whether the backward of ``call`` may raise on some ranks and not on others."""
     if call.name in _PRODUCTS and "prod" not in (*call.args, *call.kwargs.values()):
         return False
     if call.name in _SOLVED_IN_BACKWARD | _DETERMINANTS | _PRODUCTS and (
@@ -107,14 +108,16 @@ def may_differ_in_backward(call: Call, ins: Sequence[NdSbp], placement: Placemen
         return True
     if call.name not in _OF_A_PHASE | _DETERMINANTS or placement.size == 1 or not _may_raise(call):
         return False
-    # Gradients differ also where values are the same: they are P.
+    # Gradients may differ between ranks even if values do not, because they may be P.
     gives_complex = call.name in ("linalg_eig", "linalg_eigvals")
     return gives_complex or any(each.spec.dtype.is_complex for each in call.operands)
 
 
 def _leaves_out(call: Call, ins: Sequence[NdSbp], placement: Placement) -> bool:
-    """Whether a rank has an empty shard and others have not: torch looks at no index, and divides
-    by no zero, where there is nothing to be computed."""
+    """Return whether a rank has an empty shard while others do not.
+
+    On an empty shard torch checks no index and divides by no zero.
+    """
     return any(
         Layout.of(placement, sbp).leaves_out(operand.shape)
         for operand, sbp in zip(call.operands, ins, strict=True)
@@ -122,7 +125,7 @@ def _leaves_out(call: Call, ins: Sequence[NdSbp], placement: Placement) -> bool:
 
 
 def _deciding(call: Call) -> Sequence[int]:
-    """Indices of the operands whose values decide."""
+    """Return the indices of the operands whose values decide whether the op raises."""
     name, count = call.name, len(call.operands)
     if name in _BY_SECOND:
         return range(1, 2)

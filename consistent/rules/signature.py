@@ -1,5 +1,4 @@
-"""Call and Signature: one op as the rules see it, and one correct combination of SBPs for it on one
-placement axis."""
+"""Calls and signatures: an op as rules see it, and a correct combination of SBPs on one axis."""
 
 from __future__ import annotations
 
@@ -13,11 +12,11 @@ from ..spec import B, Cut, NdSbp, P, S, Sbp, Split, TensorSpec
 
 
 class DoesNotFit(Exception):
-    """A row's rule does not apply to this call, which then runs whole on every rank."""
+    """Raised if a row's rule does not apply to a call, which then runs whole on every rank."""
 
 
 class Operand:
-    """Stands where a tensor stood among an op's arguments; ``index`` counts tensors in order."""
+    """Placeholder for a tensor among an op's arguments; ``index`` counts the tensors in order."""
 
     __slots__ = ("index", "spec")
 
@@ -40,7 +39,7 @@ class Operand:
 
 
 def operands_in(value: object) -> list[Operand]:
-    """The operands in ``value``, those in tuples and lists too."""
+    """Return the operands in ``value``, also those in nested tuples and lists."""
     if isinstance(value, Operand):
         return [value]
     if isinstance(value, tuple | list):
@@ -52,8 +51,9 @@ def operands_in(value: object) -> list[Operand]:
 class Out:
     """Logical shape and dtype of one output.
 
-    For a ``data_dependent`` output the data decides the first size: ``shape`` has the largest
-    possible one, and the form returns the true one. Torch has no gradient of a ``fixed`` output.
+    If data decides the first size, the output is ``data_dependent``: ``shape`` then has the largest
+    possible size, and the form returns the true one. Torch computes no gradient of a ``fixed``
+    output.
     """
 
     shape: torch.Size
@@ -69,11 +69,11 @@ class Out:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """On one axis: SBPs of the tensor operands -> SBPs of the tensor outputs.
+    """SBPs of the tensor operands and of the tensor outputs of an op, on one placement axis.
 
-    ``form`` names the function in ``forms/`` that computes it where running the op on the shards
-    does not; ``nbytes`` is what that function itself sends per rank. ``by_size`` says that it
-    holds for these sizes and perhaps not for others of the same pattern of ones.
+    ``form`` names the function in ``forms/`` that computes the op if running it on the shards does
+    not; ``nbytes`` is what that function itself sends per rank. ``by_size`` says that the signature
+    holds for these sizes, and perhaps not for others, even if the same dims have size 1.
     """
 
     ins: NdSbp
@@ -87,7 +87,7 @@ class Signature:
         return f"{text} by {self.form}" if self.form else text
 
 
-# Other names that torch has for an argument: numpy's, and those of aten.
+# Other names that torch accepts for an argument: those of numpy and of aten.
 ALIASES: dict[str, tuple[str, ...]] = {
     "dim": ("axis",),
     "keepdim": ("keepdims",),
@@ -98,14 +98,15 @@ ALIASES: dict[str, tuple[str, ...]] = {
 
 @dataclass(slots=True)
 class Call:
-    """One op call with an ``Operand`` in place of each tensor, and its logical outputs.
+    """Call of an op, with an ``Operand`` in place of each tensor, and its logical outputs.
 
     Args:
         params: names of the positional parameters, from the row.
-        defaults: values of those that a call may leave out.
-        tracked: whether gradients are asked for, which P(max) and P(min) do not have.
-        axis: the placement axis that signatures are asked for; only regrouped dims depend on it.
-        subscript: the subscript in the brackets of ``x[...]``, once it has been read.
+        defaults: values of the parameters that a call may leave out.
+        tracked: whether gradients are needed, which P(max) and P(min) do not have.
+        axis: the placement axis for which signatures are made; rules that look at the present
+            layout of operands read it.
+        subscript: the parsed subscript in the brackets of ``x[...]``, once it has been read.
     """
 
     name: str
@@ -121,37 +122,45 @@ class Call:
     subscript: Any = field(default=None, init=False, repr=False, compare=False)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The argument called ``name``, given by position or by keyword; else ``default``, else
-        the row's default."""
+        """Return the argument ``name``, whether passed by position or by keyword.
+
+        An argument left out is ``default``, or the row's default if that is None.
+        """
         return argument(self, self.args, self.kwargs, name, default)
 
     def dim(self, name: str = "dim", default: int | None = None, ndim: int | None = None) -> int:
-        """The argument ``name`` as a dim counted from the front of the first operand."""
+        """Return the argument ``name`` as a dim of the first operand, counted from the front.
+
+        Raises:
+            DoesNotFit: the call names no dim, so that torch chooses one, as in ``softmax(x)``.
+        """
         value = self.get(name, default)
         n = self.operands[0].ndim if ndim is None else ndim
         if n and value is None:
-            raise DoesNotFit  # torch chooses a dim: softmax(x)
-        return value % n if n else 0
+            raise DoesNotFit
+        return value % n if n else 0  # torch accepts dims 0 and -1 of a 0-d tensor
 
     def dims(self, name: str = "dim", default: Any = None) -> tuple[int, ...]:
-        """The argument ``name`` as dims of the first operand; None and () mean all of them."""
+        """Return the argument ``name`` as dims of the first operand; None and () mean all dims."""
         value = dims_given(self.get(name, default))
         n = self.operands[0].ndim
         return tuple(range(n)) if value is None else tuple(v % n if n else 0 for v in value)
 
     def take(self, count: int) -> tuple[Operand, ...]:
-        """The operands, if there are ``count`` of them.
+        """Return the operands, if there are exactly ``count``.
 
         Raises:
-            DoesNotFit: there are not.
+            DoesNotFit: there is another number of operands.
         """
         if len(self.operands) != count:
             raise DoesNotFit(f"{self.name} of {len(self.operands)} tensors, and not of {count}")
         return self.operands
 
     def cut_split(self) -> tuple[Split, Cut] | None:
-        """The split of the first operand on the axis, and how it cuts the dim; None where pieces
-        are balanced, and where it cuts pieces of the dim and not the dim itself."""
+        """Return the first operand's split on ``axis`` and its cut, if it cuts a whole dim.
+
+        None for balanced pieces, and if an earlier axis splits the same dim.
+        """
         *before, entry = self.operands[0].spec.sbp[: self.axis + 1]
         if not isinstance(entry, Split) or entry.cut is None or Split(entry.dim) in before:
             return None
@@ -165,20 +174,25 @@ class Call:
         nbytes: int = 0,
         by_size: bool = False,
     ) -> Signature:
-        """A signature with ``ins`` by operand index (B elsewhere); one SBP for ``outs`` serves
-        all outputs."""
+        """Return a signature with ``ins`` by operand index, and B for the other operands.
+
+        A single SBP as ``outs`` serves all outputs.
+        """
         entries = tuple(ins.get(i, B) for i in range(len(self.operands)))
         if isinstance(outs, Sbp):
             outs = (outs,) * len(self.outs)
         return Signature(entries, tuple(outs), form, nbytes, by_size)
 
     def whole(self) -> Signature:
-        """Every tensor B: always correct."""
+        """Return the signature in which every tensor is B, which is always correct."""
         return self.make({}, B)
 
     def same(self, dims: Iterable[int], partial: bool = False) -> list[Signature]:
-        """First operand and every output split along the same ``dims`` (others B), or all P if
-        ``partial``."""
+        """Return signatures that split the first operand and every output along the same dim.
+
+        There is one for each of ``dims``; other operands are B. The whole signature comes first,
+        and with ``partial`` one from P to P comes last.
+        """
         made = [self.whole()] + [self.make({0: S(d)}, S(d)) for d in dims]
         if partial:
             made.append(self.make({0: P}, P))
@@ -188,8 +202,10 @@ class Call:
 def argument(
     call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], name: str, default: Any = None
 ) -> Any:
-    """The argument of ``call`` named ``name``, from ``args`` and ``kwargs``, which may hold
-    shards."""
+    """Return the argument ``name`` of ``call``, from ``args`` and ``kwargs``.
+
+    These may be the call's own, or hold shards in place of its operands.
+    """
     if name in kwargs:
         return kwargs[name]
     for alias in ALIASES.get(name, ()):
@@ -202,8 +218,11 @@ def argument(
 
 
 def dims_given(value: Any) -> tuple[int, ...] | None:
-    """An argument that names dims, as a tuple; None where it means all of them. ``True`` in the
-    place of a dim says something else (``var(x, unbiased)``)."""
+    """Return an argument that names dims as a tuple; None if it means all dims.
+
+    A bool in the place of dims means something else, as in ``var(x, unbiased)``, and counts as
+    None.
+    """
     if value is None or isinstance(value, bool):
         return None
     if isinstance(value, Sequence):
@@ -217,5 +236,5 @@ Localize = Callable[[Call, LocalShapes, LocalShapes], tuple[tuple, dict]]
 
 
 def is_split(entry: Sbp, dim: int) -> bool:
-    """Whether ``entry`` is ``S(dim)``."""
+    """Return whether ``entry`` is ``S(dim)``, with any cut."""
     return isinstance(entry, Split) and entry.dim == dim

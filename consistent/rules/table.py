@@ -1,4 +1,4 @@
-"""The table: op name -> row. An op without a row runs whole on every rank.
+"""Table of rules: op name -> row. An op without a row runs whole on every rank.
 
 An op's name is what torch calls its function, without a trailing underscore (``add`` serves
 ``torch.add``, ``Tensor.add_``, ``+`` and ``torch.ops.aten.add``).
@@ -30,7 +30,7 @@ _CANONICAL = {alias: name for name, aliases in ALIASES.items() for alias in alia
 
 
 class Sizing(enum.IntEnum):
-    """How sizes among an op's arguments become those of the shard."""
+    """Computations that turn the sizes among an op's arguments into those of the shard."""
 
     VIEW = 1
     EXPAND = 2
@@ -38,39 +38,39 @@ class Sizing(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One op (or several that share the mathematics) and its rule.
+    """Rule of one op, or of several ops with the same mathematics.
 
     Args:
         names: space-separated op names.
-        rule: the notation; several, of which the first that fits a call is taken; or a function
-            (call, parts) -> signatures for one axis of ``parts`` ranks.
-        params: names of the op's positional parameters, where the rule or a form reads them; with
-            the values of those that may be left out: "input dim=-1".
+        rule: the notation; or several rules, of which the first that fits a call is taken; or a
+            function (call, parts) -> signatures for one axis of ``parts`` ranks.
+        params: names of the op's positional parameters, if the rule or a form reads them, with the
+            defaults of optional ones: "input dim=-1".
         along: the argument that names the dims of the rule's capital letters, or a function of the
             call.
         extremes: (call) -> signatures for P(max) and P(min) in addition to those of the rule.
         localize: (call, local input shapes, local output shapes) -> (args, kwargs) with sizes
             rewritten for the shard, for ops that take sizes.
-        outs: (call) -> the outputs, where torch has no meta kernel or shapes depend on data; it
-            returns None to ask torch all the same.
+        outs: (call) -> the outputs, if torch has no meta kernel or shapes depend on data; None
+            leaves them to torch after all.
         composite: the op is a Python function of torch whose body reads no shape, so that it may
             run on shards as it is; other Python functions are opened and their inner ops looked up.
-        by_value: the values of float arguments decide about shapes or the rule (other plans serve
-            all values).
-        forward: some signatures make P(max) or P(min) of other layouts, where no gradient is asked.
+        by_value: the values of float arguments affect shapes or the rule; without it a plan serves
+            all values.
+        forward: some signatures make P(max) or P(min) from other layouts, if no gradient is needed.
         moves: elements are moved, repeated or dropped and none is changed, so that signatures that
             pass P pass P(max) and P(min) as well. Rules in the notation say so themselves.
-        numbers: names of parameters whose integers decide nothing about layouts (a factor, an
-            offset along a dim that is whole), or "*" for all of them. For an elementwise rule in
-            the notation it is "*".
+        numbers: names of parameters whose integers do not affect layouts (a factor, an offset along
+            a dim that is whole), or "*" for all of them. For an elementwise rule in the notation it
+            is "*".
         any_size: for a rule that is a function: its signatures do not depend on sizes, except for
-            which of them are 0 or 1; or a function (call, layouts of the operands) that says so for
-            one call. Signatures of a rule in the notation do not depend on sizes unless they are
-            ``by_size``.
+            which of them are 0 or 1; or a function (call, layouts of the operands) that decides
+            this for one call. Signatures of a rule in the notation do not depend on sizes unless
+            they are ``by_size``.
         sizing: which computation gives the local sizes among the arguments for any sizes, see
             csrc/bindings/dispatch/lookup/sizes.h.
-        writes: (call) -> indices of the operands that the op updates beside its result, such as
-            running statistics.
+        writes: (call) -> indices of the operands that the op updates in addition to its result,
+            such as running statistics.
     """
 
     names: str
@@ -95,6 +95,7 @@ class Row:
     def __post_init__(self) -> None:
         pairs = [entry.partition("=") for entry in self.params.split()]
         defaults = {name: ast.literal_eval(value) for name, sign, value in pairs if sign}
+        # The dataclass is frozen: derived fields are set past it.
         object.__setattr__(self, "_params", tuple(name for name, _, _ in pairs))
         object.__setattr__(self, "_defaults", defaults)
         if not callable(self.rule):
@@ -106,12 +107,13 @@ class Row:
 
     @property
     def is_notation(self) -> bool:
-        """Whether the rule is written in the notation."""
+        """True if the rule is written in the notation."""
         return bool(self.rules)
 
     def signatures(self, call: Call, parts: int) -> list[Signature]:
-        """Every signature that is right for ``call`` on an axis of ``parts`` ranks; the whole
-        one is first.
+        """Return every signature that holds for ``call`` on an axis of ``parts`` ranks.
+
+        The whole signature comes first.
 
         Raises:
             DoesNotFit: the row's rule does not apply to such a call.
@@ -128,22 +130,22 @@ class Row:
         return made if self.extremes is None else made + self.extremes(call)
 
     def position(self, name: str) -> int:
-        """The position of the parameter ``name``."""
+        """Return the position of the parameter ``name``."""
         return self._params.index(name)
 
     def serves_any_size(self, call: Call, ins: Sequence[NdSbp]) -> bool:
-        """Whether ``call`` with operands of SBPs ``ins`` has the same signature at all sizes."""
+        """Return whether ``call`` with operands of SBPs ``ins`` has one signature for all sizes."""
         if self.is_notation:
             return True
         return self.any_size if isinstance(self.any_size, bool) else self.any_size(call, ins)
 
     def written(self, call: Call) -> tuple[int, ...]:
-        """Indices of the operands that the op updates beside its result."""
+        """Return the indices of the operands that the op updates in addition to its result."""
         self._name_arguments(call)
         return () if self.writes is None else self.writes(call)
 
     def known_outs(self, call: Call) -> tuple[Out, ...] | None:
-        """The outputs, where torch cannot infer them from meta tensors."""
+        """Return the outputs if the row computes them; None leaves them to torch's meta kernel."""
         self._name_arguments(call)
         try:
             made = None if self.outs is None else self.outs(_ordered(call))
@@ -156,12 +158,16 @@ class Row:
 
 
 def _in_order(call: Call) -> bool:
-    """Whether tensors that are given by name come in the order of the parameters, as rules and
-    forms count them."""
+    """Return whether tensors passed by keyword come in the order of the parameters.
+
+    Rules and forms count tensors in this order.
+    """
     names = [name for name, value in call.kwargs.items() if operands_in(value)]
     if not names:
         return True
     known = [_CANONICAL.get(name, name) for name in names]
+    # Without positional tensors the first keyword must be the first parameter, unless a list of
+    # tensors comes before it.
     if not any(isinstance(value, Operand) for value in call.args) and call.params:
         if known[0] != _CANONICAL.get(call.params[0], call.params[0]):
             return isinstance(call.args[0] if call.args else None, list | tuple)
@@ -170,8 +176,11 @@ def _in_order(call: Call) -> bool:
 
 
 def _ordered(call: Call) -> Call:
-    """``call``, its tensors in the order of the parameters. The outputs depend on it and layouts
-    do not: indices of operands stay those of the call that was made."""
+    """Return ``call`` with its tensors in the order of the parameters.
+
+    It serves to compute outputs only. Layouts use the call as it was made, whose operand indices
+    count tensors in their own order.
+    """
     if _in_order(call):
         return call
     last = len(call.params)
@@ -183,7 +192,7 @@ def _ordered(call: Call) -> Call:
 
 
 def _bounds(rules: Iterable[notation.Rule]) -> bool:
-    """Whether a rule makes P(max) or P(min) of a split dim that is reduced."""
+    """Return whether a rule makes P(max) or P(min) of a split dim that is reduced."""
     return any(
         head in ("max", "min") and any(name not in kept for name in pattern.names)
         for rule in rules
@@ -196,7 +205,7 @@ ROWS: dict[str, Row] = {}
 
 
 def add_rows(rows: Iterable[Row]) -> None:
-    """Enter ``rows`` into the table; each name may occur once."""
+    """Add ``rows`` to the table; each op name may occur once."""
     for row in rows:
         for name in row.names.split():
             if name in ROWS:
@@ -205,5 +214,5 @@ def add_rows(rows: Iterable[Row]) -> None:
 
 
 def find(name: str) -> Row | None:
-    """The row of an op, or None."""
+    """Return the row of the op ``name``, or None."""
     return ROWS.get(name)

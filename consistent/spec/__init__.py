@@ -1,4 +1,4 @@
-"""Placement, SBP and the spec of a tensor. No tensor data, no communication."""
+"""Placements, SBPs and specs of tensors: metadata only, without tensor data or communication."""
 
 from . import elsewhere, sbp
 from .cut import Cut, Runs, items_in, overlapping, piece

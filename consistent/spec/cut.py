@@ -1,18 +1,18 @@
-"""Cut: how a split divides its dim among ranks, where the pieces are not balanced runs of items.
+"""Cuts: how a split divides its dim among ranks if the pieces are not balanced runs of items.
 
 ```
 8 items on 2 ranks        rank 0        rank 1
-S(0)                      0 1 2 3       4 5 6 7     balanced: no cut at all
-S(0, blocks=1)            0 2 4 6       1 3 5 7     blocks of that many items are dealt in turn
+S(0)                      0 1 2 3       4 5 6 7     balanced: this split has no ``Cut``
+S(0, blocks=1)            0 2 4 6       1 3 5 7     blocks of this many items, dealt in turn
 S(0, cut="zigzag")        0 1 6 7       2 3 4 5     2k balanced chunks; rank r has the r-th from
                                                     the front and the r-th from the end
-S(0, sizes=(3, 5))        0 1 2         3 4 5 6 7   pieces of given sizes
-S(0, of=4)                0 1 4 5       2 3 6 7     each run of 4 items is divided by itself
-S(0, of=(2, 6))           0 2 3 4       1 5 6 7     each part of these sizes is divided by itself
+S(0, sizes=(3, 5))        0 1 2         3 4 5 6 7   pieces of these sizes
+S(0, of=4)                0 1 4 5       2 3 6 7     each run of 4 items is divided separately
+S(0, of=(2, 6))           0 2 3 4       1 5 6 7     each part of these sizes is divided separately
 ```
 
-``of`` goes with each of the others: ``S(0, cut="zigzag", of=4)``. What a rank holds lies in its
-shard in the order of the logical tensor.
+``of`` can be combined with each of the others: ``S(0, cut="zigzag", of=4)``. A shard stores the
+items of its rank in the order of the logical tensor.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
-Runs = tuple[tuple[int, int], ...]  # (start, size) of runs of items, in order and apart
+Runs = tuple[tuple[int, int], ...]  # (start, size) of disjoint runs of items, ascending
 
 ZIGZAG = "zigzag"
 
 
 def piece(n: int, parts: int, index: int) -> tuple[int, int]:
-    """(start, size) of piece ``index`` of ``n`` items that are cut into ``parts`` balanced pieces.
+    """Return (start, size) of piece ``index`` of ``n`` items in ``parts`` balanced pieces.
 
-    With n = q * parts + r the first r pieces hold q + 1 items and the others q, so pieces may be
+    With n = q * parts + r the first r pieces hold q + 1 items and the others q, so a piece may be
     empty.
     """
     q, r = divmod(n, parts)
@@ -39,8 +39,10 @@ def piece(n: int, parts: int, index: int) -> tuple[int, int]:
 
 
 class Cut:
-    """What stands behind the dim in ``S(dim, ...)``. Instances are interned; make one with
-    ``cut_of``."""
+    """Division of a dim that is not balanced: the arguments after the dim in ``S(dim, ...)``.
+
+    Instances are immutable and interned; make one with ``cut_of``.
+    """
 
     __slots__ = ("__weakref__", "blocks", "of", "sizes", "zigzag")
 
@@ -90,29 +92,37 @@ class Cut:
             words.append(f"of={self.of}")
         return ", ".join(words)
 
-    # -- what each rank holds ----------------------------------------------------------------------
+    # -- items of each rank ------------------------------------------------------------------------
 
     def runs(self, n: int, parts: int, index: int) -> Runs:
-        """The runs of ``n`` items that rank ``index`` of ``parts`` holds, in ascending order."""
+        """Return the runs of ``n`` items that rank ``index`` of ``parts`` holds, ascending."""
         return _runs(self, n, parts, index)
 
     def size(self, n: int, parts: int, index: int) -> int:
-        """How many of ``n`` items rank ``index`` of ``parts`` holds."""
+        """Return how many of ``n`` items rank ``index`` of ``parts`` holds."""
         return items_in(self.runs(n, parts, index))
 
     def least(self, parts: int) -> int:
-        """How many items there must be for each rank to have one."""
+        """Return the number of items from which on every rank has at least one.
+
+        The result is 1 if the cut itself fixes all sizes and no rank is empty, and ``1 << 62``,
+        which no dim has, if some rank stays empty for any number of items.
+        """
         if self.sizes is not None:
             return 1 if all(self.sizes) or parts == 1 else 1 << 62
         if isinstance(self.of, tuple):
             n = sum(self.of)
             return 1 if all(self.size(n, parts, k) for k in range(parts)) else 1 << 62
         within = parts if self.blocks is None else (parts - 1) * self.blocks + 1
-        # Each run of ``of`` items is divided alike, the first ones to the first ranks.
+        # Every run of ``of`` items is divided the same way, so a run that is too short for all
+        # ranks leaves the same ranks empty however many runs there are.
         return within if self.of is None or self.of >= within else 1 << 62
 
     def in_each(self, n: int) -> list[tuple[int, int]]:
-        """(start, size) of the parts that are divided each by itself."""
+        """Return (start, size) of each part of ``n`` items that is divided separately.
+
+        Without ``of`` there is one part, all items.
+        """
         if self.of is None:
             return [(0, n)]
         sizes = self.of if isinstance(self.of, tuple) else (self.of,) * (n // self.of)
@@ -123,8 +133,12 @@ class Cut:
         return starts
 
     def of_parts(self, n: int, start: int, size: int) -> tuple[Cut, ...] | None:
-        """How the ``size`` items from ``start`` on are cut: what stands behind the dim of a split,
-        nothing where that is balanced; None where they are no whole parts of the ``n`` items."""
+        """Return the cut of ``size`` items from ``start`` on, as arguments of ``Split(dim, ...)``.
+
+        Returns:
+            ``(cut,)``, or ``()`` if these items are balanced. None if they are not whole parts of
+                the ``n`` items, or if this cut has no parts.
+        """
         inside = [m for a, m in self.in_each(n) if start <= a and a + m <= start + size]
         if self.of is None or sum(inside) != size or not inside:
             return None
@@ -133,7 +147,7 @@ class Cut:
         return () if made is None else (made,)
 
     def fault(self, n: int, parts: int) -> str | None:
-        """Why ``n`` items cannot be divided so among ``parts`` ranks; None if they can."""
+        """Return why this cut cannot divide ``n`` items among ``parts`` ranks; None if it can."""
         if isinstance(self.of, tuple) and sum(self.of) != n:
             return f"the parts in of={self.of} have {sum(self.of)} items together, and not {n}"
         if isinstance(self.of, int) and n % self.of:
@@ -159,7 +173,7 @@ def _runs(cut: Cut, n: int, parts: int, index: int) -> Runs:
 
 
 def _within(cut: Cut, n: int, parts: int, index: int) -> Iterator[tuple[int, int]]:
-    """The runs of one part of ``n`` items; some may be empty, or neighbours."""
+    """Yield the runs of a rank within one part of ``n`` items; runs may be empty or adjacent."""
     if cut.zigzag:
         yield piece(n, 2 * parts, index)
         yield piece(n, 2 * parts, 2 * parts - 1 - index)
@@ -173,7 +187,7 @@ def _within(cut: Cut, n: int, parts: int, index: int) -> Iterator[tuple[int, int
 
 
 def joined(runs: Iterable[tuple[int, int]]) -> Runs:
-    """Ascending ``runs`` without empty ones, and with neighbours as one."""
+    """Return ascending ``runs`` without empty ones and with adjacent ones merged."""
     found: list[tuple[int, int]] = []
     for start, size in runs:
         if size and found and sum(found[-1]) == start:
@@ -184,38 +198,39 @@ def joined(runs: Iterable[tuple[int, int]]) -> Runs:
 
 
 def items_in(runs: Runs) -> int:
-    """How many items are in them."""
+    """Return the number of items in ``runs``."""
     return sum(size for _, size in runs)
 
 
 def overlapping(a: Runs, b: Runs) -> Runs:
-    """The items that are in both."""
+    """Return the runs of the items that are in both ``a`` and ``b``."""
     found, i, j = [], 0, 0
     while i < len(a) and j < len(b):
         (x, m), (y, n) = a[i], b[j]
         start, stop = max(x, y), min(x + m, y + n)
         if start < stop:
             found.append((start, stop - start))
-        if x + m < y + n:
+        if x + m < y + n:  # the run that ends first overlaps nothing further
             i += 1
         else:
             j += 1
     return tuple(found)
 
 
-# -- as it is written ------------------------------------------------------------------------------
+# -- text and arguments ----------------------------------------------------------------------------
 
 _WORD = r"(?:blocks|cut|sizes|of)\s*=\s*(?:\d+|'\w+'|\"\w+\"|\(\s*\d+\s*(?:,\s*\d+\s*)*,?\s*\))"
 WORDS = rf"(?:\s*,\s*{_WORD})*"
-"""A pattern of what may stand behind the dim in a text."""
+"""Pattern of the arguments after the dim in the text of a split, such as ``, blocks=2``."""
 
 
 def cut_of(blocks: Any = None, cut: Any = None, sizes: Any = None, of: Any = None) -> Cut | None:
-    """The cut that these words say; None for a balanced split.
+    """Return the cut for these arguments of ``S(dim, ...)``; None for a balanced split.
 
     Raises:
-        TypeError: a size is no int.
-        ValueError: a size is negative, two ways are asked for, or a way that is not known.
+        TypeError: a size is not an int.
+        ValueError: a size is negative, ``cut`` is unknown, or two of ``blocks``, ``cut`` and
+            ``sizes`` are given.
     """
     given = [name for name, x in (("blocks", blocks), ("cut", cut), ("sizes", sizes))
              if x is not None]  # fmt: skip
@@ -258,8 +273,9 @@ def _size(name: str, value: Any, least: int) -> int:
 
 
 def parse_cut(text: str) -> Cut | None:
-    """The cut whose words are ``text``, as ``WORDS`` matches it."""
+    """Return the cut whose arguments are ``text``, as ``WORDS`` matches it; None if it is empty."""
     given: dict[str, Any] = {}
+    # The pattern of a value is what follows "=" and the three characters "\s*" in _WORD.
     for name, value in re.findall(rf"(\w+)\s*=\s*({_WORD.partition('=')[2][3:]})", text):
         numbers = [int(x) for x in re.findall(r"\d+", value)]
         given[name] = (

@@ -1,7 +1,7 @@
-"""Names that other libraries have for what is called otherwise here, for messages that say so.
+"""Names that other libraries use for what has another name here, for hints in error messages.
 
-Nothing answers to these names: code that asks ``hasattr(x, "full_tensor")`` to find a DTensor gets
-no, as before. A name with nobody before it is one that people try, and that several libraries have.
+None of these names is defined: ``hasattr(x, "full_tensor")``, by which code recognizes a DTensor,
+stays False. An entry without a library is a name that people try, and that several libraries have.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _RANK, _SIZE = "mirrored.current().rank", "mirrored.current().size"
 _STARTED = "nothing: the first global tensor joins the ranks, as the launcher says"
 _LOADER = "consistent.data.loader(DataLoader(...), placement)"
 
-# Attribute of a tensor -> (whose name it is, what to call here).
+# Attribute of a tensor -> (library that has the name, or "", what to write here).
 OF_TENSORS: dict[str, tuple[str, str]] = {
     "redistribute": ("DTensor", f"x.to_global(placement, sbp=S(0)), {_SBPS}"),
     "full_tensor": ("DTensor", "x.full(), on every rank"),
@@ -64,7 +64,7 @@ OF_TENSORS: dict[str, tuple[str, str]] = {
     "reduce_scatter": ("", "x.to_global(sbp=S(0)), a boxing"),
 }
 
-# Name in the package -> the same.
+# Name in the package -> (library that has the name, or "", what to write here).
 OF_PACKAGE: dict[str, tuple[str, str]] = {
     "DTensor": ("DTensor", "consistent.GlobalTensor"),
     "DeviceMesh": ("DTensor", _MESH),
@@ -135,7 +135,8 @@ OF_PACKAGE: dict[str, tuple[str, str]] = {
 }
 
 
-# Name in a part of the package, and in ``consistent.sbp`` -> the same.
+# Name in a subpackage or in ``consistent.sbp`` -> (library that has the name, or "", what to write
+# here).
 OF_PARTS: dict[str, tuple[str, str]] = {
     "DistributedSampler": ("DDP", _LOADER),
     "save_checkpoint": ("", "consistent.checkpoint.save"),
@@ -149,7 +150,7 @@ OF_PARTS: dict[str, tuple[str, str]] = {
     "Replicate": ("DTensor", "consistent.B"),
 }
 
-# Plan, in small letters and without "parallel" -> what to write here.
+# Name of a plan elsewhere, in lower case and without "parallel" -> what to write here.
 OF_PLANS: dict[str, str] = {
     "ddp": '"data"',
     "dp": '"data"',
@@ -177,7 +178,10 @@ OF_PLANS: dict[str, str] = {
 
 
 def hint(name: str, names: dict[str, tuple[str, str]]) -> str:
-    """What to append to "there is no such name": whose it is and what to write here, if known."""
+    """Return the end of an error about an unknown name: whose name it is and what to write here.
+
+    The text is empty if ``name`` is not in ``names``.
+    """
     if name not in names:
         return ""
     whose, instead = names[name]
@@ -188,7 +192,10 @@ def hint(name: str, names: dict[str, tuple[str, str]]) -> str:
 def unknown(
     module: str, names: dict[str, tuple[str, str]], known: Iterable[str]
 ) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a module all of whose names are there from the beginning."""
+    """Return a module's ``__getattr__`` that raises the error of ``missing`` for every name.
+
+    It is for modules without lazily imported names.
+    """
 
     def __getattr__(name: str) -> Any:
         raise missing(module, name, names, known)
@@ -199,12 +206,14 @@ def unknown(
 def missing(
     module: str, name: str, names: dict[str, tuple[str, str]], known: Iterable[str]
 ) -> AttributeError | ImportError:
-    """What the ``__getattr__`` of ``module`` raises of a name that it does not have.
+    """Return the error for a name that ``module`` does not have, for its ``__getattr__`` to raise.
 
-    An ImportError where ``from module import name`` asks: there Python puts words of its own, which
-    know no hint, in the place of an AttributeError.
+    It is an ImportError if ``from module import name`` is running: Python would replace an
+    AttributeError there by its own text, without the hint.
     """
     said = hint(name, names) or _near(module, name, known)
+    # Frame 1 is the module's __getattr__. importlib needs an AttributeError for a submodule, which
+    # it then imports.
     importing = sys._getframe(2).f_code.co_name == "_handle_fromlist"
     if said and importing and find_spec(f"{module}.{name}") is None:
         return ImportError(f"cannot import name {name!r} from {module!r}{said}", name=module)
@@ -212,7 +221,7 @@ def missing(
 
 
 def _near(module: str, name: str, known: Iterable[str]) -> str:
-    if name.startswith("_"):  # Python and tools ask for such names, and expect none
+    if name.startswith("_"):  # Python and tools probe for such names and expect a miss
         return ""
     near = suggestion(name, known, 0.75)
     if near:

@@ -1,4 +1,4 @@
-"""Grids of ranks: read from what a user gives, and kept as start and strides where regular."""
+"""Grids of ranks: reading what a user gives, and storing regular grids as start and strides."""
 
 from __future__ import annotations
 
@@ -37,9 +37,13 @@ def _empty(ranks: Any) -> ValueError:
 
 
 def compress(grid: range | np.ndarray) -> tuple[int, tuple[int, ...], tuple[int, ...] | None]:
-    """(start, strides, None) for an evenly strided grid, else (0, (), all ranks)."""
+    """Return (start, strides, None) for an evenly strided grid, else (0, (), all ranks).
+
+    Ranks are listed row by row. An axis of one rank has stride 1.
+    """
     if isinstance(grid, range):
         return grid.start, (grid.step if len(grid) > 1 else 1,), None
+    # Read the strides off the first two ranks of each axis, then compare all ranks with them.
     start = int(grid.flat[0])
     strides = []
     expected = np.full(grid.shape, start, dtype=np.int64)
@@ -57,7 +61,11 @@ def compress(grid: range | np.ndarray) -> tuple[int, tuple[int, ...], tuple[int,
 
 
 def solve(offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The coordinate whose strides add up to ``offset``, found from the widest stride down."""
+    """Return the coordinate whose strides add up to ``offset``; None if there is none.
+
+    The search goes from the widest stride to the narrowest, and tries only steps whose rest the
+    narrower strides can reach.
+    """
     order = sorted(range(len(shape)), key=lambda axis: -abs(strides[axis]))
     coordinate = [0] * len(shape)
 
@@ -86,7 +94,10 @@ def solve(offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> tupl
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a grid counted row by row; an axis of one rank has stride 1, see ``compress``."""
+    """Return the strides of a grid counted row by row.
+
+    An axis of one rank has stride 1, as in ``compress``.
+    """
     strides, step = [], 1
     for n in reversed(shape):
         strides.append(step if n > 1 else 1)

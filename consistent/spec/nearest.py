@@ -1,4 +1,4 @@
-"""The nearest right word for one that was mistyped, as the end of an error message."""
+"""Suggestions for mistyped words, to append to an error message."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-# Words for an SBP, with those that DTensor, JAX and OneFlow have for it -> as it is written here.
+# Words for an SBP, including those of DTensor, JAX and OneFlow -> how it is written here.
 _WORDS = {
     "b": "B", "broadcast": "B", "r": "B", "replicate": "B", "replicated": "B", "replica": "B",
     "p": "P", "partial": "P", "partial_sum": "P", "sum": "P", "psum": "P",
@@ -18,9 +18,10 @@ _DIM = re.compile(r"[a-z_]*\W*?(-?\d+)\W*")
 
 
 def suggestion(name: object, known: Iterable[str], nearness: float = 0.6) -> str:
-    """`` Did you mean 'x'?`` where a known name is near, in letters of any size; else nothing.
+    """Return `` Did you mean 'x'?`` if a known name is near ``name``, else an empty text.
 
-    ``nearness``: the share of letters that must agree, from 0 to 1.
+    Upper and lower case count as the same. ``nearness`` is the share of letters that must agree,
+    from 0 to 1.
     """
     by_letters = {str(each).lower(): each for each in known}
     near = difflib.get_close_matches(str(name).lower(), by_letters, 1, nearness)
@@ -28,14 +29,17 @@ def suggestion(name: object, known: Iterable[str], nearness: float = 0.6) -> str
 
 
 def nearest_sbp(text: str) -> str | None:
-    """How the one SBP that ``text`` may stand for is written: ``"Shard(dim=1)"`` -> ``"S(1)"``."""
+    """Return the text of the SBP that ``text`` probably means: ``"Shard(dim=1)"`` -> ``"S(1)"``.
+
+    None if there is no such SBP.
+    """
     low = text.strip().lower()
     dim = _DIM.fullmatch(re.sub("dim|axis", "", low))
     word = re.match(r"[a-z_]*", low)
     assert word is not None
     if dim is not None and (not word[0] or _WORDS.get(_near(word[0])) == "S(0)"):
         return f"S({dim[1]})"
-    inner = re.search(r"\((\w+)", low)  # P(mean) is none of them
+    inner = re.search(r"\((\w+)", low)  # None for P(mean), which does not exist
     if inner is not None and _WORDS.get(_near(word[0])) == "P":
         return _WORDS.get(f"partial_{inner[1]}")
     return _WORDS.get(_near(word[0]))

@@ -1,4 +1,4 @@
-"""Tensors inside arguments and results: lists, tuples, dicts, model outputs, dataclasses."""
+"""Traversal of tensors in nested values: lists, tuples, dicts, model outputs, dataclasses."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ _LEAVES = frozenset((type(None), bool, int, float, str, torch.dtype, torch.devic
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """``value`` with each tensor in it changed; a container in which nothing changes is itself."""
+    """Return ``value`` with ``change`` applied to each tensor in it.
+
+    A container in which nothing changes is returned itself, not copied.
+    """
     return map_each(value, torch.Tensor, change)
 
 
 def tensors_in(value: Any) -> list[Any]:
-    """The tensors in ``value``, in the order in which ``map_tensors`` changes them."""
+    """Return the tensors in ``value``, in the order in which ``map_tensors`` visits them."""
     return each_in(value, torch.Tensor)
 
 
 def each_in(value: Any, kind: type) -> list[Any]:
-    """Each ``kind`` in ``value``, in order."""
+    """Return the instances of ``kind`` in ``value``, in the order of ``map_each``."""
     found: list[Any] = []
 
     def look(x: Any) -> Any:
@@ -35,10 +38,10 @@ def each_in(value: Any, kind: type) -> list[Any]:
 
 
 def map_each(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """Map each ``kind`` in ``value``; slices are looked into, too."""
+    """Return ``value`` with ``change`` applied to each instance of ``kind``, also inside slices."""
     if isinstance(value, kind):
         return change(value)
-    if type(value) in _LEAVES:  # most values are; to be not a mapping takes longer to find out
+    if type(value) in _LEAVES:  # most values; the check against Mapping is slow
         return value
     if isinstance(value, Mapping):
         return _mapping(value, {key: map_each(x, kind, change) for key, x in value.items()})
@@ -62,7 +65,8 @@ def _mapping(value: Any, made: dict[Any, Any]) -> Any:
         return value
     if type(value) is dict:
         return made
-    found = copy.copy(value)  # a default dict, a model's output, a tokenizer's batch
+    # Copied to keep the type and its state: a defaultdict, a model's output, a tokenizer's batch.
+    found = copy.copy(value)
     for key, x in made.items():
         found[key] = x
     return found
@@ -73,5 +77,5 @@ def _fields(value: Any, made: dict[str, Any]) -> Any:
         return value
     found = copy.copy(value)
     for key, x in made.items():
-        object.__setattr__(found, key, x)
+        object.__setattr__(found, key, x)  # also in frozen dataclasses
     return found

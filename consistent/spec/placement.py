@@ -1,9 +1,8 @@
-"""placement: a device type and an n-d grid of ranks.
+"""Placement: a device type and an n-dimensional grid of ranks.
 
-The grid's dims are *axes*. The order of ranks is kept and means what it says: the k-th rank of an
-axis holds the k-th piece. A regular grid (``range``, nested ranges, any evenly strided array) is
-kept as start and strides, so that a placement over 65,536 ranks takes no more memory than one over
-two.
+The grid's dims are *axes*. The order of ranks matters: the k-th rank of an axis holds the k-th
+piece. A regular grid (``range``, nested ranges, any evenly strided array) is stored as start and
+strides, so that a placement over 65,536 ranks takes no more memory than one over two.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ _SAME_TYPE = {"gpu": "cuda", "nvidia": "cuda", "cuda": "cuda", "cpu": "cpu", "ho
 
 
 class World:
-    """What placements are checked against: the ranks that there are, and their devices."""
+    """Ranks and devices that placements are checked against."""
 
     def size(self) -> int | None:
-        """The number of ranks; None where nobody knows."""
+        """Return the number of ranks; None if ``torch.distributed`` is not initialized."""
         return dist.get_world_size() if dist.is_initialized() else None
 
     def has_gpus(self) -> bool:
-        """Whether ranks have GPUs."""
+        """Return whether this process sees GPUs."""
         return torch.cuda.is_available()
 
 
@@ -39,14 +38,14 @@ _world = World()
 
 
 def use_world(world: World) -> World:
-    """From now on check placements against ``world``. Returns the one before."""
+    """Check placements against ``world`` from now on, and return the world used before."""
     global _world
     before, _world = _world, world
     return before
 
 
 class Placement:
-    """``placement(type, ranks, axes=None)``: which ranks hold a tensor, in what grid.
+    """Ranks that hold a tensor, as a grid: ``placement(type, ranks, axes=None)``.
 
     Args:
         type: "cpu" or "cuda".
@@ -54,12 +53,13 @@ class Placement:
         axes: optional names, one per axis of the grid.
 
     Raises:
-        ValueError: a rank occurs twice or lies outside the world, or the list is empty or ragged.
+        ValueError: a rank occurs twice or is not in the world, or the list is empty or ragged.
         RuntimeError: ``type`` is "cuda" and there is no GPU.
 
-    Placements are equal, and hash alike, if type, grid and axis names are equal.
+    Placements are equal, and have equal hashes, if type, grid and axis names are equal.
     """
 
+    # ``__dict__`` holds the cached properties. ``_table`` has all ranks of an irregular grid.
     __slots__ = ("type", "shape", "axes", "_start", "_strides", "_table", "__dict__")
 
     def __init__(self, type: str, ranks: Any, axes: Sequence[str] | None = None):  # noqa: A002
@@ -73,24 +73,27 @@ class Placement:
 
     @classmethod
     def all(cls, type: str) -> Placement:  # noqa: A003
-        """All ranks of the world on one axis; without torch.distributed this one process."""
+        """Return a placement of all ranks of the world on one axis.
+
+        Without ``torch.distributed`` the world is this one process.
+        """
         return cls(type, range(_world.size() or 1))
 
     # -- the grid ----------------------------------------------------------------------------------
 
     @property
     def ndim(self) -> int:
-        """How many axes the grid has."""
+        """Number of axes of the grid."""
         return len(self.shape)
 
     @cached_property
     def size(self) -> int:
-        """How many ranks the grid holds."""
+        """Number of ranks in the grid."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     @property
     def ranks(self) -> np.ndarray:
-        """The grid as an int64 array; a new array at each call."""
+        """The grid as an int64 array; each access makes a new array."""
         if self._table is not None:
             return np.array(self._table, dtype=np.int64).reshape(self.shape)
         grid = np.full(self.shape, self._start, dtype=np.int64)
@@ -100,20 +103,20 @@ class Placement:
         return grid
 
     def rank_at(self, coordinate: Sequence[int]) -> int:
-        """The world rank at a grid coordinate."""
+        """Return the world rank at a grid coordinate."""
         if self._table is not None:
             return int(self._table[np.ravel_multi_index(tuple(coordinate), self.shape)])
         return self._start + sum(c * s for c, s in zip(coordinate, self._strides, strict=True))
 
     def coordinate_of(self, rank: int) -> tuple[int, ...] | None:
-        """The coordinate of ``rank`` in the grid; None if it is not part of it."""
+        """Return the grid coordinate of ``rank``; None if the grid does not contain it."""
         if self._table is not None:
             index = self._index.get(rank)
             return None if index is None else unravel(index, self.shape)
         return solve(rank - self._start, self.shape, self._strides)
 
     def axis_ranks(self, axis: int, coordinate: Sequence[int]) -> tuple[int, ...]:
-        """The ranks along ``axis`` through ``coordinate``, in grid order."""
+        """Return the ranks along ``axis`` through ``coordinate``, in grid order."""
         here = list(coordinate)
         line = []
         for step in range(self.shape[axis]):
@@ -123,7 +126,7 @@ class Placement:
 
     @cached_property
     def first_rank(self) -> int:
-        """The rank at the grid's origin."""
+        """Rank at the grid's origin."""
         return self.rank_at((0,) * self.ndim)
 
     @cached_property
@@ -131,7 +134,7 @@ class Placement:
         assert self._table is not None
         return {rank: index for index, rank in enumerate(self._table)}
 
-    # -- as a value --------------------------------------------------------------------------------
+    # -- comparing, printing, pickling, copying ----------------------------------------------------
 
     @cached_property
     def _key(self) -> tuple:
@@ -219,8 +222,8 @@ class Placement:
                     return rank
                 seen.add(rank)
             return None
-        # A strided grid repeats a rank only if some stride fits inside the span of the smaller
-        # ones.
+        # A strided grid repeats a rank only if some stride is within the span of the smaller ones.
+        # Only then are the ranks listed, which takes memory for each of them.
         reach = 1
         by_stride = sorted(zip(map(abs, self._strides), self.shape, strict=True))
         for stride, n in by_stride:
@@ -253,7 +256,7 @@ def _check_type(type: str) -> None:  # noqa: A002
 
 
 def check_placement(what: str, given: object) -> None:
-    """Raise a TypeError if ``given`` is not a placement, with how to write it as one."""
+    """Raise a TypeError if ``given`` is not a placement; the message says how to write one."""
     if isinstance(given, Placement):
         return
     instead = 'Write placement("cpu", ranks=[0, 1]).'

@@ -1,14 +1,17 @@
-"""SBP: how one axis of a placement holds a tensor — split, broadcast or partial.
+"""SBP: how the ranks of one placement axis hold a tensor: split, broadcast or partial.
 
-``S(d)`` cuts tensor dim ``d`` over the ranks of the axis (``cut.py`` has other ways to cut it than
-into balanced pieces), ``B`` gives every rank the whole tensor,
-``P`` gives every rank an addend of it. ``P(max)`` and ``P(min)``, the *extremes*, give every rank a
-tensor, and the value is the elementwise largest, or smallest, of these; they have no gradient. An
-*nd-sbp* is a tuple with one entry per placement axis; axes that split the same dim split it in axis
-order, outer axis first, and all partial axes are partial in one way, because sums and maxima do not
-commute.
+* ``S(d)`` cuts tensor dim ``d`` over the ranks of the axis. Pieces are balanced; ``cut.py`` has
+  other ways to divide the dim.
+* ``B`` gives every rank the whole tensor.
+* ``P`` gives every rank an addend of the tensor.
+* ``P(max)`` and ``P(min)``, the *extremes*, give every rank a tensor of which the elementwise
+  largest, or smallest, is the value. They have no gradient.
 
-Values print as they are typed and parse from what they print: ``parse(str(x)) == x``.
+An *nd-sbp* is a tuple with one entry per placement axis. Axes that split the same dim split it in
+axis order, outer axis first. All partial axes are partial in the same way, because sums and maxima
+do not commute.
+
+SBPs print as they are typed, and parse from what they print: ``parse(str(x)) == x``.
 """
 
 from __future__ import annotations
@@ -26,7 +29,10 @@ from .nearest import nearest_sbp
 
 
 class Sbp:
-    """One entry of an nd-sbp. Instances are interned, so ``is`` and ``==`` agree."""
+    """One entry of an nd-sbp: how the ranks of one placement axis hold a tensor.
+
+    Instances are interned, so ``is`` and ``==`` agree.
+    """
 
     __slots__ = ()
 
@@ -43,15 +49,18 @@ class Sbp:
 
 
 class Split(Sbp):
-    """``S(dim)``: tensor dim ``dim`` is cut over the axis. Negative dims count from the end."""
+    """``S(dim)``: tensor dim ``dim`` is cut over the ranks of the axis.
+
+    Negative dims count from the end.
+    """
 
     __slots__ = ("__weakref__", "cut", "dim")
     is_split = True
     _made: dict[int, Split] = {}
-    # Weak, as a program may meet ever new sizes.
+    # Weak values, unlike _made: a program may meet new sizes, and so new cuts, without end.
     _cut: weakref.WeakValueDictionary[tuple[int, Cut], Split] = weakref.WeakValueDictionary()
     dim: int
-    cut: Cut | None  # None where pieces are balanced
+    cut: Cut | None  # None: pieces are balanced
 
     def __new__(cls, dim: int, cut: Cut | None = None) -> Split:
         if isinstance(dim, bool) or not isinstance(dim, int):
@@ -70,13 +79,13 @@ class Split(Sbp):
         return made
 
     def size(self, n: int, parts: int, index: int) -> int:
-        """How many of ``n`` items rank ``index`` of ``parts`` holds."""
+        """Return how many of ``n`` items rank ``index`` of ``parts`` holds."""
         if self.cut is None:
             return piece(n, parts, index)[1]
         return self.cut.size(n, parts, index)
 
     def runs(self, n: int, parts: int, index: int) -> Runs:
-        """(start, size) of the runs of ``n`` items that rank ``index`` of ``parts`` holds."""
+        """Return (start, size) of each run of ``n`` items that rank ``index`` of ``parts`` has."""
         return (piece(n, parts, index),) if self.cut is None else self.cut.runs(n, parts, index)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -108,7 +117,8 @@ class Broadcast(Sbp):
 class Partial(Sbp):
     """``P``: every rank of the axis holds an addend; the tensor is their sum.
 
-    ``P(max)``, ``P(min)``: the tensor is the elementwise largest, smallest, of what the ranks hold.
+    ``P(max)`` and ``P(min)``: the tensor is the elementwise largest, or smallest, of what the ranks
+    hold.
     """
 
     __slots__ = ("op",)
@@ -126,11 +136,11 @@ class Partial(Sbp):
 
     @property
     def is_extreme(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether it is ``P(max)`` or ``P(min)``."""
+        """True for ``P(max)`` and ``P(min)``."""
         return self.op != "sum"
 
     def __call__(self, op: Any = None) -> Partial:
-        """``P(max)``, ``P("max")``; without an argument, itself."""
+        """Return ``P(max)`` for ``max`` or ``"max"``, likewise for ``min``; ``P()`` is ``P``."""
         if op is None:
             return self
         name = op if isinstance(op, str) else getattr(op, "__name__", None)
@@ -159,15 +169,16 @@ def split(
     sizes: Sequence[int] | None = None,
     of: int | Sequence[int] | None = None,
 ) -> Split:
-    """``S(dim)``: each rank of the axis holds a piece along tensor dim ``dim``, in rank order. Of
-    n = q·k + r items on k ranks the first r ranks hold q + 1. Negative dims count from the end.
+    """Return ``S(dim)``: each rank of the axis holds a piece along ``dim``, in rank order.
+
+    Of n = q·k + r items on k ranks the first r ranks hold q + 1. Negative dims count from the end.
 
     Args:
-        blocks: the dim is cut into blocks of that many items, which are dealt to the ranks in turn.
+        blocks: number of items in a block; the blocks of the dim are dealt to the ranks in turn.
         cut: ``"zigzag"``: 2k chunks, of which rank r has the r-th from the front and the r-th from
             the end.
-        sizes: how many items each rank has; the same on every rank.
-        of: each run of that many items, or each part of these sizes, is cut by itself.
+        sizes: number of items of each rank; give the same tuple on every rank.
+        of: divide each run of this many items, or each part of these sizes, separately.
 
     Raises:
         TypeError: ``dim`` or a size is not an int.
@@ -189,16 +200,19 @@ S = split
 """``S(dim)``: each rank of the axis holds a piece along tensor dim ``dim``, in rank order."""
 
 B = broadcast
-"""Every rank of the axis holds the whole tensor."""
+"""``B``: every rank of the axis holds the whole tensor."""
 
 P = partial_sum
-"""Every rank of the axis holds an addend, and the tensor is their sum. ``P(max)`` and ``P(min)``:
-the elementwise largest, smallest, of what the ranks hold."""
+"""``P``: every rank of the axis holds an addend, and the tensor is their sum.
+
+``P(max)`` and ``P(min)``: the tensor is the elementwise largest, or smallest, of what they hold.
+"""
 
 NdSbp = tuple[Sbp, ...]
 SbpLike = Union[Sbp, str, int, Sequence[Union[Sbp, str, int]]]  # noqa: UP007  (used at run time on 3.11)
 
 _DUAL: dict[Sbp, Sbp] = {broadcast: partial_sum, partial_sum: broadcast}
+# Groups: dim of a split, the arguments after it, B, op of P(op), op of partial_op, P.
 _ENTRY = re.compile(
     rf"\s*(?:(?:S\(|split\()\s*(?:dim\s*=\s*)?(-?\d+)({WORDS})\s*,?\s*\)"
     r"|(B|broadcast)|P\(\s*(sum|max|min)\s*\)|partial_(sum|max|min)|(P))\s*"
@@ -206,11 +220,11 @@ _ENTRY = re.compile(
 
 
 def dual(value: Sbp) -> Sbp:
-    """The SBP that the gradient of a tensor with SBP ``value`` has: S -> S, B -> P, P -> B.
+    """Return the SBP of the gradient of a tensor with SBP ``value``: S -> S, B -> P, P -> B.
 
     Raises:
-        ValueError: ``value`` is P(max) or P(min), where the gradient belongs to the winner, and no
-            rank knows alone who wins.
+        ValueError: ``value`` is P(max) or P(min). There the gradient belongs to the rank that holds
+            the extreme element, and no rank alone knows which one does.
 
     Source: spmd_types, docs/design.md (Meta), whose R and P are B and P here.
     """
@@ -224,27 +238,33 @@ def dual(value: Sbp) -> Sbp:
 
 
 def dual_nd(values: NdSbp) -> NdSbp:
-    """``dual`` of each entry."""
+    """Return the nd-sbp of the gradient: ``dual`` of each entry."""
     return tuple(dual(value) for value in values)
 
 
 def partial_of(values: NdSbp) -> Partial | None:
-    """The way in which some axes are partial, None if none is."""
+    """Return the first partial entry, such as ``P`` or ``P(max)``; None if no axis is partial."""
     return next((entry for entry in values if isinstance(entry, Partial)), None)
 
 
 def is_one_way(values: NdSbp) -> bool:
-    """Whether all partial axes are so in the same way: a maximum of sums is not a sum of maxima."""
+    """Return whether all partial axes are partial in the same way.
+
+    Different ways have no common meaning: a maximum of sums is not a sum of maxima.
+    """
     return len({entry for entry in values if entry.is_partial}) < 2
 
 
 def is_cut(values: NdSbp) -> bool:
-    """Whether an axis splits a dim into other than balanced pieces."""
+    """Return whether an axis splits a dim into pieces that are not balanced."""
     return any(isinstance(entry, Split) and entry.cut is not None for entry in values)
 
 
 def cuts_last(values: NdSbp) -> bool:
-    """Whether no axis splits a dim further that an axis before it cuts, as it must be."""
+    """Return whether each cut is the last split of its dim, as specs require.
+
+    No axis may split a dim further after an earlier axis has cut it unevenly.
+    """
     closed: set[int] = set()
     for entry in values:
         if isinstance(entry, Split):
@@ -256,25 +276,28 @@ def cuts_last(values: NdSbp) -> bool:
 
 
 def plain(entry: Sbp) -> Sbp:
-    """``S(dim)`` of a split that is cut in any way; everything else as it is."""
+    """Return ``S(dim)`` for a split with any cut, and every other entry unchanged."""
     return Split(entry.dim) if isinstance(entry, Split) and entry.cut is not None else entry
 
 
 def plain_nd(values: NdSbp) -> NdSbp:
-    """``plain`` of each entry."""
+    """Return the nd-sbp with balanced splits: ``plain`` of each entry."""
     return tuple(plain(entry) for entry in values)
 
 
 def may_be(entry: Sbp, dtype: torch.dtype) -> bool:
-    """Whether tensors of ``dtype`` may be ``entry``: P needs a sum, which bools do not have; P(max)
-    and P(min) need an order, which complex numbers do not have."""
+    """Return whether tensors of ``dtype`` may have SBP ``entry``.
+
+    P needs a sum, which bools do not have; P(max) and P(min) need an order, which complex numbers
+    do not have.
+    """
     if entry.is_extreme:
         return not dtype.is_complex
     return entry is not partial_sum or dtype is not torch.bool
 
 
 def parse(text: str) -> Sbp | NdSbp:
-    """Read what printing wrote: ``"S(0)"`` -> ``S(0)``, ``"(S(0), B)"`` -> ``(S(0), B)``.
+    """Return the SBP or nd-sbp that prints as ``text``: ``"(S(0), B)"`` -> ``(S(0), B)``.
 
     Raises:
         ValueError: the text is not an SBP; the message shows it with a caret under the fault.
@@ -328,11 +351,13 @@ def _parse_error(text: str, position: int) -> ValueError:
 
 
 def as_nd_sbp(value: SbpLike) -> NdSbp:
-    """A single SBP, its text, the dim that it splits, or a sequence of them, as a tuple of ``Sbp``:
-    ``S(0)``, ``"S(0)"``, ``0`` and ``[0]`` are all ``(S(0),)``.
+    """Return ``value`` as an nd-sbp, a tuple of ``Sbp``.
+
+    ``value`` is an SBP, its text, the dim that it splits, or a sequence of these: ``S(0)``,
+    ``"S(0)"``, ``0`` and ``[0]`` all give ``(S(0),)``.
 
     Raises:
-        TypeError: it is nothing of the kind; the message says what to write.
+        TypeError: ``value`` is none of these; the message says what to write.
         ValueError: the text is not an SBP.
     """
     if isinstance(value, Sbp):
@@ -346,10 +371,10 @@ def as_nd_sbp(value: SbpLike) -> NdSbp:
 
 
 def as_sbp(value: SbpLike) -> Sbp:
-    """The SBP of one axis, in any form that ``as_nd_sbp`` reads.
+    """Return the SBP of one axis from any form that ``as_nd_sbp`` accepts.
 
     Raises:
-        TypeError: it is nothing of the kind, or has several entries.
+        TypeError: ``value`` is not an SBP, or has several entries.
     """
     entries = as_nd_sbp(value)
     if len(entries) != 1:
@@ -365,7 +390,7 @@ def _one(entry: Any) -> Sbp:
         return Split(entry)
     parsed = parse(entry) if isinstance(entry, str) else entry
     if not isinstance(parsed, Sbp):
-        is_dtensors = type(entry).__module__.startswith("torch.distributed")  # Shard(0)
+        is_dtensors = type(entry).__module__.startswith("torch.distributed")  # such as Shard(0)
         near = nearest_sbp(repr(entry)) if is_dtensors else None
         raise TypeError(
             f"sbp: got {entry!r} of type {type(entry).__name__}, which is not an SBP. "

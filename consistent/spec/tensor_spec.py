@@ -1,8 +1,8 @@
-"""TensorSpec: everything about a global tensor but its data, and what each rank holds of it.
+"""Specs of global tensors: everything but the data, and what each rank holds.
 
-A spec is (placement, sbp, logical shape, dtype); the first two are its ``Layout``, which says how
-ranks hold a tensor of any size. Both are interned: equal ones are the same object, so the dispatch
-cache compares and hashes them by identity.
+A spec is (placement, sbp, logical shape, dtype). The first two are its ``Layout``, which says how
+ranks hold a tensor of any size. Specs and layouts are interned: equal ones are the same object, so
+the dispatch cache compares and hashes them by identity.
 """
 
 from __future__ import annotations
@@ -40,20 +40,23 @@ _SHORT_DTYPE = {
 
 
 class Layout:
-    """(placement, sbp): how ranks hold tensors of any size. Make one with ``Layout.of``."""
+    """Placement and nd-sbp: how ranks hold tensors of any size. Make one with ``Layout.of``."""
 
     __slots__ = ("placement", "sbp", "is_whole", "is_cut", "parts", "__weakref__")
 
     placement: Placement
     sbp: NdSbp
     is_whole: bool  # every rank of the placement has the whole tensor
-    is_cut: bool  # a dim is split into other than balanced pieces
-    # Of each dim, up to the last that is split: the number of items without which a rank has none.
+    is_cut: bool  # a dim is split into pieces that are not balanced
+    # For each dim up to the last split one: a dim with fewer items leaves some rank without any.
     parts: tuple[int, ...]
 
     @staticmethod
     def of(placement: Placement, sbp: NdSbp) -> Layout:
-        """The layout with these values; ``sbp`` is resolved (see ``resolve_sbp``)."""
+        """Return the interned layout with these values.
+
+        ``sbp`` must be resolved (see ``resolve_sbp``).
+        """
         key = (placement, sbp)
         layout = _layouts.get(key)
         if layout is None:
@@ -70,12 +73,11 @@ class Layout:
 
     @staticmethod
     def whole(placement: Placement) -> Layout:
-        """Every rank of ``placement`` has the whole tensor."""
+        """Return the layout in which every rank of ``placement`` has the whole tensor."""
         return Layout.of(placement, (B,) * placement.ndim)
 
     def leaves_out(self, shape: Sequence[int]) -> bool:
-        """Whether a rank of the placement has nothing of a tensor of this shape, which others have
-        some of."""
+        """Return whether some ranks of the placement have an empty shard of a non-empty tensor."""
         short = any(size < parts for size, parts in zip(shape, self.parts))
         return short and math.prod(shape) > 0
 
@@ -93,7 +95,7 @@ class Layout:
 
 
 class TensorSpec:
-    """(placement, sbp, shape, dtype) of one global tensor. Make one with ``TensorSpec.of``."""
+    """Placement, nd-sbp, shape and dtype of one global tensor. Make one with ``TensorSpec.of``."""
 
     __slots__ = (
         "layout", "placement", "sbp", "shape", "dtype", "ndim",
@@ -108,19 +110,19 @@ class TensorSpec:
     ndim: int
     _dual: TensorSpec | None
     _settled: TensorSpec | None
-    _others: dict[NdSbp, TensorSpec]  # under other nd-sbps, as they were asked for
-    _regions: dict
+    _others: dict[NdSbp, TensorSpec]  # cache of ``with_sbp``
+    _regions: dict  # cache of ``region``, by coordinate
     _largest_nbytes: int | None
 
     @staticmethod
     def of(
         placement: Placement, sbp: SbpLike, shape: Sequence[int], dtype: torch.dtype
     ) -> TensorSpec:
-        """The spec with these values. SBP entries are checked and negative dims resolved.
+        """Return the spec with these values: SBP entries are checked and negative dims resolved.
 
         Raises:
             ValueError: the number of SBPs is not the number of axes, a split dim is out of range,
-                axes are partial in two ways, or a size is negative.
+                axes are partial in two ways, a cut does not fit its dim, or a size is negative.
         """
         size = torch.Size(shape)
         if size and min(size) < 0:
@@ -132,13 +134,13 @@ class TensorSpec:
 
     @staticmethod
     def laid(layout: Layout, shape: torch.Size, dtype: torch.dtype) -> TensorSpec:
-        """The spec with this layout, which must fit the shape."""
+        """Return the spec with this layout, which must fit the shape; nothing is checked."""
         return _intern(layout, shape, dtype)
 
     # -- variations --------------------------------------------------------------------------------
 
     def with_sbp(self, sbp: NdSbp) -> TensorSpec:
-        """The tensor under another nd-sbp, which is resolved already."""
+        """Return the spec of this tensor under another nd-sbp, which must be resolved."""
         if sbp == self.sbp:
             return self
         found = self._others.get(sbp)
@@ -147,37 +149,43 @@ class TensorSpec:
         return found
 
     def with_layout(self, layout: Layout) -> TensorSpec:
-        """The tensor in another layout, which must fit its shape."""
+        """Return the spec of this tensor in another layout, which must fit its shape."""
         return self if layout is self.layout else _intern(layout, self.shape, self.dtype)
 
     def with_dtype(self, dtype: torch.dtype) -> TensorSpec:
-        """The tensor in another dtype."""
+        """Return the spec of this tensor in another dtype."""
         if dtype == self.dtype:
             return self
         return _intern(self.layout, self.shape, dtype)
 
     @property
     def dual(self) -> TensorSpec:
-        """The spec of this tensor's gradient."""
+        """Spec of this tensor's gradient."""
         if self._dual is None:
             self._dual = self.with_sbp(dual_nd(self.sbp))
         return self._dual
 
     @property
     def settled(self) -> TensorSpec:
-        """The spec of a leaf's gradient once backward has ended: that of the leaf, with B where the
-        leaf is P."""
+        """Spec of a leaf's gradient after backward has ended.
+
+        It is the spec of the leaf, with B where the leaf is P.
+        """
         if self._settled is None:
             self._settled = self.with_sbp(tuple(B if e.is_partial else e for e in self.sbp))
         return self._settled
 
-    # -- what each rank holds ----------------------------------------------------------------------
+    # -- shards ------------------------------------------------------------------------------------
 
     def region(self, coordinate: Coordinate | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """(starts, sizes) of the box of the logical tensor that the rank at ``coordinate`` holds.
+        """Return (starts, sizes) of the box of the logical tensor that a rank holds.
 
-        A rank outside the placement (None) follows the program with a ``meta`` shard that has the
-        shape of the shard at the grid's origin.
+        A rank outside the placement (``coordinate`` None) follows the program with a ``meta`` shard
+        that has the shape of the shard at the grid's origin.
+
+        Raises:
+            ValueError: the layout has a cut, so a shard may be several runs; ``runs`` returns
+                these.
         """
         made = self._regions.get(coordinate)
         if made is None:
@@ -200,28 +208,31 @@ class TensorSpec:
         return tuple(starts), tuple(sizes)
 
     def local_shape(self, coordinate: Coordinate | None) -> tuple[int, ...]:
-        """Shape of the shard at ``coordinate``."""
+        """Return the shape of the shard at ``coordinate``; None means the grid's origin."""
         if not self.layout.is_cut:
             return self.region(coordinate)[1]
         return tuple(map(items_in, self.runs(coordinate)))
 
     def runs(self, coordinate: Coordinate | None) -> tuple[Runs, ...]:
-        """The runs (start, size) of items of each dim that the rank at ``coordinate`` holds, one
-        behind the other. Without a cut there is one run in each dim: ``region``."""
+        """Return for each dim the runs of items that the rank at ``coordinate`` holds.
+
+        A run is (start, size); the shard stores the runs one after the other. Without a cut each
+        dim has one run, as in ``region``.
+        """
         if not self.layout.is_cut:
             return tuple((run,) for run in zip(*self.region(coordinate)))
         at = (0,) * self.placement.ndim if coordinate is None else coordinate
         found: list[Runs] = [((0, n),) for n in self.shape]
         for parts, index, entry in zip(self.placement.shape, at, self.sbp):
             if isinstance(entry, Split):
-                ((first, n),) = found[entry.dim]  # a cut is the last split of its dim
+                ((first, n),) = found[entry.dim]  # one run: a cut is the last split of its dim
                 runs = entry.runs(n, parts, index)
                 found[entry.dim] = tuple((first + start, size) for start, size in runs)
         return tuple(found)
 
     @property
     def plain(self) -> TensorSpec:
-        """The tensor in balanced pieces, where it is cut in another way."""
+        """Spec of this tensor with balanced splits in place of its cuts."""
         return self.with_sbp(plain_nd(self.sbp)) if self.layout.is_cut else self
 
     @property
@@ -236,12 +247,15 @@ class TensorSpec:
 
     @property
     def largest_nbytes(self) -> int:
-        """Bytes of the largest shard: every rank counts the same, whatever it holds."""
+        """Bytes of the shard at the grid's origin, which is the largest one of balanced pieces.
+
+        Every rank gets the same number, whatever it holds.
+        """
         if self._largest_nbytes is None:
             self._largest_nbytes = math.prod(self.local_shape(None)) * self.dtype.itemsize
         return self._largest_nbytes
 
-    # -- as a value --------------------------------------------------------------------------------
+    # -- printing, pickling, copying ---------------------------------------------------------------
 
     def __repr__(self) -> str:
         name = _SHORT_DTYPE.get(self.dtype, str(self.dtype).removeprefix("torch."))
@@ -257,7 +271,7 @@ class TensorSpec:
         return self
 
 
-# Weak, so that a program that meets ever new shapes does not grow without bound.
+# Weak values, so that memory stays bounded if a program meets new shapes without end.
 _layouts: weakref.WeakValueDictionary[tuple, Layout] = weakref.WeakValueDictionary()
 _interned: weakref.WeakValueDictionary[tuple, TensorSpec] = weakref.WeakValueDictionary()
 _lock = threading.RLock()
@@ -267,7 +281,9 @@ def _intern(layout: Layout, shape: torch.Size, dtype: torch.dtype) -> TensorSpec
     key = (layout, shape, dtype)
     spec = _interned.get(key)
     if spec is None:
-        with _lock:  # backward may make specs from an autograd thread
+        # Look again under the lock: an autograd thread may make the same spec in backward, and two
+        # objects for equal specs would break comparison by identity.
+        with _lock:
             spec = _interned.get(key)
             if spec is None:
                 spec = object.__new__(TensorSpec)
@@ -280,8 +296,12 @@ def _intern(layout: Layout, shape: torch.Size, dtype: torch.dtype) -> TensorSpec
 
 
 def resolve_sbp(sbp: SbpLike, placement: Placement, shape: Sequence[int]) -> NdSbp:
-    """``sbp`` as one entry per axis of ``placement``, with dims counted from the front; its cuts
-    must fit the sizes."""
+    """Return ``sbp`` as one entry per axis of ``placement``, with dims counted from the front.
+
+    Raises:
+        ValueError: ``sbp`` does not fit the placement or the number of dims, or a cut does not fit
+            the sizes.
+    """
     resolved = resolve_dims(sbp, placement, shape)
     fault = cut_fault(resolved, placement, shape)
     if fault is not None:
@@ -290,7 +310,10 @@ def resolve_sbp(sbp: SbpLike, placement: Placement, shape: Sequence[int]) -> NdS
 
 
 def resolve_dims(sbp: SbpLike, placement: Placement, shape: Sequence[int]) -> NdSbp:
-    """``resolve_sbp`` where sizes are not known yet: ``shape`` has the right number of them."""
+    """Resolve ``sbp`` as ``resolve_sbp`` does, but without checking that cuts fit the sizes.
+
+    It serves where sizes are not known yet: only the number of sizes in ``shape`` must be right.
+    """
     entries = as_nd_sbp(sbp)
     if len(entries) != placement.ndim:
         raise ValueError(
@@ -310,12 +333,14 @@ def resolve_dims(sbp: SbpLike, placement: Placement, shape: Sequence[int]) -> Nd
 
 
 def cut_fault(entries: NdSbp, placement: Placement, shape: Sequence[int]) -> str | None:
-    """Why no tensor of ``shape`` can be cut as the first axes of ``placement`` say; None if one
-    can."""
+    """Return why ``entries`` cannot cut a tensor of ``shape``; None if they can.
+
+    ``entries`` are the SBPs of the first axes of ``placement``.
+    """
     if not is_cut(entries):
         return None
-    sizes: dict[int, set[int]] = {}
-    closed: set[int] = set()
+    sizes: dict[int, set[int]] = {}  # dim -> the sizes of its pieces after the axes so far
+    closed: set[int] = set()  # dims that are cut, which no further axis may split
     for entry, ranks in zip(entries, placement.shape):
         if not isinstance(entry, Split):
             continue
@@ -328,6 +353,7 @@ def cut_fault(entries: NdSbp, placement: Placement, shape: Sequence[int]) -> str
             )
         held = sizes.get(dim, {shape[dim]})
         if cut is None:
+            # Balanced pieces have at most two sizes: that of the first one, and one less.
             sizes[dim] = {n for m in held for n in (piece(m, ranks, 0)[1], m // ranks)}
             continue
         closed.add(dim)
@@ -350,7 +376,7 @@ def _parts(placement: Placement, sbp: NdSbp) -> tuple[int, ...]:
 
 
 def misfit(spec: TensorSpec) -> str | None:
-    """Why a tensor of this dtype cannot be partial as ``spec`` says; None if it can."""
+    """Return why a tensor of this dtype cannot be partial as ``spec`` says; None if it can."""
     for entry in spec.sbp:
         if not may_be(entry, spec.dtype):
             lacks = "truth values have no sum" if entry is P else "complex numbers have no order"

@@ -1,19 +1,19 @@
-"""Tracing a program of global tensors: one object to subscribe with, for all that happens in it.
+"""Tracers: callbacks that observe or steer a program of global tensors.
 
 ```
 with Tracer(on_op_end=note_op, on_boxing_begin=note_boxing).tracing():
     loss = step(batch)
 ```
 
-Reports, ``explain``, the recorders of pipelines, plans and compiled steps, and the simulation see
-a program through it. What a folder does for one below it, such as modules that send for the
-operands of the next op, is entered once for the life of the process:
+Reports, ``explain``, the recorders of pipelines, plans and compiled steps, and the simulation
+observe a program this way. A folder that acts for one below it, such as modules that prefetch the
+operands of the next op, registers once for the life of the process:
 
 ```
 Tracer(on_move=forget_shards).always()
 ```
 
-While nothing traces, each event costs the test of an empty list.
+While nothing traces, an event costs a test for an empty list.
 """
 
 from __future__ import annotations
@@ -26,43 +26,46 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Tracer:
-    """Callbacks, each of which may be left out.
+    """Callbacks for the events of a program, each of which may be left out.
 
-    Those that begin with ``on_`` are notified. Of an event that begins and ends, the tracer that
-    came last sees the beginning last and the end first, so tracers nest as ``with`` blocks do. The
-    others are asked, the tracer that came last before the others.
+    Callbacks that begin with ``on_`` are notified. For an event that begins and ends, the tracer
+    entered last is called last at the beginning and first at the end, so tracers nest as ``with``
+    blocks do. The other callbacks answer a question or replace an action; the tracer entered last
+    comes before the others.
 
     Args:
-        on_plan: (plan), each plan of an op as it is made.
+        on_plan: (plan), each plan of an op when it is made.
         on_op_begin: (plan), before each op.
         on_op_end: (plan, operands, result, specs, outs), after each op: its global operands and its
-            result, the specs of the operands as they were given, and those of the result. Ops over
-            lists give no operands, and None for the result.
-        on_agreement: (ranks, begins), around an op whose ranks tell each other whether it raised.
+            result, the specs with which the operands were passed, and the specs of the result. Ops
+            over lists pass no operands, and None for the result.
+        on_agreement: (ranks, begins), before and after ranks tell each other whether an op raised.
         on_boxing_begin: (src, dst, steps), before each boxing.
         on_boxing_end: (src, dst), after each boxing that the program waits for.
         on_to_global: (x, moved), after each ``to_global`` that moves something.
-        on_layout_read: (x), a tensor whose layout or shard the program asks for.
-        on_backward: (begins), around each pass of torch's engine over global tensors.
-        on_compiled: (what, begins), what a compiled step does (``compiled/watching.py``).
-        on_data: (alias), each tensor that ``x.data`` makes: writes into it are not counted in x.
+        on_layout_read: (x), a tensor whose layout or shard the program reads.
+        on_backward: (begins), before and after each pass of torch's engine over global tensors.
+        on_compiled: (what, begins), actions of a compiled step (``compiled/watching.py``).
+        on_data: (alias), each tensor that ``x.data`` makes: writes into it do not raise the version
+            counter of x.
         on_optimizer_step: (optimizer), before each step of an optimizer, and before its parameters
-            are laid as they step.
-        on_routed: (ranks, how many rows each of them gets), before the tokens of a mixture are sent
-            to the ranks of their experts.
-        on_move: (), when ``move`` has laid the tensors of a job on other ranks.
+            are boxed to the layouts of the step.
+        on_routed: (ranks, number of rows for each of them), before the tokens of a mixture of
+            experts are sent to the ranks of their experts.
+        on_move: (), after ``move`` has laid the tensors of a job out on other ranks.
         choose: (call, specs, signatures by axis, pin) -> the signatures of an op, or None to leave
-            the choice to the library. No plan is kept meanwhile.
-        watch_writes: (x) -> a function that says later whether an op has written into x since.
-        value_of: (x) -> the value of a tensor that has none, or None where it is not known.
+            the choice to the library. No plan is cached meanwhile.
+        watch_writes: (x) -> a function that returns later whether an op has written into x since.
+        value_of: (x) -> the value of a tensor without data, or None if it is not known.
         lacks_values: (x) -> whether x, a plain tensor, has no values that may be read.
         handle_to_global: (x, target, SBP of the gradient) -> the moved tensor, in place of a move.
         handle_backward: (y, gradient, retain_graph, create_graph), in place of ``y.backward()``.
         handle_schedule: (run), in place of running the schedule of a pipeline.
-        handle_arriving: (nodes, gradients, specs, start) -> the gradients that are still to be
-            boxed, of those of an op's operands on their way to leaves (``movement/boxed.py``).
-        handle_ahead: (operands, routes) -> (what was sent for in advance and has arrived, or None,
-            of each; what sends for the operands of the next op).
+        handle_arriving: (nodes, gradients, specs, start) -> those gradients that still have to be
+            boxed, out of the gradients of an op's operands on their way to leaves
+            (``movement/boxed.py``).
+        handle_ahead: (operands, routes) -> (for each operand the prefetched tensor that has
+            arrived, or None; a function that prefetches the operands of the next op).
     """
 
     on_plan: Callable[[Any], None] | None = None
@@ -91,13 +94,13 @@ class Tracer:
 
     @contextmanager
     def tracing(self) -> Iterator[None]:
-        """Inside, the program comes here."""
+        """Send events to this tracer while the context is entered."""
         with ExitStack() as stack:
             self._enter(stack)
             yield
 
     def always(self) -> None:
-        """From now on, the program comes here."""
+        """Send events to this tracer from now on, for the life of the process."""
         self._enter(ExitStack())
 
     def _enter(self, stack: ExitStack) -> None:
@@ -106,6 +109,7 @@ class Tracer:
             if mine is None:
                 continue
             is_end = event.endswith("_end")
+            # Ends in reverse order of beginnings, so that tracers nest.
             callbacks.insert(0 if is_end else len(callbacks), mine)
             stack.callback(callbacks.remove, mine)
         if self.on_op_begin or self.on_op_end or self.choose:
@@ -115,19 +119,25 @@ class Tracer:
 
 _CALLBACKS: dict[str, list[Callable[..., Any]]] = {field.name: [] for field in fields(Tracer)}
 
-# The tracers that see ops. While there is one, the hook leaves all plans to Python, which calls
-# them.
+# Tracers that see ops. While there is one, the dispatch hook in C++ leaves all plans to Python,
+# which calls the tracers.
 op_tracers: list[Tracer] = []
 
 
 def callbacks(event: str) -> list[Callable[..., Any]]:
-    """The callbacks for an event now; always the same list."""
+    """Return the list of callbacks for ``event``.
+
+    It is always the same list object, so callers may keep it.
+    """
     return _CALLBACKS[event]
 
 
 @contextmanager
 def set_aside(event: str) -> Iterator[None]:
-    """Inside, ``event`` has no callbacks: one that passes a call on must not be called again."""
+    """Remove all callbacks of ``event`` while the context is entered.
+
+    A callback that passes the call on uses this, so that it is not called again.
+    """
     now = _CALLBACKS[event]
     kept, now[:] = now[:], []
     try:

@@ -1,4 +1,4 @@
-"""A step of a program as one object: nn.Graph, its modules and its config."""
+"""One training step as one object: ``nn.Graph``, its modules and its config."""
 
 from .config import GraphConfig
 from .graph import Graph

@@ -1,4 +1,7 @@
-"""Micro-batches one after another: gradients add up, and are summed over ranks with the last."""
+"""Gradient accumulation over micro-batches that run one after another.
+
+Gradients add up locally and are summed over the ranks with the last micro-batch only.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ def accumulated(
     count: int,
     scale: Callable[[Any], Any],
 ) -> Any:
-    """``build`` on each of ``count`` micro-batches, in which a loss counts by its share of rows.
+    """Run ``build`` on each of ``count`` micro-batches, and join the results.
+
+    The loss of a micro-batch is weighted by its share of the rows.
 
     Raises:
         ValueError: the batch cannot be cut, or the results cannot be joined.
@@ -34,6 +39,7 @@ def accumulated(
         def backward(loss: Any, run: Callable[[Any], None], weight: float = weight) -> None:
             run(scale(loss * weight))
 
+        # Only the last micro-batch sums gradients over ranks; the others add up locally.
         with taken(backward), no_sync() if k < count - 1 else nullcontext():
             results.append(build(*part_args, **part_kwargs))
     return joined(name, results, [size for _, size in parts])

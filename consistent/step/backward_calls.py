@@ -1,4 +1,4 @@
-"""Handling the calls of ``loss.backward()`` inside a step that is run as a whole."""
+"""Interception of the ``loss.backward()`` calls inside a step that is run as a whole."""
 
 from __future__ import annotations
 
@@ -14,23 +14,28 @@ from ..spec.tracer import Tracer, set_aside
 
 @contextmanager
 def taken(take: Callable[[Any, Callable[[Any], None]], None]) -> Iterator[None]:
-    """Inside, ``loss.backward()`` calls ``take(loss, run)``, which calls ``run(loss)`` or
-    ``run(scaled_loss)`` where backward is to run."""
+    """Turn ``loss.backward()`` into a call ``take(loss, run)`` inside the ``with`` block.
+
+    ``take`` calls ``run(loss)`` or ``run(scaled_loss)`` at the point where the backward pass is to
+    run.
+    """
 
     def of_global(y: Any, gradient: Any, retain: bool | None, create: bool) -> None:
         take(y, lambda x: _untaken(x, gradient, retain, create))
 
+    # The tracer sees losses that are global tensors, the mode those that are plain.
     with Tracer(handle_backward=of_global).tracing(), _Plain(take):
         yield
 
 
 def _untaken(y: Any, *args: Any, **kwargs: Any) -> None:
+    # Without this the call would be intercepted again.
     with set_aside("handle_backward"):
         y.backward(*args, **kwargs)
 
 
 class _Plain(TorchFunctionMode):
-    """Handles ``backward()`` of losses that are plain tensors."""
+    """Torch function mode that intercepts ``backward()`` of losses that are plain tensors."""
 
     def __init__(self, take: Callable[[Any, Callable[[Any], None]], None]) -> None:
         super().__init__()

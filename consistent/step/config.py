@@ -1,4 +1,4 @@
-"""What ``nn.Graph`` is asked to do beside its ``build``."""
+"""Settings of ``nn.Graph`` that change how a step runs without changing its ``build``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..pipeline.schedules import check_name
 
 
 class _Option:
-    """One option of a compiled step, as an attribute of ``graph.config``."""
+    """Descriptor that exposes one option of a compiled step as an attribute of ``graph.config``."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -26,21 +26,24 @@ class _Option:
 
 @dataclass
 class GraphConfig:
-    """``graph.config``. Attributes may be set, and the documents' methods set them.
+    """Settings of a graph, ``graph.config``; set the attributes directly or through the methods.
 
     Args:
-        amp: run ``build`` under autocast to this dtype; None: as it is written.
-        micro_batches: cut the batch into so many parts along dim 0, and add up their gradients. The
-            loss counts as a mean over rows: that of a part weighs as much as its share of rows.
-        zero: 1, 2 or 3: optimizers keep their state, with 2 gradients too, split over the ranks
-            that hold a parameter alike; with 3 parameters lie split as well, and are gathered for
-            use.
+        amp: dtype to which ``build`` runs under autocast; None runs it as written.
+        micro_batches: number of parts into which the batch is cut along dim 0; their gradients are
+            added up. The loss counts as a mean over rows: the loss of a part is weighted by its
+            share of rows.
+        zero: 1, 2 or 3 to split over the ranks that hold a parameter replicated: with 1 optimizer
+            state, with 2 gradients too, with 3 also the parameters, which are then gathered for
+            use. 0 splits nothing.
         schedule: the order in which stages run micro-batches; see ``consistent.nn.pipeline``.
-        is_compiled: run the whole step as one recorded program; see ``consistent.compile``.
-        options: how that is compiled.
+        is_compiled: whether to run the whole step as one recorded program; see
+            ``consistent.compile``.
+        options: compile options of that program.
 
-    ``backend`` is that of ``options``, or None where ``is_compiled`` is false; ``layouts``,
-    ``memory``, ``overlap``, ``fuse`` and ``cuda_graph`` are those of ``options``.
+    ``backend`` reads the backend of ``options``, or None if ``is_compiled`` is false; ``layouts``,
+    ``memory``, ``overlap``, ``fuse`` and ``cuda_graph`` read and set the attributes of ``options``
+    with these names.
     """
 
     amp: torch.dtype | None = None
@@ -59,7 +62,7 @@ class GraphConfig:
 
     @property
     def backend(self) -> str | None:
-        """What runs the recorded program; None: the step runs as it is written."""
+        """Name of the backend that runs the recorded program; None if the step runs as written."""
         return self.options.backend if self.is_compiled else None
 
     @backend.setter
@@ -76,7 +79,7 @@ class GraphConfig:
         """Cut each batch into ``value`` micro-batches.
 
         Raises:
-            ValueError: it is not a whole number above 0.
+            ValueError: ``value`` is not a whole number above 0.
         """
         if not isinstance(value, int) or value < 1:
             raise ValueError(
@@ -86,9 +89,10 @@ class GraphConfig:
         self.micro_batches = value
 
     def enable_zero(self, mode: bool = True, *, stage: int = 2) -> None:
-        """Split what optimizers keep over the ranks that hold a parameter alike; with ``stage`` 2
-        gradients too, with 3 also the parameters of modules that were given to ``parallelize``,
-        which is its plan ``"zero3"``.
+        """Split optimizer state over the ranks that hold a parameter replicated.
+
+        With ``stage`` 2 gradients are split too. With 3 the parameters of modules that were passed
+        to ``parallelize`` are also split, as in its plan ``"zero3"``.
 
         Raises:
             ValueError: ``stage`` is none of 1, 2 and 3.
@@ -102,20 +106,21 @@ class GraphConfig:
 
     @shows_options
     def enable_compile(self, mode: bool = True, **options: Unpack[Options]) -> None:
-        """Record the second step and run it as a program from then on. ``options`` are those of
-        ``consistent.compile``.
+        """Record the second step, and run it as a program from then on.
+
+        ``options`` are those of ``consistent.compile``.
 
         Raises:
-            ValueError, ImportError: an option cannot be had; ``CompileOptions`` says which.
+            ValueError, ImportError: an option is not available; ``CompileOptions`` describes when.
         """
         self.options = CompileOptions(**options, what="enable_compile")
         self.is_compiled = mode
 
     def set_schedule(self, name: str) -> None:
-        """Run stages in the order of this schedule.
+        """Run stages in the order of the schedule ``name``.
 
         Raises:
-            ValueError: no schedule is called so.
+            ValueError: there is no schedule of that name.
         """
         check_name(name)
         self.schedule = name

@@ -1,4 +1,4 @@
-"""nn.Graph: one step of a program as one object."""
+"""``nn.Graph``: one step of a program as one object."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .pipelined import Pipelined
 
 
 class Graph:
-    """A step of a program: ``build`` says what it does, calling the graph does it.
+    """One training or inference step, defined by ``build`` and run by calling the graph.
 
     ```
     class Train(nn.Graph):
@@ -41,10 +41,10 @@ class Graph:
     loss = Train(model, optimizer)(x, y)
     ```
 
-    Where optimizers were added, a call sets gradients to zero, runs ``build``, which calls
+    If optimizers were added, a call sets gradients to zero, runs ``build``, which calls
     ``backward()``, then steps the optimizers and their schedules. Every rank calls the graph with
-    the same batch, or with global tensors. ``config`` (a ``GraphConfig``) says what happens around
-    it.
+    the same batch, or with global tensors. ``config`` (a ``GraphConfig``) sets autocast,
+    micro-batches, ZeRO, the schedule and compilation.
 
     With stages (``module.to(nn.graph.GraphModule).set_stage(...)``, or ``Graph.stage``) and several
     micro-batches, the stages work on several micro-batches at once, in the order of
@@ -58,7 +58,7 @@ class Graph:
         self._compiled: CompiledStep | None = None
 
     def build(self, *args: Any, **kwargs: Any) -> Any:
-        """What the step does; subclasses write it."""
+        """Compute the step; subclasses define this method."""
         raise NotImplementedError(
             f"{type(self).__name__}.build: it is not written. Define build(self, ...), which "
             "computes what a call of the graph returns."
@@ -70,7 +70,7 @@ class Graph:
         *,
         lr_sch: torch.optim.lr_scheduler.LRScheduler | None = None,
     ) -> None:
-        """From now on each call trains: it steps ``optim``, and then ``lr_sch``.
+        """Make each call a training step that steps ``optim``, and then ``lr_sch``.
 
         Raises:
             TypeError: ``optim`` is not an optimizer.
@@ -78,34 +78,34 @@ class Graph:
         self._optimizers.add(optim, lr_sch)
 
     def set_grad_scaler(self, grad_scaler: torch.amp.GradScaler | None) -> None:
-        """Scale losses by ``grad_scaler`` before backward, and leave out steps whose gradients
-        overflow."""
+        """Scale losses by ``grad_scaler``, and skip steps whose gradients overflow."""
         self._optimizers.scaler = grad_scaler
 
     @staticmethod
     def stage(module: torch.nn.Module, index: int, placement: Placement) -> None:
-        """Let ``module`` run in stage ``index``, on ``placement``; what
-        ``module.to(nn.graph.GraphModule).set_stage(...)`` does.
+        """Run ``module`` in stage ``index``, on ``placement``.
+
+        This is the same as ``module.to(nn.graph.GraphModule).set_stage(...)``.
 
         Raises:
-            ValueError: the number is negative.
+            ValueError: ``index`` is negative.
             RuntimeError: the placement names ranks that the world does not have.
         """
         set_stage(module, index, placement)
 
     @property
     def trains(self) -> bool:
-        """Whether an optimizer was added."""
+        """True if an optimizer was added, so that a call trains."""
         return bool(self._optimizers)
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those that were added, in order."""
+        """Return the optimizers, in the order in which they were added."""
         return self._optimizers.list()
 
     # -- its modules -------------------------------------------------------------------------------
 
     def modules(self) -> Iterator[torch.nn.Module]:
-        """Every module among the attributes, and those inside it, each once."""
+        """Iterate over the modules among the attributes and all modules inside them, each once."""
         seen: set[int] = set()
         for value in vars(self).values():
             if isinstance(value, torch.nn.Module):
@@ -115,15 +115,15 @@ class Graph:
                         yield module
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of each module among the attributes, by its name."""
+        """Return the state of each module among the attributes, with the attribute as prefix."""
         found = {n: m for n, m in vars(self).items() if isinstance(m, torch.nn.Module)}
         return {f"{n}.{key}": x for n, m in found.items() for key, x in m.state_dict().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what ``state_dict`` gave.
+        """Load a state that ``state_dict`` returned.
 
         Raises:
-            RuntimeError: a name is missing, or one is not known.
+            RuntimeError: a name is missing, or a name is not known.
         """
         own = {n: m for n, m in vars(self).items() if isinstance(m, torch.nn.Module)}
         unknown = [key for key in state if key.partition(".")[0] not in own]
@@ -139,7 +139,7 @@ class Graph:
             )
 
     def stages(self) -> list[Stage]:
-        """The stages that were set, in order."""
+        """Return the stages that were set, in order."""
         found = [stage for m in self.modules() if (stage := stage_of(m)) is not None]
         placements = check_stages(type(self).__name__, found)
         return [Stage(index, placement) for index, placement in placements.items()]
@@ -162,13 +162,15 @@ class Graph:
         return self._compiled(*args, **kwargs)
 
     def show(self, path: str | Path | None = None) -> str:
-        """What was recorded as text. Of a compiled graph it is its programs: ops with their
-        layouts, what is sent, and the lines of ``build`` that they come from. Of a graph whose
-        stages run micro-batches it is the schedule, and what each stage does. With ``path`` that is
-        also written as an HTML page that needs nothing beside it.
+        """Return the recorded step as text.
+
+        A compiled graph shows its programs: ops with their layouts, what is sent, and the lines of
+        ``build`` that these come from. A graph whose stages run micro-batches shows the schedule,
+        and what each stage does. With ``path``, the same is also written as a self-contained HTML
+        page.
 
         Raises:
-            RuntimeError: nothing was recorded yet, or nothing is to be.
+            RuntimeError: nothing was recorded yet, or the graph is configured to record nothing.
             ValueError: ``path`` does not end in .html.
         """
         if self._compiled is not None and self._compiled.programs:
@@ -192,7 +194,7 @@ class Graph:
         return result
 
     def _runner(self, stages: list[Stage]) -> Callable[[tuple, dict[str, Any]], Any]:
-        """What runs ``build`` on a whole batch, backward included."""
+        """Return the function that runs ``build`` on a whole batch, backward included."""
         if self.config.micro_batches > 1 and len(stages) > 1:
             if self._pipeline is None or not self._pipeline.fits(stages, self.config):
                 self._pipeline = Pipelined(self, stages, self.config)

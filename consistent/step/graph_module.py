@@ -1,4 +1,4 @@
-"""A module as a part of a graph: which stage it is in, and whether it stores what it computes."""
+"""Settings of one module inside a graph: its stage, and whether its activations are recomputed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from ..torch_patches.views_of_modules import views
 
 
 class GraphModule:
-    """What ``module.to(nn.graph.GraphModule)`` gives; ``module`` itself stays as it is."""
+    """View of ``module`` with graph settings, returned by ``module.to(nn.graph.GraphModule)``.
+
+    ``module`` itself stays as it is.
+    """
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
@@ -19,10 +22,10 @@ class GraphModule:
     def set_stage(
         self, stage_id: int | None = None, placement: Placement | None = None
     ) -> GraphModule:
-        """Let the module run in stage ``stage_id``, on ``placement``.
+        """Run the module in stage ``stage_id``, on ``placement``.
 
         Raises:
-            ValueError: one of both is missing, or the number is negative.
+            ValueError: one of the two arguments is missing, or ``stage_id`` is negative.
             RuntimeError: the placement names ranks that the world does not have.
         """
         if stage_id is None or placement is None:
@@ -35,12 +38,12 @@ class GraphModule:
 
     @property
     def stage(self) -> Stage | None:
-        """What ``set_stage`` said."""
+        """Stage that ``set_stage`` set, or None."""
         return stage_of(self.module)
 
     @property
     def activation_checkpointing(self) -> bool:
-        """Whether backward computes the module's activations again, instead of keeping them."""
+        """True if backward computes the module's activations again instead of storing them."""
         return is_recomputed(self.module)
 
     @activation_checkpointing.setter

@@ -1,4 +1,4 @@
-"""The optimizers of a graph, their learning rate schedules, and the scale of its losses."""
+"""Optimizers of a graph, with their learning rate schedules and the gradient scaler."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 class Optimizers:
-    """What a training step does before and after ``build``."""
+    """Work before and after ``build``: zero gradients, step, update scaler and schedules."""
 
     def __init__(self) -> None:
         self.scaler: Any = None
@@ -18,7 +18,7 @@ class Optimizers:
         return len(self._pairs)
 
     def add(self, optimizer: Any, schedule: Any) -> None:
-        """Raises TypeError if ``optimizer`` is none."""
+        """Add ``optimizer`` and its schedule; raise TypeError if it is not a torch optimizer."""
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(
                 f"add_optimizer: optim is a {type(optimizer).__name__}. Give an optimizer of torch,"
@@ -27,19 +27,19 @@ class Optimizers:
         self._pairs.append((optimizer, schedule))
 
     def list(self) -> list[torch.optim.Optimizer]:
-        """The optimizers, in the order in which they were added."""
+        """Return the optimizers, in the order in which they were added."""
         return [optimizer for optimizer, _ in self._pairs]
 
     def begin(self) -> None:
-        """Let go of the gradients of the last step."""
+        """Drop the gradients of the last step."""
         for optimizer, _ in self._pairs:
             optimizer.zero_grad()
 
     def step(self, name: str) -> None:
-        """Step, if there is an optimizer.
+        """Step every optimizer, then the scaler and the schedules.
 
         Raises:
-            RuntimeError: backward reached none of its parameters.
+            RuntimeError: none of the parameters of an optimizer has a gradient.
         """
         for optimizer, _ in self._pairs:
             params = [p for group in optimizer.param_groups for p in group["params"]]
@@ -53,6 +53,8 @@ class Optimizers:
                 optimizer.step()
             else:
                 self.scaler.step(optimizer)
+        # Once after all optimizers: ``update`` clears the scaler's record of which gradients
+        # overflowed.
         if self._pairs and self.scaler is not None:
             self.scaler.update()
         for _, schedule in self._pairs:

@@ -1,4 +1,4 @@
-"""The step of a graph with stages, in several micro-batches at once."""
+"""Step of a graph with stages, which work on several micro-batches at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..pipeline.stage import Stage
 
 
 class Pipelined:
-    """Runs ``build`` of a graph in the order of a schedule."""
+    """Runner of a graph's ``build`` in the order of a schedule."""
 
     def __init__(self, graph: Any, stages: list[Stage], config: Any) -> None:
         self._graph = graph
@@ -28,24 +28,24 @@ class Pipelined:
         )
 
     def fits(self, stages: list[Stage], config: Any) -> bool:
-        """Whether stages and schedule are those that this was made for."""
+        """Return whether this runner was made for these stages and this schedule."""
         return self._asked == ([*stages], config.schedule)
 
     def show(self, path: str | Path | None) -> str:
-        """The schedule, and the program of a micro-batch by stages; see ``Pipeline.show``."""
+        """Return the schedule and the program of a micro-batch by stages; see ``Pipeline.show``."""
         return show(self._engine, self._graph.config.micro_batches, path)
 
     def run(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """What ``build`` returns for a batch, backward included where it calls it.
+        """Run ``build`` on a batch and return its result; run backward where ``build`` calls it.
 
         Raises:
-            RuntimeError: there is an optimizer, and backward is called on no loss.
+            RuntimeError: the graph has an optimizer, and ``build`` calls backward on no loss.
         """
         graph = self._graph
         if not (graph.trains or torch.is_grad_enabled()):
             return self._engine.run(graph.build, args, kwargs, graph.config.micro_batches, None)
-        # Losses are scaled by the ranks of their stages, and a scaler is ready once it has scaled:
-        # the other ranks step with it, too.
+        # Only the ranks of a loss's stage scale it. The other ranks step with the scaler too, and
+        # it can step only after it has scaled something: hence this zero.
         graph._scale(torch.zeros((), device=graph._device_type()))
         return self._engine.run(
             graph.build,

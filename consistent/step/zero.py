@@ -1,5 +1,8 @@
-"""``config.enable_zero``: optimizers step on shares of the parameters that ranks hold alike, and
-with stage 3 the parameters themselves lie in shares between their uses."""
+"""Sharding of optimizer state, gradients and parameters for ``config.enable_zero``.
+
+Optimizers step on shards of the parameters that ranks hold replicated. With stage 3 the parameters
+themselves are stored as shards between their uses.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,14 @@ _DONE = "_consistent_zero"
 
 
 def settle(graph: Any, stage: int) -> None:
-    """Once for each module: parameters that are B on an axis, and whose dim 0 is not split, step as
-    S(0) along it; from stage 2 on their gradients lie so, too, and with stage 3 they themselves.
+    """Shard the state of ``graph`` for ZeRO ``stage``, once for each module.
+
+    Parameters that are B on an axis, and whose dim 0 is not split, step as S(0) along that axis.
+    From stage 2 on their gradients have that layout too, and with stage 3 the parameters
+    themselves.
 
     Raises:
-        ValueError: with stage 3, a parameter that is global lies in a module that was not given to
+        ValueError: with stage 3, a global parameter belongs to a module that was not passed to
             ``parallelize``.
     """
     if stage == 3:
@@ -52,8 +58,7 @@ def _shared(own: NdSbp) -> NdSbp:
 
 
 def _split(graph: Any) -> None:
-    """Lay the parameters of every module that was parallelized in shares, with their gradients and
-    what optimizers keep of them already."""
+    """Shard the parameters of parallelized modules, with their gradients and optimizer state."""
     modules = list(_outermost(graph, [m for m in vars(graph).values() if isinstance(m, nn.Module)]))
     for module in modules:
         if module.__dict__.get(_DONE) == 3:
@@ -66,6 +71,7 @@ def _split(graph: Any) -> None:
             if layouts is not None and param.ndim and S(0) not in layouts.sbp:
                 tensors[name] = Layouts(_shared(layouts.sbp), use=layouts.use)
         own = {id(param) for param in module.parameters()}
+        # ``move`` accepts optimizers of this module's parameters only.
         optimizers = [o for o in graph.optimizers() if all(id(p) in own for p in params_of(o))]
         split = Plan(
             tensors,
@@ -79,7 +85,7 @@ def _split(graph: Any) -> None:
 
 
 def _outermost(graph: Any, modules: list[nn.Module]) -> Iterator[nn.Module]:
-    """The outermost modules that were parallelized."""
+    """Yield the outermost modules that were passed to ``parallelize``."""
     for module in modules:
         if installed_plan(module) is not None:
             yield module

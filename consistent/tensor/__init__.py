@@ -1,1 +1,1 @@
-"""The tensor that users hold."""
+"""``GlobalTensor``, the tensor class that users hold."""

@@ -1,4 +1,4 @@
-"""From the mirrored view to the global one. The way back is ``GlobalTensor.to_mirrored``."""
+"""Conversion from the mirrored view to the global one, the reverse of ``to_mirrored``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,20 @@ def from_mirrored(
     shape: Sequence[int] | None = None,
     check: bool = True,
 ) -> GlobalTensor:
-    """``MirroredTensor.to_global``: the element on each device is its piece of the result."""
+    """Return the global tensor whose pieces are the elements of ``x``.
+
+    This implements ``MirroredTensor.to_global``.
+
+    Args:
+        x: the mirrored tensor; its element on each device is that device's piece.
+        sbp: relation of the pieces to the whole; without it ``S(0)``.
+        placement: a grid of the ranks of ``x``; without it these ranks in one row.
+        shape: the logical shape, as in ``from_local``.
+        check: compare the pieces between ranks, as in ``from_local``.
+
+    Raises:
+        ValueError: ``placement`` has other ranks than ``x``, or a piece does not fit.
+    """
     if placement is None:
         kind = "cuda" if x.is_cuda else "cpu"
         placement = Placement(kind, list(x.ranks))

@@ -1,10 +1,11 @@
-"""GlobalTensor: one logical tensor over many ranks, held on each as its local shard.
+"""``GlobalTensor``: one logical tensor over many ranks, of which each rank holds its local shard.
 
 The object *is* the shard: a ``torch.Tensor`` subclass whose storage and autograd node are the
-shard's own, with the spec as an attribute. What describes the tensor (``shape``, ``dtype``,
-``numel()``, ...) answers for the logical one. Reading values (``item``, ``numpy``, ``bool``) gives
-the logical value on every rank, and so is a collective: every rank must do it. Beside that only
-ops and ``to_global`` communicate: no question does (``inspection/``), nor does ``print``.
+shard's own, with the spec as an attribute. Attributes and methods that describe the tensor
+(``shape``, ``dtype``, ``numel()``, ...) describe the logical tensor. Reading values (``item``,
+``numpy``, ``bool``) returns the logical value on every rank, and so is a collective: every rank
+must do it. Other than that only ops and ``to_global`` communicate. Queries (``inspection/``) and
+``print`` never do.
 """
 
 from __future__ import annotations
@@ -29,13 +30,16 @@ _Base = torch.Tensor
 
 
 def _answer(get: Callable[[Any], Any]) -> Any:
-    """A property that answers for the logical tensor. Models ask for the spec's in every layer, so
-    their ``get`` is no Python function."""
+    """Return a property of the logical tensor.
+
+    Models read spec properties in every layer, so their ``get`` is an ``attrgetter``, which is
+    faster than a Python function.
+    """
     return property(get)
 
 
 def _raw(name: str) -> Any:
-    """A property of the shard itself, read and set past the hook."""
+    """Return a property for the shard's own attribute ``name``, used with the hook off."""
     descriptor = getattr(_Base, name)
 
     def set_(self: Any, value: Any) -> None:
@@ -46,23 +50,26 @@ def _raw(name: str) -> Any:
 
 
 def _hooks(name: str) -> Any:
-    """Users' hooks; the library's own hook stays the last one."""
+    """Return a property for the user's hooks that keeps the library's own hook the last one."""
     raw = _raw(name)
 
     def set_(self: Any, value: Any) -> None:
         raw.fset(self, value)
-        _C.watch_if_leaf(self)  # torch sets this under a lock of the node: nothing else is asked
+        # Torch sets this attribute under a lock of the autograd node, so no other node may be used.
+        _C.watch_if_leaf(self)
 
     return property(raw.fget, set_)
 
 
 class GlobalTensor(torch.Tensor):
-    """One logical tensor with a placement and an SBP. Made by ``from_local``, ``distribute`` or
-    ``zeros``, ``randn``, ..."""
+    """One logical tensor with a placement and an SBP.
+
+    Make one with ``from_local``, ``distribute`` or a factory such as ``zeros`` or ``randn``.
+    """
 
     _spec: TensorSpec
     _moved_view = False
-    _data_given = False  # x.data was asked for: torch counts no writes into it as writes into x
+    _data_given = False  # x.data was read: torch does not count writes into it as writes into x
 
     def __new__(cls, *args: Any, **kwargs: Any) -> GlobalTensor:
         raise TypeError(
@@ -84,6 +91,7 @@ class GlobalTensor(torch.Tensor):
     sbp: NdSbp = _answer(moving.sbp_of)
     itemsize = _answer(attrgetter("_spec.dtype.itemsize"))
     nbytes = _answer(attrgetter("_spec.nbytes"))
+    # False also outside the placement, where the shard is meta: this is about the logical tensor.
     is_meta = _answer(lambda self: False)
     is_cuda = _answer(lambda self: self._spec.placement.type == "cuda")
     is_cpu = _answer(lambda self: self._spec.placement.type == "cpu")
@@ -99,8 +107,7 @@ class GlobalTensor(torch.Tensor):
 
     @property
     def device(self) -> torch.device:
-        """Device of this rank's shard; outside the placement, the one that plain tensors would
-        be made on."""
+        """Device of this rank's shard; outside the placement, the device for new plain tensors."""
         placement = self._spec.placement
         if placement.type == "cpu" or my_coordinate(placement) is None:
             return device_of(placement)
@@ -108,36 +115,36 @@ class GlobalTensor(torch.Tensor):
             return _Base.device.__get__(self)  # type: ignore[attr-defined]
 
     def size(self, dim: int | None = None) -> Any:
-        """Logical size, or that of one dim."""
+        """Return the logical size, or the size of dim ``dim``."""
         return self._spec.shape if dim is None else self._spec.shape[dim]
 
     def dim(self) -> int:
-        """Number of dims."""
+        """Return the number of dims."""
         return self._spec.ndim
 
     ndimension = dim
 
     def numel(self) -> int:
-        """Number of logical elements."""
+        """Return the number of logical elements."""
         return self._spec.numel
 
     nelement = numel
 
     def element_size(self) -> int:
-        """Bytes of one element."""
+        """Return the number of bytes of one element."""
         return self._spec.dtype.itemsize
 
     def stride(self, dim: int | None = None) -> Any:
-        """Strides that the logical tensor has on one device, laid out as the shards are."""
+        """Return the strides of the logical tensor on one device, if laid out as the shards are."""
         strides = logical_strides(self)
         return strides if dim is None else strides[dim]
 
     def is_floating_point(self) -> bool:
-        """Whether the dtype is a floating one."""
+        """Return whether the dtype is a floating-point one."""
         return self._spec.dtype.is_floating_point
 
     def is_complex(self) -> bool:
-        """Whether the dtype is a complex one."""
+        """Return whether the dtype is a complex one."""
         return self._spec.dtype.is_complex
 
     def __len__(self) -> int:
@@ -164,7 +171,7 @@ class GlobalTensor(torch.Tensor):
     to_mirrored = moving.to_mirrored
 
     def type_as(self, other: torch.Tensor) -> Any:
-        """This tensor in the dtype of ``other``."""
+        """Return this tensor in the dtype of ``other``."""
         return self.to(other.dtype)
 
     # -- reading values: collectives ---------------------------------------------------------------
@@ -198,9 +205,12 @@ class GlobalTensor(torch.Tensor):
     requires_grad: Any = property(_C.make_getter(_Base.requires_grad), _set_requires_grad)
 
     def requires_grad_(self, requires_grad: bool = True) -> GlobalTensor:
-        """Ask for gradients of this leaf; they are boxed to its own SBP."""
+        """Set whether autograd computes the gradient of this leaf.
+
+        The gradient is boxed to the leaf's own SBP.
+        """
         if requires_grad:
-            _ = self._spec.dual  # where the gradient will lie; P(max) and P(min) raise
+            _ = self._spec.dual  # spec of the gradient: raises for P(max) and P(min)
         with HookOff():
             _Base.requires_grad_(self, requires_grad)
         _C.watch_if_leaf(self)
@@ -209,13 +219,13 @@ class GlobalTensor(torch.Tensor):
     def _delete_grad(self) -> None:
         self.grad = None
 
-    # The gradient as a global tensor: in this leaf's layout (B where it is P) once backward has
-    # ended, P inside ``no_sync()``. Read without a step in Python: optimizers do so for each
-    # parameter.
+    # The gradient as a global tensor. After backward it has this leaf's layout (B where the leaf is
+    # P); inside ``no_sync()`` it is P. The getter is in C++, because optimizers read the gradient
+    # of each parameter.
     grad: Any = property(gradients.raw_grad, _C.assign_gradient, _delete_grad)
 
     data: Any = property(memory.data, memory.set_data)
-    set_ = memory.set_  # torch does not ask for hooks in it
+    set_ = memory.set_  # torch's own does not call __torch_function__
     contiguous = memory.contiguous
 
     def backward(
@@ -225,25 +235,32 @@ class GlobalTensor(torch.Tensor):
         create_graph: bool = False,
         inputs: Any = None,
     ) -> None:
-        """Gradients of the leaves, each boxed to the leaf's own SBP when this returns."""
+        """Compute the gradients of the leaves. On return each is boxed to the leaf's own SBP.
+
+        The arguments are those of ``torch.Tensor.backward``.
+        """
         if inputs is None:
             backward.backward(self, gradient, retain_graph, create_graph)
             return
         torch.autograd.backward(self, gradient, retain_graph, create_graph, inputs=inputs)
 
     def register_hook(self, hook: Callable[[Any], Any]) -> Any:
-        """Call ``hook`` with this tensor's gradient as a global tensor (in the dual SBP); it may
-        return another."""
+        """Call ``hook`` with this tensor's gradient as a global tensor in the dual SBP.
+
+        The hook may return another gradient, which replaces it.
+        """
         wrapped = self._on_shards(hook)
         with HookOff():
             return _Base.register_hook(self, wrapped)
 
     def _on_shards(self, hook: Callable[[Any], Any]) -> Callable[[torch.Tensor], Any]:
-        """``hook`` as torch calls it, with the shard of a gradient."""
+        """Wrap ``hook`` to be called by torch with the shard of a gradient."""
         spec = self._spec
 
         def wrapped(grad: torch.Tensor) -> torch.Tensor | None:
             dual = spec.dual.with_dtype(grad.dtype)
+            # A view, because `attach` changes the class of its argument, which the engine still
+            # uses.
             result = hook(attach(grad.view_as(grad), dual))
             if result is None:
                 return None
@@ -253,18 +270,19 @@ class GlobalTensor(torch.Tensor):
         return wrapped
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Any], None]) -> Any:
-        """Call ``hook(leaf)`` after a gradient was added to this leaf."""
+        """Call ``hook(leaf)`` each time after a gradient was added to this leaf."""
         with HookOff():
             return _Base.register_post_accumulate_grad_hook(self, hook)
 
     def retain_grad(self) -> None:
-        """Keep the gradient of this non-leaf in ``.grad`` (in the dual SBP)."""
+        """Keep the gradient of this non-leaf in ``.grad``, in the dual SBP."""
         with HookOff():
             _Base.retain_grad(self)
 
     # -- copies ------------------------------------------------------------------------------------
 
-    # Torch's own: a plain parameter that becomes global is still found where it is a key.
+    # Torch's own hash, by identity: a plain parameter that becomes global in place stays valid as a
+    # dict key, as in an optimizer's state.
     __hash__ = _Base.__hash__
 
     def __copy__(self) -> Any:
@@ -286,4 +304,5 @@ class GlobalTensor(torch.Tensor):
 
 
 hook.set_class(GlobalTensor)
+# Once the class is complete, since methods that it defines itself are left alone.
 hook.enter_methods(GlobalTensor)

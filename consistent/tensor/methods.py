@@ -1,8 +1,9 @@
-"""Ops that are answered without a plan: reading values, changes of dtype and device, and methods
-that treat a tensor as a window onto memory. Questions are in ``answers.py``.
+"""Tensor methods that are handled without a plan.
 
-``x.size()`` finds the method of GlobalTensor; ``torch.Tensor.size(x)`` and ``torch.numel(x)`` come
-to the hook, and from there to these.
+They read values, change dtype or device, or treat a tensor as a window onto memory. Queries are in
+``inspection/answers.py``. ``x.size()`` finds the method of ``GlobalTensor`` itself;
+``torch.Tensor.size(x)`` and ``torch.numel(x)`` come to the hook, which calls the handlers of this
+module.
 """
 
 from __future__ import annotations
@@ -25,18 +26,22 @@ from .storage import memory  # noqa: F401  (it enters its answers)
 
 
 def _to(self: GlobalTensor, *args: Any, **kwargs: Any) -> Any:
-    """``Tensor.to``: a change of dtype is an op; of a device only the type counts, since the
-    placement says which device it is. A plain tensor goes where the global one that it is given
-    lies, and is B there."""
+    """Implement ``Tensor.to``.
+
+    A change of dtype is an op. Of a device only the type counts, since the placement decides which
+    device it is. If a plain tensor is passed a global one, it becomes a B tensor on the placement
+    of that one.
+    """
     if self.__class__ is not GlobalTensor:
         args, kwargs, other = _without_other(args, kwargs)
         return take_in(self, other.placement, "to").to(other.dtype, *args, **kwargs)
     if len(args) == 1 and not kwargs and isinstance(args[0], torch.dtype):
-        # As models ask it in every norm, mostly for the dtype that is there.
+        # Fast path: models do this in every norm, mostly without a change.
         dtype = args[0]
         return self if dtype is self._spec.dtype else _copy_to(self, dtype)
     if args and isinstance(args[0], torch.Tensor):
         args = (args[0].device, args[0].dtype, *args[1:])
+    # `_parse_to`, torch's own parser of these arguments, accepts no `copy`, so take it out first.
     copy = kwargs.pop("copy", False)
     if len(args) > 2 and isinstance(args[-1], bool) and isinstance(args[-2], bool):
         args, copy = args[:-1], args[-1]  # (..., non_blocking, copy)
@@ -57,7 +62,7 @@ def _to(self: GlobalTensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def _without_other(args: tuple, kwargs: dict) -> tuple[tuple, dict, Any]:
-    """The arguments of ``to``, and the tensor among them."""
+    """Return the arguments of ``to`` without the tensor among them, and that tensor."""
     if args:
         return args[1:], kwargs, args[0]
     kwargs = dict(kwargs)
@@ -68,7 +73,7 @@ _TO_COPY = torch.ops.aten._to_copy.default
 
 
 def _copy_to(x: GlobalTensor, dtype: torch.dtype) -> Any:
-    # The op as the hook gets it; torch takes longer to call one of its ops than to do it.
+    # Calls the hook directly: going through torch.ops first would take longer than the op itself.
     return torch_function(_TO_COPY, (GlobalTensor,), (x,), {"dtype": dtype})
 
 

@@ -1,1 +1,1 @@
-"""Every place where torch itself is changed, by theme: ``install.py`` lists them."""
+"""All changes that the library makes in torch, by theme; ``install.py`` lists them."""

@@ -1,4 +1,5 @@
-"""Backward starts from the dual SBP and ends when the gradient buckets have landed."""
+"""Backward passes of global tensors: they start from the dual SBP, and end when the gradient
+buckets have been reduced."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from .redirect import redirect
 
 
 def install() -> None:
-    """Redirect the engine itself: all callers call one method of one object."""
+    """Redirect the autograd engine's method through which all callers start a backward pass."""
     engine: Any = type(Variable._execution_engine)  # type: ignore[attr-defined]
     redirect(engine.run_backward, _run_backward, "graph")
     handlers["grad"] = partial(_grad, opened_body(torch.autograd.grad))  # type: ignore[arg-type]
@@ -57,12 +58,14 @@ def _of_arguments(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """In a user's Function an argument is a whole, plain tensor made of the global one that was
-    given. What reaches that one by another way, as a parameter by its module, is part of the
-    gradient, too; so the engine is asked for the gradient of the global one."""
+    """Run the backward pass with the right inputs inside a user's autograd Function. There an
+    argument is a whole plain tensor, gathered from a global one. The gradient also includes paths
+    that reach the global tensor without this argument, such as a parameter through its module. So
+    the engine computes the gradient of the global tensor, which is then gathered."""
     made = [_gather_of(x) for x in inputs] if present() is not None else []
     if not any(made):
         return run(keep_graph, create_graph, inputs, *args, **kwargs)
+    # Gradients are accumulated into leaves; for returned gradients the engine takes an edge.
     if kwargs.get("accumulate_grad"):
         asked = [x if node is None else _leaf(x, node) for x, node in zip(inputs, made)]
         return run(keep_graph, create_graph, tuple(asked), *args, **kwargs)
@@ -78,7 +81,7 @@ def _of_arguments(
 
 
 def _gather_of(x: Any) -> Any:
-    """The node that has made a whole, plain ``x`` of a global tensor, if one has."""
+    """Return the node that has gathered a plain ``x`` from a global tensor; otherwise None."""
     node = None if is_global(x) or not isinstance(x, torch.Tensor) else x.grad_fn
     return node if isinstance(node, gathered_by) else None
 
@@ -94,7 +97,8 @@ def _seed(y: Any, grad: Any) -> Any:
 
 
 def _grad(opened: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-    """``torch.autograd.grad``: torch computes shards in the dual SBP of each input."""
+    """Call ``torch.autograd.grad``, which computes shards in the dual SBP of each input, and make
+    its results global."""
     if kwargs.get("is_grads_batched") or (len(args) > 5 and args[5]):
         raise RuntimeError(
             "torch.autograd.grad: is_grads_batched=True runs vmap over the shards of a global "

@@ -1,5 +1,5 @@
-"""``torch.utils.checkpoint`` compares what autograd saves with what it saves again, and keeps the
-inputs of the code that it runs again."""
+"""Changes for ``torch.utils.checkpoint``: its comparison of saved tensors with recomputed ones, and
+the inputs that it keeps for the recomputation."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from ..dispatch.plans.shards import attach, is_global, plain
 
 
 def install() -> None:
-    """A saved tensor is sometimes seen as global and sometimes as its shard, depending on how the
-    op was run; both are compared as the shard."""
+    """Make the comparison see shards, and the saved inputs stay global. A saved tensor is sometimes
+    seen as global and sometimes as its shard, depending on how the op was run; both are compared as
+    the shard."""
     compare = checkpointing._allowed_determinism_checks_to_fns
     mode = checkpointing._DEFAULT_DETERMINISM_MODE
     metadata = compare[mode]
@@ -26,8 +27,8 @@ def install() -> None:
 
 
 def _keep_specs(frame: Any) -> None:
-    """Inputs stay global where hooks for saved tensors are around the checkpoint: what passes
-    through such hooks comes back as another, plain tensor object."""
+    """Keep the specs of saved inputs. Inside hooks for saved tensors a saved input comes back as
+    another, plain tensor object, and gets its spec again."""
     save, get = frame.save_inputs, frame.get_inputs
 
     @functools.wraps(save)
@@ -43,7 +44,8 @@ def _keep_specs(frame: Any) -> None:
 
 
 def _keep_specs_in_function(function: Any) -> None:
-    """Keep specs where ``function`` saves the inputs behind a first one of its own."""
+    """Keep the specs of inputs that the autograd Function ``function`` saves after a first argument
+    of its own."""
     setup = function.setup_context
 
     @functools.wraps(setup)

@@ -1,9 +1,9 @@
-"""``torch.compile`` leaves frames that meet global tensors to Python: they run eagerly.
+"""Graph breaks for ``torch.compile`` at frames that meet global tensors: these frames run eagerly.
 
-Its tracer would take a global tensor for its shard. There is nothing to patch: the tracer, dynamo,
-asks the class of each tensor that it meets for ``__torch_dispatch__``, and is answered by an
-exception of its own which says "not this frame". A warning says once what to call instead, and with
-``fullgraph=True``, which allows no such frame, an error does.
+Dynamo would trace a global tensor as its shard. No patch is needed: dynamo reads
+``__torch_dispatch__`` of the class of each tensor that it meets, and here this raises dynamo's own
+exception for "skip this frame". A warning says once what to call instead. With ``fullgraph=True``,
+which allows no such frame, an error says it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from ..tensor.global_tensor import GlobalTensor
 
 
 class _AskedByTracer:
-    """The attribute ``__torch_dispatch__`` of ``torch.Tensor``, unless dynamo asks."""
+    """Descriptor for ``__torch_dispatch__`` that returns that of ``torch.Tensor``, unless dynamo
+    reads it."""
 
     def __get__(self, instance: Any, owner: Any) -> Any:
         asking = sys._getframe(1)
         if asking.f_globals.get("__name__", "").startswith("torch._dynamo."):
             if asking.f_locals.get("value") is owner:
-                return None  # code names the class, as in isinstance(), and has no tensor of it
+                return None  # the code only names the class, as in isinstance()
             _skip_frame()
         return getattr(torch.Tensor, "__torch_dispatch__")  # noqa: B009  (no method to pyright)
 
@@ -38,7 +39,7 @@ def _skip_frame() -> None:
     import torch._dynamo.trace_rules as rules
 
     for package in ("consistent", "mirrored"):
-        rules.add(package)  # adding it again does no harm
+        rules.add(package)  # dynamo skips its frames; adding it again does no harm
     if _traced_as_one_graph():
         raise exc.Unsupported(
             "torch.compile(fullgraph=True): this code meets a global tensor, of which the tracer "
@@ -57,7 +58,7 @@ def _skip_frame() -> None:
 
 
 def _traced_as_one_graph() -> bool:
-    """Whether what dynamo traces must become one graph."""
+    """Return whether the frame that dynamo traces must become one graph (``fullgraph=True``)."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         in_dynamo = frame.f_globals.get("__name__") == "torch._dynamo.convert_frame"
@@ -68,5 +69,5 @@ def _traced_as_one_graph() -> bool:
 
 
 def install() -> None:
-    """Set the attribute; it belongs to our own class, so this is done at import."""
+    """Set the attribute. It belongs to this library's own class, so it is set at import."""
     GlobalTensor.__torch_dispatch__ = _AskedByTracer()  # type: ignore[assignment,method-assign]

@@ -1,7 +1,8 @@
-"""LBFGS puts all gradients into one vector, which needs one layout.
+"""A change for LBFGS, which concatenates all gradients into one vector and so needs one layout for
+them.
 
-For parameters on several placements, or plain and global ones, it is a plain tensor, the same on
-every rank of the world, like the norm that clipping takes of such gradients. Its parts are added to
+For parameters on several placements, or plain and global ones, the vector is a plain tensor, equal
+on every rank of the world, like the norm of such gradients in clipping. Its parts are added to
 parameters on any placement.
 """
 
@@ -19,7 +20,7 @@ from ..movement.world import whole_on_world
 
 
 def install() -> None:
-    """Patch ``LBFGS._gather_flat_grad``."""
+    """Patch ``LBFGS._gather_flat_grad``, so that it accepts gradients on several placements."""
     original: Callable[[Any], Any] = torch.optim.LBFGS._gather_flat_grad
 
     @functools.wraps(original)

@@ -1,8 +1,10 @@
-"""``flex_attention`` asks for no hook, and compiles a function of its own, which would see shards;
-and what a ``mask_mod`` reads under ``vmap``, where ``create_mask`` calls it, is no global tensor.
+"""Changes for ``flex_attention`` and ``create_mask``, which would see shards of global tensors.
 
-The functions stay the objects that they are; what is called for global tensors is told in their
-code. Their module is changed when it is imported, since it brings torch's compiler.
+``flex_attention`` calls no ``__torch_function__``, and compiles its own function. ``create_mask``
+calls a ``mask_mod`` under ``vmap``, where global tensors that it reads are not seen as global.
+torch's functions stay the same objects; their code is replaced by code that calls this library for
+global tensors. Their module is changed when it is imported, because importing it loads torch's
+compiler.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from ..tensor.global_tensor import GlobalTensor
 from .on_import import change_module
 
 
-def _told(  # its code becomes that of torch's function, and reads that module's names
+# The code of this function becomes that of torch's flex_attention, so its global names are those
+# of torch's module.
+def _told(
     query,  # noqa: ANN001
     key,  # noqa: ANN001
     value,  # noqa: ANN001
@@ -42,7 +46,8 @@ def _told(  # its code becomes that of torch's function, and reads that module's
     )  # fmt: skip
 
 
-def _told_mask(  # likewise, of torch's create_mask
+# In the same way, the code of this function becomes that of torch's create_mask.
+def _told_mask(
     mod_fn,  # noqa: ANN001
     B,  # noqa: ANN001, N803
     H,  # noqa: ANN001, N803
@@ -74,18 +79,19 @@ def _change(module: Any) -> None:
 
 
 def _told_in_code(function: Any, told: Any) -> Any:
-    """Let ``function`` run the code of ``told``; gives a function that does what it did."""
+    """Replace the code of ``function`` by that of ``told``; return a function with the old code."""
     original = types.FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__
     )
     original.__kwdefaults__ = function.__kwdefaults__
+    # Code can be replaced only by code with as many free variables: both have none.
     function.__code__ = told.__code__
     return original
 
 
 class _ReadingWholes:
-    """A function of places, with its signature, by which torch tells a ``mask_mod`` from a
-    ``score_mod``. A global tensor that it reads is the whole of it."""
+    """Wrapper of a function of indices, inside which a global tensor is read as its whole value. It
+    keeps the signature, by which torch tells a ``mask_mod`` from a ``score_mod``."""
 
     def __init__(self, function: Any) -> None:
         self._function, self._wholes = function, Wholes()
@@ -98,8 +104,8 @@ class _ReadingWholes:
 
 @cache
 def _undisturbed(function: Any) -> Any:
-    """``function``, of which dynamo compiles no frame: programs compile ``flex_attention``, and
-    where it runs as it is written, what it calls would be compiled piece by piece."""
+    """Return ``function`` excluded from dynamo. Programs compile ``flex_attention``, and where it
+    runs eagerly, dynamo would compile the functions that it calls piece by piece."""
     return torch.compiler.disable(function)
 
 
@@ -121,7 +127,7 @@ def _of_global(
     wide = torch.float64 if query.dtype is torch.float64 else torch.float32
     try:
         mods.find(next(plain(x) for x in (query, key, value) if is_global(x)).device, wide)
-        # Not by way of modes, which would call torch's function again.
+        # Called directly, because function modes would call torch's function again.
         out, log, top = GlobalTensor.__torch_function__(
             module.flex_attention, (GlobalTensor,), (query, key, value, mods, scale, enable_gqa)
         )
@@ -136,7 +142,7 @@ def _of_global(
 
 
 def _check(module: Any, query: Any, key: Any, value: Any, mask: Any, enable_gqa: bool) -> None:
-    """Raise where torch's function does."""
+    """Raise the errors that torch's function raises for these arguments."""
     if (query.ndim, key.ndim, value.ndim) != (4, 4, 4):
         raise NotImplementedError("NYI: query, key, and value must be 4D tensors")
     module._validate_embed_dim(query, key, value)

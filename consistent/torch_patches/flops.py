@@ -1,4 +1,4 @@
-"""``FlopCounterMode`` counts from the shapes of an op's inputs, which are shards."""
+"""A change for ``FlopCounterMode``, so that it counts by the shapes of shards."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from .on_import import change_module
 
 
 def _change(flop_counter: Any) -> None:
-    """Below autograd a saved global tensor is the same object, and its shape would be the logical
-    one beside a gradient that is a shard. The count is that of this rank."""
+    """Make the counter use the shape of the shard for a global tensor. Below autograd a saved
+    tensor is still the global object, with a logical shape, while its gradient is a shard. The
+    count is that of this rank."""
     original: Callable[[Any], Any] = flop_counter.get_shape
 
     def get_shape(x: Any) -> Any:
@@ -21,5 +22,6 @@ def _change(flop_counter: Any) -> None:
 
 
 def install() -> None:
-    """Change it once it is imported, which takes Triton's 70 MB where that is installed."""
+    """Change the module when it is imported: the import takes Triton's 70 MB where Triton is
+    installed."""
     change_module("torch.utils.flop_counter", _change)

@@ -1,5 +1,5 @@
-"""Optimizers and clipping choose ``torch._foreach_*`` by the exact type of the parameters, and
-group these by device."""
+"""Changes for optimizers and clipping, which choose ``torch._foreach_*`` by the exact type of the
+parameters, and group these by device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .redirect import redirect
 
 
 def install() -> None:
-    """Add global tensors to torch's lists of the types that it knows."""
+    """Add global tensors to torch's lists of supported types, and replace the grouping."""
     for known in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
         known.append(GlobalTensor)
     redirect(torch._C._group_tensors_by_device_and_dtype, _grouped)
@@ -29,12 +29,12 @@ def install() -> None:
 
 
 def _clip_by_lists(function: Any) -> None:
-    """``foreach=False`` clips global tensors by lists all the same: one by one, norms on several
-    placements would never meet, and a plain gradient would become global by the norm that it is
-    multiplied with.
+    """Make a clipping function use list ops for global tensors even with ``foreach=False``. One by
+    one, norms on several placements could not be combined, and a plain gradient would become global
+    when it is multiplied by a global norm.
 
-    The function stays the object that others have imported; what it calls without gradients is
-    changed.
+    ``function`` stays the object that others have imported. The function that it wraps with
+    ``no_grad`` is replaced.
     """
     (cell,) = function.__closure__
     body = cell.cell_contents
@@ -52,10 +52,9 @@ def _clip_by_lists(function: Any) -> None:
 
 
 def _grouped(group: Callable[..., Any], lists: Any, with_indices: bool = False) -> Any:
-    """Positions of ``lists`` by device and dtype of the first list. Torch would look at the
-    shard's device, which is ``meta`` outside the placement, so that the ranks would form other
-    groups and in another order.
-    """
+    """Group the positions of ``lists`` by device and dtype of the first list. torch would use the
+    shard's device, which is ``meta`` outside the placement, so the ranks would form different
+    groups in a different order."""
     if not any(map(is_global, lists[0])):
         return group(lists, with_indices)
     positions: dict[Any, list[int]] = {}
@@ -68,7 +67,8 @@ def _grouped(group: Callable[..., Any], lists: Any, with_indices: bool = False) 
     for indices in positions.values():
         first = lists[0][indices[0]]
         groups.setdefault((first.device, first.dtype), []).extend(indices)
-    # Sorted, so that no rank's order depends on which equal placements are one object there.
+    # Sorted, because equal placements may be one object on some ranks and several on others, and
+    # the order must be the same on all.
     return {alike: _members(lists, sorted(i), with_indices) for alike, i in groups.items()}
 
 

@@ -1,13 +1,13 @@
-"""What the backward and the context of an ``autograd.Function`` do where they meet global tensors.
+"""Changes of backward and context of an ``autograd.Function`` for global tensors.
 
-A node of autograd computes with raw shards. These methods of torch's stand between the node and the
-user's code, and do what they did where nothing is global:
+A node of the autograd graph computes with raw shards. The methods of torch below are called between
+the node and the user's code. They do what they did where nothing is global; otherwise:
 
 ```
 ctx.save_for_backward(x)    notes the spec of a global x, for torch may keep another object
-ctx.saved_tensors           gives x back as the global tensor that it was
-backward(ctx, *grads)       gets gradients of global results whole, and gives back raw ones
-jvp(ctx, *tangents)         the same for what it returns
+ctx.saved_tensors           returns x as the global tensor that it was
+backward(ctx, *grads)       gets gradients of global results whole, and returns raw ones
+jvp(ctx, *tangents)         returns raw tangents in the same way
 ```
 """
 
@@ -33,7 +33,7 @@ _raw_saved: Any = torch._C._FunctionBase.__dict__["saved_tensors"]
 
 
 def install() -> None:
-    """Change torch's methods of contexts and nodes."""
+    """Wrap torch's methods of contexts and nodes."""
     _wrap(FunctionCtx, "save_for_backward", _save)
     for name in ("apply", "apply_boxed"):
         if hasattr(BackwardCFunction, name):
@@ -54,7 +54,7 @@ def _save(save: Callable[..., None], ctx: Any, *tensors: Any) -> None:
     save(ctx, *tensors)
     if any(map(is_global, tensors)):
         ctx._specs_of_saved = specs_of(tensors)
-        type(ctx).saved_tensors = _saved  # of the user's class alone
+        type(ctx).saved_tensors = _saved  # changes the user's class only
 
 
 def _get_saved(ctx: Any) -> tuple:
@@ -72,7 +72,7 @@ _saved = property(_get_saved)
 
 
 def specs_of(values: Sequence[Any]) -> Specs:
-    """The spec of each global tensor, None for what is none."""
+    """Return the spec of each global tensor, and None for other values."""
     return tuple(x._spec if is_global(x) else None for x in values)
 
 
@@ -81,14 +81,14 @@ def specs_of(values: Sequence[Any]) -> Specs:
 
 @dataclass(slots=True)
 class Met:
-    """What global tensors a node has to do with.
+    """The global tensors that a node has as results or inputs.
 
     Attributes:
-        results: the spec of each global result by its number.
-        inputs: the specs of its inputs, where its code works on global tensors itself, as
-            reentrant checkpoints do; None: it is the user's, and gradients are whole and plain.
-        scene: the call that it runs in.
-        times: how often it ran.
+        results: the spec of each global result by its output number.
+        inputs: the specs of its inputs, if its code works on global tensors itself, as reentrant
+            checkpoints do; None if it is a user's code, which gets gradients whole and plain.
+        scene: the call in which the node was made.
+        times: how often its backward has run.
     """
 
     results: dict[int, TensorSpec]
@@ -98,7 +98,7 @@ class Met:
 
 
 def note(out: Any, inputs: Specs | None = None) -> None:
-    """Let the node of ``out``, what a Function made, know which of its results are global."""
+    """Store in the node of ``out``, the result of a Function, which of its results are global."""
     outs: list[Any] = [
         x for x in (out if isinstance(out, tuple) else (out,)) if isinstance(x, torch.Tensor)
     ]
@@ -116,6 +116,7 @@ def _backward(run: Callable[..., Any], node: Any, *grads: Any) -> Any:
     met: Met | None = getattr(node, "_met", None)
     if met is None:
         return _all_raw(run(node, *grads), None)
+    # apply_boxed passes all gradients in one list, whose items are replaced in place.
     boxed = grads[0] if len(grads) == 1 and isinstance(grads[0], list) else None
     given = _given(grads if boxed is None else boxed, met)
     if boxed is not None:
@@ -129,7 +130,7 @@ def _backward(run: Callable[..., Any], node: Any, *grads: Any) -> Any:
 
 
 def _given(grads: Sequence[Any], met: Met) -> tuple:
-    """The gradients as the code of the node gets them."""
+    """Return the gradients in the form in which the code of the node gets them."""
     specs = [met.results.get(i) for i in range(len(grads))]
     if met.inputs is not None:
         return as_global(grads, specs)
@@ -148,7 +149,7 @@ def _all_raw(found: Any, inputs: Specs | None) -> Any:
 
 
 def whole(x: Any) -> Any:
-    """A global gradient as every rank's whole one. A rank outside the placement has none."""
+    """Return a global gradient whole. A rank outside the placement gets None."""
     if not is_global(x):
         return x
     if my_coordinate(x._spec.placement) is None:
@@ -157,7 +158,8 @@ def whole(x: Any) -> Any:
 
 
 def as_global(grads: Sequence[Any], specs: Specs) -> tuple:
-    """Raw gradients of tensors of these specs, as global ones."""
+    """Return raw gradients as global tensors, in the duals of these specs."""
+    # view_as: attach changes the object itself, and the engine may use the raw one elsewhere.
     return tuple(
         g
         if g is None or spec is None or is_global(g)
@@ -167,8 +169,8 @@ def as_global(grads: Sequence[Any], specs: Specs) -> tuple:
 
 
 def raw(grad: Any, spec: TensorSpec | None) -> Any:
-    """The gradient of an input, as torch expects it: of a global one in its dual SBP, of a plain
-    one whole."""
+    """Return the gradient of an input as torch expects it: the shard in the input's dual SBP if the
+    input is global, the whole gradient if it is plain."""
     if grad is None:
         return None
     if spec is None:
@@ -185,7 +187,8 @@ def _jvp(run: Callable[..., Any], node: Any, *tangents: Any) -> Any:
 
 
 def _check_tangents(node: Any, results: Sequence[Any]) -> None:
-    """Torch has taken what jvp returned, whole, for the tangents of shards."""
+    """Raise if a result is global and not B, and forward-mode AD follows it. torch has then taken
+    the whole tangent that jvp returned for the tangent of the shard."""
     for x in results:
         if any(not e.is_broadcast for e in x._spec.sbp) and _has_tangent(x):
             raise RuntimeError(

@@ -1,13 +1,13 @@
-"""``torch.autograd.Function``: torch hands it shards, and its backward their raw gradients.
+"""Changes for ``torch.autograd.Function``, which would get shards of global tensors.
 
 Three kinds of functions meet global tensors:
 
-* a user's runs on whole, plain arguments and gradients on every rank (``whole_call``). What it
-  reaches otherwise, by a closure, a module or a buffer, is global there as everywhere, and so are
-  results made of it (``function_nodes``);
-* one of ``torch.utils.checkpoint`` runs code on the global tensors themselves, and gets gradients
-  that are global tensors;
-* one of ``torch.distributed`` would communicate shards, and raises.
+* a user's function runs on whole, plain arguments and gradients on every rank (``whole_call``).
+  Tensors that it reaches in other ways, by a closure, a module or a buffer, are global there as
+  everywhere, and so are results made of them (``function_nodes``);
+* a function of ``torch.utils.checkpoint`` runs code on the global tensors themselves, and gets
+  gradients that are global tensors;
+* a function of ``torch.distributed`` would communicate shards, and raises.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _is_alias_of: Any = getattr(torch._C, "_is_alias_of")  # noqa: B009  (not in tor
 
 
 def install() -> None:
-    """Redirect the one class method in C that applies all functions."""
+    """Redirect the one class method in C that applies all autograd Functions."""
     redirect(torch._C._FunctionBase.__dict__["apply"], _apply, "global", _global_results)
     function_nodes.install()
 
@@ -62,8 +62,9 @@ def _apply(original: Any, cls: Any, *args: Any) -> Any:
 
 
 def _same_tensors(apply: Callable[..., Any], args: tuple) -> Any:
-    """BackwardHookFunction returns its inputs, and they keep their specs. ``torch.nn.Module`` puts
-    the user's hook on its node: gradients that the hook sees and returns are global tensors."""
+    """Apply ``BackwardHookFunction``, which returns its inputs, so that they keep their specs.
+    ``torch.nn.Module`` registers the user's backward hook on its node; the gradients that the hook
+    sees and returns are global tensors."""
     with HookOff():
         outs = apply(*args)
     specs = [x._spec if is_global(x) else None for x in args]
@@ -77,6 +78,7 @@ def _same_tensors(apply: Callable[..., Any], args: tuple) -> Any:
 
 
 def _typed_register_hook(node: Any, specs: Specs) -> Callable[..., Any]:
+    # Weakly, because the function becomes an attribute of the node, which would be a cycle.
     register, weakly = type(node).register_hook, weakref.ref(node)
 
     def register_hook(hook: Callable[..., Any]) -> Any:
@@ -94,8 +96,8 @@ def _typed_register_hook(node: Any, specs: Specs) -> Callable[..., Any]:
 
 @contextmanager
 def _without_saved_tensors_hooks() -> Iterator[None]:
-    """What passes through such hooks comes back as another, plain tensor object, and these
-    functions have saved global ones."""
+    """Disable hooks for saved tensors inside. A tensor that passes through such hooks comes back as
+    another, plain object, and these functions have saved global ones."""
     hooks: Any = getattr(torch._C, "_autograd")  # noqa: B009  (not in torch's stubs)
     aside = []
     while (top := hooks._top_saved_tensors_default_hooks(False)) is not None:
@@ -109,7 +111,7 @@ def _without_saved_tensors_hooks() -> Iterator[None]:
 
 
 def _global_results(out: Any, cls: Any, *args: Any) -> Any:
-    """``out``, what a function made of global tensors."""
+    """Return the results ``out`` of a function as global tensors, and note them in its node."""
     if cls.__module__ != "torch.utils.checkpoint":
         return _noted(out)
     several = isinstance(out, tuple)
@@ -125,8 +127,8 @@ def _noted(out: Any) -> Any:
 
 
 def _with_spec(x: Any, given: Sequence[Any]) -> Any:
-    """Give an input that the function returned its spec again: torch made another, plain object of
-    it."""
+    """Return ``x`` with the spec of the input that it aliases, if the function has returned an
+    input: torch makes another, plain object of that input."""
     if x.__class__ is torch.Tensor:
         source = next((y for y in given if is_global(y) and _is_alias_of(x, y)), None)
         if source is not None and x.shape == plain(source).shape:

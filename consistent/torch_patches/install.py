@@ -1,10 +1,9 @@
-"""What the library changes in torch, and when.
+"""The list of the changes that the library makes in torch, and when it makes them.
 
 Importing the library changes nothing. The themes below are installed once, when the first global
 tensor of the process is about to be made; docs/design/shard.md lists what each of them changes and
-why.
-The objects of torch's namespaces stay the ones they are (``redirect`` replaces the C function
-behind a builtin), so that scripts, pickles, tracers and names imported earlier go the same way.
+why. The objects in torch's namespaces stay the same (``redirect`` replaces the C function behind a
+builtin), so that scripts, pickles, tracers and names imported earlier are redirected, too.
 """
 
 from __future__ import annotations
@@ -59,12 +58,12 @@ THEMES = (
 
 
 def install() -> None:
-    """Install all themes."""
+    """Install all themes of ``THEMES``, in this order."""
     for theme in THEMES:
         theme()
 
 
 def install_with_first_tensor() -> None:
-    """Install all themes once a global tensor is about to be made."""
+    """Arrange that all themes are installed when the first global tensor is about to be made."""
     compiling.install()
     _C.on_first_tensor(install)

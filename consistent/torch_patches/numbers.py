@@ -1,4 +1,5 @@
-"""Where torch reads values out of a tensor without asking for hooks: numbers and copies."""
+"""Changes for functions that read values out of a tensor without ``__torch_function__``: numbers
+and copies."""
 
 from __future__ import annotations
 
@@ -17,9 +18,8 @@ from .redirect import redirect
 
 def install() -> None:
     """Redirect the one op that reads a number out of a tensor, whoever calls it: ``torch.full((2,),
-    x)``, ``torch.add(a, b, alpha=x)``. It is a collective, like ``x.item()``. Lists of tensors are
-    read as a whole, and a tensor is copied as a global one.
-    """
+    x)``, ``torch.add(a, b, alpha=x)``. The read is a collective, like ``x.item()``. Of lists of
+    tensors the whole values are read, and a copy of a global tensor is global."""
     _C.read_numbers_by(lambda x: x.item())
     redirect(torch.tensor, _tensor)
     redirect(torch.as_tensor, _as_tensor)
@@ -28,7 +28,8 @@ def install() -> None:
 
 
 def _read(data: Any) -> Any:
-    """A list with plain tensors for the global ones: torch takes one element from each."""
+    """Return ``data`` with whole plain tensors in place of global ones, because torch reads them
+    element by element."""
     return map_values(data, GlobalTensor, lambda x: x.full())
 
 
@@ -37,6 +38,7 @@ def _tensor(original: Callable[..., Any], data: Any, **options: Any) -> Any:
         return original(_read(data), **options)
     requires_grad = options.pop("requires_grad", False)
     options.pop("pin_memory", None)
+    # torch gives this warning for plain tensors.
     warnings.warn(
         "To copy construct from a tensor, it is recommended to use sourceTensor.detach().clone() "
         "or sourceTensor.detach().clone().requires_grad_(True), rather than "
@@ -78,7 +80,7 @@ def _as_array(
 
 
 def _new_tensor(original: Callable[..., Any], self: Any, data: Any, **options: Any) -> Any:
-    if is_global(self):  # torch asks the hook for this one
+    if is_global(self):  # torch calls __torch_function__ itself
         return original(self, data, **options)
     if not is_global(data):
         return original(self, _read(data), **options)

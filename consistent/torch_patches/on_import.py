@@ -1,5 +1,5 @@
-"""Modules of torch that take long to import, and that most programs never do, are changed when they
-are imported, if that comes after the first global tensor."""
+"""Changes of torch modules at their import, for modules that are slow to import and that most
+programs never import."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _changes: dict[str, Callable[[Any], None]] = {}
 
 
 def change_module(name: str, change: Callable[[Any], None]) -> None:
-    """Call ``change`` with the module of that name: now if it is imported, else once it is."""
+    """Call ``change`` with the module of that name, now if it is imported, or at its import."""
     if name in sys.modules:
         change(sys.modules[name])
     _changes[name] = change
@@ -23,7 +23,7 @@ def change_module(name: str, change: Callable[[Any], None]) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Lets a module be changed once it is imported."""
+    """Import finder that calls the registered change after a module has been executed."""
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
         change = _changes.get(name)

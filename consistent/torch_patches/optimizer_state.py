@@ -1,4 +1,4 @@
-"""State that an optimizer loads lies as the parameter that it is for."""
+"""A change for ``Optimizer.load_state_dict``: loaded state gets the layout of its parameter."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ..tensor.storage.step_layout import loaded_state
 
 
 def install() -> None:
-    """Torch brings each loaded tensor to its parameter's dtype and device; a global parameter has a
-    layout as well. A whole plain state, as one process saves it, would else stay whole on each
-    rank."""
+    """Patch the method by which torch gives each loaded tensor its parameter's dtype and device, so
+    that it also gives it a global parameter's layout. Otherwise a whole plain state, as one process
+    saves it, would stay whole on each rank."""
     original: Callable[..., Any] = Optimizer._process_value_according_to_param_policy
 
     @functools.wraps(original)

@@ -1,4 +1,4 @@
-"""In check mode ranks compare the numbers by which an optimizer steps."""
+"""A check, in check mode, that the ranks step their optimizers with equal numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from ..movement import check_mode
 
 
 def install() -> None:
-    """A rate that one rank alone lowers would change its shard, or its copy of a parameter."""
+    """Register a hook before each optimizer step. A learning rate that only one rank lowers would
+    make its shard, or its copy of a parameter, wrong."""
     register_optimizer_step_pre_hook(_before_step)
 
 

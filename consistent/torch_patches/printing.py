@@ -1,4 +1,4 @@
-"""Torch's printing reads values, and a rank may print alone."""
+"""A change for torch's printing, which reads values: one rank may print alone."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..tensor.inspection.printing import text_of
 
 
 def install() -> None:
-    """``torch._tensor_str._str(x)``, which libraries call for the text of a tensor, gives the text
-    of a global one without the other ranks."""
+    """Make ``torch._tensor_str._str(x)``, which libraries call for the text of a tensor, return the
+    text of a global tensor without the other ranks."""
     module: Any = _tensor_str
     module._str_intern = _texts(module._str_intern)
 

@@ -1,10 +1,11 @@
-"""What is private in torch and is used here, and whether the torch at hand still has it.
+"""The private names of torch that this library uses, and a check that the installed torch has them.
 
 Each name was seen in all releases of ``SEEN``. A torch that lacks one of ``NAMES`` is refused when
-the first global tensor is made, before anything is changed in it. ``LATER`` lie in modules that are
-imported where they are used, and fail there by their own names. The C++ part includes ``HEADERS``
-of the engine, its thread-local state and Python's variables: it is compiled for each release, and
-what a release lacks is found then. A test holds all three lists against the sources.
+the first global tensor is made, before anything is changed in it. The names of ``LATER`` are in
+modules that are imported where they are used; a missing one fails there with its own name. The C++
+part includes ``HEADERS`` of the engine, its thread-local state and Python's variables: it is
+compiled for each release, and what a release lacks is found then. A test compares all three lists
+with the sources.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ HEADERS = """
 
 
 def check() -> None:
-    """Raise if this torch lacks a name."""
+    """Raise RuntimeError if this torch lacks one of ``NAMES``."""
     lacking = missing(NAMES)
     if lacking:
         raise RuntimeError(
@@ -142,12 +143,13 @@ def check() -> None:
 
 
 def missing(names: Iterable[str]) -> list[str]:
-    """Those that this torch does not have."""
+    """Return the names that this torch does not have."""
     return [name for name in names if not _is_there(name)]
 
 
 def _is_there(name: str) -> bool:
     module, parts = name, []
+    # The longest part that is an imported module; the check itself imports nothing.
     while module not in sys.modules:
         module, _, part = module.rpartition(".")
         parts.insert(0, part)

@@ -1,4 +1,4 @@
-"""The count of random ops travels inside the states that torch gives out."""
+"""Changes for torch's random states, which then contain the count of global random ops."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .redirect import redirect
 
 
 def install() -> None:
-    """All of torch's ways to seed, save and restore (``manual_seed``, ``get_rng_state``,
-    ``fork_rng``, checkpointing, ...) call these methods of a generator."""
+    """Redirect the methods of a generator that all of torch's functions to seed, save and restore
+    call, such as ``manual_seed``, ``get_rng_state``, ``fork_rng`` and checkpointing."""
     redirect(torch.Generator.get_state, _get_state, "always")
     redirect(torch.Generator.set_state, _set_state, "always")
     redirect(torch.Generator.manual_seed, _manual_seed, "always")

@@ -1,6 +1,6 @@
-"""Recurrent layers pack their weights into one memory for cuDNN.
+"""A change for recurrent layers, which pack their weights into one block of memory for cuDNN.
 
-The shards of global weights stay where they are: cuDNN runs on them as it finds them.
+The shards of global weights are not packed: cuDNN runs on them where they are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..tensor.global_tensor import GlobalTensor
 
 
 def install() -> None:
-    """Patch ``RNNBase.flatten_parameters``."""
+    """Patch ``RNNBase.flatten_parameters`` to do nothing for global weights."""
     original: Callable[[Any], None] = torch.nn.RNNBase.flatten_parameters
 
     @functools.wraps(original)

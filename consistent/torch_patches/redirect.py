@@ -1,4 +1,4 @@
-"""Redirecting calls of torch's builtins to this library where a global tensor is given."""
+"""Redirection of calls of torch's builtins to this library when an argument is a global tensor."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ def redirect(
     when: str = "global",
     after: Callable[..., Any] | None = None,
 ) -> None:
-    """Let ``handler(original, *args, **kwargs)`` answer calls of ``builtin``.
+    """Make calls of ``builtin`` run ``handler(original, *args, **kwargs)``.
 
-    ``when``: "always"; "global", where an argument is or holds a global tensor; "graph", also where
-    the graph of the first argument reaches one. Inside the library, on shards, ``builtin`` does
-    what it did before, and ``original`` does so everywhere. Where torch's own answer to any other
-    call holds a global tensor, ``after(answer, *args)`` is the answer.
+    ``when``: "always"; "global", if an argument is or contains a global tensor; "graph", also if
+    the autograd graph of the first argument reaches one. Inside the library, on shards, ``builtin``
+    does what it did before; ``original`` does so everywhere. For any other call whose result
+    contains a global tensor, the result is ``after(result, *args)``.
     """
     original = _C.original(builtin)
     _C.redirect(builtin, functools.partial(handler, original), when, after)
 
 
 def refuse(builtin: Any, name: str, instead: str, when: str = "global") -> None:
-    """Let ``builtin``, known as ``name``, raise for global tensors and say what to call."""
+    """Make ``builtin``, known as ``name``, raise for global tensors, with a message that names what
+    to call ``instead``."""
 
     def refused(_: Any, *args: Any, **kwargs: Any) -> Any:
         raise refusal(name, instead, args, kwargs)
@@ -38,7 +39,7 @@ def refuse(builtin: Any, name: str, instead: str, when: str = "global") -> None:
 
 
 def refusal(name: str, instead: str, *given: Any) -> TypeError:
-    """The error of a function that would see one shard of the global tensors in ``given``."""
+    """Return the error for a function that would see only a shard of the tensors in ``given``."""
     found: list[Any] = []
     collect(given, found)
     spec = next((x._spec for x in found if is_global(x)), "one in a list")

@@ -1,5 +1,5 @@
-"""Functions without a hook that would see this rank's shard: they raise for global tensors, or run
-on whole ones."""
+"""Functions that call no ``__torch_function__`` and would see this rank's shard: they raise for
+global tensors, or run on whole ones."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _BUILTINS = (
     )),
 )  # fmt: skip
 
-# What wrappers of whole modules tell torch's log before they change anything -> their name.
+# Event that a wrapper of whole modules logs before it changes anything -> name of the wrapper.
 _WRAPPERS = {
     "torch.nn.parallel.DataParallel": "DataParallel",
     "torch.distributed.fsdp": "FullyShardedDataParallel",
@@ -70,12 +70,12 @@ _WRAPPERS = {
     "torch.dtensor.distribute_module": "distribute_module",
 }
 
-# Properties that take a tensor, and ask for the hook of their owner only.
+# Properties that are set to a tensor, and look for a hook on their owner only.
 _PROPERTIES = ("data", "grad", "_grad", "real", "imag")
 
 
 def install() -> None:
-    """Builtins raise, constructors raise, scripted functions run whole."""
+    """Make builtins and constructors raise, and scripted functions run on whole tensors."""
     for path, name, instead in _BUILTINS:
         builtin = _find(path)
         if builtin is not None:
@@ -99,7 +99,7 @@ def install() -> None:
 
 
 def _find(path: str) -> Any:
-    """The object of that path; None where this torch has none."""
+    """Return the object at that path; None if this torch has none."""
     first, *rest = path.split(".")
     assert first == "torch"
     return functools.reduce(lambda found, name: getattr(found, name, None), rest, torch)
@@ -110,13 +110,13 @@ def _refuse_class(cls: type, *args: Any, **kwargs: Any) -> Any:
 
 
 def _of_plain(name: str, original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    if is_global(self):  # torch asks the hook
+    if is_global(self):  # torch calls __torch_function__ itself
         return original(self, *args, **kwargs)
     raise refusal(f"plain.{name}(x)", _COPY, args, kwargs)
 
 
 def _logged(original: Callable[..., Any], event: str, *rest: Any) -> Any:
-    if event in _WRAPPERS:  # they are Python, and torch may be yet to import them
+    if event in _WRAPPERS:  # the wrappers are Python code that may not be imported yet
         module = sys._getframe(1).f_locals.get("module")
         for part in module if isinstance(module, list | tuple) else [module]:
             if isinstance(part, torch.nn.Module):
@@ -127,13 +127,14 @@ def _logged(original: Callable[..., Any], event: str, *rest: Any) -> Any:
 
 
 def _scripting(original: Callable[..., Any], *args: Any) -> Any:
-    """torch.jit.script of a module compiles its hooks, and those of a plan are no TorchScript."""
+    """Raise if ``torch.jit.script`` gets a module with hooks of a plan, which are no
+    TorchScript."""
     caller = sys._getframe(1)
     module, above = caller.f_locals.get("nn_module"), caller.f_back
-    traced = above is not None and above.f_locals.get("is_tracing")  # told when it is called
+    traced = above is not None and above.f_locals.get("is_tracing")  # refused when it runs
     if isinstance(module, torch.nn.Module) and not traced:
         for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
-            # A method of an object of ours, or the object itself.
+            # The hook is a method of an object of this library, or such an object itself.
             if type(getattr(hook, "__self__", hook)).__module__.startswith("consistent."):
                 raise RuntimeError(
                     f"torch.jit.script: {type(module).__name__} has hooks that its plan has put "
@@ -149,7 +150,7 @@ def _of_entries(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _jitted(original: Callable[..., Any], code: str, name: str, *rest: Any) -> Any:
-    """A kernel of ``torch.cuda.jiterator``, which no hook of torch sees."""
+    """Run a kernel of ``torch.cuda.jiterator`` on whole tensors; torch calls no hook for it."""
     return call_whole(name, original, (code, name, *rest), {})
 
 
@@ -166,7 +167,8 @@ def _run_whole(kind: Any) -> None:
         redirect(call, _scripted)
         return
 
-    @functools.wraps(call)  # torch.testing has put a function of its own there
+    # torch.testing has replaced the builtin by a Python function, which redirect cannot change.
+    @functools.wraps(call)
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
         ours = _C.holds_global((args, kwargs))
         return _scripted(call, self, *args, **kwargs) if ours else call(self, *args, **kwargs)

@@ -1,5 +1,5 @@
-"""``save_on_cpu`` copies what autograd saves to the CPU: ranks outside a placement save ``meta``
-shards, which hold nothing to copy and are kept as they are."""
+"""A change for ``save_on_cpu``, which copies saved tensors to the CPU: ``meta`` shards, which ranks
+outside a placement save, contain nothing to copy and are kept as they are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..dispatch.plans.shards import plain
 
 
 def install() -> None:
-    """Patch ``torch.autograd.graph.save_on_cpu``."""
+    """Patch ``torch.autograd.graph.save_on_cpu``, so that it keeps ``meta`` shards as they are."""
     original: Callable[..., None] = save_on_cpu.__init__
 
     @functools.wraps(original)
@@ -22,6 +22,7 @@ def install() -> None:
         original(self, *args, **kwargs)
         pack, unpack = self.pack_hook, self.unpack_hook
         self.pack_hook = lambda x: x if plain(x).is_meta else pack(x)
+        # torch's hook packs a tensor into a tuple; a bare tensor is one that was not packed.
         self.unpack_hook = lambda kept: kept if isinstance(kept, torch.Tensor) else unpack(kept)
 
     save_on_cpu.__init__ = init  # type: ignore[method-assign]

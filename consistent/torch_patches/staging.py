@@ -1,8 +1,8 @@
-"""``torch.distributed.checkpoint`` copies a state aside before it saves it asynchronously, by the
-memory of each tensor; of a global tensor it copies the shard.
+"""Changes for ``torch.distributed.checkpoint``, which copies the memory of each tensor of a state
+before it saves asynchronously: of a global tensor it copies the shard.
 
-Its modules take seconds to import, and most programs never do. So they are changed when they are
-imported, if that comes after the first global tensor.
+Its modules take seconds to import, and most programs never import them. So they are changed when
+they are imported, if that is after the first global tensor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .on_import import change_module
 
 
 def _change_stager(module: Any) -> None:
-    """``async_save`` with torch's own stager."""
+    """Change ``async_save`` with torch's own stager."""
     stager = module.StateDictStager
     offload = stager._offload_tensor
 
@@ -36,7 +36,8 @@ def _change_stager(module: Any) -> None:
 
 
 def _change_state_dict_utils(module: Any) -> None:
-    """``async_save`` with a ``FileSystemWriter``, and whole state dicts on one rank or all."""
+    """Change ``async_save`` with a ``FileSystemWriter``, and the functions for whole state dicts on
+    one rank or all."""
     iterate = module._iterate_state_dict
 
     @functools.wraps(iterate)
@@ -58,10 +59,12 @@ def _of_global(
     ranks_only: tuple[int, ...] = (),
     **_: Any,
 ) -> Any:
-    """What ``_iterate_state_dict`` gives for a global tensor, by who asks."""
+    """Return the result of ``_iterate_state_dict`` for a global tensor, which depends on its caller
+    ``asker``."""
     if "_create_cpu_state_dict" in asker:
         return copy_of_shard(x)
     if "_gather_state_dict" in asker:  # StateDictOptions(full_state_dict=True)
+        # A collective, so on every rank, also on those that keep nothing.
         whole = x.full()
         keeps = not ranks_only or current().rank in ranks_only
         return (whole.cpu() if cpu_offload else whole) if keeps else None
@@ -81,6 +84,6 @@ _CHANGES: dict[str, Callable[[Any], None]] = {
 
 
 def install() -> None:
-    """Change what is imported already, and the rest when it is imported."""
+    """Change the modules that are imported already, and the others when they are imported."""
     for name, change in _CHANGES.items():
         change_module(name, change)

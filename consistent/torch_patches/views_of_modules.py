@@ -1,5 +1,4 @@
-"""``module.to(nn.graph.GraphModule)``: what the documents call to say in which stage a module
-runs."""
+"""A change for ``module.to(nn.graph.GraphModule)``, which tells the stage of a module."""
 
 from __future__ import annotations
 
@@ -9,12 +8,12 @@ from typing import Any
 
 import torch
 
-# Classes that a module can be seen as, by ``module.to(cls)``; those floors above enter them here.
+# Classes that ``module.to(cls)`` accepts; the packages that define them add them here.
 views: set[type] = set()
 
 
 def install() -> None:
-    """Patch ``torch.nn.Module.to``."""
+    """Patch ``torch.nn.Module.to``, so that it also accepts the classes in ``views``."""
     original: Callable[..., Any] = torch.nn.Module.to
 
     @functools.wraps(original)

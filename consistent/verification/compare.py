@@ -1,4 +1,4 @@
-"""Walks what two worlds have seen, in the order of one process, and finds what differs."""
+"""Comparison of the tensors that two worlds have recorded, in the order of one process."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .held import Held, joined, wide
 from .kinds import Near, kind_of
 from .watch import Key, Seen, is_rounded
 
-# How far rounding goes is seen from one run in the step's own dtype: another order of sums is off
-# by some times as much, or by some units in the last place where that run happened to be exact.
+# Rounding is measured by one run in the step's own dtype. Another order of sums may be off by TIMES
+# as much, or by UNITS in the last place where that run happened to be exact.
 TIMES, UNITS = 10, 64
-# A tensor that is smaller than so much of the largest of its kind is what is left where all cancels
-# out; not less, for steps compute some of it in float32 where the rest is in float64.
+# A tensor that is smaller than this times the largest of its kind is the rest of a sum that cancels
+# out. The bound is not smaller, because steps in float64 compute some values in float32.
 NOTHING = 1e-8
 
 
@@ -28,7 +28,7 @@ class Wrong:
     """A tensor that differs by more than rounding explains.
 
     Args:
-        beyond: how many times more than rounding may.
+        beyond: the error as a multiple of the allowed error.
     """
 
     key: Key
@@ -44,7 +44,7 @@ class Wrong:
 
     @property
     def tensor(self) -> str:
-        """What it is, in words."""
+        """Return which tensor it is, in words."""
         what, name, number = self.key
         if what == "returned":
             return f"what the step returns ({number})"
@@ -67,16 +67,16 @@ class Wrong:
 
 @dataclass
 class Compared:
-    """One world beside one process.
+    """Result of the comparison of one world with one process.
 
     Args:
-        name: the plan, or the name that the program was given.
+        name: the plan, or the name given to the program.
         wrong: the tensors that differ, in the order of the program.
         compared: how many tensors were compared.
-        error: what ended the run, if it did not end well.
-        choice: the first op that chose otherwise among values that rounding makes equal, such as a
-            router's topk; what came after it was not compared. "" if there was none.
-        left: how many tensors those are.
+        error: the error that ended the run, if it did not end well.
+        choice: the first op that chose differently among values that rounding makes equal, such as
+            a router's topk; tensors after it were not compared. "" if there was none.
+        left: the number of tensors that were not compared.
     """
 
     name: str
@@ -88,12 +88,12 @@ class Compared:
 
     @property
     def ok(self) -> bool:
-        """Whether all that was compared is right."""
+        """Return whether everything that was compared is right."""
         return not self.wrong and not self.error
 
     @property
     def rest(self) -> str:
-        """What was not compared, and why."""
+        """Return how many tensors were not compared, and why."""
         return (
             f"{self.left} tensors were not compared: they follow {in_a_line(self.choice)}, which "
             "chose otherwise between values that rounding makes equal"
@@ -119,7 +119,8 @@ def _indented(text: str) -> str:
 
 
 def gathered(by_rank: Sequence[Sequence[Seen]]) -> dict[Key, Held]:
-    """Key -> what all ranks of one world hold, in the order of the first rank that has it."""
+    """Return what all ranks of one world have recorded of each tensor, by key, in the order of the
+    first rank that has the tensor."""
     found: dict[Key, Held] = {}
     for rank, seen in enumerate(by_rank):
         for each in seen:
@@ -130,7 +131,7 @@ def gathered(by_rank: Sequence[Sequence[Seen]]) -> dict[Key, Held]:
 
 @dataclass
 class Right:
-    """One process: in the step's own dtype, and in float64 where that could be run."""
+    """The values of one process: in the step's own dtype, and in float64 if that can be run."""
 
     single: dict[Key, Held]
     double: dict[Key, Held]
@@ -143,7 +144,7 @@ class Right:
         return torch.where(self._meant(single, exact), exact, wide(single))
 
     def allowed(self, key: Key) -> float:
-        """The most that rounding may move an element of this tensor."""
+        """Return the largest error of an element of this tensor that rounding explains."""
         single, exact = self.single[key].values[0], self.value(key)
         eps = _eps(single) if key in self.double else max(_eps(single), self._coarsest)
         own, sizes = torch.zeros(()), exact.abs()
@@ -152,8 +153,8 @@ class Right:
             own, sizes = (wide(single) - exact).abs()[meant], sizes[meant]
         size = _largest(sizes)
         if key in self.double and size < NOTHING * self._largest_by_kind[key.what]:
-            # What cancels out, such as the gradients of a bias of keys, leaves what rounding made
-            # of its addends, and nothing is known of these but how large others are.
+            # A sum that cancels out, such as the gradient of a key bias, leaves the rounding errors
+            # of its addends. Their size is unknown; that of the largest such tensor stands for it.
             size = self._largest_by_kind[key.what]
         return TIMES * _largest(own) + UNITS * eps * size
 
@@ -169,14 +170,15 @@ class Right:
 
     @cached_property
     def _coarsest(self) -> float:
-        """The eps of the shortest float of the step: it may have rounded what a longer one holds,
-        which float64 would tell."""
+        """Return the eps of the shortest float in the step. It serves where there is no float64
+        run: values in a longer dtype may have been rounded to the shorter one before."""
         return max((_eps(held.values[0]) for held in self.single.values()), default=2.0**-23)
 
     @staticmethod
     def _meant(single: Tensor, exact: Tensor) -> Tensor:
-        """Where float64 has what the step's own dtype rounds. It has not where that dtype ends: the
-        ``finfo(x.dtype).min`` of a mask is another number there, and what overflows does not."""
+        """Return a mask of the elements of which float64 has the exact value. This fails where the
+        step's own dtype ends: the ``finfo(x.dtype).min`` of a mask is another number in float64,
+        and values that overflow do not overflow there."""
         end = torch.finfo(single.dtype).max / 2 if is_rounded(single) else float("inf")
         return wide(single).isfinite() & exact.isfinite() & (exact.abs() < end)
 
@@ -192,8 +194,11 @@ def _largest(x: Tensor) -> float:
 def up_to_a_choice(
     right: Right, other: dict[Key, Held]
 ) -> tuple[dict[Key, Held], tuple[str, int] | None]:
-    """What of ``other`` can be compared; and the first op that chose other places than one process
-    did, and how many tensors follow it: those are of another step."""
+    """Return the part of ``other`` that can be compared, and where and why the rest cannot.
+
+    The second result is the first op that chose other indices than one process did, with the number
+    of tensors after it, or None. Tensors after such a choice belong to a different computation.
+    """
     keys = [key for key in right.single if key in other]
     for i, key in enumerate(keys):
         if key.what == "chosen" and _chose_otherwise(right.single[key].values[0], other[key]):
@@ -203,7 +208,7 @@ def up_to_a_choice(
 
 
 def _without_places(other: dict[Key, Held], keys: Sequence[Key]) -> dict[Key, Held]:
-    """Without places, which are equal or not, and not nearly so."""
+    """Return the entries for ``keys`` but for chosen indices, which cannot be nearly equal."""
     return {key: other[key] for key in keys if key.what != "chosen"}
 
 
@@ -215,13 +220,13 @@ def _chose_otherwise(places: Tensor, held: Held) -> bool:
 
 
 def differences(right: Right, other: dict[Key, Held]) -> list[Wrong]:
-    """All tensors of ``other`` that are wrong, in the order of one process."""
+    """Return all tensors of ``other`` that are wrong, in the order of one process."""
     found = (_difference(right, other[key]) for key in right.single if key in other)
     return [wrong for wrong in found if wrong is not None]
 
 
 def in_modules(seen: dict[Key, Held]) -> dict[Key, Held]:
-    """Without ops outside modules: another program calls others there."""
+    """Return ``seen`` without ops outside modules, which are others in another program."""
     between = ("given", "result", "chosen", "gradient")
     return {k: held for k, held in seen.items() if k.what not in between or " in " in k.name}
 
@@ -234,7 +239,7 @@ def _difference(right: Right, held: Held) -> Wrong | None:
         return None
     earlier = held.key._replace(number=held.key.number - 1)
     before = right.value(earlier) if earlier in right.single else None
-    if before is not None and before.shape != exact.shape:  # another input of the same op
+    if before is not None and before.shape != exact.shape:  # not a step earlier: another input
         before = None
     kind = kind_of(values, exact, len(held.parts), near, before)
     error = max(_error(value, exact) for value in values)
@@ -247,8 +252,9 @@ def _near(within: float, a: Tensor, b: Tensor) -> bool:
 
 
 def _wrong_values(held: Held, exact: Tensor, near: Near) -> list[Tensor]:
-    """Nothing if it is right; else what the ranks hold together, or where that is to be whole on
-    each of them and is not alike, what each holds."""
+    """Return the values by which a tensor is wrong; an empty list if it is right. These are the
+    value that the ranks hold together, or the values of all ranks, if each rank should have the
+    whole and they differ."""
     values = [wide(v) for v in held.values]
     if held.spec is None:
         return [] if _is_right(held, values, exact, near) else values
@@ -260,8 +266,8 @@ def _wrong_values(held: Held, exact: Tensor, near: Near) -> list[Tensor]:
 
 
 def _is_right(held: Held, values: list[Tensor], exact: Tensor, near: Near) -> bool:
-    """Whether tensors without a spec are right: whole, or, where nothing says how they lie, and but
-    for parameters, in some layout."""
+    """Return whether tensors without a spec are right. They must be whole on each rank. Tensors of
+    unknown layout other than parameters may also be right in some layout."""
     if all(near(v, exact) for v in values):
         return True
     what = held.key.what
@@ -271,8 +277,9 @@ def _is_right(held: Held, values: list[Tensor], exact: Tensor, near: Near) -> bo
 
 
 def _is_some_layout(values: list[Tensor], exact: Tensor, what: str, near: Near) -> bool:
-    """Whether plain tensors of ranks are pieces or addends of the right one: a program by hand does
-    not say which. Each rank's gradient may be that of its own mean, n times as large."""
+    """Return whether plain tensors of the ranks are pieces or addends of the right one; a program
+    by hand does not say which. A gradient may belong to the mean over a rank's own part of the
+    batch, and be n times as large."""
     n = len(values)
     factors = (1.0, float(n), 1.0 / n) if what == "gradient" else (1.0,)
     made = [joined(values, exact.shape)]

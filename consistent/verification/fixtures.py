@@ -19,7 +19,7 @@ from .verify import verify as run
 
 @pytest.fixture
 def verify() -> Callable[..., Verified]:
-    """``consistent.verify`` that fails the test where a tensor differs."""
+    """Return ``consistent.verify`` wrapped so that it fails the test if a tensor differs."""
 
     def checked(*args: Any, **kwargs: Any) -> Verified:
         found = run(*args, **kwargs)

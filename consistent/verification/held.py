@@ -1,4 +1,4 @@
-"""One tensor as the ranks of a world hold it."""
+"""One recorded tensor as the ranks of a world hold it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from .watch import Key
 
 @dataclass
 class Held:
-    """Rank -> what it holds: a shard where there is a spec, the whole of a DTensor where ``laid``
-    says how that lay, else what a program by hand has there."""
+    """The values that the ranks hold of a tensor, by rank.
+
+    With a spec a value is a shard. With ``laid``, the layout of a DTensor, it is the whole of that
+    DTensor. Otherwise it is what a program by hand has on this rank.
+    """
 
     key: Key
     where: str
@@ -28,21 +31,22 @@ class Held:
 
     @property
     def values(self) -> list[Tensor]:
-        """What ranks hold, in their order."""
+        """Return the values of the ranks, in order of ranks."""
         return [self.parts[rank] for rank in sorted(self.parts)]
 
     @property
     def layout(self) -> str:
-        """The layout as it is written in a program; of a plain tensor, that it is one."""
+        """Return the layout as it is written in a program, or that the tensor is plain."""
         if self.spec is None:
             return self.laid or _plain(len(self.parts))
         return repr(self.spec)
 
     def whole(self) -> Tensor:
-        """The tensor that a global one is, by its spec."""
+        """Return the logical tensor, put together from the shards according to the spec."""
         assert self.spec is not None
         shards = [self.parts[rank] for rank in self.spec.placement.ranks.ravel().tolist()]
         grid = list(zip(self.spec.placement.shape, self.spec.sbp, strict=True))
+        # From the innermost axis outwards, since each axis divides the shards of the one before it.
         for n, entry in reversed(grid):
             runs = [shards[k : k + n] for k in range(0, len(shards), n)]
             if isinstance(entry, Split):
@@ -55,7 +59,7 @@ class Held:
         return shards[0]
 
     def copies(self) -> list[list[Tensor]]:
-        """Tensors that must be equal: what ranks hold that differ along B axes only."""
+        """Return groups of tensors that must be equal: of ranks that differ along B axes only."""
         assert self.spec is not None
         found: dict[tuple, list[Tensor]] = {}
         for rank, value in sorted(self.parts.items()):
@@ -69,7 +73,7 @@ class Held:
 
 
 def wide(x: Tensor) -> Tensor:
-    """In float64; of complex numbers both parts."""
+    """Return ``x`` in float64; a complex tensor as its real and imaginary parts."""
     return (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x).double()
 
 
@@ -78,8 +82,8 @@ def _plain(ranks: int) -> str:
 
 
 def joined(values: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
-    """Pieces of one tensor of this shape along some dim, in order of ranks; None if they are
-    not."""
+    """Return the concatenation of the values along a dim by which they make up a tensor of this
+    shape; None if there is no such dim."""
     first = values[0]
     if first.ndim != len(shape):
         return None

@@ -1,4 +1,5 @@
-"""Ops of which torch has none in float64, for the run that says what a step computes exactly."""
+"""Float64 versions of ops that torch does not have in float64, for the run that computes a step's
+exact values."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ _WIDEST = torch.finfo(torch.float32).max
 
 
 def call(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-    """``func(*args, **kwargs)``, in float64 too where torch would refuse that."""
+    """Call ``func(*args, **kwargs)``, also in float64 where torch would refuse it."""
     if func in _GROUPED and all(x.dtype is torch.float64 for x in args[:2]):
         return _grouped(*args, **kwargs)
     if func is torch.full and kwargs.get("dtype") is None and abs(args[1]) > _WIDEST:
-        kwargs = kwargs | {"dtype": torch.float64}  # as finfo(x.dtype).min, of an x in float64
+        kwargs = kwargs | {"dtype": torch.float64}  # such as finfo(x.dtype).min of a float64 x
     return func(*args, **kwargs)
 
 
@@ -28,8 +29,8 @@ def _grouped(
     a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
-    """``torch.nn.functional.grouped_mm``: one product of each group, which ends at ``offs`` in the
-    dim that has no dim of groups beside it."""
+    """Compute ``torch.nn.functional.grouped_mm`` by one matmul for each group. The groups end at
+    ``offs`` along the dim that is shared by all groups."""
     if offs is None:
         out = a @ b
     else:

@@ -1,4 +1,4 @@
-"""What is wrong with a tensor, from what the ranks hold and what one process has."""
+"""Diagnosis of a wrong tensor, from the values of the ranks and the value of one process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .held import joined
 
-MOST = 4096  # slices that are looked at one by one
+MOST = 4096  # most slices that are compared one by one
 
 Near = Callable[[Tensor, Tensor], bool]  # whether a value differs from another by rounding only
 
@@ -17,15 +17,15 @@ Near = Callable[[Tensor, Tensor], bool]  # whether a value differs from another 
 def kind_of(
     values: Sequence[Tensor], right: Tensor, n: int, near: Near, before: Tensor | None = None
 ) -> str:
-    """The kind of fault, in words.
+    """Return the kind of fault, in words.
 
     Args:
-        values: what the ranks hold where each is to have the whole; or the one value that they hold
-            together.
+        values: the values of all ranks, if each should have the whole; or the one value that they
+            hold together.
         right: the value of one process.
         n: the number of ranks.
         near: whether two tensors differ by rounding only.
-        before: the value that one process had there a step earlier, if any.
+        before: the value that this tensor had on one process a step earlier, if any.
     """
     value = values[0]
     if value.shape != right.shape:
@@ -53,7 +53,7 @@ def _of_another_shape(values: Sequence[Tensor], right: Tensor, near: Near) -> st
 
 
 def _is_slice(value: Tensor, right: Tensor, near: Near) -> bool:
-    """Whether it is some slice of the right one, along one dim."""
+    """Return whether ``value`` is a slice of the right tensor along one dim."""
     sizes = list(zip(value.shape, right.shape, strict=False))
     return value.ndim == right.ndim and any(
         near(value, right.narrow(dim, start, size))
@@ -104,7 +104,7 @@ def _of_a_factor(times: float, n: int) -> str:
 
 
 def _right_slices(value: Tensor, right: Tensor, near: Near) -> str:
-    """How many slices are right, along the first dim that has right ones; "" if none has."""
+    """Return how many slices are right, along the first dim with right slices; "" if none."""
     for dim, size in enumerate(right.shape):
         if not 1 < size <= MOST:
             continue
@@ -126,7 +126,8 @@ def _is_permuted(value: Tensor, right: Tensor, near: Near) -> bool:
 
 
 def _is_masked(values: Sequence[Tensor], right: Tensor, near: Near) -> bool:
-    """Whether each value has zeros at other places, and what both have is equal."""
+    """Return whether each value has zeros at other places than the right tensor, and is equal to it
+    where both are nonzero."""
     for value in values:
         both = (value != 0) & (right != 0)
         zeros = (value == 0) ^ (right == 0)

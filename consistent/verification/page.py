@@ -1,4 +1,4 @@
-"""What verify found, as a page."""
+"""The result of ``verify`` as an HTML page."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from ..drawing.pages.html import cell, escaped, frame, search, table
 from .compare import Compared
 
-# A fault at the beginning makes all that follows differ: so many rows tell where it began.
+# Most rows of a table. An early fault makes everything after it differ, and the first rows show it.
 MOST = 200
 
 
 def page(results: Sequence[Compared]) -> str:
-    """A page with a table for each plan and program."""
+    """Return a page with a table for each plan and program."""
     bad = [each for each in results if not each.ok]
     lead = (
         f"{len(bad)} of {len(results)} do not have the numbers of one process."

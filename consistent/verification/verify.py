@@ -1,4 +1,4 @@
-"""verify: whether a step has the numbers of one process under a plan, or in another program."""
+"""Check that a step computes the numbers of one process under plans and in other programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..spec import SbpLike
 from .compare import Compared, Right, differences, gathered, in_modules, up_to_a_choice
 from .worlds import Ran, Step, World, run
 
-# Seconds that one process may take: without its numbers nothing can be said.
+# Seconds that one process may take: without its numbers there is nothing to compare with.
 REFERENCE = 600.0
 # How many times longer than one process a plan or program may take, on a busy machine too.
 SLOWER = 5
@@ -23,22 +23,22 @@ SLOWER = 5
 
 @dataclass
 class Verified:
-    """What ``verify`` found: ``print(found)``, ``found.save("page.html")``, and
-    ``found.check()``, which raises if anything differs."""
+    """Result of ``verify``: ``print(found)``, ``found.save("page.html")``, and ``found.check()``,
+    which raises if anything differs."""
 
     results: list[Compared]
     draws: bool = False
 
     @property
     def ok(self) -> bool:
-        """Whether every plan and program has the numbers of one process."""
+        """Return whether every plan and program has the numbers of one process."""
         return all(each.ok for each in self.results)
 
     def check(self) -> None:
-        """Raise if a tensor differs, as a test does.
+        """Raise if a tensor differs, for use in a test.
 
         Raises:
-            AssertionError: the text of what was found.
+            AssertionError: with the text of the result.
         """
         if not self.ok:
             raise AssertionError(str(self))
@@ -53,13 +53,13 @@ class Verified:
         return "\n".join(said)
 
     def html(self) -> str:
-        """What was found as one page that needs nothing beside it."""
-        from .page import page  # pages are loaded when they are asked for
+        """Return the result as one self-contained HTML page."""
+        from .page import page  # loaded only if a page is wanted
 
         return page(self.results)
 
     def save(self, path: str | Path) -> Path:
-        """Write the page to ``path``; folders are made."""
+        """Write the page to ``path``; missing folders are created."""
         return write(path, self.html())
 
 
@@ -76,30 +76,30 @@ def verify(
     """Run a step on one process and under each plan, and name the first tensor that differs.
 
     Every result of an op, every gradient, and parameters before and after an optimizer's step are
-    compared. How far rounding goes is measured: the step runs in float64 too, and what one process
-    is off by in its own dtype says how much another order of sums may be off by. Where rounding
-    changes a choice, such as the experts of a router, what follows is another step, and is not
-    compared, which is said. Nothing runs in the calling process; ranks are forked, and no GPU is
-    needed.
+    compared. The size of rounding errors is measured: the step also runs in float64, and the error
+    of one process in its own dtype shows how large an error another order of sums may cause. Where
+    rounding changes a choice, such as the experts of a router, later tensors belong to a different
+    computation; they are not compared, and the result says so. Nothing runs in the calling process;
+    ranks are forked, and no GPU is needed.
 
     Args:
         step: ``step(place)`` builds its model, wraps it in ``place(model)``, and trains it a step
-            or more on whole batches, the same in each process: seed inside. What it returns, a loss
-            say, is compared too.
+            or more on whole batches, the same in each process: seed inside. What it returns, such
+            as a loss, is compared too.
         plans: each as ``parallelize`` takes it.
-        programs: name -> another program that is said to do the same on so many ranks, by DDP,
-            FSDP2, DTensor or by hand. It calls ``place(model)``, too, which then only names the
-            model's parts. Its parameters and their gradients must be whole, or DTensors; its
-            activations may be pieces or addends of the right ones.
-        ranks: so many processes for each plan and program.
+        programs: name -> another program that should do the same on so many ranks, by DDP, FSDP2,
+            DTensor or by hand. It calls ``place(model)``, too, which then only names the model's
+            parts. Its parameters and their gradients must be whole, or DTensors; its activations
+            may be pieces or addends of the right ones.
+        ranks: the number of processes for each plan and program.
         grid: the shape of the placement for plans of several axes, such as ``(2, 2)``.
-        batch: how the batch that a model is given lies under a plan; by default split along dim 0
-            by the first axis.
+        batch: the layout that the model's batch gets under a plan; by default split along dim 0 by
+            the first axis.
         seconds: a plan or program that runs longer, and more than five times as long as one process
-            did, is ended and said to hang.
+            did, is ended and reported to hang.
 
     Returns:
-        What was found: ``print`` it, ``save`` it as a page, ``check()`` it in a test.
+        The result: ``print`` it, ``save`` it as a page, ``check()`` it in a test.
 
     Raises:
         RuntimeError: ranks cannot be forked here, or the step itself raises on one process.
@@ -108,6 +108,8 @@ def verify(
     alone = run(step, World(), REFERENCE)
     right = _right(step, alone, World(double=True))
     under_plans, draws = right, alone.draws and bool(plans)
+    # Global tensors draw other random numbers than torch does for plain ones, so the reference is
+    # one rank under a plan.
     if draws:
         one = World(plan=plans[0] if isinstance(plans[0], str) else "data", batch=batch)
         under_plans = _right(step, run(step, one, REFERENCE), replace(one, double=True))
@@ -146,7 +148,7 @@ def _compared(name: str, right: Right, ran: Ran, by_another: bool = False) -> Co
     if by_another:
         right = Right(in_modules(right.single), right.double)
     other = gathered(ran.seen)
-    if ran.error:  # what only some of the ranks came to cannot be put together
+    if ran.error:  # tensors that only some of the ranks have recorded cannot be put together
         other = {key: held for key, held in other.items() if len(held.parts) == len(ran.seen)}
     other, choice = up_to_a_choice(right, other)
     found = Compared(name, differences(right, other), len(other), ran.error)

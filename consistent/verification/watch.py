@@ -1,7 +1,7 @@
-"""What one rank of a step sees: results of ops, their gradients, parameters and what is returned.
+"""Recording of what one rank computes in a step: op results, gradients, parameters, return values.
 
-Nothing is sent to see it: a global tensor is kept as this rank's shard with its spec, and put
-together afterwards.
+Recording sends nothing: of a global tensor this rank's shard is kept with its spec, and the shards
+are put together afterwards.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from ..spec.nested import each_in, tensors_in
 from ..tensor.global_tensor import GlobalTensor
 from . import in_float64
 
-# Results of these say nothing that the ops around them do not.
+# Results of these ops are not recorded: the ops around them have the same values.
 _UNSEEN = frozenset({"detach", "requires_grad_", "register_hook", "retain_grad", "to_global"})
-# These draw numbers, and a global tensor draws others than torch's generator (docs/how_do_i.md).
+# These ops draw random numbers. Those of global tensors are not torch's own (docs/how_do_i.md).
 _DRAWING = frozenset(
     """dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout dropout_ bernoulli
     bernoulli_ multinomial rand_like randn_like randint_like normal_ uniform_ exponential_ rrelu
     gumbel_softmax""".split()
 )
-# These change a dtype, or nothing where it is that already: not the same ones in each dtype.
+# These ops change a dtype, or do nothing: which of them do so differs by the dtype of the run.
 _CASTS = frozenset("to float double half bfloat16 type type_as".split())
-# What these give beside values says where they were: of two that are nearly equal rounding decides.
-# By name, where their ``dim`` stands among the arguments.
+# These ops return indices with the values, and rounding decides between two nearly equal values.
+# Name -> position of ``dim`` among the arguments.
 _CHOOSING = {"topk": 2, "kthvalue": 2, "sort": 1, "max": 1, "min": 1, "median": 1}
 _SORTS = (torch.sort, torch.argsort, Tensor.sort, Tensor.argsort)
 _WRAPPED = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")
 
 
 class Key(NamedTuple):
-    """Which tensor of a step this is, the same in every world.
+    """Identity of a tensor of a step, the same in every world.
 
-    ``what`` is what an op is "given", its "result", which places it has "chosen", the "gradient" of
-    its result, a "parameter gradient", a "parameter" after a step, or what the program "returned".
-    ``number`` counts those of one name.
+    ``what`` is "given" (an op's input), "result", "chosen" (indices), "gradient" (of a result),
+    "parameter gradient", "parameter" (after a step), or "returned" (by the program). ``number``
+    counts the tensors of one name.
     """
 
     what: str
@@ -65,8 +65,8 @@ class Key(NamedTuple):
 class Seen(NamedTuple):
     """A tensor as this rank holds it, and the line that made it.
 
-    With a spec ``value`` is this rank's shard; without one it is plain, and ``laid`` says how the
-    DTensor lay that it was, of which it is the whole.
+    With a spec ``value`` is this rank's shard. Without one it is plain; ``laid`` then gives the
+    layout if it is the whole of a DTensor.
     """
 
     key: Key
@@ -77,7 +77,7 @@ class Seen(NamedTuple):
 
 
 class Watch:
-    """Keeps what it is shown, in order."""
+    """Recorder of the tensors of a step, in order."""
 
     def __init__(self, prepare: Callable[[nn.Module], nn.Module], double: bool = False) -> None:
         self.seen: list[Seen] = []
@@ -90,19 +90,19 @@ class Watch:
         self._modules: dict[int, str] = {}
         self._names: dict[int, str] = {}
         self._inside: list[tuple[str, nn.Module]] = []  # modules that run, the innermost last
-        self._casts: list[Tensor] = []  # of parameters, kept so that each id is one tensor's
-        self._steps = False  # an optimizer's step runs
-        self._notes = False  # a tensor is being noted, by ops of our own
+        self._casts: list[Tensor] = []  # of parameters; kept so that no id is reused
+        self._steps = False  # an optimizer's step is running
+        self._notes = False  # ops of this recorder are running
 
     def place(self, model: nn.Module) -> nn.Module:
-        """What a step wraps its model in: lays it out as this world asks, and names its parts."""
+        """Return the model in the layout of this world, and remember its parts' names."""
         model = self._prepare(model)
         self._models.append(model)
         self._modules |= {id(module): _plain_name(n) for n, module in model.named_modules()}
         return model
 
     def keep(self, what: str, name: str, value: Tensor, where: str, is_known: bool = True) -> None:
-        """Note one tensor; count it only where it is not known which one it is."""
+        """Record one tensor. If it is not known which tensor it is, only count it."""
         self._notes = True
         spec, found, laid = _held(value)
         self._notes = False
@@ -114,13 +114,12 @@ class Watch:
             self.seen.append(Seen(Key(what, name, number), found, spec, where, laid))
 
     def op(self, func: Any, given: tuple, kwargs: dict[str, Any], out: Any) -> None:
-        """An op of the user's program: what it was given, what it made, and later the gradients of
-        that."""
+        """Record an op of the user's program: inputs, results, and later the results' gradients."""
         name = getattr(func, "__name__", "")
         if not self._models or name.startswith(("__", "empty", "new_empty")) or name in _UNSEEN:
-            return  # what comes before the model is placed makes it, and data
+            return  # ops before the model is placed make the model and the data
         if self._notes or self._steps or _is_library():
-            return  # parameters are compared after a step; inside it they lie in any layout
+            return  # inside an optimizer's step tensors have any layout; parameters follow later
         if name in _CASTS:
             return self._cast(given, out)
         self.draws |= name in _DRAWING
@@ -131,7 +130,7 @@ class Watch:
             parameter = self._parameter(x)
             if parameter is not None:
                 self.used.setdefault(parameter, where)
-            elif _is_compared(x) and out is not x:  # what is written to is not what it was
+            elif _is_compared(x) and out is not x:  # an in-place op has overwritten its input
                 self.keep("given", called, x, where, is_known)
         for x in out if isinstance(out, tuple | list) else (out,):
             if not _is_compared(x):
@@ -147,7 +146,7 @@ class Watch:
             self.keep("chosen", called, out[1], where)
 
     def _cast(self, given: tuple, out: Any) -> None:
-        """Let a parameter's copy in another dtype stand for it from now on."""
+        """Give a parameter's copy in another dtype the parameter's name from now on."""
         parameter = self._parameter(given[0]) if isinstance(given[0], Tensor) else None
         if parameter is not None and isinstance(out, Tensor) and out is not given[0]:
             self.used.setdefault(parameter, user_line())
@@ -155,8 +154,8 @@ class Watch:
             self._casts.append(out)
 
     def _parameter(self, x: Tensor) -> str | None:
-        """The name of the parameter that ``x`` is, or stands for while a module runs, as a gathered
-        one does; "" where the name is not known, None if it is not a parameter."""
+        """Return the name of the parameter that ``x`` is, or replaces while a module runs ("" if it
+        is unknown); None if ``x`` is not a parameter."""
         if id(x) in self._names:
             return self._names[id(x)]
         for owner in self._inside[-1][1].modules() if self._inside else ():
@@ -170,26 +169,26 @@ class Watch:
             self.keep("gradient", called, gradient, where)
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters of all models, by the names that they have without wrappers."""
+        """Yield the parameters of all models, by their names without those of wrappers."""
         for model in self._models:
             yield from ((_plain_name(name), p) for name, p in model.named_parameters())
 
     def before_step(self, *given: Any) -> None:
-        """Note the gradients that an optimizer is about to use."""
+        """Record the gradients that an optimizer is about to use."""
         self._steps = True
         for name, p in self.parameters():
             if p.grad is not None:
                 self.keep("parameter gradient", name, p.grad, self.used.get(name, ""))
 
     def after_step(self, *given: Any) -> None:
-        """Note what an optimizer made of the parameters."""
+        """Record the parameters after an optimizer's step."""
         self._steps = False
         for name, p in self.parameters():
             self.keep("parameter", name, p, self.used.get(name, ""))
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Inside, all that this thread runs is noted."""
+        """Record everything that this thread runs inside."""
         hooks = [
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
@@ -204,7 +203,7 @@ class Watch:
                 hook.remove()
 
     def finish(self, returned: Any) -> None:
-        """Note what the step returned, and gradients that no optimizer has taken."""
+        """Record what the step returned, and, if no optimizer has run, the gradients."""
         if not any(seen.key.what == "parameter" for seen in self.seen):
             self.before_step()
         numbers = [torch.tensor(x, dtype=torch.float64) for x in each_in(returned, float)]
@@ -214,7 +213,7 @@ class Watch:
     def _enter(self, module: nn.Module, given: Any) -> None:
         self._names |= {
             id(p): name for name, p in self.parameters() if not self._inside
-        }  # a plan may have put others in their place
+        }  # read again at each call of a model, since a plan may have replaced parameters
         self._inside.append((self._modules.get(id(module), type(module).__name__), module))
 
     def _leave(self, module: nn.Module, given: Any, out: Any) -> None:
@@ -242,17 +241,17 @@ class _Ops(TorchFunctionMode):
 
 def _at_places(x: Any, places: Any, dim: int) -> Tensor:
     with torch.no_grad():
-        if hasattr(x, "full_tensor"):  # a DTensor, which has no rule for it
+        if hasattr(x, "full_tensor"):  # DTensor has no rule for take_along_dim
             x, places = x.full_tensor(), places.full_tensor()
         whole = places if places.ndim == x.ndim else places.unsqueeze(dim)
         return torch.take_along_dim(x, whole, dim)
 
 
 def _operands(name: str, given: tuple) -> tuple[list[Tensor], bool]:
-    """(the tensors that an op is given, whether their order is known).
+    """Return (tensors among the arguments of an op, whether their order is known).
 
-    Of a plain tensor times a global one Python asks the right one first, so they come the other way
-    round: they are sorted by their dims, and where both have as many, which is which is not known.
+    For a plain tensor times a global one Python calls the right operand first, which swaps them. So
+    they are sorted by their numbers of dims; if these are equal, the order is unknown.
     """
     found = list(tensors_in(given))
     if name not in ("add", "mul") or len(found) != 2:
@@ -267,12 +266,12 @@ def _is_compared(x: Any) -> bool:
 
 
 def is_rounded(x: Tensor) -> bool:
-    """Whether arithmetic on numbers of its dtype rounds."""
+    """Return whether arithmetic in the dtype of ``x`` rounds."""
     return x.is_floating_point() or x.is_complex()
 
 
 def _held(value: Any) -> tuple[TensorSpec | None, Tensor | None, str]:
-    """(spec or None, this rank's own copy, how a DTensor lay); no copy if this rank has none."""
+    """Return (spec or None, this rank's own copy or None if it has none, layout of a DTensor)."""
     with torch.no_grad():
         if isinstance(value, GlobalTensor):
             local = value.to_local().detach()
@@ -289,7 +288,7 @@ def _plain_name(name: str) -> str:
 
 
 def _is_library() -> bool:
-    """Whether the innermost code that is neither torch's nor this package's is the library's."""
+    """Return whether the innermost caller outside of torch and this package is the library."""
     frame = sys._getframe(2)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")

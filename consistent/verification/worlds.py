@@ -1,7 +1,7 @@
-"""Runs a step on forked ranks, each watched, and brings back what they have seen.
+"""Runs of a step on forked ranks, each of which records what it computes.
 
-Ranks are forked, so the step may be any function, one of a notebook or a closure too, and nothing
-that it does reaches the calling process.
+Because ranks are forked, the step may be any function, also a closure or one of a notebook, and
+nothing that it does affects the calling process.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ Step = Callable[[Callable[[nn.Module], nn.Module]], Any]
 
 @dataclass
 class World:
-    """How a step is run.
+    """The setting in which a step runs.
 
     Args:
-        ranks: so many processes.
-        plan: as ``parallelize`` takes it; None: the model stays as the step made it.
-        batch: how the batch lies that the model is given, for each axis; by default it is split
-            along dim 0 by the first axis and whole along others.
-        double: in float64.
+        ranks: the number of processes.
+        plan: as ``parallelize`` takes it; None leaves the model as the step made it.
+        batch: the layout that the model's batch gets, for each axis; by default it is split along
+            dim 0 by the first axis and whole along others.
+        double: run in float64.
     """
 
     ranks: int = 1
@@ -50,14 +50,14 @@ class World:
     double: bool = False
 
     def placement(self) -> Placement:
-        """All ranks; the plan's names for axes."""
+        """Return the placement of all ranks, with the plan's names for its axes."""
         plan = self.plan
         axes = tuple(plan) if isinstance(plan, dict) and self.grid and len(self.grid) > 1 else None
         ranks = torch.arange(self.ranks).reshape(self.grid or (self.ranks,)).tolist()
         return Placement("cpu", ranks, axes)
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        """Lay a model out as this world asks."""
+        """Return the model in the layout of this world."""
         if self.double:
             model = model.double()
             model.register_forward_pre_hook(_as_double, with_kwargs=True)
@@ -80,7 +80,8 @@ class World:
 
 @dataclass
 class Ran:
-    """What the ranks of a world have seen; or the error that ended it. ``seconds``: it took."""
+    """The records of all ranks of a world, the error that ended it, if any, and the ``seconds``
+    that it took."""
 
     seen: list[list[Seen]]
     draws: bool = False
@@ -89,7 +90,7 @@ class Ran:
 
 
 def run(step: Step, world: World, limit: float) -> Ran:
-    """Run ``step`` in a world of its own processes, for no more than ``limit`` seconds."""
+    """Run ``step`` in a world of new processes, for at most ``limit`` seconds."""
     fork, start = multiprocessing.get_context("fork"), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
@@ -109,7 +110,8 @@ def run(step: Step, world: World, limit: float) -> Ran:
 
 
 def _error(ranks: list[Any], folder: Path) -> str:
-    """What the first rank that raised has written; or how they ended, if not well."""
+    """Return the traceback that the first rank that raised has written; or how the ranks ended, if
+    not well."""
     errors = [folder / f"error{k}" for k in range(len(ranks))]
     codes = [rank.exitcode for rank in ranks]
     said = next((path.read_text() for path in errors if path.exists()), "")
@@ -117,11 +119,12 @@ def _error(ranks: list[Any], folder: Path) -> str:
 
 
 def _wait(ranks: list[Any], end: float) -> bool:
-    """Whether the time ended first. A rank that fails ends all, for others would wait for it."""
+    """Return whether the time ended before the ranks did. If a rank fails, all are ended, because
+    the others would wait for it."""
     try:
         while any(rank.is_alive() for rank in ranks):
             if any(rank.exitcode for rank in ranks):
-                time.sleep(0.5)  # those that fail too may still say why
+                time.sleep(0.5)  # other ranks that fail may still write their errors
                 return False
             if time.monotonic() > end:
                 return True
@@ -144,7 +147,7 @@ def _rank(step: Step, world: World, rank: int, folder: str) -> None:
         try:
             with watch.watching():
                 watch.finish(step(watch.place))
-        finally:  # what was seen before an error may say where it came from
+        finally:  # tensors from before an error may show its cause
             torch.save((watch.seen, watch.draws), Path(folder, str(rank)))
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -154,11 +157,12 @@ def _rank(step: Step, world: World, rank: int, folder: str) -> None:
 
 
 def _join(rank: int, ranks: int, folder: Path) -> None:
-    """Start the process group as torchrun does. Rank 0 listens at a port that the system
-    chooses, and leaves it in a file for the others."""
+    """Start the process group as torchrun does. Rank 0 listens at a port that the system chooses,
+    and leaves its number in a file for the others."""
     path = folder / "port"
     if rank == 0:
         store = TCPStore("127.0.0.1", 0, ranks, is_master=True, wait_for_workers=False)
+        # Renamed after writing, so that no rank reads half a number.
         (folder / "new").write_text(str(store.port))
         (folder / "new").rename(path)
     else:
@@ -180,6 +184,6 @@ def _as_double(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dic
 
 
 def _no_autocast() -> None:
-    """In this process, which ends with the step, casts to fewer bits are left out."""
+    """Disable autocast in this process, which ends with the step, so that nothing is cast down."""
     torch.autocast.__enter__ = lambda self: self  # type: ignore[method-assign]
     torch.autocast.__exit__ = lambda self, *given: False  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Pictures: a tensor on its ranks, a model's parameters and their bytes, a schedule of a pipeline.
+"""Pictures of a tensor on its ranks, of a model's parameters, and of a pipeline schedule.
 
 ```
 tensor     holdings: what each rank holds      tensor_text    tensor_drawing
@@ -6,9 +6,10 @@ model      model_tree: parameters by module
 schedule   pipeline/picture, which plays it
 ```
 
-``drawing/pictures`` has what all can do (text, svg, save), and their boxes, lines and words.
+``drawing/pictures`` has the methods that all pictures share (text, svg, save), and their boxes,
+lines and words.
 
-A picture is made of specs. Nothing is communicated, and no value is read.
+A picture is made from specs. Nothing is communicated, and no value is read.
 """
 
 from ..drawing.pictures.picture import Picture

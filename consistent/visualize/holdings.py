@@ -1,4 +1,7 @@
-"""What each rank of a placement holds of a tensor, in words and as parts of its two drawn dims."""
+"""The part of a tensor that each rank of a placement holds.
+
+It is described as text, and as ranges of the two dims that are drawn.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,17 @@ from ..spec.bytes_text import bytes_text
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one rank holds.
+    """The part of a tensor that one rank holds.
 
     Args:
         rank: its number in the world.
-        region: the part of the logical tensor, as it is sliced: ``[0:4, :]``.
-        role: ``copy 1/2``, ``addend 2/2``; "" for a piece that no other rank has.
+        region: the part of the logical tensor, as a slice: ``[0:4, :]``.
+        role: ``copy 1/2`` or ``addend 2/2``, or "" for a piece that no other rank has.
         nbytes: bytes of its shard.
-        piece: number of the region: ranks with equal ones hold the same region.
+        piece: index of the region; ranks with equal indices hold the same region.
         is_addend: whether the tensor is the sum (maximum, minimum) of what several ranks hold.
+        runs: (start, size) of the runs of each dim.
+        sizes: shape of its shard.
     """
 
     rank: int
@@ -35,12 +40,12 @@ class Holding:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it holds no element."""
+        """True if the rank holds no elements."""
         return 0 in self.sizes
 
 
 def holding(spec: TensorSpec, at: Coordinate) -> Holding:
-    """What the rank at grid coordinate ``at`` holds."""
+    """Return what the rank at grid coordinate ``at`` holds."""
     runs, sizes = spec.runs(at), spec.local_shape(at)
     grid = spec.placement.shape
     roles = []
@@ -64,8 +69,8 @@ def holding(spec: TensorSpec, at: Coordinate) -> Holding:
 
 
 def region_text(spec: TensorSpec, runs: Sequence[Runs]) -> str:
-    """``[0:4, :]``, ``[0:2 6:8, :]`` of several runs; ``empty`` where nothing is held of a tensor
-    that has elements."""
+    """Return a region as text: ``[0:4, :]``, or ``[0:2 6:8, :]`` for several runs. It is ``empty``
+    if nothing is held of a tensor that has elements."""
     if not spec.shape:
         return "scalar"
     held = [items_in(each) for each in runs]
@@ -79,16 +84,16 @@ def region_text(spec: TensorSpec, runs: Sequence[Runs]) -> str:
 
 
 def drawn_dims(spec: TensorSpec) -> tuple[int, ...]:
-    """The dims that a drawing shows, at most two, the last one from left to right: those that are
-    split come first, then the last ones."""
+    """Return the dims that a drawing shows, at most two, the last of them from left to right. Split
+    dims come first, then the last dims."""
     cut = list(dict.fromkeys(e.dim for e in spec.sbp if isinstance(e, Split)))
     rest = [dim for dim in reversed(range(spec.ndim)) if dim not in cut]
     return tuple(sorted([*cut, *rest][:2]))
 
 
 def spans(spec: TensorSpec, held: Holding, dim: int | None) -> list[tuple[float, float]]:
-    """Where the runs of the region begin and end along ``dim``, from 0 to 1; all of it for no
-    dim."""
+    """Return (begin, end) of the region's runs along ``dim``, as fractions from 0 to 1. If ``dim``
+    is None, return the whole range."""
     if dim is None:
         return [(0.0, 1.0)]
     n = max(1, spec.shape[dim])
@@ -96,7 +101,8 @@ def spans(spec: TensorSpec, held: Holding, dim: int | None) -> list[tuple[float,
 
 
 def sentences(spec: TensorSpec) -> list[str]:
-    """What each axis of the placement does to the tensor, and how many bytes a rank holds."""
+    """Return what each axis of the placement does to the tensor, and the bytes a rank holds, in
+    words."""
     lines = []
     for axis, (n, entry) in enumerate(zip(spec.placement.shape, spec.sbp, strict=True)):
         names = spec.placement.axes
@@ -114,12 +120,13 @@ def sentences(spec: TensorSpec) -> list[str]:
 
 
 def share_text(share: float) -> str:
-    """``38%``, ``0.39%``."""
+    """Return a share as text: ``38%`` or ``0.39%``."""
     return f"{share:.0%}" if share >= 0.01 else f"{share:.2%}"
 
 
 def largest(spec: TensorSpec) -> int:
-    """Bytes of the largest shard: the one at the grid's origin, if splits are balanced."""
+    """Return the bytes of the largest shard, which is at the grid's origin if splits are
+    balanced."""
     at = [(0,) * spec.placement.ndim]
     if spec.layout.is_cut:
         at = list(itertools.product(*map(range, spec.placement.shape)))
@@ -127,7 +134,8 @@ def largest(spec: TensorSpec) -> int:
 
 
 def bytes_together(spec: TensorSpec) -> int:
-    """Bytes that all ranks hold together: the tensor once for each copy and each addend."""
+    """Return the bytes that all ranks hold together: the tensor once for each copy and each
+    addend."""
     times = zip(spec.placement.shape, spec.sbp, strict=True)
     return spec.nbytes * math.prod(n for n, entry in times if not entry.is_split)
 
@@ -145,6 +153,7 @@ def _says(spec: TensorSpec, axis: int) -> str:
         if earlier is entry and isinstance(entry, Split) and entry.cut is not None:
             sizes = {entry.size(size, n, k) for size in sizes for k in range(n)}
         elif isinstance(earlier, Split) and earlier.dim == entry.dim:
+            # Balanced pieces have at most two sizes: ranks below size % n have one item more.
             sizes = {piece(size, n, k)[1] for size in sizes for k in (0, size % n, n - 1) if k < n}
     found = " or ".join(f"{size:,}" for size in sorted(sizes, reverse=True))
     return f"dim {entry.dim} of {spec.shape[entry.dim]:,} is cut into pieces of {found}"
@@ -156,7 +165,7 @@ def _axes(spec: TensorSpec, kind: str) -> list[int]:
 
 
 def _number(at: Sequence[int], grid: Sequence[int]) -> int:
-    """The place of a coordinate in a grid, counted row by row."""
+    """Return the row-major index of a coordinate in a grid."""
     number = 0
     for index, n in zip(at, grid, strict=True):
         number = number * n + index
@@ -164,7 +173,7 @@ def _number(at: Sequence[int], grid: Sequence[int]) -> int:
 
 
 def shown(n: int, most: int) -> list[int | None]:
-    """The indices to show of ``n``, where there is room for ``most``; None stands for those left
+    """Return the indices to show out of ``n`` where ``most`` fit. None stands for the indices left
     out."""
     if n <= most:
         return list(range(n))

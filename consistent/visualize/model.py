@@ -1,4 +1,4 @@
-"""The picture of a model: which parameter lies where, and how many bytes a rank holds of it."""
+"""Picture of a model: the layout of each parameter, and how many bytes of it a rank holds."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .holdings import share_text
 from .model_tree import Branch, Row, rows, tree_of
 
 _FEW_RANKS = 8
-_MOST_ROWS = 120  # of a drawing
+_MOST_ROWS = 120  # in a drawing
 _LINE = 20.0
 _BAR = 130.0
 _LEGEND = ((0, "split"), (8, "whole on every rank"), (1, "addends"))
 
 
 class ModelPicture(Picture):
-    """The parameters and buffers of a module by module, with layouts and bytes; layers that are
-    built alike and lie alike are one line."""
+    """The parameters and buffers of a module, by submodule, with layouts and bytes. Layers with the
+    same structure and the same layouts share one line."""
 
     def __init__(self, module: nn.Module) -> None:
         self.tree: Branch = tree_of(module)
@@ -36,7 +36,8 @@ class ModelPicture(Picture):
         widths = [max(len(head[i]), *(len(row[i]) for row in cells)) for i in range(5)]
         shapes = max((len(row.shape) for row in found if row.entry is not None), default=0)
         over = sum(widths) + 2 * 4 - width
-        # Columns give way in this order: kinds of modules before layouts, and these before names.
+        # Where the text is too wide, columns shrink in this order, each to a minimum width: kinds
+        # of modules first, then layouts, then names; then once more, to smaller minimums.
         for column, least in ((1, max(shapes, 12)), (2, 22), (0, 24), (1, 12), (2, 12), (0, 16)):
             cut = max(0, min(over, widths[column] - least))
             widths[column] -= cut
@@ -49,7 +50,7 @@ class ModelPicture(Picture):
         return "\n".join(line.rstrip() for line in lines)
 
     def summary(self) -> str:
-        """The number of parameters, and where they lie, in a sentence."""
+        """Return a sentence with the number of parameters and their placements."""
         placements = self.tree.placements
         where = (
             "plain tensors, whole on every rank"
@@ -61,7 +62,7 @@ class ModelPicture(Picture):
         return f"{in_a_line(self.tree.kind)}: {self.tree.parameters:,} parameters, {where}"
 
     def totals(self) -> str:
-        """How many bytes ranks hold of all of it, in a sentence."""
+        """Return a sentence with the bytes of the whole model that ranks hold."""
         whole = self.tree.nbytes
         ranks = sorted({int(r) for p in self.tree.placements for r in p.ranks.ravel()[:_FEW_RANKS]})
         held = {rank: self.tree.held_by(rank) for rank in ranks[:_FEW_RANKS]}
@@ -143,7 +144,7 @@ def _line(cells: tuple[str, ...], widths: list[int], blocks: bool) -> str:
 
 
 def _style(row: Row) -> int | None:
-    """Colours as in the drawing, by what most of the row's tensor is."""
+    """Return the colour of a row, as in the drawing, by the kind of its tensor's layout."""
     spec = row.entry.spec if row.entry is not None else None
     if spec is None or row.entry is None or row.entry.tied:
         return None
@@ -152,7 +153,7 @@ def _style(row: Row) -> int | None:
 
 
 def _bar(row: Row, x: float, y: float, width: float) -> list[Box | Words]:
-    """The whole as a pale bar, and the share of it that a rank holds in colour."""
+    """Draw the whole as a pale bar, and in colour the share that a rank holds."""
     if not row.nbytes:
         return []
     style = _style(row)

@@ -1,9 +1,9 @@
-"""The parameters and buffers of a module as a tree of modules, equal layers folded.
+"""The parameters and buffers of a module as a tree of submodules, with equal layers folded.
 
 ```
 GPT
   tok                 weight            f32[256, 64]  (S(0), B)
-  blocks.0-11         12 modules that are built alike and lie alike: one branch
+  blocks.0-11         12 modules of equal structure and layouts: one branch
     attn.qkv          weight, bias
 ```
 """
@@ -28,12 +28,15 @@ class Entry:
     """One parameter or buffer.
 
     Args:
-        name: in its module.
-        shape: as it prints: ``f32[8, 4]``.
-        layout: ``S(0)``; with ``used as B`` where a plan gathers it for its use; ``plain`` where
-            each rank has a tensor of its own.
-        spec: None for a plain tensor.
-        nbytes: of the whole; 0 where it is tied to another one, which counts it.
+        name: its name in its module.
+        shape: dtype and shape as printed: ``f32[8, 4]``.
+        layout: ``S(0)``, with ``used as B`` where a plan gathers the tensor for its use, or
+            ``plain`` where each rank has a tensor of its own.
+        spec: its spec, or None for a plain tensor.
+        nbytes: bytes of the whole tensor, or 0 if it is tied to another entry, which counts them.
+        numel: number of elements.
+        is_parameter: whether it is a parameter rather than a buffer.
+        tied: full name of the entry it is tied to, or "".
     """
 
     name: str
@@ -46,7 +49,7 @@ class Entry:
     tied: str = ""
 
     def held_by(self, rank: int) -> int:
-        """Bytes that ``rank`` holds; a plain tensor is held whole by each."""
+        """Return the bytes that ``rank`` holds. Each rank holds a plain tensor whole."""
         return 0 if self.tied else _held(self.spec, rank, self.nbytes)
 
     @property
@@ -57,7 +60,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A module: its own tensors and its modules. ``times`` modules in a row are alike."""
+    """A module: its own tensors and its submodules. ``times`` consecutive equal modules are folded
+    into one branch."""
 
     name: str
     kind: str
@@ -66,57 +70,58 @@ class Branch:
     times: int = 1
 
     def all_entries(self, times: int = 1) -> Iterator[tuple[int, Entry]]:
-        """(how often it occurs, the entry), of this module and of all below it."""
+        """Yield (number of occurrences, entry) for this module and all modules below it."""
         yield from ((times * self.times, entry) for entry in self.entries)
         for branch in self.branches:
             yield from branch.all_entries(times * self.times)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all whole tensors in it."""
+        """Bytes of all whole tensors in the module."""
         return sum(n * entry.nbytes for n, entry in self.all_entries())
 
     @property
     def parameters(self) -> int:
-        """The number of its parameters' elements."""
+        """Number of elements of the module's parameters."""
         return sum(n * e.numel for n, e in self.all_entries() if e.is_parameter and not e.tied)
 
     def held_by(self, rank: int) -> int:
-        """Bytes of it that ``rank`` holds."""
+        """Return the bytes of the module that ``rank`` holds."""
         return sum(n * entry.held_by(rank) for n, entry in self.all_entries())
 
     @property
     def placements(self) -> list[Placement]:
-        """The placements of its tensors, in the order met."""
+        """Placements of the module's tensors, in the order met."""
         specs = (entry.spec for _, entry in self.all_entries())
         return list(dict.fromkeys(spec.placement for spec in specs if spec is not None))
 
     @property
     def held(self) -> int:
-        """Bytes that the first rank of one of its placements holds, of that which holds the most.
-        A placement's first rank has the largest pieces."""
+        """Bytes that the fullest rank holds, considering only the first rank of each placement. A
+        placement's first rank has the largest pieces."""
         firsts = {placement.first_rank for placement in self.placements} or {0}
         return max(map(self.held_by, firsts))
 
 
 @dataclass(slots=True)
 class _Reading:
-    """What is known while a module is read."""
+    """State of the traversal of a module."""
 
     plan: Plan | None
     met: dict[int, str] = field(default_factory=dict)
 
 
 def tree_of(module: nn.Module) -> Branch:
-    """The tree of ``module``."""
+    """Return the tree of ``module``."""
     try:
         plan = plan_of(module)
-    except ValueError:
+    except ValueError:  # the module was not parallelized
         plan = None
     return _branch("", module, "", _Reading(plan))
 
 
 def _branch(name: str, module: nn.Module, path: str, reading: _Reading) -> Branch:
+    # Not named_parameters(), which leaves out tied tensors after the first.
     found = [(n, x, True) for n, x in module._parameters.items() if x is not None]
     found += [(n, x, False) for n, x in module._buffers.items() if x is not None]
     entries = tuple(_entry(n, x, kind, path, reading) for n, x, kind in found)
@@ -151,12 +156,12 @@ def _entry(name: str, x: torch.Tensor, kind: bool, path: str, reading: _Reading)
 
 
 def sbp_text(sbp: NdSbp) -> str:
-    """``S(0)``, ``(S(0), B)``."""
+    """Return an nd-sbp as text: ``S(0)`` or ``(S(0), B)``."""
     return str(sbp[0]) if len(sbp) == 1 else str(sbp)
 
 
 def _folded(branches: Sequence[Branch]) -> list[Branch]:
-    """Branches with numbers for names that stand side by side and are alike become one."""
+    """Fold consecutive branches with numbers as names and equal contents into one."""
     folded: list[Branch] = []
     for branch in branches:
         last = folded[-1] if folded else None
@@ -177,7 +182,7 @@ def _follows(last: Branch, branch: Branch) -> bool:
 
 
 def _joined(branch: Branch) -> Branch:
-    """A module that holds nothing but one other is written in one line with it."""
+    """Merge a module that contains nothing but one submodule with that submodule."""
     alone = branch.branches[0] if len(branch.branches) == 1 and not branch.entries else None
     if not branch.name or alone is None:
         return branch
@@ -205,7 +210,7 @@ def _bytes_at(spec: TensorSpec, at: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the picture: a module with the sums of what is in it, or a tensor."""
+    """One line of the picture: a module with the sums over its contents, or a tensor."""
 
     depth: int
     name: str
@@ -218,10 +223,12 @@ class Row:
 
 
 def rows(branch: Branch, depth: int = 0, several: bool | None = None) -> Iterator[Row]:
-    """The lines of the tree, the module first. A layer that occurs several times is counted as
-    often in its line; the lines below it are of one of them. A module that has one tensor and
-    nothing else is one line with it. Where the tensors of the whole are on ``several`` placements,
-    each line names its own."""
+    """Yield the lines of the tree, the module first.
+
+    The line of a layer that occurs several times counts all of them; the lines below it describe
+    one of them. A module with one tensor and nothing else shares a line with it. Where the tensors
+    of the whole are on ``several`` placements, each line names its own.
+    """
     name, kind = branch.name or branch.kind, branch.kind if branch.name else ""
     several = len(branch.placements) > 1 if several is None else several
     sums = branch.held, branch.nbytes

@@ -1,4 +1,4 @@
-"""The picture of a tensor on its ranks."""
+"""Picture of a tensor on its ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .tensor_text import tensor_text
 
 
 class TensorPicture(Picture):
-    """Which part each rank holds of a tensor: pieces in colours, equal ones alike, addends
+    """The part of a tensor that each rank holds. Equal pieces have one colour, and addends are
     striped."""
 
     def __init__(self, spec: TensorSpec) -> None:

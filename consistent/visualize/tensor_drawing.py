@@ -1,4 +1,4 @@
-"""A tensor on its ranks, as a drawing: the grid of ranks, each with the tensor in small."""
+"""A tensor on its ranks, as a drawing: the grid of ranks, each with a miniature of the tensor."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ..spec.bytes_text import bytes_text
 from .holdings import Holding, drawn_dims, holding, sentences, shown, spans
 from .tensor_text import axis_name, direction
 
-_CELL, _ROW = 132.0, 88.0  # pixels of a rank's place: its width, and its height without the tensor
-_WIDE, _HIGH = 104.0, 72.0  # pixels of the longer side of the small tensor, and of the most height
+_CELL, _ROW = 132.0, 88.0  # pixels of a rank's cell: width, and height without the miniature
+_WIDE, _HIGH = 104.0, 72.0  # maximum width and height of a miniature, in pixels
 _MOST_COLUMNS, _MOST_ROWS = 8, 6
 _EDGE = 20.0
-_LETTER = 6.2  # pixels of a letter of 12 pixels, on average
-_MOST_WIDE = 680.0  # pixels to which a picture of few ranks grows, rather than break its lines
+_LETTER = 6.2  # average width of a letter of a 12-pixel font, in pixels
+_MOST_WIDE = 680.0  # a picture of few ranks grows up to this many pixels before text wraps
 
 
 def tensor_drawing(spec: TensorSpec) -> Drawing:
-    """The picture of ``spec``. Of a placement of three axes or more the ranks at the origin of the
-    outer ones are drawn."""
+    """Return the drawing of ``spec``. For a placement of three axes or more, only the ranks at the
+    origin of the outer axes are drawn."""
     grid = spec.placement.shape
     named = len(grid) > 1
     rows = shown(grid[-2], _MOST_ROWS) if named else [0]
@@ -84,7 +84,8 @@ def _note(spec: TensorSpec) -> str:
 
 
 def _sides(spec: TensorSpec) -> tuple[float, float]:
-    """Width and height of the small tensor: as the dims that are drawn, within limits."""
+    """Return the width and height of the miniature, in the ratio of the drawn dims, within
+    limits."""
     dims = drawn_dims(spec)
     if len(dims) < 2:
         return _WIDE, 22.0

@@ -1,4 +1,4 @@
-"""A tensor on its ranks, as text: for each rank the whole tensor in small, with its part filled.
+"""A tensor on its ranks, as text: a miniature of the tensor per rank, with the rank's part filled.
 
 ```
 f32[8, 6] (S(0), B) on placement("cpu", ranks=[[0, 1], [2, 3]])
@@ -25,17 +25,17 @@ from ..spec import Coordinate, TensorSpec
 from ..spec.bytes_text import bytes_text
 from .holdings import Holding, drawn_dims, holding, sentences, shown, spans
 
-WIDE, HIGH = 10, 4  # characters of the small tensor
+WIDE, HIGH = 10, 4  # size of a miniature, in characters
 _GAP = 2
-_MOST_LINES = 4  # lines of ranks in a block
+_MOST_LINES = 4  # maximum lines of ranks in a block
 _MOST_BLOCKS = 3
-_LONGEST = 26  # characters of a region
+_LONGEST = 26  # maximum characters of a region
 
 _Cell = Sequence[tuple[str, Style]]  # the lines of one rank: text, and its style
 
 
 def tensor_text(spec: TensorSpec, colour: bool, width: int, blocks: bool) -> str:
-    """The picture of ``spec``."""
+    """Return the picture of ``spec`` as text."""
     out = _title(spec, width)
     fill = "█▒·" if blocks else "#/."
     for block in _blocks(spec):
@@ -46,20 +46,21 @@ def tensor_text(spec: TensorSpec, colour: bool, width: int, blocks: bool) -> str
 
 
 def block_name(spec: TensorSpec, outer: Sequence[int | None]) -> str:
-    """``axis 0 = 1, axis 1 = 0``; what the block of ranks below has in common."""
+    """Return the heading of a block of ranks, such as ``axis 0 = 1, axis 1 = 0``. It has the
+    coordinates that the ranks of the block share."""
     if None in outer:
         return "..."
     return ", ".join(f"{axis_name(spec, a)} = {k}" for a, k in enumerate(outer))
 
 
 def axis_name(spec: TensorSpec, axis: int) -> str:
-    """The name that the placement gives it, else ``axis 0``."""
+    """Return the placement's name of the axis, or ``axis 0`` if axes have no names."""
     names = spec.placement.axes
     return names[axis] if names else f"axis {axis}"
 
 
 def direction(spec: TensorSpec) -> str:
-    """Which dims the small tensors show."""
+    """Return a text that names the dims the miniatures show."""
     dims = drawn_dims(spec)
     if not dims:
         return "one element"
@@ -73,7 +74,8 @@ def _title(spec: TensorSpec, width: int) -> list[str]:
 
 
 def _blocks(spec: TensorSpec) -> Iterator[tuple[int | None, ...]]:
-    """Coordinates of the axes before the last two; one of None for blocks left out."""
+    """Yield the coordinates of the axes before the last two, and ``(None,)`` for blocks that are
+    left out."""
     outer = spec.placement.shape[:-2]
     count = 1
     for n in outer:
@@ -121,7 +123,7 @@ def _block(
 
 
 def _lines_of_ranks(spec: TensorSpec, n: int, colour: bool, width: int, fill: str) -> list[str]:
-    """The ranks of a placement of one axis, as many in a line as there is room for."""
+    """Return the lines for a placement of one axis, with as many ranks side by side as fit."""
     cell = _cell_width(spec, (holding(spec, (k,)) for k in (0, n - 1)))
     each = max(1, (width + _GAP) // (cell + _GAP))
     cells = [
@@ -135,7 +137,7 @@ def _lines_of_ranks(spec: TensorSpec, n: int, colour: bool, width: int, fill: st
 
 
 def _cell_width(spec: TensorSpec, some: Iterator[Holding]) -> int:
-    """Room for what these ranks hold, whose regions have the most digits."""
+    """Return the width of a cell. ``some`` are the ranks whose regions have the most digits."""
     longest = [min(_LONGEST, max(len(h.region), len(h.role))) for h in some]
     return max([WIDE, *longest])
 
@@ -149,8 +151,8 @@ def _cell(spec: TensorSpec, held: Holding, fill: str) -> _Cell:
 
 
 def small(spec: TensorSpec, held: Holding, fill: str) -> list[str]:
-    """The tensor in small: ``fill`` has the character of what is held, of an addend, of the
-    rest."""
+    """Return the miniature of the tensor, line by line. ``fill`` has the characters for held
+    elements, for addends, and for the rest."""
     dims = drawn_dims(spec)
     across = dims[-1] if dims else None
     down = dims[0] if len(dims) == 2 else None
@@ -166,14 +168,15 @@ def small(spec: TensorSpec, held: Holding, fill: str) -> list[str]:
 
 
 def _covered(begin: float, end: float, count: int) -> range:
-    """Which of ``count`` characters lie mostly inside [begin, end); one at least."""
+    """Return the indices of the characters that are mostly inside [begin, end), at least one of
+    ``count``."""
     first = round(begin * count)
     last = max(round(end * count), first + 1)
     return range(min(first, count - 1), last)
 
 
 def _joined(name: str, cells: Sequence[_Cell], margin: int, cell: int, colour: bool) -> list[str]:
-    """Cells side by side, line by line, after a margin that has ``name`` in its first line."""
+    """Join cells side by side, line by line, after a margin with ``name`` in its first line."""
     lines = []
     for i in range(max(map(len, cells))):
         parts = [paint((name if i == 0 else "").ljust(margin), "bold", colour)]

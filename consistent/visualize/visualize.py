@@ -1,4 +1,4 @@
-"""visualize(): the picture of a tensor, of a model, of a schedule."""
+"""``visualize()``, which makes the picture of a tensor, of a model, or of a schedule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .tensor import TensorPicture
 
 
 def visualize(x: Any) -> Picture:
-    """The picture of ``x``.
+    """Return the picture of ``x``.
 
     ```
     print(consistent.visualize(x))            # in the terminal
@@ -25,15 +25,16 @@ def visualize(x: Any) -> Picture:
     ```
 
     Args:
-        x: a global tensor or its ``TensorSpec``: the part that each rank holds. A module: which
-            parameter and buffer lies where, and how many bytes a rank holds of each. The table of a
-            pipeline's schedule: what each placement does when.
+        x: a global tensor or its ``TensorSpec``: the picture shows the part that each rank holds. A
+            module: it shows the layout of each parameter and buffer, and how many bytes of it a
+            rank holds. The table of a pipeline's schedule: it shows what each placement does at
+            which time.
 
-    Nothing is communicated and no value is read, so one rank may ask alone; the picture is the same
-    on every rank.
+    Nothing is communicated and no value is read, so one rank may call this alone. The picture is
+    the same on every rank.
 
     Raises:
-        TypeError: ``x`` is something else, such as a plain tensor, which lies on one device.
+        TypeError: ``x`` is something else, such as a plain tensor, which is on one device.
     """
     if is_global(x):
         return TensorPicture(x._spec)

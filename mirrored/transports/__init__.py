@@ -1,4 +1,4 @@
-"""The ways in which tensors travel between ranks; `default.py` says which one is in use."""
+"""Transports: the ways in which tensors travel between ranks. ``default.py`` selects one."""
 
 from ..native import load_build
 

@@ -1,4 +1,4 @@
-"""Counts what is sent, by a transport around another one. It costs nothing when it is not used."""
+"""Counts what a rank sends, by a wrapper around a transport. Unused, it costs nothing."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from .default import current, replace_current
 
 @dataclass(frozen=True)
 class Call:
-    """One communication: its name, the bytes that this rank sends in it, its ranks, and whether the
-    caller waits for it at once or only starts it."""
+    """Record of one communication call.
+
+    It has the call's name, the bytes that this rank sends in it, its ranks, and whether the caller
+    waits for it at once or only starts it.
+    """
 
     name: str
     bytes: int
@@ -28,7 +31,7 @@ class Call:
 
 
 class Counting(Wrapper):
-    """Passes every call on to `inner` and records it in `calls`.
+    """Wrapper that records every call in ``calls``, and passes it on to ``inner``.
 
     Bytes are those that this rank sends under the usual algorithm, with n ranks and x its own
     tensor: all_reduce ceil(2 (n-1)/n |x|) (a ring), all_gather (n-1) |x|, all_to_all and exchange
@@ -42,12 +45,12 @@ class Counting(Wrapper):
 
     @property
     def bytes(self) -> int:
-        """The number of bytes that this rank has sent in all calls."""
+        """Number of bytes that this rank has sent in all calls."""
         return sum(call.bytes for call in self.calls)
 
     @property
     def names(self) -> list[str]:
-        """The names of the calls, in order."""
+        """Names of the calls, in order."""
         return [call.name for call in self.calls]
 
     def clear(self) -> None:
@@ -55,7 +58,7 @@ class Counting(Wrapper):
         self.calls.clear()
 
     def pass_on(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Note what this rank sends by the method ``name``, and call it."""
+        """Record what this rank sends in a call of the method ``name``, and make the call."""
         if name in COUNTED:
             call = call_of(self.rank, given_to(name, args, kwargs), name)
             if len(call.ranks) > 1:
@@ -63,7 +66,7 @@ class Counting(Wrapper):
         return super().pass_on(name, *args, **kwargs)
 
 
-# ---- the bytes that a rank sends, from the arguments it gives to the method of that name ---------
+# ---- bytes that a rank sends, from its rank and the arguments of the method by name --------------
 
 _Sent = Callable[[int, dict[str, Any]], int]
 
@@ -95,7 +98,12 @@ def _all_of_it(rank: int, given: dict[str, Any]) -> int:
 
 
 def _parts_for_others(dim_name: str, sizes_name: str) -> _Sent:
-    """The bytes of `x`, cut along a dim, without this rank's own part."""
+    """Return a function that counts the bytes of ``x`` without this rank's own part.
+
+    Args:
+        dim_name: the argument with the dim along which ``x`` is cut.
+        sizes_name: the argument with the sizes of the parts.
+    """
 
     def sent(rank: int, given: dict[str, Any]) -> int:
         x: Tensor = given["x"]
@@ -127,7 +135,7 @@ def _pickled(rank: int, given: dict[str, Any]) -> int:
     return len(pickle.dumps(given["obj"])) * (len(given["ranks"]) - 1)
 
 
-# Method -> the call that it counts as, and the function that gives its bytes.
+# Method -> the name under which it counts, and the function that returns its bytes.
 COUNTED: dict[str, tuple[str, _Sent]] = {
     "all_reduce": ("all_reduce", _in_a_ring),
     "all_reduce_with_notes": ("all_reduce", _in_a_ring),
@@ -154,12 +162,13 @@ _SIGNATURES = {name: inspect.signature(getattr(Transport, name)) for name in COU
 
 
 def given_to(name: str, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call of the method, by name, without those that are left out."""
+    """Return the arguments of a call of ``name``, by parameter name, without defaults."""
     return dict(_SIGNATURES[name].bind(None, *args, **kwargs).arguments)
 
 
 def call_of(rank: int, given: dict[str, Any], name: str) -> Call:
-    """What a call of the method counts as."""
+    """Return the record of a call of the method ``name`` with the arguments ``given``."""
+    # `send` has no `ranks`, only the receiver.
     ranks = tuple(given["ranks"]) if "ranks" in given else (rank, given["to"])
     counted_as, sent = COUNTED[name]
     waits = not (name.startswith("start_") or name.endswith("_async"))
@@ -168,7 +177,7 @@ def call_of(rank: int, given: dict[str, Any], name: str) -> Call:
 
 @contextmanager
 def counting(transport: Transport | None = None) -> Iterator[Counting]:
-    """Count what this rank sends inside the `with` block.
+    """Record what this rank sends inside the ``with`` block.
 
     ```
     with counting() as log:

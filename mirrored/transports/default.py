@@ -1,4 +1,4 @@
-"""The transport in use: by default one over torch.distributed that shares memory where it can.
+"""Selects the transport in use; the default is torch.distributed with shared memory where possible.
 
 ```
 current()                       the transport of this thread
@@ -29,20 +29,25 @@ _default: Transport | None = None
 
 
 def current() -> Transport:
-    """The transport of this thread: the one given by `use`, else that of torch.distributed."""
+    """Return the transport of this thread: that of ``use``, else the process-wide default."""
     return _thread.override or _default or _make_default()
 
 
 def _make_default() -> Transport:
     global _default
+    # From the innermost out: messages, shared CPU memory, shared GPU memory. Each transport passes
+    # on to the next what it does not handle.
     shared = SharedMemory(SeveralHosts())
     _default = SymmetricMemory(shared) if torch.cuda.is_available() else shared
     return _default
 
 
 def put_around(wrap: Callable[[Transport], Transport]) -> Transport:
-    """From now on the transport of this thread, and of all that had the same, is ``wrap`` of what
-    it is now. Returns it."""
+    """Replace the transport of this thread by ``wrap`` of it, and return the new one.
+
+    If no ``use`` is active in this thread, the process-wide default is replaced, for all threads
+    that use it.
+    """
     global _default
     made = wrap(current())
     if _thread.override is not None:
@@ -54,7 +59,7 @@ def put_around(wrap: Callable[[Transport], Transport]) -> Transport:
 
 @contextmanager
 def use(transport: Transport) -> Iterator[Transport]:
-    """Make `transport` this thread's current one inside the `with` block."""
+    """Make ``transport`` this thread's current one inside the ``with`` block."""
     before, _thread.override = _thread.override, transport
     try:
         yield transport
@@ -64,9 +69,10 @@ def use(transport: Transport) -> Iterator[Transport]:
 
 @contextmanager
 def replace_current(transport: Transport) -> Iterator[Transport]:
-    """Like `use`, but if no `use` is active in this thread it applies to all threads.
+    """Make ``transport`` current inside the ``with`` block, in all threads if possible.
 
-    Backward on CUDA runs in threads of the autograd engine, and they must see `transport` too.
+    If a ``use`` is active in this thread, only this thread is affected. Backward on CUDA runs in
+    threads of the autograd engine, and they must see ``transport`` too.
     """
     global _default
     if _thread.override is not None:

@@ -1,9 +1,9 @@
-"""How often this process has met an error, a lack of memory or an interrupt in the middle of what
-ranks do together, which others may not have met.
+"""Counts the failures of this process in operations that ranks do together.
 
-Its headers and tags say so (``csrc/peer/header.h``, ``torch_dist/messages.py``): where two ranks
-differ in it, they are at different steps of the program, and nothing that they send fits, however
-alike it looks.
+A failure is an error, an out-of-memory error or an interrupt in the middle of such an operation,
+which other ranks may not have met. Headers and tags of messages contain the count
+(``csrc/peer/header.h``, ``torch_dist/messages.py``): if two ranks differ in it, they are at
+different steps of the program, so none of their messages match, even if they look the same.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch
 
 from . import _C  # pyright: ignore[reportAttributeAccessIssue]
 
-# What torch, oneDNN and the standard library of C++ say.
+# Texts of out-of-memory errors of torch, oneDNN and the C++ standard library.
 _NO_MEMORY = (
     *("t allocate memory", "Cannot allocate memory", "not enough memory", "bad_alloc"),
     "can't start new thread",
 )
-_COUNTED = "_counted_as_a_lack"  # of an error
-_COUNTS = "_counts_lacks"  # of a function
+_COUNTED = "_counted_as_a_lack"  # attribute of an error that has been counted
+_COUNTS = "_counts_lacks"  # attribute of a function that counts already
 
 _MOVES = (
     *("all_reduce", "all_reduce_async", "all_gather", "all_to_all", "broadcast", "exchange"),
@@ -41,30 +41,36 @@ _together = ""
 
 
 def raised_together(text: str) -> str:
-    """``text``, which all members of a group raise now."""
+    """Record that all members of a group now raise an error with ``text``; return ``text``."""
     global _together
     _together = text
     return text
 
 
 def is_shared(error: BaseException) -> bool:
-    """Whether all members of a group raise ``error``."""
+    """Return whether ``error`` is the last one that all members of a group raised together."""
     return bool(_together) and str(error) == _together  # a MemoryError has no text
 
 
 def add(number: int = 1) -> None:
-    """Count so many more."""
+    """Add ``number`` to the count of failures."""
     _C.add_failures(number)
 
 
 def forget() -> None:
-    """Start counting from 0: the ranks of a new process group are at the same step."""
+    """Reset the count to 0, for a new process group.
+
+    The ranks of a new group are at the same step.
+    """
     add(-count_failures())
 
 
 def is_lack(error: BaseException) -> bool:
-    """Whether a process raised ``error`` for want of memory, which others may have, or while it
-    handled such an error. Not where all members of a group raise it."""
+    """Return whether ``error`` is an out-of-memory error that other ranks may not have.
+
+    An error that was raised while such an error was handled counts too. An error that all members
+    of a group raise together does not.
+    """
     if is_shared(error):
         return False
     if error.__context__ is not None and is_lack(error.__context__):
@@ -79,18 +85,20 @@ def is_lack(error: BaseException) -> bool:
 
 
 def count_lack(error: BaseException) -> None:
-    """Count ``error`` once if it is for want of memory, unless all members of a group raise it.
+    """Count ``error`` once if it is an out-of-memory error of this rank alone.
 
-    It is called with whatever ends an op, a move or a compiled step. The rank may have been in the
-    middle of what ranks do together, and if its program goes on it is at another step from then on.
+    It is called with every error that ends an op, a collective or a compiled step. The rank may
+    have been in the middle of an operation of several ranks, and if its program continues it is at
+    another step from then on.
     """
     if is_lack(error) and not getattr(error, _COUNTED, False):
+        # The same error passes through several decorated functions on its way up.
         setattr(error, _COUNTED, True)
         add()
 
 
 def counts_lacks(function: F) -> F:
-    """``function``, in which ranks do something together; a lack of memory in it is counted."""
+    """Wrap ``function``, a collective operation, so that out-of-memory errors in it are counted."""
 
     @functools.wraps(function)
     def counting(*args: Any, **kwargs: Any) -> Any:
@@ -105,8 +113,10 @@ def counts_lacks(function: F) -> F:
 
 
 def moves_count_lacks(transport: C) -> C:
-    """A class decorator: the moves of a transport count lacks of memory, those that it has from a
-    class whose moves do so already as they are."""
+    """Class decorator of a transport: its collectives count out-of-memory errors.
+
+    Methods inherited from a class that is decorated already are left as they are.
+    """
     for name in _MOVES:
         move = getattr(transport, name)
         if not hasattr(move, _COUNTS):
@@ -115,6 +125,6 @@ def moves_count_lacks(transport: C) -> C:
 
 
 def count_failure(error: Exception) -> None:
-    """Count ``error``, unless all members of a group raise it."""
+    """Count ``error``, unless it is counted already or all members of a group raise it."""
     if not is_shared(error) and not getattr(error, _COUNTED, False):
         add()

@@ -2,11 +2,11 @@
 
 Every ordered pair of ranks has a queue; a collective is a round of messages. Autograd's backward on
 CPU runs in the thread that calls it, so differentiable code works too. Backward on CUDA does not
-work here, because it runs in threads of the engine that belong to no rank.
+work here, because it runs in threads of the autograd engine that belong to no rank.
 
-What would hang between processes raises here: a rank that fails ends all others with `RankAborted`,
-ranks that wait for each other in a circle (or for a rank that has returned) raise, and so do ranks
-whose calls do not match.
+A mistake that would hang between processes raises here: if a rank fails, all others end with
+``RankAborted``. Ranks that wait for each other in a circle, or for a rank that has returned, raise,
+and so do ranks whose calls do not match.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from .faults.place import place_of
 
 
 class RankAborted(RuntimeError):
-    """This simulated rank was ended because another one failed."""
+    """Error that ends a simulated rank because another one failed."""
 
 
 class World:
-    """What the simulated ranks share: the queues, which rank waits for which, the first failure."""
+    """State that the simulated ranks share: queues, which rank waits for which, first failure."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.lock = threading.RLock()
-        # One for each rank: a message wakes only the rank that it is for.
+        # One condition for each rank: a message wakes only its receiver.
         self.arrived = [threading.Condition(self.lock) for _ in range(size)]
         self.queues: dict[tuple[int, int], deque[tuple[str, Any]]] = {
             (a, b): deque() for a in range(size) for b in range(size)
@@ -54,7 +54,7 @@ class World:
             self.arrived[to].notify_all()
 
     def receive(self, source: int, to: int, what: str) -> Any:
-        """The next message from `source`, which must be part of the same call `what`."""
+        """Return the next message from ``source``, which must be sent by the same call ``what``."""
         with self.lock:
             sent, message = self._next(self.queues[source, to], source, to, what)
         if sent != what:
@@ -72,16 +72,17 @@ class World:
             self.arrived[to].notify_all()
 
     def fetch(self, source: int, to: int, label: str) -> Any:
-        """The next message from `source` under `label`."""
+        """Return the next message from ``source`` under ``label``."""
         with self.lock:
             queue = self.labelled.setdefault((source, to, label), deque())
             message = self._next(queue, source, to, label)
             if not queue:
+                # Empty queues of labels that are not used again would pile up.
                 del self.labelled[source, to, label]
         return message
 
     def _next(self, queue: deque[Any], source: int, to: int, what: str) -> Any:
-        """Wait for a message in `queue`. Called with the lock held."""
+        """Wait for a message in ``queue`` and return it. Called with the lock held."""
         self.waiting[to] = (source, what, queue)
         while not queue and self.failure is None:
             self._check_progress()
@@ -92,7 +93,11 @@ class World:
         return queue.popleft()
 
     def _check_progress(self) -> None:
-        """Raise if no rank can ever go on. Called with the lock held, by each rank that waits."""
+        """Raise RuntimeError if no rank can ever continue.
+
+        Called with the lock held, by each rank that waits.
+        """
+        # A rank in `waiting` whose queue is not empty was notified and will run on.
         stuck = {to for to, (_, _, queue) in self.waiting.items() if not queue}
         if len(stuck | self.finished) < self.size:
             return
@@ -103,7 +108,7 @@ class World:
         )
 
     def _places(self) -> str:
-        """Where each rank is, one line for each."""
+        """Return one line for each rank that says where it is."""
         lines = []
         for rank, thread in sorted(self.threads.items()):
             said = "has returned" if rank in self.finished else place_of(thread)
@@ -115,6 +120,7 @@ class World:
 
     def fail(self, error: BaseException) -> None:
         with self.lock:
+            # The first failure is the cause; later ones are mostly `RankAborted`.
             self.failure = self.failure or error
             self._wake_all()
 
@@ -124,13 +130,13 @@ class World:
             self._wake_all()
 
     def _wake_all(self) -> None:
-        """Let each rank that waits see why no message may come. Called with the lock held."""
+        """Wake every waiting rank to check for a failure. Called with the lock held."""
         for arrived in self.arrived:
             arrived.notify_all()
 
 
 class InProcess(CheckedTransport):
-    """Rank `rank` of a simulated `world`."""
+    """Transport of rank ``rank`` of a simulated ``world``."""
 
     def __init__(self, world: World, rank: int) -> None:
         self.world = world
@@ -145,7 +151,7 @@ class InProcess(CheckedTransport):
         return self.world.size
 
     def _round(self, what: str, ranks: Ranks, messages: Sequence[Any]) -> list[Any]:
-        """Send `messages[k]` to `ranks[k]`; returns what each rank of `ranks` sent here."""
+        """Send ``messages[k]`` to ``ranks[k]``; return what each of ``ranks`` sent here."""
         what = f"{what} over ranks {tuple(ranks)}"
         for to, message in zip(ranks, messages, strict=True):
             self.world.send(self._rank, to, what, message)
@@ -176,12 +182,14 @@ class InProcess(CheckedTransport):
         ranks: Ranks,
         device: torch.device,
     ) -> None:
+        # All sends first: the queues are unbounded, so sending never blocks.
         for to, x in sends:
             self.world.send(self._rank, to, "exchange", x.clone())
         for source, x in out:
             _fill([x], [self.world.receive(source, self._rank, "exchange")])
 
     def _send(self, x: Tensor, to: int, label: str) -> Handle:
+        # A copy, since the caller may overwrite `x` once this has returned.
         self.world.post(self._rank, to, label, x.clone())
         return Done(x)
 
@@ -193,7 +201,7 @@ class InProcess(CheckedTransport):
 
 
 class _Receiving:
-    """A message that is to fill `out`."""
+    """Handle of a message that will fill ``out``."""
 
     def __init__(self, transport: InProcess, out: Tensor, source: int, label: str) -> None:
         self.transport, self.out, self.source, self.label = transport, out, source, label
@@ -216,7 +224,7 @@ def _fill(out: Sequence[Tensor], pieces: Sequence[Tensor]) -> None:
 
 
 def run_ranks(fn: Callable[[int], Any], size: int) -> list[Any]:
-    """Run `fn(rank)` on `size` simulated ranks; returns the results in order of rank.
+    """Run ``fn(rank)`` on ``size`` simulated ranks; return the results in order of rank.
 
     Re-raises the first error. The ranks share torch's global random state, so draw random numbers
     from generators of your own.

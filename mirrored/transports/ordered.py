@@ -1,4 +1,4 @@
-"""Communication in the background beside that of the program, in the order in which both came."""
+"""Runs background collectives in one order with the collectives of the program."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ T = TypeVar("T")
 
 
 class Ordered(Wrapper):
-    """Passes every call on to `inner`, after those that `submit` has sent to a thread.
+    """Wrapper that runs submitted calls in a thread, and every other call after them.
 
     ```
     program   submit 0   work   call 1 (waits for 0)   submit 2   work   result of 2
     thread               call 0                                   call 2
     ```
 
-    So ranks whose programs do the same make the same calls in the same order, and a program need
+    So ranks that run the same program make the same calls in the same order, and the program need
     not know what is under way. Calls in the thread run without autograd.
     """
 
@@ -41,7 +41,7 @@ class Ordered(Wrapper):
     def _start(self) -> None:
         self._pool = ThreadPoolExecutor(1, "mirrored-ordered", initializer=self._begin)
         self._thread = 0
-        # Weak, so that a result is not kept; the pool keeps a call that has not ended.
+        # Weak, so that a result is not kept alive; the pool holds a call that has not ended.
         self._last: Callable[[], Future | None] = _none
 
     def _begin(self) -> None:
@@ -49,7 +49,7 @@ class Ordered(Wrapper):
         help_out()
 
     def submit(self, function: Callable[..., T], *args: Any) -> Future[T]:
-        """Call `function(*args)` in the thread, once the calls submitted before have returned."""
+        """Run ``function(*args)`` in the thread, after all calls submitted before."""
         made = self._pool.submit(self._call, callers_stream(), function, args)
         self._last = weakref.ref(made)
         return made
@@ -62,9 +62,10 @@ class Ordered(Wrapper):
 
     def pass_on(self, name: str, *args: Any, **kwargs: Any) -> Any:
         last = self._last()
+        # Not in the thread itself, where a call would wait for itself.
         if last is not None and threading.get_ident() != self._thread:
             self._last = _none
-            last.exception()  # waits; whoever asks for the result is told
+            last.exception()  # waits; an error is raised where the result is asked for
         return super().pass_on(name, *args, **kwargs)
 
 
@@ -76,7 +77,7 @@ _all: weakref.WeakSet[Ordered] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """Runs in a forked child, which has none of its parent's threads and would wait for them."""
+    """Restart the pools in a forked child, which has none of its parent's threads to wait for."""
     for each in _all:
         each._start()
 

@@ -1,4 +1,4 @@
-"""The transport of a rank that is in no placement, never communicates, and only follows."""
+"""Transport of a rank outside every placement: it follows the program without communicating."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from .base.checked import CheckedTransport
 
 
 class Outside(CheckedTransport):
-    """Rank -1. Every call that would send or receive raises RuntimeError(`why`).
+    """Transport of rank -1; a call that would send or receive raises RuntimeError(``why``).
 
-    Messages are priced as they are for `inside`, so that the choices of layouts are its own.
+    ``link`` and ``device`` are those of ``inside``, so that messages have the same price and the
+    same layouts are chosen.
     """
 
     rank: Any = -1

@@ -1,12 +1,12 @@
-"""A message on a stream of its own, beside what a GPU computes for the program.
+"""Runs a message on a CUDA stream of its own, in parallel with the program's stream.
 
 ```
 program's stream   make x | ready | compute ...               | wait for done | read the result
 side stream                 wait for ready | message | done
 ```
 
-What is sent and received may not be given to others while either stream works on it
-(``record_stream``). The rules are those of
+The caching allocator must not reuse the memory of what is sent and received while either stream
+works on it (``record_stream``). The rules are those of
 https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-streams.
 """
 
@@ -21,12 +21,12 @@ from torch import Tensor
 
 Run = Callable[[list[Tensor]], list[Tensor]]
 
-cuda: Any = torch.cuda  # tests put another in its place, that only notes what is asked
+cuda: Any = torch.cuda  # tests replace it by a stub that records the calls
 _streams: dict[torch.device, Any] = {}  # the side stream of each device: messages keep their order
 
 
 def callers_stream() -> AbstractContextManager[Any]:
-    """A block for another thread, in which it uses the GPU and the stream of the caller.
+    """Return a context manager by which another thread uses the caller's GPU and stream.
 
     A new thread would use the first GPU's default stream, which does not wait for the caller's.
     """
@@ -36,7 +36,10 @@ def callers_stream() -> AbstractContextManager[Any]:
 
 
 class Beside:
-    """One message. Made where ``xs`` are ready, on the program's stream of ``device``."""
+    """One message on the side stream of ``device``.
+
+    Create it on the program's stream when the tensors to send are ready there: it records an event.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -45,29 +48,34 @@ class Beside:
 
     @classmethod
     def of(cls, xs: Sequence[Tensor]) -> Beside | None:
-        """The side stream for the GPU of these tensors; None if none of them is on a GPU."""
+        """Create one for the GPU of these tensors; return None if none of them is on a GPU."""
         device = next((x.device for x in xs if x.device.type == "cuda"), None)
         return None if device is None else cls(device)
 
     def run(self, send: Run, xs: list[Tensor]) -> list[Tensor]:
-        """``send(xs)`` on the side stream, in whichever thread this is called."""
+        """Run ``send(xs)`` on the side stream. Any thread may call it."""
         with cuda.device(self._device):
             if self._device not in _streams:
-                # Urgent: copies behind a product's blocks would keep all other ranks waiting.
+                # High priority: a copy that is queued behind a matmul's blocks keeps all other
+                # ranks waiting.
                 _streams[self._device] = cuda.Stream(self._device, priority=-1)
             side = _streams[self._device]
             side.wait_event(self._ready)
             with cuda.stream(side):
                 made = send(xs)
             for x in xs:
+                # Else the allocator could reuse the memory of x while the side stream still reads
+                # it.
                 x.record_stream(side)
             self._done = side.record_event()
         return made
 
     def join(self, made: Sequence[Tensor] = ()) -> None:
-        """Let the program's stream wait for the message, once ``run`` has returned; it may then
-        read ``made``."""
-        if self._done is None:  # it has failed, and who asks for its result is told
+        """Let the program's stream wait for the message; it may then read ``made``.
+
+        Call it once ``run`` has returned.
+        """
+        if self._done is None:  # `run` failed; the error is raised where its result is asked for
             return
         now = cuda.current_stream(self._device)
         now.wait_event(self._done)

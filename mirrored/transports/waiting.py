@@ -1,4 +1,4 @@
-"""Adds up how long this rank is in calls that communicate, by a transport around another one."""
+"""Measures how long this rank is in calls that communicate, by a wrapper around a transport."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _BEGUN = (
 
 
 class Waiting(Wrapper):
-    """Passes every call on.
+    """Wrapper that times every call and passes it on to ``inner``.
 
     Attributes:
-        seconds: in calls, and in the wait for what was begun.
+        seconds: total time in calls, and in ``wait()`` of what calls have started.
     """
 
     def __init__(self, inner: Transport) -> None:
@@ -26,7 +26,7 @@ class Waiting(Wrapper):
         self.seconds = 0.0
 
     def pass_on(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call the method of ``inner`` with that name, and note how long it takes."""
+        """Call the method ``name`` of ``inner``, and add its duration to ``seconds``."""
         begin = time.perf_counter()
         try:
             found = super().pass_on(name, *args, **kwargs)

@@ -1,8 +1,8 @@
-"""The layouts of the global ops of a recorded step, chosen at once by integer programming.
+"""Choice of the layouts of all global ops of a recorded step at once, by integer programming.
 
-``consistent.compile(step, layouts="auto")`` notes the ops (``compiled/layout_search``), asks here
-for a choice for each, and records the step again with it. Parameters, inputs and results lie as
-they do.
+``consistent.compile(step, layouts="auto")`` notes the ops (``compiled/layout_search``), calls this
+package to choose the signatures of each op, and records the step again with these. Parameters,
+inputs and results keep their layouts.
 """
 
 from .choose import chosen

@@ -1,4 +1,4 @@
-"""Choosing the layouts of a chain: the least seconds of all that send less than op by op."""
+"""Choice of the layouts of a chain: the fastest that sends less than choosing op by op."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ..layouts.problem import Option
 from ..layouts.solve import DoesNotFitInMemory, solve
 from .problem import problem_of
 
-# By how much of its seconds a choice is to be better, so that no rounding makes one.
+# Fraction of its seconds by which a choice has to be better, so that rounding alone makes none.
 _LEAST = 1e-6
 
 
 def chosen(chain: Chain) -> Solution | str:
-    """What each op is to do; or why none does anything else than alone."""
+    """Return the signatures of each op, or the reason why op-by-op choice stays as it is."""
     if chain.why is not None:
         return chain.why
     if not chain.steps:
@@ -27,6 +27,7 @@ def chosen(chain: Chain) -> Solution | str:
         return "nothing is sent between its ops"
     problem.never = 2 * sent
     try:
+        # ``nbytes`` of this problem are bytes sent, so the limit demands fewer than op by op.
         solution = solve(problem, sent - 1)
     except DoesNotFitInMemory:
         return f"no other choice sends less than {sent:,} bytes"

@@ -1,4 +1,4 @@
-"""From a chain to its problem: what each op may do, and what that sends.
+"""Conversion of a chain to an integer program: what each op may do, and the bytes that this sends.
 
 ```
 value that the step is given    one layout, that it has
@@ -6,7 +6,8 @@ op                              the signatures of its row; those alone that keep
 move that the program asks for  one layout, the one that it asks for
 ```
 
-Bytes are those of the busiest rank: of each boxing forward, and of the gradient's boxing back.
+Bytes are those of the busiest rank: of each boxing in forward, and of the boxing of its gradient in
+backward.
 """
 
 from __future__ import annotations
@@ -25,20 +26,23 @@ from ..layouts.figures import Figures
 from ..layouts.problem import Edge, Node, Option, Problem
 from ..layouts.signatures import chosen_on, has_one_form, layouts_of, may_be, work
 
-_MOST_JOINT = 64  # layouts of an op on several axes; of more, those that differ on one axis
-_NEVER = 10.0  # seconds of what cannot be
+_MOST_JOINT = 64  # combinations of layouts on all axes; beyond, only one axis may change
+_NEVER = 10.0  # seconds of an impossible boxing: more than any step takes
 
 
 class ChainProblem(Problem):
-    """A problem whose bytes are those that are sent. ``kept``: edges on which nothing is moved."""
+    """A problem whose bytes are bytes sent, not bytes held.
+
+    ``kept`` has the edges on which nothing may be moved.
+    """
 
     def __init__(self, figures: Figures) -> None:
         super().__init__(figures)
         self.kept: set[Edge] = set()
-        self.never = 0  # bytes of what cannot be
+        self.never = 0  # bytes of an impossible boxing
 
     def boxing(self, edge: Edge, have: NdSbp, want: NdSbp) -> tuple[float, int]:
-        """(seconds, bytes sent) of one edge, forward and back."""
+        """Return (seconds, bytes sent) of one edge, in forward and backward."""
         if have == want:
             return 0.0, 0
         if edge in self.kept:
@@ -48,15 +52,17 @@ class ChainProblem(Problem):
         try:
             seconds = sum(self.figures.boxing(a, b) for a, b in ways)
             return seconds, sum(boxing_bytes(a, b) for a, b in ways)
-        except ValueError:  # such a boxing is none: from a maximum to a sum, say
+        except ValueError:  # there is no such boxing, such as from a maximum to a sum
             return _NEVER, self.never
 
 
 def problem_of(chain: Chain, figures: Figures) -> tuple[ChainProblem, list[int]]:
-    """The problem, and the solution that choosing op by op is. Nodes stand for the values that the
-    step is given, and then for ``chain.steps``."""
+    """Return the problem, and the solution that equals choosing op by op.
+
+    There is one node for each value that the step is given, then one for each of ``chain.steps``.
+    """
     problem, alone = ChainProblem(figures), list[int]()
-    made: dict[int, tuple[int, int]] = {}  # value -> the node that makes it, which output
+    made: dict[int, tuple[int, int]] = {}  # value -> (the node that makes it, index of the output)
     outs = {v for step in chain.steps for v in step.outs}
     for v, value in enumerate(chain.values):
         if v not in outs:
@@ -73,13 +79,14 @@ def problem_of(chain: Chain, figures: Figures) -> tuple[ChainProblem, list[int]]
             edge = Edge(maker, have, node, want, chain.values[v].spec, step.tracked[want])
             problem.edges.append(edge)
             if step.call.inplace and want == 0:
+                # An op in place writes the tensor itself: boxing would write a copy.
                 problem.kept.add(edge)
         made.update({v: (node, i) for i, v in enumerate(step.outs)})
     return problem, alone
 
 
 def _options(chain: Chain, step: Op, figures: Figures) -> tuple[list[Option], int]:
-    """What a step may do, and which of it is what it does alone."""
+    """Return the options of a step, and the index of the one that op-by-op choice takes."""
     outs = [chain.values[v].spec for v in step.outs]
     if step.kind == MOVE:
         return [Option((outs[0].sbp,), (outs[0].sbp,), 0.0, 0)], 0
@@ -95,6 +102,7 @@ def _options(chain: Chain, step: Op, figures: Figures) -> tuple[list[Option], in
     pinned = [i for i, v in enumerate(step.outs) if chain.values[v].pinned]
     found: dict[tuple, Option] = {}
     for signatures in _joint(base, axes):
+        # A pinned result is a value that the program sees, so its layout must not change.
         if any(s.outs[i] is not b.outs[i] for s, b in zip(signatures, base) for i in pinned):
             continue
         layouts = layouts_of(signatures)
@@ -108,6 +116,7 @@ def _options(chain: Chain, step: Op, figures: Figures) -> tuple[list[Option], in
             found[layouts].seconds,
         ):
             found[layouts] = option
+    # The op-by-op choice is always possible, even where the filters above leave it out.
     found[layouts_of(base)] = found.get(layouts_of(base)) or _only(base, figures)
     options = list(found.values())
     return options, list(found).index(layouts_of(base))
@@ -118,7 +127,7 @@ def _only(base: Sequence[Signature], figures: Figures) -> Option:
 
 
 def _signatures(step: Op) -> tuple[list[Signature], list[list[Signature]]]:
-    """(those of the op alone, those that it may have) on each axis."""
+    """Return (the op-by-op signatures, the possible signatures) on each axis."""
     call, row = step.call, step.row
     assert row is not None
     specs = [o.spec for o in call.operands]
@@ -139,8 +148,10 @@ def _signatures(step: Op) -> tuple[list[Signature], list[list[Signature]]]:
 def _joint(
     base: Sequence[Signature], axes: Sequence[Sequence[Signature]]
 ) -> list[tuple[Signature, ...]]:
-    """One signature for each axis; a single form serves all, and no tensor is partial in two
-    ways."""
+    """Return the combinations of one signature for each axis.
+
+    In each, a single form serves all axes, and no tensor is partial in two ways.
+    """
     count = 1
     for options in axes:
         count *= len(options)

@@ -1,4 +1,4 @@
-"""The layouts of a whole step, chosen at once by integer programming.
+"""Choice of the layouts of a whole step at once, by integer programming.
 
 ```
 step --record--> program: ops, values, calls of modules         record, program
@@ -8,9 +8,9 @@ step --record--> program: ops, values, calls of modules         record, program
      --follow--> what a run under that plan does, op by op       follow
 ```
 
-A run chooses op by op, so a plan can only say how parameters lie and what is boxed where modules
-are called. What a run makes of the plan is followed by the same arithmetic that the run uses, and
-of several plans the one is taken whose run is estimated to be fastest.
+A run chooses layouts op by op, so a plan can only fix the layouts of parameters and the boxing
+where modules are called. ``follow`` estimates the run under a plan by the same arithmetic that the
+run uses. Of several plans, the one with the fastest estimated run is taken.
 """
 
 from .search import best_plan

@@ -1,9 +1,9 @@
-"""Repeated blocks: which nodes of a program take equal options, so that they are solved once.
+"""Detection of repeated blocks, whose nodes take equal options and are solved once.
 
-The layers of a model are siblings whose names differ in a number. They count as one block if there
-are several, each has several matrices, and each calls equal ops in an equal order: the same op on
-the same shapes with the same arguments. (The layers of an MLP are not blocks: of two
-linear layers in a row the one is split by columns, the other by rows.)
+The layers of a model are siblings whose names differ in a number. They count as blocks if there are
+several, each has several matrices, and each calls equal ops in an equal order: the same op on the
+same shapes with the same arguments. (The layers of an MLP are not blocks: of two linear layers in a
+row one is split by columns, the other by rows.)
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def keys(program: Program) -> list[Hashable]:
-    """For each node, in the order of the problem, what it shares with those of equal blocks; None
-    where it is in no block."""
+    """Return a key for each node, in the order of the problem, that nodes of equal blocks share.
+
+    The key is None for a node that is in no block.
+    """
     given = [value for value in program.values if value.kind != OP]
     ops = program.ops
     found: list[Hashable] = [None] * (len(given) + len(ops))
@@ -41,7 +43,7 @@ def keys(program: Program) -> list[Hashable]:
 
 
 def _blocks(program: Program) -> dict[str, Hashable]:
-    """Name of a module that is one of several equal blocks -> what these have in common."""
+    """Return module name -> block key, for the modules that are one of several equal blocks."""
     families: dict[str, dict[str, Hashable]] = {}
     for name in _numbered(program):
         text = _NUMBER.sub("*", name)
@@ -53,13 +55,14 @@ def _blocks(program: Program) -> dict[str, Hashable]:
             counts[content] = counts.get(content, 0) + 1
         kinds = {content: kind for kind, content in enumerate(counts)}
         for name, content in members.items():
+            # Shorter names come first, so a module inside a block is not a block of its own.
             if content is not None and counts[content] > 1 and _block_of(name, blocks) is None:
                 blocks[name] = text, kinds[content]
     return blocks
 
 
 def _numbered(program: Program) -> list[str]:
-    """Names of modules that end in a number, the shortest first."""
+    """Return the names of modules that end in a number, the shortest first."""
     names: dict[str, None] = {}
     for op in program.ops:
         parts = op.module.split(".")
@@ -70,7 +73,7 @@ def _numbered(program: Program) -> list[str]:
 
 
 def _contents(program: Program, block: str) -> Hashable:
-    """What ``block`` is made of; None if it has fewer than two matrices."""
+    """Return a key for the ops and tensors of ``block``; None if it has fewer than two matrices."""
     inside = [op for op in program.ops if _is_in(op.module, block)]
     tensors = [value for value in program.values if value.name and _is_in(value.name, block)]
     if sum(value.spec.ndim > 1 for value in tensors) < 2:

@@ -1,8 +1,8 @@
-"""From a solution to a plan: parameters by their layouts, and borders where values are boxed.
+"""Conversion of a solution to a plan: layouts of parameters, and borders where values are boxed.
 
-A value is boxed where the module that makes it ends, if all who read it later want one layout;
-else where a module is called in which all who read it want one. What is left each op boxes for
-itself when it runs.
+A value is boxed at the end of the module that makes it, if all later readers want one layout.
+Otherwise it is boxed at the call of a module in which all readers want one layout. In all other
+cases each op boxes its operands when it runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .program import Enter, Exit, Program
 
 
 def plan_of_solution(program: Program, problem: Problem, solution: Sequence[int]) -> Plan:
-    """The plan under which a run does as ``solution`` says, as far as a plan can say it."""
+    """Return the plan whose run comes closest to ``solution``."""
     writing = _Writing(program, problem, solution)
     writing.tensors()
     writing.borders()
@@ -40,7 +40,7 @@ class _Writing:
         self.ends = self._ends()
 
     def _times(self) -> Iterable[int]:
-        """For each node its place among the events."""
+        """Return the position of each node among the events."""
         program = self.program
         given = [-1 for value in program.values if value.kind != OP]
         ops = [at for at, event in enumerate(program.events) if isinstance(event, Op)]
@@ -48,7 +48,7 @@ class _Writing:
         return [*given, *ops, *(len(program.events) for _ in results)]
 
     def _ends(self) -> dict[int, int]:
-        """Where each call of a module begins -> where it ends."""
+        """Return the position where each module call begins -> the position where it ends."""
         found, begun = {}, []
         for at, event in enumerate(self.program.events):
             if isinstance(event, Enter):
@@ -58,7 +58,7 @@ class _Writing:
         return found
 
     def tensors(self) -> None:
-        """The layouts of parameters and buffers."""
+        """Add the layouts of parameters and buffers to the plan."""
         for index, value in enumerate(self.program.values):
             if value.kind not in (PARAMETER, BUFFER):
                 continue
@@ -68,7 +68,7 @@ class _Writing:
             self.plan.tensors[value.name] = Layouts(sbp, use if may_gather(sbp, use) else sbp)
 
     def borders(self) -> None:
-        """What is boxed where modules are called."""
+        """Add the boxings at module calls to the plan."""
         whole: NdSbp = (B,) * self.program.placement.ndim
         now = {
             v: sbp if self.program.values[v].kind == OP else self.program.values[v].fixed or whole
@@ -83,6 +83,7 @@ class _Writing:
                         before[-1].setdefault(v, now[v])
                         now[v] = self._set(event.module, "inputs", key, want)  # type: ignore[arg-type]
             elif isinstance(event, Exit):
+                # A boxed input is boxed inside the call only; outside it keeps its layout.
                 now.update(before.pop())
                 for key, v in event.given.items():
                     if (want := self._one(v, at, len(self.program.events) + 1)) not in (
@@ -92,7 +93,7 @@ class _Writing:
                         now[v] = self._set(event.module, "outputs", key, want)  # type: ignore[arg-type]
 
     def _one(self, v: int, begin: int, end: int) -> NdSbp | None:
-        """The one layout in which ``v`` is read between two events, if it is one and not P."""
+        """Return the only layout in which ``v`` is read between two events; else, or if P, None."""
         wants = {want for at, want in self.reads.get(v, ()) if begin < at < end}
         if len(wants) != 1:
             return None

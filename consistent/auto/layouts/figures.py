@@ -1,4 +1,4 @@
-"""The machine as the search sees it: a few figures, and what they say of one op or boxing."""
+"""Figures of the machine that the search uses, and the cost of one op or boxing by them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ...spec import NdSbp, TensorSpec
 
 @dataclass(frozen=True)
 class Figures:
-    """What one rank does in a second, and what moving data takes.
+    """Speed of one rank, and the cost of moving data.
 
     Args:
-        flops: additions and multiplications a second in products.
-        memory: bytes a second that an op reads or writes.
-        boxing: seconds from one spec to another.
-        sending: seconds for an op's own message of so many bytes.
+        flops: additions and multiplications per second in products.
+        memory: bytes per second that an op reads or writes.
+        boxing: function that returns the seconds from one spec to another.
+        sending: function that returns the seconds of an op's own message, by its bytes.
         latency: the part of a message's seconds that does not depend on its size.
     """
 
@@ -32,7 +32,7 @@ class Figures:
 
 
 def figures_of(device_type: str) -> Figures:
-    """The figures of this world's ranks, with what Python takes for a message."""
+    """Return the figures of this world's ranks, with the Python time of a message."""
     known, measured = DEVICES[device_type], device_speeds(device_type)
     latency = measured.latency + measured.python
 
@@ -48,18 +48,20 @@ def figures_of(device_type: str) -> Figures:
 
 
 def held_bytes(spec: TensorSpec) -> int:
-    """Bytes of the largest shard."""
+    """Return the bytes of the largest shard."""
     return math.prod(spec.local_shape((0,) * spec.placement.ndim)) * spec.dtype.itemsize
 
 
 def shares(grid: Sequence[int], sbps: Sequence[NdSbp]) -> int:
-    """Among how many ranks the work of an op is shared: those of the axes that split any of its
-    tensors."""
+    """Return the number of ranks that share the work of an op.
+
+    These are the ranks of the axes that split any of the op's tensors.
+    """
     return math.prod(n for a, n in enumerate(grid) if any(sbp[a].is_split for sbp in sbps))
 
 
 def flops_of(call: Call) -> int:
-    """Operations of a product on the whole tensors; 0 for ops that touch memory only."""
+    """Return the operations of a product on the whole tensors; 0 for ops that only touch memory."""
     shapes = [operand.shape for operand in call.operands]
     if not call.outs or len(shapes) < 2:
         return 0
@@ -73,6 +75,7 @@ def flops_of(call: Call) -> int:
     if call.name.startswith("conv") and shapes[1]:
         return 2 * out * (shapes[1].numel() // shapes[1][0])
     if call.name in ("einsum", "tensordot", "bilinear", "inner"):
-        # The letters of a product are each in two of three tensors.
+        # Each letter of a product is in two of the three tensors, so the product of the three sizes
+        # is the square of the product of the letters' lengths.
         return 2 * math.isqrt(out * shapes[0].numel() * shapes[1].numel())
     return 0

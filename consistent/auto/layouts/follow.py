@@ -1,7 +1,8 @@
-"""What a run of the program under a plan does, op by op, by the arithmetic that the run uses.
+"""Estimate of a program's run under a plan, op by op, by the arithmetic that the run uses.
 
-Ops choose their signatures as in ``dispatch/planning``, by what their operands are when they are
-called; the plan says how parameters lie and what is boxed where modules are called. Nothing runs.
+Ops choose their signatures as in ``dispatch/planning``, by the layouts of their operands when they
+are called. The plan fixes the layouts of parameters, and the boxing where modules are called.
+Nothing runs.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ from .signatures import chosen_on
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds of a step, and bytes that a rank holds: parameters, gradients, two more of each for
-    the optimizer, and what forward keeps for backward."""
+    """Seconds of a step, and bytes that a rank holds.
+
+    The bytes are those of parameters, gradients, two more tensors per parameter for the optimizer,
+    and what forward keeps for backward.
+    """
 
     seconds: float
     nbytes: int
@@ -36,8 +40,10 @@ class Estimate:
 
 
 def follow(program: Program, figures: Figures, plan: Plan) -> Estimate:
-    """The estimate of a step of ``program`` under ``plan``, in which tensors and modules stand by
-    their names."""
+    """Return the estimate of a step of ``program`` under ``plan``.
+
+    The plan refers to tensors and modules by their names.
+    """
     return _Following(program, figures, plan).all()
 
 
@@ -45,8 +51,8 @@ class _Following:
     def __init__(self, program: Program, figures: Figures, plan: Plan) -> None:
         self.program, self.figures, self.plan = program, figures, plan
         self.seconds, self.nbytes = 0.0, 0
-        self.now: dict[int, NdSbp] = {}  # value -> its layout where the program is
-        self.before: list[dict[int, NdSbp]] = []  # of each open call, what its inputs were outside
+        self.now: dict[int, NdSbp] = {}  # value -> its layout at this point of the program
+        self.before: list[dict[int, NdSbp]] = []  # layouts outside, of the inputs of each open call
 
     def all(self) -> Estimate:
         for index, value in enumerate(self.program.values):
@@ -81,10 +87,11 @@ class _Following:
         if value.kind != PARAMETER:
             return
         self.now[index] = found.use
+        # A parameter is boxed to its layout for use at each op that reads it.
         readers = sum(index in op.ins for op in self.program.ops)
         self.seconds += readers * self.figures.boxing(lies, used)
         if value.tracked:
-            if found.use != found.sbp:  # what is not kept is gathered again in backward
+            if found.use != found.sbp:  # not kept, so gathered again in backward
                 self.seconds += readers * self.figures.boxing(lies, used)
             self.seconds += reducing_seconds(self.program, self.figures, used.dual, grad)
             self.seconds += reducing_seconds(self.program, self.figures, step, lies)
@@ -105,6 +112,7 @@ class _Following:
     def _exit(self, event: Exit) -> None:
         border = self.plan.border(event.module)
         ways: Mapping[int | str, Nd] = border.outputs if border else {}
+        # A boxed input is boxed inside the call only; outside it keeps its layout.
         self.now.update(self.before.pop())
         for place, (key, v) in enumerate(event.given.items()):
             if (nd := ways.get(key, ways.get(place))) is not None:
@@ -140,7 +148,7 @@ class _Following:
             self.now[op.outs[0]] = self.now[op.ins[0]]
 
     def _choice(self, op: Op) -> tuple[Choice | None, int]:
-        """The layouts that the run will choose, and the bytes that the form sends."""
+        """Return the layouts that the run will choose, and the bytes that the form sends."""
         if op.row is None:
             return None, 0
         specs = [self.program.values[v].spec.with_sbp(self.now[v]) for v in op.ins]
@@ -159,6 +167,6 @@ def _with_specs(call: Call, specs: Sequence) -> Call:
 
 
 def _sent(choice: Choice, by_axis: Sequence[Sequence[Signature]]) -> int:
-    """Bytes that the form of the chosen signatures sends."""
+    """Return the bytes that the form of the chosen signatures sends."""
     found = (chosen_on(axis, choice, options) for axis, options in enumerate(by_axis))
     return sum(signature.nbytes for signature in found if signature is not None)

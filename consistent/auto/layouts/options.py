@@ -1,11 +1,11 @@
-"""From a program to its problem: the options of each node, by the rows of its ops.
+"""Conversion of a program to an integer program: the options of each node, by the rows of its ops.
 
-What a tensor that the step is given may be: a parameter or buffer is B or split, an input whatever
-its reader wants, because it can be loaded in any layout. What the step returns is not partial.
+A parameter or buffer may be B or split; an input may have any layout that its reader wants, because
+it can be loaded in any layout. A result of the step is never partial.
 
-Several axes: an option says the layouts on all of them, so that the cheapest boxing over two axes
-is seen. Where these are too many, axes are solved one after the other, each with the choices of
-the others as they then are, until no axis finds better (``search.py``).
+With several axes, an option fixes the layouts on all of them, so that the cheapest boxing over two
+axes is seen. Where there are too many such options, axes are solved one after the other, each with
+the current choices of the others, until no axis improves (``search.py``).
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from .problem import Edge, Node, Option, Problem
 from .program import Program
 from .signatures import joint, layouts_of, may_be, work
 
-# What Adam keeps: a parameter's gradient and two more tensors of its size. A step of it reads four
-# and writes three.
+# Tensors of a parameter's size that Adam training holds: the parameter, its gradient and two more.
+# A step reads four and writes three.
 _KEPT, _STEP = 4, 7
 Axes = Sequence[Sequence[Signature]]
 
 
 def problem_of(program: Program, figures: Figures, given: Sequence[Axes] | None = None) -> Problem:
-    """The problem of choosing all layouts of ``program``.
+    """Return the problem of choosing all layouts of ``program``.
 
     Args:
-        given: for each node its signatures on each axis, if not all that its row has.
+        given: signatures of each node on each axis, if not all that its row has.
     """
     problem = Problem(figures)
     axes = given or axes_of(program)
     alike = keys(program)
-    made: dict[int, tuple[int, int]] = {}  # value -> the node that makes it, which output
+    made: dict[int, tuple[int, int]] = {}  # value -> (the node that makes it, index of the output)
     for index, (value, op) in enumerate(_nodes(program)):
         chosen = list(joint(axes[index]))
         if op is None:
@@ -56,7 +56,7 @@ def problem_of(program: Program, figures: Figures, given: Sequence[Axes] | None 
 
 
 def axes_of(program: Program) -> list[Axes]:
-    """For each node and axis, its signatures."""
+    """Return the signatures of each node on each axis."""
     found: list[Axes] = []
     for value, op in _nodes(program):
         if op is not None:
@@ -68,7 +68,7 @@ def axes_of(program: Program) -> list[Axes]:
 
 
 def _nodes(program: Program) -> Iterable[tuple[int | None, Op | None]]:
-    """(value, None) for what the step is given, then (None, op) in order."""
+    """Yield (value, None) for each value that the step is given, then (None, op) in order."""
     for index, value in enumerate(program.values):
         if value.kind != OP:
             yield index, None
@@ -77,7 +77,7 @@ def _nodes(program: Program) -> Iterable[tuple[int | None, Op | None]]:
 
 
 def _splits(value: Value, placement: Placement) -> Axes:
-    """The SBPs on each axis of a tensor that the step is given."""
+    """Return the SBPs on each axis of a tensor that the step is given."""
     made = []
     for axis, parts in enumerate(placement.shape):
         if value.fixed is not None:
@@ -92,8 +92,11 @@ def _splits(value: Value, placement: Placement) -> Axes:
 
 
 def _signatures(op: Op, placement: Placement) -> Axes:
-    """The signatures of an op on each axis. Those that give some rank nothing, and partial maxima,
-    which have no gradient, are left out."""
+    """Return the signatures of an op on each axis.
+
+    Signatures that leave some rank without data are left out, and so are partial maxima, which have
+    no gradient.
+    """
     whole = [[op.call.whole()]] * placement.ndim
     if op.row is None or any(out.data_dependent for out in op.call.outs):
         return whole
@@ -121,8 +124,10 @@ def _given(program: Program, index: int, figures: Figures, chosen: Sequence[Sign
 
 
 def reducing_seconds(program: Program, figures: Figures, src: TensorSpec, dst: TensorSpec) -> float:
-    """Seconds of bringing a parameter's gradient to its layout. Gradients go together in one
-    message, so each bears its share of one latency."""
+    """Return the seconds of reducing a parameter's gradient to its layout.
+
+    Gradients travel together in one message, so each bears its share of one latency.
+    """
     seconds = figures.boxing(src, dst)
     if seconds <= figures.latency:
         return seconds
@@ -131,7 +136,7 @@ def reducing_seconds(program: Program, figures: Figures, src: TensorSpec, dst: T
 
 
 def step_seconds(figures: Figures, nbytes: int) -> float:
-    """Seconds of the optimizer's step of so many bytes of a parameter on each rank."""
+    """Return the seconds of an optimizer step on ``nbytes`` of a parameter on each rank."""
     return _STEP * nbytes / figures.memory
 
 
@@ -149,8 +154,10 @@ def cost_of_op(
     layouts: tuple[Sequence[NdSbp], Sequence[NdSbp]],
     sent: int,
 ) -> tuple[float, int]:
-    """(seconds of forward and backward, bytes kept for backward) of an op whose form sends
-    ``sent`` bytes."""
+    """Return (seconds of forward and backward, bytes kept for backward) of an op.
+
+    The form of the op sends ``sent`` bytes.
+    """
     if op.view:
         return 0.0, 0
     values = program.values
@@ -172,7 +179,7 @@ def _unique(options: Sequence[Option]) -> list[Option]:
 
 
 def _join(problem: Problem, program: Program, made: dict[int, tuple[int, int]], node: int) -> None:
-    """The edges into ``node``."""
+    """Add the edges into ``node``."""
     for want, v in enumerate(problem.nodes[node].ins):
         maker, have = made[v]
         value = program.values[v]
@@ -181,8 +188,10 @@ def _join(problem: Problem, program: Program, made: dict[int, tuple[int, int]], 
 
 
 def _end(problem: Problem, program: Program, made: dict[int, tuple[int, int]]) -> None:
-    """The losses, whose values the user reads, and what else the step returns, which may stay
-    split."""
+    """Add nodes for the losses, whose values the user reads, and for the other results.
+
+    The other results may stay split.
+    """
     whole: NdSbp = (B,) * program.placement.ndim
     ends = dict.fromkeys([*program.losses, *program.results])
     for v in ends:

@@ -1,8 +1,9 @@
-"""The choices that a program leaves open, and what they cost.
+"""The choices of layouts that a program leaves open, and their costs.
 
 A node is an op, a tensor that the step is given, or a result; its options are its layouts. An edge
-leads a value from the node that makes it to one that reads it; if the reader wants another layout,
-the value is boxed there, and its gradient on the way back, from the reader's dual to the maker's.
+connects the node that makes a value to a node that reads it. If the reader wants another layout,
+the value is boxed on the edge, and its gradient is boxed in backward from the reader's dual to the
+maker's.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from .figures import Figures, held_bytes
 
 @dataclass(frozen=True)
 class Option:
-    """Layouts of what a node reads and makes; seconds of its work in forward and backward, of
-    reducing its gradients and of the optimizer; bytes that a rank holds for it; the signature on
-    each axis that says so."""
+    """One choice of layouts for a node, with its cost.
+
+    It has the layouts of what the node reads and makes; the seconds of its work in forward and
+    backward, of reducing its gradients and of the optimizer; the bytes that a rank holds for it;
+    and the signature on each axis.
+    """
 
     ins: tuple[NdSbp, ...]
     outs: tuple[NdSbp, ...]
@@ -39,7 +43,10 @@ class Option:
 
 @dataclass
 class Node:
-    """``alike``: nodes with equal keys are parts of equal blocks, and take equal options."""
+    """An op, an input or a result of the program, with its options.
+
+    Nodes with equal keys ``alike`` are parts of equal blocks, and take equal options.
+    """
 
     name: str
     options: Sequence[Option]
@@ -50,10 +57,10 @@ class Node:
 
 @dataclass(frozen=True)
 class Edge:
-    """Operand ``want`` of node ``reader`` is output ``have`` of node ``maker``.
+    """Use of output ``have`` of node ``maker`` as operand ``want`` of node ``reader``.
 
-    ``back``: whether its gradient moves in backward. ``gathered``: it is a parameter, of which a
-    copy that is B is made again for backward instead of being kept.
+    If ``back``, its gradient moves in backward. If ``gathered``, it is a parameter whose gathered
+    copy is made again for backward instead of being kept.
     """
 
     maker: int
@@ -67,27 +74,27 @@ class Edge:
 
 @dataclass
 class Problem:
-    """Nodes and edges. A solution is one option's index for each node."""
+    """Nodes and edges of a choice; a solution is the index of one option for each node."""
 
     figures: Figures
     nodes: list[Node] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
 
     def boxing(self, edge: Edge, have: NdSbp, want: NdSbp) -> tuple[float, int]:
-        """(seconds, bytes held until backward) of one edge."""
+        """Return (seconds, bytes held until backward) of one edge."""
         return box(self.figures, edge.spec, have, want, edge.back, edge.gathered)
 
     def have(self, edge: Edge) -> list[NdSbp]:
-        """For each option of the edge's maker the layout of the value."""
+        """Return the layout of the value for each option of the edge's maker."""
         return [option.outs[edge.have] for option in self.nodes[edge.maker].options]
 
     def want(self, edge: Edge) -> list[NdSbp]:
-        """For each option of the edge's reader the layout that it wants."""
+        """Return the wanted layout for each option of the edge's reader."""
         return [option.ins[edge.want] for option in self.nodes[edge.reader].options]
 
     @cached_property
     def tables(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each edge (seconds, bytes) by (maker's option, reader's option)."""
+        """(seconds, bytes) arrays for each edge, indexed by (maker's option, reader's option)."""
         made = []
         for edge in self.edges:
             pairs = [[self.boxing(edge, a, b) for b in self.want(edge)] for a in self.have(edge)]
@@ -96,7 +103,7 @@ class Problem:
         return made
 
     def cost(self, solution: Sequence[int]) -> tuple[float, int]:
-        """(seconds of the step, bytes that a rank holds) of a solution."""
+        """Return (seconds of the step, bytes that a rank holds) of a solution."""
         seconds, nbytes = 0.0, 0
         for node, index in zip(self.nodes, solution, strict=True):
             seconds += node.options[index].seconds
@@ -117,8 +124,11 @@ def box(
     back: bool,
     gathered: bool = False,
 ) -> tuple[float, int]:
-    """(seconds, bytes held until backward) of boxing a value; ``back``: its gradient, too;
-    ``gathered``: once more in backward if it becomes B somewhere, and then nothing is held."""
+    """Return (seconds, bytes held until backward) of boxing a value.
+
+    ``back`` adds the boxing of its gradient. If ``gathered`` and the value becomes B on some axis,
+    it is boxed once more in backward, and nothing is held.
+    """
     if have == want:
         return 0.0, 0
     source, target = spec.with_sbp(have), spec.with_sbp(want)
@@ -132,5 +142,5 @@ def box(
 
 
 def may_gather(have: NdSbp, want: NdSbp) -> bool:
-    """Whether a parameter that lies as ``have`` may be gathered to ``want`` before each use."""
+    """Return whether a parameter may be gathered from ``have`` to ``want`` before each use."""
     return all(w is h or w.is_broadcast for h, w in zip(have, want, strict=True))

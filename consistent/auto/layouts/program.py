@@ -1,6 +1,6 @@
-"""The logical program of a step: values, the ops between them, and the calls of modules.
+"""Logical program of a step: values, the ops between them, and the calls of modules.
 
-It is recorded on tensors that are B, so each spec is logical alone.
+It is recorded on tensors that are B, so each spec describes only the logical tensor.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ...spec import Placement
 
 @dataclass
 class Enter:
-    """A module is called; ``given``: position or keyword of an argument -> value."""
+    """Begin of a module call; ``given`` maps position or keyword of an argument -> value."""
 
     module: str
     given: Mapping[int | str, int]
@@ -22,7 +22,7 @@ class Enter:
 
 @dataclass
 class Exit:
-    """The call ends; ``given``: position or key in its result -> value."""
+    """End of a module call; ``given`` maps position or key in its result -> value."""
 
     module: str
     given: Mapping[int | str, int]
@@ -30,8 +30,10 @@ class Exit:
 
 @dataclass
 class Program:
-    """Values by number, and what happens in order. ``losses`` are the values that backward begins
-    at, ``results`` what the step returns."""
+    """Values by number, and the events in order.
+
+    ``losses`` are the values at which backward begins, ``results`` what the step returns.
+    """
 
     placement: Placement
     values: list[Value] = field(default_factory=list)

@@ -1,8 +1,8 @@
-"""Recording a step's logical program: it is followed once on tensors that are B and have no values.
+"""Recording of a step's logical program, on tensors that are B and have no values.
 
-Nothing is computed or sent, so one process may record a program for any number of ranks. What
-follows from whole numbers and truth values of the example is known all the same: models look at
-masks and tokens, whether any is padding, say.
+Nothing is computed or sent, so one process may record a program for any number of ranks. Integers
+and booleans of the example are an exception: values computed from them are known, because models
+read masks and tokens, for example to check for padding.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ def record(
     args: tuple,
     kwargs: Mapping[str, Any],
 ) -> Program:
-    """The program of ``step(*args, **kwargs)``, in which ``model`` is called.
+    """Return the program of ``step(*args, **kwargs)``, in which ``model`` is called.
 
-    ``model`` gets its tensors back. Tensors among the arguments may be plain or global.
+    ``model`` gets its own tensors back afterwards. Tensors among the arguments may be plain or
+    global.
 
     Raises:
-        ValueError: the step reads a value, or lays tensors out itself.
+        ValueError: the step reads a value that is not known, or chooses layouts itself.
     """
     recorder = _Recorder(placement)
     with ExitStack() as inside:
@@ -65,22 +66,26 @@ def record(
 
 
 class _Recorder:
-    """Notes ops and calls of modules, and keeps the tensor of each value alive."""
+    """Recorder of ops and module calls that keeps the tensor of each value alive."""
 
     def __init__(self, placement: Placement) -> None:
         self.program = Program(placement)
         self._ops = GlobalOps(self.program.values)
+        # Values are identified by their tensors, so no tensor may be freed and its id reused.
         self._alive: list[Any] = []
         self._calling: list[str] = [""]
         self._inputs: dict[int, Any] = {}
-        self._values_of: dict[int, torch.Tensor] = {}  # value -> whole numbers, where known
+        self._values_of: dict[int, torch.Tensor] = {}  # value -> integers or booleans, where known
 
     # -- what there is before the step -------------------------------------------------------------
 
     @contextmanager
     def with_stand_ins(self, model: torch.nn.Module) -> Iterator[None]:
-        """Inside, ``model`` holds tensors without values, and its own have no gradients, so that an
-        optimizer that the step calls changes nothing."""
+        """Replace the model's tensors by tensors without values inside the ``with`` block.
+
+        The model's own tensors have no gradients meanwhile, so that an optimizer that the step
+        calls changes nothing.
+        """
         kept: list[tuple[Slot, torch.Tensor, torch.Tensor | None]] = []
         try:
             for places in plain_slots(model):
@@ -105,7 +110,8 @@ class _Recorder:
         return made
 
     def input(self, x: torch.Tensor) -> Any:
-        """A tensor without values for an argument of the step."""
+        """Return a tensor without values for an argument of the step."""
+        # A tensor that is passed twice is one value.
         if id(x) not in self._inputs:
             if is_global(x) and x._spec.placement != self.program.placement:  # type: ignore[attr-defined]
                 raise ValueError(
@@ -135,7 +141,7 @@ class _Recorder:
 
     @contextmanager
     def listening(self, model: torch.nn.Module) -> Iterator[None]:
-        """Inside, ops, calls of modules, backward and to_global come here."""
+        """Record ops, module calls, backward and to_global inside the ``with`` block."""
         with ExitStack() as stack:
             for name, module in model.named_modules():
                 self._listen_to(stack, module, name)
@@ -179,18 +185,18 @@ class _Recorder:
         self._follow_values(plan, op.ins, op.outs)
 
     def _follow_values(self, plan: Any, ins: tuple[int, ...], outs: tuple[int, ...]) -> None:
-        """Compute what the op gives, where all that it is given is known."""
+        """Compute the values of the op's results if all its operands have known values."""
         known = [self._values_of[i] for i in ins if i in self._values_of]
         if plan.call.inplace:
             dtype = self.program.values[ins[0]].spec.dtype
             if known or not (dtype.is_floating_point or dtype.is_complex):
-                self._values_of.clear()  # views, known or not, may lie on what it writes
+                self._values_of.clear()  # known values may be views of what it writes
         elif known and len(known) == len(ins):
             try:
                 with HookOff():
                     call = plan.call
                     out = plan.function(*fill(call.args, known), **fill(call.kwargs, known))
-            except Exception:  # the function is one of shards
+            except Exception:  # the function works on shards only
                 return
             for index, x in zip(outs, tensors_in(out)):
                 if is_followed(x):
@@ -215,7 +221,7 @@ class _Recorder:
         )
 
     def end(self, result: Any) -> None:
-        """What the step returns."""
+        """Note the results of the step."""
         for x in tensors_in(result):
             number = self._ops.known(x) if is_global(x) else None
             if number is not None and number not in self.program.results:

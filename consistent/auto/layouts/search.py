@@ -1,4 +1,4 @@
-"""best_plan(): the layouts of a step that take the least estimated time within a rank's memory."""
+"""``best_plan()``: the layouts of a step with the least estimated time within a rank's memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .program import Enter, Program
 from .record import record
 from .solve import DoesNotFitInMemory, solve
 
-# The strategies by name that a found plan is compared with, and how their inputs lie.
+# The named strategies that a found plan is compared with, and the layouts of their inputs.
 _STRATEGIES = {"data": S(0), "zero3": S(0), "tensor": B, "tensor+sequence": B}
 # The most options of a problem of several axes that is solved for all axes at once.
 _AT_ONCE = 300
@@ -39,7 +39,7 @@ def best_plan(
     *,
     figures: Figures | None = None,
 ) -> Plan:
-    """The plan under which a step of a model is estimated to take the least time.
+    """Return the plan under which a step of a model is estimated to take the least time.
 
     ```
     plan = best_plan(model, placement, batch)
@@ -47,23 +47,23 @@ def best_plan(
     model = consistent.parallelize(model, placement, plan, inputs=B)
     ```
 
-    The step is followed once without values: nothing is computed or sent, and ``model`` and its
-    gradients stay as they are. Ranks that give the same example find the same plan, and none needs
-    the others for it.
-    The plan's notes say what was estimated.
+    The step is run once without values: nothing is computed or sent, and ``model`` and its
+    gradients stay as they are. Ranks with equal examples find equal plans, without communication.
+
+    The notes of the plan contain the estimates.
 
     Args:
         step_or_model: a module, called as ``model(*example)``; or a function of a module and a
             batch, which may call backward. Leave the optimizer's step out: two tensors of the size
             of each parameter are counted for it.
-        placement: where the model is to lie. There need be no such ranks yet.
-        example: the arguments: a tuple, a mapping of keywords, or one tensor. Their sizes count,
-            and what a step asks of whole numbers and masks among them is answered; tensors on
-            ``meta`` serve as well where it asks nothing. A global tensor keeps its layout; for
-            others the plan says in the border of the model what layout they should come in, and
-            ``inputs=`` of ``parallelize`` makes them global.
+        placement: placement of the model. Its ranks need not exist yet.
+        example: the arguments: a tuple, a mapping of keywords, or one tensor. Only sizes are used,
+            except that the step may read the values of integers and masks among them; if it reads
+            none, tensors on ``meta`` will do. A global tensor keeps its layout. For others the
+            border of the model in the plan says in which layout they should come, and ``inputs=``
+            of ``parallelize`` makes them global.
         memory: bytes that a rank may hold.
-        figures: of the machine, if not those that ops are planned by.
+        figures: figures of the machine, if not those by which ops are planned.
 
     Raises:
         ImportError: scipy is not installed.
@@ -77,13 +77,14 @@ def best_plan(
     figures = figures or figures_of(placement.type)
     solution, problem, least = _solved(program, figures, memory)
     made = plan_of_solution(program, problem, solution)
+    # A run may choose otherwise than the solution, so every plan is judged by the run that follows.
     plans = {"a plan of its own": resolve(model, slots, placement, made)}
     plans.update(_by_name(program, model, placement))
     found = {name: follow(program, figures, plan) for name, plan in plans.items()}
     fitting = {n: e for n, e in found.items() if memory is None or e.nbytes <= memory}
     if not fitting:
         raise _does_not_fit(min([least, *(e.nbytes for e in found.values())]), memory or 0, model)
-    best = min(fitting, key=lambda name: fitting[name].seconds)  # of equal ones the first
+    best = min(fitting, key=lambda name: fitting[name].seconds)  # the first of equal ones
     plan = plans[best]
     plan.notes += _notes(best, found)
     return plan
@@ -119,7 +120,10 @@ def _model_of(step: Any, args: tuple, kwargs: Mapping[str, Any]) -> torch.nn.Mod
 def _solved(
     program: Program, figures: Figures, memory: int | None
 ) -> tuple[list[int], Problem, int]:
-    """(solution, its problem, bytes that it holds). Where nothing fits, what holds the least."""
+    """Return (solution, its problem, bytes that it holds).
+
+    If nothing fits in ``memory``, the solution is the smallest one.
+    """
     axes = axes_of(program)
     counts = (_product(map(len, each)) for each in axes)
     if program.placement.ndim == 1 or sum(counts) <= _AT_ONCE:
@@ -132,7 +136,7 @@ def _solved(
 def _axis_by_axis(
     program: Program, figures: Figures, memory: int | None
 ) -> tuple[list[int], Problem, int]:
-    """Each axis in turn, given what the others have chosen, until nothing gets better."""
+    """Solve each axis in turn, given the choices on the others, until nothing improves."""
     axes = axes_of(program)
     chosen = [[options[0] for options in each] for each in axes]  # the whole ones come first
     best: tuple[list[int], Problem, int] | None = None
@@ -150,6 +154,7 @@ def _axis_by_axis(
             best = solution, problem, problem.cost(solution)[1]
         assert best is not None
         seconds, nbytes = best[1].cost(best[0])
+        # Compared as a tuple: fitting in memory comes before seconds.
         now = memory is not None and nbytes > memory, seconds
         if now >= last:
             break
@@ -176,7 +181,7 @@ def _product(counts: Iterator[int]) -> int:
 
 
 def _by_name(program: Program, model: torch.nn.Module, placement: Placement) -> dict[str, Plan]:
-    """The strategies, one for each axis, each with a border that says how inputs lie."""
+    """Return the named strategies, one for each axis, with the inputs' layouts in their borders."""
     names = axis_names(placement)
     made = {}
     for chosen in itertools.product(_STRATEGIES, repeat=placement.ndim):

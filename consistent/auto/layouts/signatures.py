@@ -1,5 +1,7 @@
-"""What one op may do: its signatures on each axis, on all axes together, and what its work costs.
-Plans of a whole model and the layouts of a recorded step ask here alike."""
+"""Possible signatures of one op, on each axis and on all axes together, and the cost of its work.
+
+Both the search for a model's plan and the search for a recorded step's layouts use them.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,16 @@ from ...rules.signature import Call, Signature
 from ...spec import NdSbp, Split, TensorSpec
 from .figures import Figures, flops_of, held_bytes, shares
 
-# Backward of an op computes a gradient for each of its two operands.
+# Forward, and in backward a gradient for each of its two operands: three times the work.
 _WITH_BACKWARD = 3
 
 
 def may_be(signature: Signature, call: Call, parts: int) -> bool:
-    """Whether every one of ``parts`` ranks gets something of each split tensor, what is written in
-    place stays as it lies, and nothing is a partial maximum, which has no gradient."""
+    """Return whether a search may choose ``signature`` on an axis of ``parts`` ranks.
+
+    Every rank must get something of each split tensor, a tensor that is written in place must keep
+    its layout, and nothing may be a partial maximum, which has no gradient.
+    """
     if any(e.is_extreme for e in (*signature.ins, *signature.outs)):
         return False
     if call.inplace and signature.ins[0] is not signature.outs[0]:
@@ -28,24 +33,26 @@ def may_be(signature: Signature, call: Call, parts: int) -> bool:
 
 
 def joint(axes: Sequence[Sequence[Signature]]) -> Iterator[tuple[Signature, ...]]:
-    """One signature for each axis; a single form serves all of them."""
+    """Return the combinations of one signature for each axis that a single form serves."""
     return filter(has_one_form, itertools.product(*axes))
 
 
 def has_one_form(chosen: Sequence[Signature]) -> bool:
-    """Whether no two axes are served by different forms."""
+    """Return whether no two axes use different forms."""
     return len({s.form for s in chosen if s.form is not None}) < 2
 
 
 def layouts_of(chosen: Sequence[Signature]) -> tuple[tuple[NdSbp, ...], tuple[NdSbp, ...]]:
-    """The nd-sbp of every operand and output."""
+    """Return the nd-sbp of every operand and of every output."""
     ins = tuple(zip(*(s.ins for s in chosen), strict=True))
     return ins, tuple(zip(*(s.outs for s in chosen), strict=True))
 
 
 def chosen_on(axis: int, choice: Choice, options: Sequence[Signature]) -> Signature | None:
-    """The signature of ``options`` that ``choice`` has on ``axis``: of equal ones that which sends
-    least."""
+    """Return the signature of ``options`` that ``choice`` has on ``axis``.
+
+    Of several equal signatures, this is the one that sends least.
+    """
     ins, outs = (tuple(sbp[axis] for sbp in side) for side in (choice.ins, choice.outs))
     form = choice.form if axis in choice.form_axes else None
     same = (s for s in options if (s.ins, s.outs, s.form) == (ins, outs, form))
@@ -59,12 +66,12 @@ def work(
     layouts: tuple[Sequence[NdSbp], Sequence[NdSbp]],
     tracked: bool,
 ) -> tuple[float, int]:
-    """(seconds of an op's work on each rank, bytes of its results there).
+    """Return (seconds of an op's work on each rank, bytes of its results there).
 
     Args:
-        specs: of its operands and of its results, in any layouts.
-        layouts: those that it takes and gives.
-        tracked: whether its backward runs, too.
+        specs: specs of its operands and of its results, in any layouts.
+        layouts: the layouts of its operands and of its results.
+        tracked: whether its backward runs too.
     """
     taken, made = (
         sum(held_bytes(spec.with_sbp(sbp)) for spec, sbp in zip(*side, strict=True))

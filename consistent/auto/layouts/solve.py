@@ -1,4 +1,4 @@
-"""A problem as an integer program, solved by HiGHS.
+"""Solution of a layout problem as an integer program, by HiGHS.
 
 ```
 x[node, option] in {0, 1}       one option for each node
@@ -7,8 +7,9 @@ y[edge, have, want] in [0, 1]   sums to x of the maker's options that give `have
 least  sum seconds * x + sum seconds * y      with  sum bytes * x + sum bytes * y <= memory
 ```
 
-Where x is whole, y is too. Nodes of equal blocks share their x. Variables stand in the order of the
-program, and at equal cost the earlier option is taken, so that every rank gets the same solution.
+Where ``x`` is whole, ``y`` is too. Nodes of equal blocks share their ``x``. Variables have the
+order of the program, and at equal cost the earlier option is taken, so that every rank gets the
+same solution.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ from ...spec import NdSbp
 from .problem import Edge, Problem
 
 _MICRO = 1e6
-# By how much an option counts as dearer than the one before it: a picosecond.
+# Microseconds that each option costs more than the one before it, to break ties: a picosecond.
 _TIE = 1e-6
 
 
 class DoesNotFitInMemory(ValueError):
-    """No solution holds as little as is allowed; ``least`` is what is held at least, in bytes, by
-    ``solution``."""
+    """Error: no solution holds few enough bytes.
+
+    ``solution`` is the one that holds the least, namely ``least`` bytes.
+    """
 
     def __init__(self, least: int, memory: int, solution: Sequence[int]) -> None:
         super().__init__(f"{least:,} bytes are held at least, and {memory:,} are allowed")
@@ -36,14 +39,14 @@ class DoesNotFitInMemory(ValueError):
 
 
 def solve(problem: Problem, memory: int | None = None) -> list[int]:
-    """For each node the index of its option.
+    """Return the index of the chosen option for each node.
 
     Args:
         memory: the most bytes that a rank may hold.
 
     Raises:
         ImportError: scipy is not installed.
-        DoesNotFitInMemory: no solution does.
+        DoesNotFitInMemory: no solution fits in ``memory``.
     """
     program = _Integers(problem)
     found = program.best(program.seconds, memory)
@@ -56,7 +59,7 @@ def solve(problem: Problem, memory: int | None = None) -> list[int]:
 
 
 class _Integers:
-    """The variables, costs and constraints of a problem."""
+    """Variables, costs and constraints of a problem."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -74,7 +77,7 @@ class _Integers:
         return len(self.seconds) - 1
 
     def _options(self) -> list[int]:
-        """x: for each node the number of its first variable."""
+        """Create the ``x`` variables, and return the number of each node's first one."""
         shared: dict[Any, int] = {}
         firsts = []
         for index, node in enumerate(self.problem.nodes):
@@ -94,7 +97,7 @@ class _Integers:
         return firsts
 
     def _edges(self) -> None:
-        """y, once for edges that are alike."""
+        """Create the ``y`` variables, once for edges that have equal costs."""
         counts: dict[tuple, list[Any]] = {}
         for edge in self.problem.edges:
             key = (self._first[edge.maker], edge.have, self._first[edge.reader], edge.want)
@@ -110,6 +113,7 @@ class _Integers:
             for a in have
             for b in want
         }
+        # With one layout on a side, x alone decides the boxing, and no y is needed.
         if len(have) == 1 or len(want) == 1:
             for (a, b), (seconds, nbytes) in costs.items():
                 for x in want[b] if len(have) == 1 else have[a]:
@@ -127,7 +131,7 @@ class _Integers:
         self._sums.append(0.0)
 
     def best(self, costs: Sequence[float], memory: int | None) -> list[int] | None:
-        """The solution of least ``costs``; None if there is none within ``memory``."""
+        """Return the solution of least ``costs``; None if there is none within ``memory``."""
         optimize, sparse = _scipy()
         cells = [(r, c, v) for r, row in enumerate(self._rows) for c, v in row.items()]
         rows, columns, values = zip(*cells, strict=True)
@@ -139,7 +143,7 @@ class _Integers:
             constraints.append(optimize.LinearConstraint(held, -np.inf, 1.0))
         whole = np.zeros(len(costs))
         whole[: self._choices] = 1
-        # Numbers near one, whatever the unit is.
+        # Bytes are scaled so that costs are near one, as microseconds already are.
         scale = max(costs) or 1.0
         found = optimize.milp(
             np.array(costs) / (scale if costs is self.nbytes else 1.0),
@@ -159,7 +163,7 @@ class _Integers:
 
 
 def _by_layout(layouts: Sequence[NdSbp], first: int) -> dict[NdSbp, list[int]]:
-    """Layout -> the variables of the options that have it."""
+    """Return layout -> the variables of the options that have it."""
     found: dict[NdSbp, list[int]] = {}
     for i, sbp in enumerate(layouts):
         found.setdefault(sbp, []).append(first + i)

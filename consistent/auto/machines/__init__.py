@@ -1,4 +1,4 @@
-"""What ops and messages cost on a machine."""
+"""Cost models of machines: what ops and messages cost on them."""
 
 from .find import machine
 from .machine import Machine

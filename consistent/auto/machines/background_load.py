@@ -1,15 +1,17 @@
-"""Other processes that make the same call at the same time, as the other ranks of a host do; or the
-fixed calls that tell the host's pace.
+"""Background processes that load the other cores of the host while a call is timed.
+
+They make the same call at the same time, as the other ranks of a host do, or the fixed calls that
+show how fast the host is now.
 
 ```
-this process   asks   times the call                  asks   times the next one
-the others            make it, again and again, until asked
+this process   requests   times the call                      requests   times the next one
+the others                make it, again and again, until the next request
 ```
 
 Ranks that are busy at the same time share the host's memory, and some of its caches: of two ranks
-that copy large tensors each may be half as fast as one alone. One helper is started, which forks
-the others, so they share its code. They sleep while they are asked for nothing, and end by
-themselves after a while, or with this process.
+that copy large tensors, each may be half as fast as one alone. One helper is started, which forks
+the others, so they share its code. They sleep while there is no request, and end after a while
+without requests, or with this process.
 """
 
 from __future__ import annotations
@@ -30,17 +32,20 @@ from . import replay
 from .host_speed import fixed_calls
 from .op_signature import OpSignature
 
-MOST = 15  # others; more make no figure that differs, and each takes memory
-IDLE_S = 60.0  # after which they end
+MOST = 15  # background processes; more do not change a figure, and each takes memory
+IDLE_S = 60.0  # without a request, after which the processes end
 STARTING_S = 60.0
-BEGUN, CANNOT = True, False  # what a helper answers
+BEGUN, CANNOT = True, False  # the answers of a helper
 Asked = tuple[OpSignature | None, bool]  # (call or None for the fixed calls, cold)
-_PAUSE_S = 1e-4  # of calls between two looks for what is asked next
+_PAUSE_S = 1e-4  # seconds of calls between two checks for the next request
 _MAIN = "from consistent.auto.machines.background_load import helper; helper()"
 
 
 class BackgroundLoad:
-    """So many other processes; without any, or if they cannot be started, calls are made alone."""
+    """Pool of ``others`` background processes that make a call while this process times it.
+
+    If there are none, or if they cannot be started, calls are made alone.
+    """
 
     def __init__(self, others: int) -> None:
         self._count = min(others, MOST)
@@ -51,8 +56,10 @@ class BackgroundLoad:
 
     @contextlib.contextmanager
     def beside(self, call: OpSignature | None, cold: bool = False) -> Iterator[int]:
-        """Inside, the others make the call, as ``replay.repeated`` does, or without one the fixed
-        calls; gives how many of them."""
+        """Let the other processes make ``call`` inside the ``with`` block; yield how many do.
+
+        They make it as ``replay.repeated`` does. If ``call`` is None they make the fixed calls.
+        """
         self._begin()
         self._tell((call, cold))
         try:
@@ -62,7 +69,7 @@ class BackgroundLoad:
             self._asked = time.monotonic()
 
     def end(self) -> None:
-        """Let the others end; the next call starts new ones."""
+        """End the other processes; the next call starts new ones."""
         self._ending()
         self._links = []
 
@@ -72,6 +79,7 @@ class BackgroundLoad:
                 link.send(what)
 
     def _begin(self) -> None:
+        # Half of IDLE_S, so that helpers which are about to end are not used.
         if self._links and time.monotonic() - self._asked < IDLE_S / 2:
             return
         self.end()
@@ -84,6 +92,7 @@ class BackgroundLoad:
                 self._ending = weakref.finalize(self, _ended, self._links, process)
         except OSError:
             pass
+        # The helper has its own copies of these ends; with ours open, its end would not show here.
         for there in theirs:
             there.close()
 
@@ -102,7 +111,7 @@ def _ended(links: list[Connection], process: subprocess.Popen) -> None:
 
 
 def _start(files: list[int]) -> subprocess.Popen:
-    """A helper that listens at each of ``files``; it ends when this process does."""
+    """Start a helper that listens at each of ``files``; it ends when this process does."""
     given = [str(torch.get_num_threads()), *map(str, files)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.Popen(
@@ -116,14 +125,16 @@ def _start(files: list[int]) -> subprocess.Popen:
 
 
 def helper() -> None:
-    """What the helper runs."""
+    """Entry point of the helper process."""
     threads, *files = map(int, sys.argv[1:])
     mine, *others = files
+    # Each child takes one connection; this process keeps the first.
     for file in others:
         if os.fork() == 0:
             mine = file
             break
     for file in files:
+        # A copy of another process's end would hide from the parent that this process has ended.
         if file != mine:
             os.close(file)
     torch.set_num_threads(threads)
@@ -136,12 +147,12 @@ def helper() -> None:
 
 
 def _keep_on(call: OpSignature | None, cold: bool, link: Connection) -> None:
-    """Make the call until something else is asked."""
+    """Make the call until another request arrives."""
     with replay.alone():
         try:
             run = replay.repeated(call, cold) if call is not None else fixed_calls
             run()
-        except Exception:  # an op that refuses these values, say: who asked finds out as well
+        except Exception:  # such as an op that refuses these values; the parent gets the same error
             link.send(CANNOT)
             return
         link.send(BEGUN)

@@ -1,4 +1,4 @@
-"""Bytes of memory that one call reads and writes, from its schema and the sizes of its tensors."""
+"""Bytes of memory that one call reads and writes, from its schema and its tensors' sizes."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ import torch
 
 from .op_signature import Many, OpSignature, tensors
 
-# Results that no schema calls aliases, but that copy nothing.
+# Ops that copy nothing, although their schemas do not mark the results as aliases.
 VIEWS = frozenset("_unsafe_view _reshape_alias lift_fresh detach_ t_ set_ unsafe_split".split())
-# Memory that is allocated and not written.
+# Ops that allocate memory and do not write it.
 ALLOCATES = frozenset(
     """empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize_""".split()
 )
-# The old values of what these write are not read.
+# Ops that do not read the old values of the tensors that they write.
 _ONLY_WRITES = frozenset(
     """fill_ zero_ copy_ _foreach_copy_ _foreach_zero_ uniform_ normal_ bernoulli_ random_
     exponential_ geometric_ cauchy_ log_normal_ randperm_ arange""".split()
 )
-# These make a tensor like their first one, which they do not read.
+# Ops that only use the shape and dtype of their first tensor, without reading it.
 _ONLY_SHAPES = frozenset(
     """zeros_like ones_like full_like rand_like randn_like randint_like new_zeros new_ones
     new_full""".split()
 )
-# Of their first tensor these read as many elements as they return.
+# Ops that read as many elements of their first tensor as they return.
 _READ_ROWS = frozenset(
     "embedding index index_select gather take _unsafe_index take_along_dim".split()
 )
-# They write some rows of their first tensor: op -> the name of the argument that holds the rows.
+# Ops that write some rows of their first tensor: op -> name of the argument with the new rows.
 _WRITE_ROWS = {
     "index_put_": "values",
     "_index_put_impl_": "values",
@@ -41,12 +41,12 @@ _WRITE_ROWS = {
     "scatter_add_": "src",
     "scatter_reduce_": "src",
 }
-# Marked as written by their schema, but only for a scale that is usually not given.
+# Arguments that the schema marks as written, although only a rarely used scale writes them.
 _NOT_WRITTEN = frozenset(["grads"])
 
 
 def touched_bytes(func: torch._ops.OpOverload, call: OpSignature) -> int:
-    """Bytes that the call reads + writes."""
+    """Return the number of bytes that the call reads plus those that it writes."""
     name = func._schema.name.partition("::")[2]
     rows = _rows(func, name, call)
     if rows is not None:
@@ -61,7 +61,7 @@ def touched_bytes(func: torch._ops.OpOverload, call: OpSignature) -> int:
 
 
 def _new_bytes(func: torch._ops.OpOverload, call: OpSignature) -> int:
-    """Bytes of results that are not aliases of arguments."""
+    """Return the bytes of the results that are not aliases of arguments."""
     returns = func._schema.returns
     outs = call.out.items if isinstance(call.out, Many) and len(returns) > 1 else (call.out,)
     return sum(
@@ -73,9 +73,10 @@ def _new_bytes(func: torch._ops.OpOverload, call: OpSignature) -> int:
 
 
 def _rows(func: torch._ops.OpOverload, name: str, call: OpSignature) -> int | None:
-    """The bytes of an op that reads or writes some rows of a tensor; None if it is another op."""
+    """Return the bytes of an op that reads or writes some rows of a tensor, None for other ops."""
     if name in _READ_ROWS:
         out = sum(x.nbytes for x in tensors(call.out))
+        # The rows are read once and written once; all other arguments are read.
         return 2 * out + _all_but_first(func, call)
     if name in _WRITE_ROWS:
         given = dict((info.name, value) for info, value in _arguments(func, call))
@@ -88,7 +89,7 @@ def _rows(func: torch._ops.OpOverload, name: str, call: OpSignature) -> int | No
 
 
 def _adds(name: str, given: dict[str, Any]) -> bool:
-    """Whether rows are added to those that are there, which are read then."""
+    """Return whether the op adds to the rows that exist, and so reads them too."""
     accumulate = given.get("accumulate")
     return "add" in name or "reduce" in name or bool(accumulate is not None and accumulate.value)
 
@@ -99,7 +100,7 @@ def _all_but_first(func: torch._ops.OpOverload, call: OpSignature) -> int:
 
 
 def _arguments(func: torch._ops.OpOverload, call: OpSignature) -> Iterator[tuple[Any, Any]]:
-    """(what the schema says of it, description) of each argument given."""
+    """Yield (schema's entry, description) of each argument of the call."""
     infos = _infos(func)
     by_name = {info.name: info for info in infos}
     yield from zip(infos, call.args)

@@ -1,4 +1,4 @@
-"""Whether the figures of a machine can be right; each that cannot is named in one sentence."""
+"""Validation of a machine's figures; each error names the wrong figure in one sentence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEVICE_TYPES = ("cpu", "cuda")
 
 
 def check_machine(machine: Any) -> None:
-    """Raise a ValueError that names the first wrong figure."""
+    """Raise a ValueError that names the first wrong figure of ``machine``."""
     where = f"machine {machine.name!r}"
     if machine.device_type not in DEVICE_TYPES:
         raise ValueError(
@@ -58,14 +58,14 @@ def _check_products(where: str, machine: Any) -> None:
 
 
 def positive(where: str, name: str, value: Any) -> None:
-    """Raise a ValueError unless it is a number above 0."""
+    """Raise a ValueError unless ``value`` is a number above 0."""
     _number(where, name, value)
     if value <= 0:
         raise ValueError(f"{where}: {name} is {value!r}; it must be above 0.")
 
 
 def not_negative(where: str, name: str, value: Any) -> None:
-    """Raise a ValueError unless it is a number that is not below 0."""
+    """Raise a ValueError unless ``value`` is a number that is not below 0."""
     _number(where, name, value)
     if value < 0:
         raise ValueError(f"{where}: {name} is {value!r}; it must not be negative.")

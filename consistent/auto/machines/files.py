@@ -1,4 +1,4 @@
-"""A machine as YAML, to be read and edited."""
+"""Reading and writing a machine as YAML that a person can edit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...nn.plan import yaml_text
 from ...spec.nearest import suggestion
 from .messages import Wire
 
-# Every entry of a file, in order, with its unit. Files need all but the last one.
+# Every entry of a file, in order, with its unit. A file needs all entries but the optional ones.
 ENTRIES = {
     "name": "",
     "device_type": "cpu or cuda",
@@ -34,7 +34,7 @@ NUMBERS = tuple(name for name in ENTRIES if name not in ("name", "device_type", 
 
 
 def to_text(machine: Any) -> str:
-    """YAML text, each entry with its unit."""
+    """Return the machine as YAML text, with the unit above each entry."""
     lines = ["# A machine: what ops and messages cost on it."]
     for name, unit in ENTRIES.items():
         value = _plain(getattr(machine, name))
@@ -53,10 +53,10 @@ def _plain(value: Any) -> Any:
 
 
 def from_text(text: str, where: str) -> dict[str, Any]:
-    """The arguments of `Machine` in a file's text.
+    """Parse the text of a machine's file into the arguments of ``Machine``.
 
     Raises:
-        ValueError: it is not YAML, or an entry is missing, unknown or of the wrong kind.
+        ValueError: the text is not YAML, or an entry is missing, unknown or of the wrong kind.
     """
     found = yaml_text.loaded(text, "machine", where)
     if not isinstance(found, dict):
@@ -126,10 +126,10 @@ def _points(where: str, found: Any) -> tuple[tuple[float, float], ...]:
 
 
 def number(where: str, name: str, value: Any) -> Any:
-    """A number; YAML reads 80e9, which lacks a point, as a word.
+    """Return ``value`` as a number; YAML reads 80e9, which lacks a point, as a word.
 
     Raises:
-        ValueError: it is none.
+        ValueError: ``value`` is not a number.
     """
     if isinstance(value, str):
         try:

@@ -1,4 +1,4 @@
-"""The machine that a name, a file or a machine stands for."""
+"""Lookup of a machine by name or by file."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ THIS = "this"
 
 
 def machine(x: str | Path | Machine) -> Machine:
-    """The machine of a built-in name ("a100-8"), of a YAML file, or "this" host, which is measured.
+    """Return the machine of a built-in name ("a100-8") or of a YAML file, or measure "this" host.
 
     Raises:
-        ValueError: there is no such name and no such file, or the file holds a wrong figure.
+        ValueError: there is no such name and no such file, or the file contains a wrong figure.
     """
     if isinstance(x, Machine):
         return x

@@ -1,8 +1,8 @@
-"""Multiplications and additions of products.
+"""Number of multiplications and additions in the products of one call.
 
-Torch's own table (`torch.utils.flop_counter`) is used where it has the op. Its formula for the
+Torch's own table (``torch.utils.flop_counter``) is used where it has the op. Its formula for the
 gradient of a grouped convolution counts each group's products once for every group, and some ops
-are not in it: those are here.
+are not in the table: the formulas of these ops are here.
 """
 
 from __future__ import annotations
@@ -33,19 +33,24 @@ ATTENTION = _FORWARD | _BACKWARD | _VARLEN
 
 
 def _convolution(x: Tensor, w: Tensor, out: Tensor, transposed: bool) -> float:
-    """w is [out, in / groups, ...], or [in, out / groups, ...] if it is transposed; each element of
-    the output (of the input, if transposed) meets one slice of it."""
+    """Return the flops of a convolution.
+
+    ``w`` is [out, in / groups, ...], or [in, out / groups, ...] if transposed. Each element of the
+    output (of the input, if transposed) is multiplied with one slice of ``w``.
+    """
     return 2.0 * (x if transposed else out).numel() * math.prod(w.shape[1:])
 
 
 def _convolution_flops(args: tuple, kwargs: dict, out: Any) -> float:
     x, w = args[0], args[1]
+    # Index 6 is ``transposed`` in ``convolution``; in ``mkldnn_convolution`` it is the groups.
     transposed = args[6] if len(args) > 6 and isinstance(args[6], bool) else False
     return _convolution(x, w, out[0] if isinstance(out, (tuple, list)) else out, transposed)
 
 
 def _convolution_backward(args: tuple, kwargs: dict, out: Any) -> float:
     grad, x, w, transposed, mask = args[0], args[1], args[2], args[7], args[10]
+    # The gradients of input and weight cost one product each; the bias has none.
     return _convolution(x, w, grad, transposed) * sum(map(bool, mask[:2]))
 
 
@@ -58,7 +63,7 @@ def _attention_backward(args: tuple, kwargs: dict, out: Any) -> float:
 
 
 def _vectors(args: tuple, kwargs: dict, out: Any) -> float:
-    """mv, dot and vdot: each element of the first operand is multiplied once."""
+    """Return the flops of mv, dot and vdot, where each element of the first operand counts once."""
     return 2.0 * args[0].numel()
 
 
@@ -67,7 +72,7 @@ def _added_vectors(args: tuple, kwargs: dict, out: Any) -> float:
 
 
 def _last_dim(args: tuple, kwargs: dict, out: Any) -> float:
-    """linear and matmul: the last dim of the first operand is summed."""
+    """Return the flops of linear and matmul, which sum over the last dim of the first operand."""
     return 2.0 * out.numel() * args[0].shape[-1]
 
 
@@ -76,8 +81,11 @@ def _outer(args: tuple, kwargs: dict, out: Any) -> float:
 
 
 def _grouped(args: tuple, kwargs: dict, out: Any) -> float:
-    """Rows [m, k] times [groups, k, n]: each row meets one of the matrices. Of [k, m] times [k, n],
-    cut along k, the groups together do one product."""
+    """Return the flops of a grouped product.
+
+    Of rows [m, k] times [groups, k, n], each row is multiplied with one of the matrices. Of [k, m]
+    times [k, n], cut along k, the groups together do one product.
+    """
     x, w = args[0], args[1]
     return 2.0 * math.prod(x.shape) * w.shape[-1]
 
@@ -108,20 +116,20 @@ def _own(func: torch._ops.OpOverload) -> Callable[[tuple, dict, Any], float] | N
 
 
 def is_product(func: torch._ops.OpOverload) -> bool:
-    """Whether the op multiplies matrices or vectors."""
+    """Return whether the op multiplies matrices or vectors."""
     return _own(func) is not None or _formula(func) is not None
 
 
 def _formula(func: torch._ops.OpOverload) -> Callable | None:
     packet = func.overloadpacket
     found = flop_registry.get(packet)
-    if found is None and packet.__name__.endswith("_") and func.namespace == "aten":  # addmm_
+    if found is None and packet.__name__.endswith("_") and func.namespace == "aten":  # like addmm_
         found = flop_registry.get(getattr(torch.ops.aten, packet.__name__[:-1], None))
     return found
 
 
 def flops_of(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any], out: Any) -> float:
-    """Multiplications and additions of the products of one call; 0 if the op has none."""
+    """Return the multiplications and additions of the products of one call; 0 if there are none."""
     own = _own(func)
     if own is not None:
         return own(args, kwargs, out)

@@ -1,8 +1,8 @@
-"""How fast the host is just now, told by a few fixed calls that all of its cores make.
+"""Speed of the host at this moment, measured by a few fixed calls that all its cores make.
 
 The cores of a shared host are slower for moments or minutes, because of its other guests or its
-clock. What is measured counts as it would have been at the host's usual pace: the mean of some
-seconds, when it was looked at first.
+clock. Measured times are scaled to the host's usual speed: the mean over some seconds of the first
+measurement.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from functools import lru_cache
 
 import torch
 
-USUAL_S = 8.0  # of the first look
-NOW_S = 0.02  # of another one
-VALID_S = 0.25  # for which it counts
+USUAL_S = 8.0  # seconds of the first measurement
+NOW_S = 0.02  # seconds of a later measurement
+VALID_S = 0.25  # seconds for which a measurement is valid
 
 
 @lru_cache
@@ -23,7 +23,7 @@ def _operands() -> tuple[torch.Tensor, ...]:
 
 
 def fixed_calls() -> None:
-    """Products, ops in a cache, and one on more than most caches hold."""
+    """Make the fixed calls: products, ops in a cache, and one op on more than most caches hold."""
     square, small, large = _operands()
     for _ in range(4):
         torch.mm(square, square)
@@ -33,7 +33,7 @@ def fixed_calls() -> None:
 
 
 def fixed_seconds(during: float) -> float:
-    """What they take in the mean while they are made for ``during`` seconds."""
+    """Return the mean seconds of the fixed calls, made repeatedly for ``during`` seconds."""
     fixed_calls()
     begin, made = time.perf_counter(), 0
     while (passed := time.perf_counter() - begin) < during or not made:
@@ -43,10 +43,10 @@ def fixed_seconds(during: float) -> float:
 
 
 class HostSpeed:
-    """The host's pace, where 1 is the usual one.
+    """Speed of the host relative to its usual speed, which is 1.
 
     Args:
-        usual: seconds that the fixed calls take usually.
+        usual: seconds that the fixed calls usually take.
     """
 
     def __init__(self, usual: float) -> None:
@@ -55,14 +55,14 @@ class HostSpeed:
 
     @property
     def is_known(self) -> bool:
-        """Whether it was looked at a moment ago."""
+        """True if the speed was measured a moment ago."""
         return time.monotonic() < self._until
 
     def look(self) -> None:
-        """See how fast the host is now."""
+        """Measure how fast the host is now."""
         self._now = self.usual / fixed_seconds(NOW_S)
         self._until = time.monotonic() + VALID_S
 
     def usually(self, seconds: float) -> float:
-        """What takes so many seconds now, at the usual pace."""
+        """Convert ``seconds`` at the present speed to seconds at the usual speed."""
         return seconds * self._now

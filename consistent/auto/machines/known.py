@@ -1,19 +1,19 @@
-"""Machines that are built in, and `machine(x)`, which finds one by its name or its file.
+"""Built-in machines, with figures from data sheets.
 
-Figures are those of data sheets, except where a line says what was measured:
+Some lines name another source, or say that a figure was measured:
 
 * A100: "NVIDIA A100 Tensor Core GPU" data sheet: 312 TFLOP/s (bf16, fp16), 19.5 (fp32; fp64 by
   tensor cores), 40 GB at 1,555 GB/s or 80 GB at 2,039 GB/s, NVLink 600 GB/s for both directions.
 * H100 SXM: "NVIDIA H100 Tensor Core GPU" data sheet: 989 (bf16, fp16), 67 (fp32; fp64 by tensor
-  cores), 80 GB at 3.35 TB/s, NVLink 900 GB/s. H200 SXM: the same with 141 GB at 4.8 TB/s. Data
-  sheets give rates with sparsity, which are twice these.
+  cores), 80 GB at 3.35 TB/s, NVLink 900 GB/s. H200 SXM: equal figures, except 141 GB at 4.8 TB/s.
+  Data sheets give rates with sparsity, which are twice these.
 * Hosts: DGX A100 has eight 200 Gb/s HDR cards for eight GPUs, DGX H100 and H200 eight 400 Gb/s NDR.
 * NCCL reaches 0.8 of NVLink's rate: "protocol overhead (~20%)" (nccl-tests, issue 212), and 0.91 of
-  that of InfiniBand: 91 GB/s by four cards of 25 (nccl-tests, issue 100).
+  InfiniBand's rate: 91 GB/s by four cards of 25 (nccl-tests, issue 100).
 * Latencies are those by which NCCL itself chooses (src/graph/tuning.cc, LL128): a hop of a ring
   takes 1.9 us by NVLink and 4 us by a network card; 7 us are spent for any message.
-* Orders of magnitude, not from a source: 0.8 of the memory rate is reached, torch takes 10 us of
-  Python and dispatch for an op with gradients, and any kernel 5 us.
+* Orders of magnitude, not from a source: ops reach 0.8 of the memory rate, torch takes 10 us of
+  Python and dispatch for an op with gradients, and any kernel takes 5 us.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INFINIBAND_REACHED = 0.91
 _AMPERE = {
     torch.bfloat16: 312e12,
     torch.float16: 312e12,
-    torch.float32: 19.5e12,  # torch does not use tf32 unless it is told to
+    torch.float32: 19.5e12,  # torch uses tf32 only if it is enabled
     torch.float64: 19.5e12,
 }
 _HOPPER = {
@@ -50,7 +50,7 @@ def _gpu(
     nvlink: float,
     infiniband: float,
 ) -> Callable[[str, int], Machine]:
-    """Makes machines of such GPUs.
+    """Return a function that makes machines with these GPUs.
 
     Args:
         memory: (bytes, bytes per second).

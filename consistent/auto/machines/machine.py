@@ -1,4 +1,4 @@
-"""A machine: what ops and messages cost on it, from a few figures that a person can check."""
+"""Cost model of a machine, from a few figures that a person can check."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from .messages import Wire
 from .work import Work
 
 Ranks = tuple[int, ...]
-# On a CPU the Python of a message (planning, buffers, the transport, its part of autograd) takes as
-# long as that of so many ops: 11 to 62 messages a step of a small model took 120 to 200 us each.
+# On a CPU the Python code of a message (planning, buffers, the transport, its part of autograd)
+# takes as long as that of this number of ops: 11 to 62 messages a step of a small model took 120 to
+# 200 us each.
 MESSAGE_OPS = 20
-# And that of a schedule: a step of it, which looks whether its program still holds, and each
-# action. A pipeline of one stage took so much longer than the same model without one.
+# The Python code of a pipeline schedule takes as long as that of this number of ops: for each step,
+# which checks whether its program still holds, and for each action. A pipeline of one stage took
+# that much longer than the same model without one.
 STEP_OPS, ACTION_OPS = 150, 40
 
 # The fraction of the peak rate that one product reaches, as (seconds that it would take at the peak
@@ -42,34 +44,35 @@ CUBLAS = (
 
 @dataclass(frozen=True)
 class Machine:
-    """Hosts that are all alike, each with some devices.
+    """Identical hosts, each with some devices, and what ops and messages cost on them.
 
-    A product takes the longer of its flops at (peak x efficiency) and its bytes at the memory rate;
-    any other op its bytes at the memory rate; both after `launch_seconds`. The Python process takes
-    `host_seconds` for each op. If `host_overlaps`, it runs ahead of the device: a step takes the
-    longer of the two clocks, and an op starts when both it has been issued and the device is free.
-    On a CPU both are the same processor, so they add up.
+    A product takes the longer of two times: its flops at (peak x efficiency), and its bytes at the
+    memory rate. Any other op takes its bytes at the memory rate. Both start after
+    ``launch_seconds``. The Python process takes ``host_seconds`` for each op. If ``host_overlaps``,
+    the process runs ahead of the device: a step takes the longer of the two clocks, and an op
+    starts when it has been issued and the device is free. On a CPU both are the same processor, so
+    their times add up.
 
     Args:
-        name: how the machine is called in reports.
+        name: name of the machine in reports.
         device_type: "cpu" or "cuda".
-        ranks_per_host: so many consecutive ranks of the world share a host; one device each.
+        ranks_per_host: number of consecutive ranks of the world on one host, with one device each.
         memory_bytes: memory of a device, in bytes.
         peak_flops: dtype -> flop/s of products at the clock of the data sheet, without sparsity. A
-            dtype that is not named has the lowest of these rates.
+            dtype that is not listed has the lowest of these rates.
         memory_bytes_per_s: bytes per second that a device reads + writes, by its data sheet.
-        memory_fraction: the fraction of that which ops reach.
+        memory_fraction: the fraction of ``memory_bytes_per_s`` that ops reach.
         inside: links between ranks of one host.
         between: links between ranks of different hosts.
-        message_start_s: seconds that any message takes beside its hops.
+        message_start_s: seconds that any message takes in addition to its hops.
         launch_seconds: seconds that any op takes on the device, however small.
         host_seconds: seconds of Python, autograd and dispatch for each op.
-        efficiency: (seconds at the peak rate, fraction of it reached) of products, by rising
-            seconds; between two points logarithms are interpolated, so that seconds never fall as
-            products grow.
+        efficiency: (seconds at the peak rate, fraction of the peak rate reached) of products, by
+            rising seconds; logarithms are interpolated between two points, so that seconds never
+            fall as products grow.
 
     Raises:
-        ValueError: a figure is missing, negative or NaN; it says which one.
+        ValueError: a figure is missing, negative or NaN; the message names the figure.
     """
 
     name: str
@@ -91,69 +94,71 @@ class Machine:
 
     @property
     def host_overlaps(self) -> bool:
-        """Whether the Python process issues ops ahead of the device that runs them."""
+        """True if the Python process issues ops ahead of the device that runs them, as on CUDA."""
         return self.device_type == "cuda"
 
     def of(self, ranks: int) -> Machine:
-        """The machine as it is for a world of so many ranks."""
+        """Return the machine as it is for a world of ``ranks`` ranks."""
         return self
 
     @property
     def shares_memory(self) -> bool:
-        """Whether ranks of one host read each other's memory."""
+        """True if ranks of one host read each other's memory."""
         return self.device_type == "cpu"
 
     @property
     def message_host_seconds(self) -> float:
-        """Seconds of Python for a message, where they add up to those of the device."""
+        """Seconds of Python for a message; 0 where Python overlaps with the device."""
         return 0.0 if self.host_overlaps else MESSAGE_OPS * self.host_seconds
 
     @property
     def schedule_host_seconds(self) -> tuple[float, float]:
-        """Seconds of Python for a step of a schedule, and for each action of it."""
+        """Seconds of Python for a step of a pipeline schedule, and for each action in it."""
         each = 0.0 if self.host_overlaps else self.host_seconds
         return STEP_OPS * each, ACTION_OPS * each
 
     @property
     def cache_bytes(self) -> float:
-        """What a rank may keep in the largest cache; 0 if ops cost the same in and out of it."""
+        """Bytes that a rank may keep in the largest cache; 0 if caches do not change costs."""
         return 0.0
 
     def op_seconds(self, work: Work, cold: float = 0.0) -> float:
-        """Seconds that the device takes for one op; 0 for a view.
+        """Return the seconds that the device takes for one op; 0 for a view.
 
         Args:
-            cold: the share of what it is given that is in no cache. By bytes and flops it makes no
-                difference: they count in full.
+            cold: the share of the op's inputs that is in no cache. This estimate from bytes and
+                flops ignores it: all bytes count in full.
         """
         if not work.runs:
             return 0.0
         return self.launch_seconds + max(self.product_seconds(work), self.touch_seconds(work))
 
     def follow_seconds(self, work: Work) -> float:
-        """Seconds that a rank outside the placement of an op's tensors takes to follow it on
-        `meta`: of the process, not of its device."""
+        """Return the seconds that a rank outside the placement takes to run the op on ``meta``.
+
+        These are seconds of the Python process, not of the device.
+        """
         return self.host_seconds
 
     def product_seconds(self, work: Work) -> float:
-        """Seconds of an op's products alone."""
+        """Return the seconds of an op's products alone."""
         if not work.flops:
             return 0.0
         at_peak = work.flops / self.peak(work.dtype)
         return at_peak / self.reached(at_peak)
 
     def touch_seconds(self, work: Work) -> float:
-        """Seconds of reading and writing an op's tensors alone."""
+        """Return the seconds of reading and writing an op's tensors alone."""
         return work.nbytes / (self.memory_bytes_per_s * self.memory_fraction)
 
     def peak(self, dtype: torch.dtype) -> float:
-        """flop/s of products of a dtype."""
+        """Return the flop/s of products of a dtype."""
         return self.peak_flops.get(dtype) or min(self.peak_flops.values())
 
     def reached(self, seconds_at_peak: float) -> float:
-        """The fraction of the peak rate that a product reaches."""
+        """Return the fraction of the peak rate that a product reaches."""
         points = self.efficiency
-        if seconds_at_peak <= points[0][0]:  # as long as the smallest product that was measured
+        if seconds_at_peak <= points[0][0]:  # as the smallest measured product
             return points[0][1] * seconds_at_peak / points[0][0]
         for (a, low), (b, high) in zip(points, points[1:]):
             if seconds_at_peak <= b:
@@ -162,35 +167,35 @@ class Machine:
         return points[-1][1]
 
     def message_seconds(self, name: str, nbytes: int, ranks: Ranks) -> float:
-        """Seconds of one communication.
+        """Return the seconds of one communication; ``messages.py`` describes the model.
 
         Args:
             name: "all_reduce", "all_gather", "all_to_all", "exchange", "send", "broadcast" or
-                "gather_objects", as `mirrored.transports.counting` counts calls.
-            nbytes: what the busiest of the ranks sends, counted as there.
+                "gather_objects", as ``mirrored.transports.counting`` counts calls.
+            nbytes: bytes that the busiest of the ranks sends, as ``mirrored.transports.counting``
+                counts them.
             ranks: ranks of the world that take part.
-
-        `messages.py` says how it is computed.
         """
         return messages.seconds(self, name, nbytes, ranks)
 
     def link(self, ranks: int) -> Link:
-        """The link by which eager boxing chooses layouts in a world of so many ranks."""
+        """Return the link by which eager boxing chooses layouts in a world of ``ranks`` ranks."""
         return Link(self.message_start_s + self.inside.latency_s, self.inside.bytes_per_s)
 
     def links(self, ranks: Ranks) -> tuple[str, ...]:
-        """Those that a message between these ranks takes: "inside" hosts, "between" them, both."""
+        """Return the links of a message between these ranks: "inside", "between" or both."""
         return messages.links(self, ranks)
 
     def save(self, path: str | Path) -> None:
-        """Write the machine as YAML, to be read and edited."""
+        """Write the machine as YAML that a person can read and edit."""
         yaml_text.write(path, files.to_text(self))
 
     @classmethod
     def load(cls, path: str | Path) -> Machine:
-        """Read a machine's YAML file.
+        """Read a machine from its YAML file.
 
         Raises:
-            ValueError: it is not YAML, or a figure is missing, unknown, negative or no number.
+            ValueError: the file is not YAML, or a figure is missing, unknown, negative or no
+                number.
         """
         return cls(**files.from_text(yaml_text.read(path), str(path)))

@@ -1,8 +1,9 @@
-"""Measured numbers, kept in a file that the processes of a user share.
+"""Cache of measured numbers in a file that all processes of a user share.
 
-Whoever needs a number that is not there measures it while it holds the file's lock, and appends it.
-A process that waited for the lock finds the number in the file. So all processes of a host use the
-same numbers, and never measure at the same time. A lock ends with the process that holds it.
+A process that needs a missing number measures it while it holds the file's lock, and appends it to
+the file. A process that waited for the lock then finds the number there. So all processes of a host
+use the same numbers, and never measure at the same time. A lock ends with the process that holds
+it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from mirrored.transports.tuning import own_files
 
 try:
     import fcntl
-except ImportError:  # no such locks here: processes that measure at the same time keep their own
+except ImportError:  # no file locks here: processes that measure at once keep their own numbers
     fcntl = None
 
 _LONGEST_S = 120.0
@@ -29,8 +30,11 @@ Measure = Callable[[], float | None]
 
 
 class MeasurementCache:
-    """Numbers by name, in the file at `path`, one line for each. None stands for what cannot be
-    measured, and is kept as well. If the file cannot be written, numbers live with the process."""
+    """Cache of numbers by name, in the file at ``path``, with one line for each.
+
+    The value None records that something cannot be measured. If the file cannot be written, numbers
+    live as long as the process.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,19 +42,20 @@ class MeasurementCache:
         self._read_up_to = 0
 
     def get(self, name: str, measure: Measure) -> float | None:
-        """The number of that name; `measure` gives it if it has not been kept."""
+        """Return the number ``name``; call ``measure`` and keep its result if there is none yet."""
         if name not in self._known:
             with self._locked():
+                # Another process may have measured it while this one waited for the lock.
                 self._read()
                 if name not in self._known:
                     self._append(name, measure())
         return self._known[name]
 
     def _read(self) -> None:
-        """Take in what was appended since the last time."""
+        """Read the lines that were appended since the last read."""
         text = own_files.read(self.path) or b""
         for line in text[self._read_up_to :].decode(errors="replace").splitlines():
-            with contextlib.suppress(ValueError, RecursionError):  # half a line of a killed process
+            with contextlib.suppress(ValueError, RecursionError):  # a killed process's cut-off line
                 name, value = json.loads(line)
                 if isinstance(name, str) and (value is None or _is_number(value)):
                     self._known.setdefault(name, value)
@@ -59,6 +64,7 @@ class MeasurementCache:
     def _append(self, name: str, value: float | None) -> None:
         self._known[name] = value
         with contextlib.suppress(OSError):
+            # The newline in front ends a partial line that a killed process may have left.
             own_files.append(self.path, f"\n{json.dumps([name, value])}\n".encode())
 
     @contextlib.contextmanager
@@ -66,7 +72,7 @@ class MeasurementCache:
         file = None
         with contextlib.suppress(OSError):
             lock = self.path.with_name(f"{self.path.name}.lock")
-            own_files.append(lock, b"")  # it is there now, and the user's own
+            own_files.append(lock, b"")  # creates the file, owned by the user
             file = lock.open("ab")
             _lock(file)
         try:
@@ -77,8 +83,11 @@ class MeasurementCache:
 
 
 def _lock(file: IO[bytes]) -> None:
-    """Wait for the lock, and no longer than measuring takes: one that is held for ever, as by a
-    process that was stopped, costs each process its own measurement."""
+    """Wait for the lock, but no longer than measuring takes.
+
+    If another process holds the lock for ever, as a stopped process does, each process measures for
+    itself.
+    """
     end = time.monotonic() + _LONGEST_S
     while fcntl is not None and time.monotonic() < end:
         try:
@@ -92,5 +101,5 @@ def _is_number(value: object) -> bool:
 
 
 def folder() -> Path:
-    """The folder of the library in the user's cache."""
+    """Return the folder of the library in the user's cache."""
     return own_files.folder()

@@ -1,4 +1,4 @@
-"""Seconds of a message between some ranks.
+"""Cost model of messages between ranks, in seconds.
 
 ```
 host 0   rank 0 - 1 - 2 - 3     inside: each rank sends at the rate of its own link
@@ -8,20 +8,20 @@ host 1   rank 4 - 5 - 6 - 7
 
 * Collectives in a ring (all-reduce, all-gather, broadcast) pass every byte through every rank, as
   NCCL's rings do: a ring is as fast as its slowest hop. A group with g ranks on each host runs g
-  rings at a time, each of which leaves the host by another rank's link, as NCCL does with one
-  network card for each GPU. So what goes between hosts goes at g times the rate of one rank's link,
-  and at no more than the rate inside. Groups that are used at the same time, one for each GPU of a
-  host say, have a link each.
-* A ring of n ranks makes n - 1 hops, and an all-reduce twice as many; for an all-reduce NCCL has
-  trees too, with about twice the logarithm of n hops at the full rate: the one with fewer seconds
-  of hops counts.
-* Between pairs of ranks (all-to-all, exchange, send) what goes to ranks of other hosts leaves by
-  this rank's own link, while the rest goes inside. A reduce-scatter counts as the all-to-all of its
-  parts, which is how the library does it.
+  rings at a time, and each ring leaves the host by another rank's link, as NCCL does with one
+  network card for each GPU. So bytes between hosts move at g times the rate of one rank's link, and
+  at no more than the rate inside. Groups that are used at the same time, one for each GPU of a host
+  for example, have a link each.
+* A ring of n ranks makes n - 1 hops, and an all-reduce twice as many. For an all-reduce NCCL also
+  has trees, with about twice the logarithm of n hops at the full rate: the variant with fewer
+  seconds of hops counts.
+* Between pairs of ranks (all-to-all, exchange, send), bytes to ranks of other hosts leave by this
+  rank's own link, while the rest stays inside. A reduce-scatter counts as the all-to-all of its
+  parts, which is how the library implements it.
 
 Sources: NCCL's documentation (environment variables NCCL_ALGO, NCCL_CROSS_NIC) and "Massively Scale
 Your Deep Learning Training with NCCL 2.4" on NVIDIA's developer blog for the trees; nccl-tests'
-doc/PERFORMANCE.md for what a ring sends.
+doc/PERFORMANCE.md for the bytes that a ring sends.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ PAIRS = ("all_to_all", "exchange", "send")
 
 @dataclass(frozen=True)
 class Wire:
-    """A rank's link: seconds that a hop takes, and bytes that the rank sends in a second."""
+    """Link of a rank: seconds per hop, and bytes per second that the rank sends."""
 
     latency_s: float
     bytes_per_s: float
 
 
 class Wires(Protocol):
-    """The links of a machine."""
+    """Protocol of objects that have the links of a machine."""
 
     @property
     def ranks_per_host(self) -> int: ...
@@ -60,10 +60,10 @@ class Wires(Protocol):
 
 
 def seconds(wires: Wires, name: str, nbytes: int, ranks: Ranks) -> float:
-    """Seconds of one communication in which the busiest rank sends `nbytes`.
+    """Return the seconds of one communication in which the busiest rank sends ``nbytes``.
 
     Raises:
-        ValueError: no communication has that name.
+        ValueError: no communication has the name ``name``.
     """
     if name not in RINGS and name not in PAIRS:
         raise ValueError(
@@ -78,7 +78,7 @@ def seconds(wires: Wires, name: str, nbytes: int, ranks: Ranks) -> float:
 
 
 def links(wires: Wires, ranks: Ranks) -> tuple[str, ...]:
-    """The links that a message between these ranks takes: "inside", "between" or both."""
+    """Return the links that a message between these ranks takes: "inside", "between" or both."""
     hosts, _ = _hosts(ranks, wires.ranks_per_host)
     if hosts == 1:
         return ("inside",)
@@ -87,16 +87,17 @@ def links(wires: Wires, ranks: Ranks) -> tuple[str, ...]:
 
 @lru_cache(4096)
 def _hosts(ranks: Ranks, ranks_per_host: int) -> tuple[int, int]:
-    """(number of hosts, the least number of ranks on one of them)."""
+    """Return (number of hosts, smallest number of these ranks on one host)."""
     counts = Counter(rank // ranks_per_host for rank in ranks)
     return len(counts), min(counts.values())
 
 
 def _in_a_ring(wires: Wires, name: str, nbytes: int, n: int, hosts: int, fewest: int) -> float:
-    if name == "broadcast":  # counted once for every receiver, but the ring carries it once
+    if name == "broadcast":  # ``nbytes`` counts each receiver, but a ring sends every byte once
         nbytes //= n - 1
     rate = wires.inside.bytes_per_s if fewest > 1 or hosts == 1 else math.inf
     if hosts > 1:
+        # Every ring passes through every host, and the smallest group has the fewest links.
         rate = min(rate, fewest * wires.between.bytes_per_s)
     return nbytes / rate + _hop_seconds(wires, name, n, hosts, fewest)
 
@@ -115,6 +116,7 @@ def _hop_seconds(wires: Wires, name: str, n: int, hosts: int, fewest: int) -> fl
 def _in_pairs(wires: Wires, name: str, nbytes: int, n: int, hosts: int, fewest: int) -> float:
     if hosts == 1:
         return wires.inside.latency_s + nbytes / wires.inside.bytes_per_s
+    # A rank of the smallest group sends the largest share to other hosts.
     away = (n - fewest) / (n - 1)
     inside = wires.inside.latency_s + (1 - away) * nbytes / wires.inside.bytes_per_s
     return max(inside, wires.between.latency_s + away * nbytes / wires.between.bytes_per_s)

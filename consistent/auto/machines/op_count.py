@@ -1,4 +1,4 @@
-"""The ops that a program makes, as work."""
+"""Recording of the ops that a program runs, as ``Work``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .work import Work, work_of
 
 
 def works(run: Callable[[], object]) -> list[Work]:
-    """The ops of ``run()``, in order, views among them."""
+    """Run ``run()`` and return the ``Work`` of each op in order, views included."""
     with _Counting() as counting:
         run()
     return counting.found
@@ -27,6 +27,7 @@ class _Counting(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        # Subclasses of tensors must not handle the op a second time here.
         with torch._C.DisableTorchFunction():
             out = func(*args, **(kwargs or {}))
             plain, named, made = map_tensors((args, kwargs or {}, out), _plain)

@@ -1,7 +1,8 @@
-"""A call of an op as a hashable description: its tensors by dtype, sizes and strides, never by
-their values, and everything else as it is.
+"""Hashable descriptions of op calls, from which the calls can be made again.
 
-A machine that measures makes the call again from it. Its ``repr`` is the same in every process.
+Tensors are described by dtype, sizes and strides, never by values; everything else is stored as it
+is. A machine that measures replays a call from its description. The ``repr`` of a description is
+the same in every process.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 
 
 class Like(NamedTuple):
-    """A tensor of these sizes and strides."""
+    """Description of a tensor by dtype, sizes and strides."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -23,8 +24,10 @@ class Like(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of memory that it touches: an expanded dim counts once, and windows that
-        overlap count once."""
+        """Bytes of memory that the tensor touches.
+
+        Expanded dims and overlapping windows count once.
+        """
         if 0 in self.shape:
             return 0
         dims = [(n, abs(step)) for n, step in zip(self.shape, self.strides) if step]
@@ -33,32 +36,32 @@ class Like(NamedTuple):
 
 
 class Same(NamedTuple):
-    """The tensor that was the k-th one of the call: it is passed twice, as in `x * x`."""
+    """Reference to the k-th tensor of the call, which is passed twice, as in ``x * x``."""
 
     index: int
 
 
 class Many(NamedTuple):
-    """A list or tuple."""
+    """A list or tuple of descriptions."""
 
     items: tuple[Any, ...]
 
 
 class Plain(NamedTuple):
-    """A number, a word, a dtype or None. Its type is part of it, since 1 equals 1.0 and True."""
+    """A number, a word, a dtype or None, together with its type, since 1 equals 1.0 and True."""
 
     type: str
     value: Any
 
 
 class Unknown(NamedTuple):
-    """Something that cannot be made again from a description, a generator say."""
+    """An argument that no description can reproduce, such as a generator."""
 
     type: str
 
 
 class OpSignature(NamedTuple):
-    """One call: the op's name with its overload, what it was given, and what it returned."""
+    """One call: the op's name with its overload, its arguments, and its result."""
 
     op: str
     args: tuple[Any, ...]
@@ -67,11 +70,11 @@ class OpSignature(NamedTuple):
 
 
 PLAIN = (int, float, bool, complex, str, torch.dtype, torch.layout, torch.memory_format)
-_NAN = math.nan  # one object, since a tuple that holds it equals itself only then
+_NAN = math.nan  # one object: tuples compare by identity first, and NaN does not equal NaN
 
 
 def described(op: str, args: tuple, kwargs: dict[str, Any], out: Any) -> OpSignature:
-    """The description of a call that has been made. The data of its tensors are not read."""
+    """Return the description of a call that has been made; the data of its tensors is not read."""
     of = _describer()
     given = tuple(map(of, args)), tuple((key, of(value)) for key, value in kwargs.items())
     return OpSignature(op, *given, of(out))
@@ -93,7 +96,7 @@ def _describer() -> Callable[[Any], Any]:
 
 
 def like(x: Tensor) -> Like | Unknown:
-    """The description of one tensor."""
+    """Return the description of one tensor."""
     if x.layout is not torch.strided:
         return Unknown(f"{x.layout} tensor")
     return Like(x.dtype, tuple(map(int, x.shape)), tuple(map(int, x.stride())))
@@ -108,7 +111,7 @@ def _plain(x: Any) -> Plain | Unknown:
 
 
 def tensors(x: Any) -> list[Like]:
-    """The tensors within a description, those that are passed twice once."""
+    """Return the tensors within a description; a tensor that is passed twice appears once."""
     if isinstance(x, Like):
         return [x]
     if isinstance(x, (Many, OpSignature)):
@@ -120,7 +123,7 @@ def tensors(x: Any) -> list[Like]:
 
 
 def is_known(x: Any) -> bool:
-    """Whether the call can be made again."""
+    """Return whether the call can be made again from its description."""
     if isinstance(x, OpSignature):
         return is_known(x.args) and is_known(x.kwargs)
     if isinstance(x, Many):

@@ -1,4 +1,4 @@
-"""Making a call again, on real tensors of the same sizes, strides and dtypes, and timing it."""
+"""Replaying and timing op calls, on real tensors of the recorded sizes, strides and dtypes."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from .op_signature import Like, Many, OpSignature, Plain, Same, is_known, tensor
 from .stopwatch import typical_seconds
 from .work import Work, work_of
 
-MOST_BYTES = 1 << 28  # of one trial; longer ones are made smaller
-MOST_SECONDS = 0.3  # of one call
-CACHE_BYTES = 1 << 25  # of a host that does not say what its caches hold
-MOST_COPIES = 512  # of the tensors of a call
+MOST_BYTES = 1 << 28  # of one trial; calls that need more are shrunk
+MOST_SECONDS = 0.3  # of one call, as estimated; longer calls are shrunk
+CACHE_BYTES = 1 << 25  # assumed for a host that does not report its caches
+MOST_COPIES = 512  # sets of a call's tensors
 _BOUNDS = {"embedding": 0, "index_select": 0, "index": 0, "nll_loss_forward": 1}
 
 
 class CannotAgain(Exception):
-    """The call cannot be made again from its description."""
+    """Error: the call cannot be made again from its description."""
 
 
 def op_named(name: str) -> Any:
-    """The op of a name such as "aten.mm.default".
+    """Return the op of a name such as "aten.mm.default".
 
     Raises:
         CannotAgain: this process has no such op.
@@ -48,11 +48,13 @@ def op_named(name: str) -> Any:
 
 
 def arguments(call: OpSignature, device: str = "cpu") -> tuple[tuple, dict[str, Any]]:
-    """Arguments for the call on a device: floats between 0.1 and 1.1, integers that are legal
-    indices wherever they may be used. On "meta" they hold nothing.
+    """Return new arguments for the call on a device.
+
+    Floats are between 0.1 and 1.1; integers are legal indices wherever they may be used as such. On
+    "meta" the tensors have no data.
 
     Raises:
-        CannotAgain: something was passed that a description does not hold.
+        CannotAgain: the call had an argument that its description cannot reproduce.
     """
     if not is_known(call):
         raise CannotAgain(call.op)
@@ -77,7 +79,7 @@ def arguments(call: OpSignature, device: str = "cpu") -> tuple[tuple, dict[str, 
 
 
 def _bound(call: OpSignature) -> int:
-    """One more than the largest integer that every tensor may be indexed by."""
+    """Return one more than the largest integer that is a legal index into every tensor."""
     name = call.op.split(".")[1]
     given = tensors(call)
     floats = [x for x in given if x.dtype.is_floating_point and x.shape]
@@ -95,6 +97,7 @@ def _tensor(x: Like, bound: int, generator: torch.Generator) -> Tensor:
     if x.dtype.is_floating_point or x.dtype.is_complex:
         flat = torch.rand(span, generator=generator).add_(0.1).to(x.dtype)
     else:
+        # 127 fits every integer dtype; int32 and int64 hold any index.
         limit = 2 if x.dtype == torch.bool else min(bound, 127)
         limit = bound if x.dtype in (torch.int64, torch.int32) else limit
         flat = torch.randint(limit, (span,), generator=generator).to(x.dtype)
@@ -102,11 +105,12 @@ def _tensor(x: Like, bound: int, generator: torch.Generator) -> Tensor:
 
 
 def shrunk(call: OpSignature, times: int) -> OpSignature:
-    """The call with the leading dim of its largest tensor `times` smaller, wherever a dim or a
-    number in a list is as long.
+    """Return the call with the leading dim of its largest tensor ``times`` smaller.
+
+    Every dim of that length, and every number of that value in a list, shrinks with it.
 
     Raises:
-        CannotAgain: that dim is too short.
+        CannotAgain: the leading dim is too short.
     """
     largest = max(tensors(call), key=lambda x: x.nbytes, default=None)
     if largest is None or not largest.shape or largest.shape[0] < 2 * times:
@@ -125,7 +129,10 @@ def shrunk(call: OpSignature, times: int) -> OpSignature:
 
 
 def _resized(x: Like, shape: tuple[int, ...]) -> Like:
-    """``x`` in another shape, its dims in the same order in memory; an expanded dim stays one."""
+    """Return ``x`` in another shape, with its dims in the same order in memory.
+
+    An expanded dim stays expanded.
+    """
     if shape == x.shape:
         return x
     strides, step = [0] * len(shape), 1
@@ -137,14 +144,17 @@ def _resized(x: Like, shape: tuple[int, ...]) -> Like:
 
 
 def repeated(call: OpSignature, cold: bool = False, device: str = "cpu") -> Callable[[], object]:
-    """What makes the call once more: on the same tensors, or, if they are to be ``cold``, each time
-    on others, so many that no cache holds the first ones when their turn comes again.
+    """Return a function that makes the call once each time it runs.
+
+    It uses the same tensors each time. If ``cold``, it cycles through several sets of tensors,
+    enough that no cache holds a set any more when its turn comes again.
 
     Raises:
-        CannotAgain: it cannot be made.
+        CannotAgain: the call cannot be made.
     """
-    keep_freed_memory()  # as ranks do
+    keep_freed_memory()  # ranks do so too
     func, needed = op_named(call.op), max(bytes_needed(call), 1)
+    # One set more than the caches hold.
     count = max(1, min(MOST_COPIES, -(-cache_bytes() // needed))) + 1 if cold else 1
     turns = cycle([arguments(call, device) for _ in range(count)])
 
@@ -157,8 +167,11 @@ def repeated(call: OpSignature, cold: bool = False, device: str = "cpu") -> Call
 
 @lru_cache
 def cache_bytes() -> int:
-    """Bytes that the largest caches of this host hold together. In a virtual machine sysconf(3)
-    tells those of the whole processor, of which the guest has some cores."""
+    """Return the bytes that the largest caches of this host hold together.
+
+    In a virtual machine sysconf(3) reports the caches of the whole processor, of which the guest
+    has some cores.
+    """
     largest: dict[int, dict[str, int]] = {}  # level -> the cores that share a cache -> its bytes
     for cache in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cache/index*"):
         with contextlib.suppress(OSError, ValueError):
@@ -174,24 +187,24 @@ def cache_bytes() -> int:
 
 
 def timed(call: OpSignature, cold: bool = False, device: str = "cpu") -> float:
-    """Seconds of the call on one thread's turn, as it takes most often; ``repeated`` says on what.
+    """Return the typical seconds of the call; see ``repeated`` for the tensors that it uses.
 
     Raises:
-        CannotAgain: it cannot be made, or it raises.
+        CannotAgain: the call cannot be made, or it raises.
     """
     with alone():
         run = repeated(call, cold, device)
         try:
             return typical_seconds(run)
-        except Exception as error:  # values may be illegal for an op that none of us knows
+        except Exception as error:  # the made-up values may be illegal for an unknown op
             raise CannotAgain(f"{call.op}: {error}") from None
 
 
 def work(call: OpSignature) -> Work:
-    """What a call has to do; nothing is computed for it.
+    """Return the ``Work`` of a call without computing anything.
 
     Raises:
-        CannotAgain: it cannot be made, or torch does not know the shapes of its results.
+        CannotAgain: the call cannot be made, or torch does not know the shapes of its results.
     """
     with alone():
         func = op_named(call.op)
@@ -203,12 +216,12 @@ def work(call: OpSignature) -> Work:
 
 
 def bytes_needed(call: OpSignature) -> int:
-    """Bytes that one trial allocates."""
+    """Return the bytes that one trial of the call allocates."""
     return sum(_span(x) * x.dtype.itemsize for x in (*tensors(call), *tensors(call.out)))
 
 
 def _span(x: Like) -> int:
-    """Elements from the first one to the last one in memory."""
+    """Return the number of elements from the first to the last one in memory."""
     if 0 in x.shape:
         return 0
     return 1 + sum((n - 1) * step for n, step in zip(x.shape, x.strides))
@@ -216,8 +229,10 @@ def _span(x: Like) -> int:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Inside, nobody sees what runs: no mode, no autocast, no gradient, and random numbers of the
-    program stay as they are."""
+    """Hide what runs inside the ``with`` block from the program.
+
+    No mode, autocast or autograd is active, and the program's random state does not change.
+    """
     with (
         without_modes(),
         torch.no_grad(),

@@ -1,4 +1,4 @@
-"""Seconds of a call, as far as other programs on the same processor let one see them."""
+"""Timing of a call, as far as other programs on the same processor allow."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Callable
 
 import torch
 
-TIMED_S = 0.02  # for which a call is repeated
-RUN_S = 1e-4  # of one run at least: a shorter call is made several times in each
+TIMED_S = 0.02  # seconds for which a call is repeated
+RUN_S = 1e-4  # least seconds of one run: a run makes a shorter call several times
 MOST_RUNS = 50
 FEWEST_RUNS = 5
-LONG_S = 0.3  # a call that takes longer is made twice
+LONG_S = 0.3  # a call that takes longer is made only twice, and its second run counts
 TRIES = 3
-STEADY = 1.25  # how many times as long as a quarter of the runs three quarters of them may take
+STEADY = 1.25  # largest ratio of the third quartile of the runs to the first
 
 
 def typical_seconds(run: Callable[[], object]) -> float:
-    """Seconds of one call: the median of a few runs, the first call left out.
+    """Return the seconds of one call: the median of a few runs, without the first call.
 
-    Not the least of them: a step is made of many calls, so it takes what they take mostly. A run
-    counts with its processor time if that is less and the thread does all the work by itself: then
-    other programs had the processor for the rest. Where runs differ much, something disturbed
-    them, so they are made again, and the least median counts.
+    This is not the minimum, because a step consists of many calls and takes their usual time. With
+    one torch thread, a run counts with its processor time if that is less: other programs had the
+    processor for the rest. If runs differ much, something disturbed them, so they are repeated, and
+    the least median counts.
     """
     medians = []
     for _ in range(TRIES):
@@ -34,7 +34,7 @@ def typical_seconds(run: Callable[[], object]) -> float:
 
 
 def _runs(run: Callable[[], object]) -> list[float]:
-    """Seconds of a call in each run, in rising order."""
+    """Return the seconds of a call in each run, in rising order."""
     found: list[float] = []
     spent, alone = 0.0, torch.get_num_threads() == 1
     first = _once(run, 1, alone)[0]
@@ -48,9 +48,10 @@ def _runs(run: Callable[[], object]) -> list[float]:
 
 
 def _once(run: Callable[[], object], count: int, alone: bool) -> tuple[float, float]:
-    """(seconds that count, seconds that passed)."""
+    """Return (seconds that count, seconds that passed) of ``count`` calls."""
     start, busy = time.perf_counter(), time.thread_time()
     for _ in range(count):
         run()
     busy, passed = time.thread_time() - busy, time.perf_counter() - start
+    # With several threads the others' processor time is missing from ``busy``.
     return (min(busy, passed) if alone else passed), passed

@@ -1,11 +1,11 @@
-"""`machine("this")`: the CPU of this host, by measuring it.
+"""``machine("this")``: the CPU of this host, measured.
 
 An op costs what the same call took here, on real tensors of its sizes, strides and dtypes. Figures
 and calls are measured once and kept in the user's cache folder, in a file for each model of CPU,
-version of torch and number of threads (`measurement_cache.py`), so that all processes of the host
-use the same. Messages cost what the table of this host says (`mirrored/transports/tuning/`), by
-which boxing is priced too: that of ranks that share memory, or that of messages, which ranks on
-several hosts have measured when they ran the last time.
+version of torch and number of threads (``measurement_cache.py``), so that all processes of the host
+use the same figures. The costs of messages come from the table of this host
+(``mirrored/transports/tuning/``), which prices boxing too. The table has one entry for ranks that
+share memory, and one for messages, which ranks on several hosts measured when they last ran.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from .op_signature import OpSignature
 from .stopwatch import typical_seconds
 from .work import Work
 
-HOST_LOOKS = 5  # of which the median counts
-_FLAT = ((1e-9, 1.0),)  # the rate measured is the one that is reached
+HOST_LOOKS = 5  # measurements, of which the median counts
+_FLAT = ((1e-9, 1.0),)  # efficiency 1 throughout: the peak rate is itself measured
 
 
 @dataclass(frozen=True)
 class ThisMachine(Machine):
     """A machine whose ops are timed by making the call again.
 
-    ``dataclasses.replace(machine("this"), hosts=2)`` is two hosts like this one: ranks are shared
-    out among them, and send messages from one to another.
+    ``dataclasses.replace(machine("this"), hosts=2)`` is two hosts like this one: ranks are
+    distributed over them, and send messages from one to another.
     """
 
     kept: MeasurementCache = field(
@@ -60,16 +60,16 @@ class ThisMachine(Machine):
         default_factory=lambda: BackgroundLoad(_cores() - 1), compare=False, repr=False
     )
     pace: HostSpeed | None = field(default=None, compare=False, repr=False)
-    sharing: float = 1.0  # ranks to a core
+    sharing: float = 1.0  # ranks per core
     hosts: int = 1
 
     @property
     def shares_memory(self) -> bool:
-        """Not if CONSISTENT_SHARED_MEMORY=0 says that ranks here send messages."""
+        """True if ranks read each other's memory; False if CONSISTENT_SHARED_MEMORY=0."""
         return is_switched_on()
 
     def of(self, ranks: int) -> ThisMachine:
-        """All ranks of a host are there, however many cores it has, and take turns on them."""
+        """Return the machine with all ranks on its hosts; extra ranks take turns on the cores."""
         here = -(-ranks // self.hosts)
         if here <= self.ranks_per_host and self.hosts == 1:
             return self
@@ -79,7 +79,10 @@ class ThisMachine(Machine):
 
     @property
     def message_host_seconds(self) -> float:
-        """Where ranks outnumber cores a message also waits until each of its ranks had one."""
+        """Seconds of Python for a message.
+
+        Where ranks outnumber cores, a message also waits until each of its ranks had a core.
+        """
         return super().message_host_seconds * self.sharing
 
     @property
@@ -87,10 +90,13 @@ class ThisMachine(Machine):
         return replay.cache_bytes() / self.company.ranks
 
     def op_seconds(self, work: Work, cold: float = 0.0) -> float:
-        """Seconds that the call takes here. One that cannot be made again costs what its bytes and
-        flops say; one that would take too much memory or time is made with a smaller leading dim,
-        and the time grows with what bytes and flops say."""
-        if not isinstance(work.key, OpSignature) or work.key.op == "view":  # views of a simulation
+        """Return the seconds that the call takes here.
+
+        A call that cannot be made again is estimated from its bytes and flops. A call that would
+        take too much memory or time is timed with a smaller leading dim, and its time is scaled by
+        the ratio of the estimates.
+        """
+        if not isinstance(work.key, OpSignature) or work.key.op == "view":  # a simulated view
             return super().op_seconds(work) * self.sharing
         found = self._kept(work, work.key, False)
         if found is None:
@@ -100,8 +106,10 @@ class ThisMachine(Machine):
         return found * self.sharing
 
     def _longer(self, work: Work, call: OpSignature, warm: float) -> float:
-        """Seconds that it takes longer on cold tensors: not below 0, and at most what it takes to
-        read and write them all."""
+        """Return how many seconds longer the call takes on cold tensors.
+
+        The result is not below 0, and at most the time to read and write all the tensors.
+        """
         longer = (self._kept(work, call, True) or warm) - warm
         return max(0.0, min(longer, self.touch_seconds(work)))
 
@@ -112,7 +120,10 @@ class ThisMachine(Machine):
         return self.kept.get(name, partial(self._measured, work, call, cold))
 
     def follow_seconds(self, work: Work) -> float:
-        """Some ops are made of many in Python there."""
+        """Return the seconds that a rank outside the placement takes to run the op on ``meta``.
+
+        The time is measured, because some ops consist of many Python calls there.
+        """
         seconds = 0.0
         if isinstance(work.key, OpSignature) and work.key.op != "view":
             name = f"on meta: {_short(work.key)}"
@@ -133,7 +144,7 @@ class ThisMachine(Machine):
         return None
 
     def _timed(self, call: OpSignature, cold: bool) -> float:
-        """While the other cores make it too, as in a job that has all of them."""
+        """Time the call while the other cores make it too, as in a job that uses all of them."""
         if self.pace is not None and not self.pace.is_known:
             _look(self.pace, self.company)
         with self.company.beside(call, cold):
@@ -141,14 +152,14 @@ class ThisMachine(Machine):
         return seconds if self.pace is None else self.pace.usually(seconds)
 
     def _fits(self, work: Work) -> bool:
-        """Whether the call may be made on this host."""
+        """Return whether the call is small enough to be made on this host."""
         assert isinstance(work.key, OpSignature)
         if replay.bytes_needed(work.key) > replay.MOST_BYTES:
             return False
         return super().op_seconds(work) <= replay.MOST_SECONDS
 
     def link(self, ranks: int) -> Link:
-        """The link of the ranks' own transport, with what it knows of local copies."""
+        """Return the link of the ranks' own transport, with its known rate of local copies."""
         return self._link(tuple(range(ranks))) if ranks > 1 else super().link(ranks)
 
     def _link(self, ranks: Ranks) -> Link:
@@ -156,11 +167,13 @@ class ThisMachine(Machine):
         return (_link if one_host and self.shares_memory else _between)(len(ranks))
 
     def message_seconds(self, name: str, nbytes: int, ranks: Ranks) -> float:
-        """Seconds of one communication between so many ranks, however many cores there are; the
-        figures are those by which eager boxing is planned."""
+        """Return the seconds of one communication between these ranks.
+
+        The number of cores does not matter. The figures are those by which eager boxing is planned.
+        """
         if len(ranks) < 2:
             return 0.0
-        super().message_seconds(name, 0, ranks)  # refuses names that are none
+        super().message_seconds(name, 0, ranks)  # raises for unknown names
         link = self._link(ranks)
         return link.latency_s + nbytes / link.bytes_per_s
 
@@ -172,7 +185,7 @@ def _link(ranks: int) -> Link:
 
 @lru_cache
 def _between(ranks: int) -> Link:
-    """What messages cost: as the last so many ranks that shared no memory have measured it."""
+    """Return the link for messages, as last measured by ``ranks`` ranks without shared memory."""
     cpu = DEVICES["cpu"]
     found = table.kept(ranks, table.MESSAGES)
     return Link(cpu.latency, cpu.bandwidth) if found is None else found.link
@@ -180,12 +193,13 @@ def _between(ranks: int) -> Link:
 
 @lru_cache(1 << 14)
 def _short(call: OpSignature) -> str:
+    # Without ``out``, which op and arguments determine.
     text = hashlib.sha256(repr(call[:3]).encode()).hexdigest()[:24]
     return f"{call.op} {text}"
 
 
 def kept_path() -> Path:
-    """The file of this host's figures."""
+    """Return the file of this host's figures."""
     threads = f"{torch.get_num_threads()} threads"
     name = f"machine {cpu_model()} torch {torch.__version__} {threads} paced.jsonl"
     return folder() / "-".join(name.replace("/", " ").split())
@@ -193,7 +207,7 @@ def kept_path() -> Path:
 
 @lru_cache
 def cpu_model() -> str:
-    """What the host calls its CPU."""
+    """Return the host's name for its CPU, after the number of its cores."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         model = next(line.partition(":")[2] for line in lines if line.startswith("model name"))
@@ -203,7 +217,7 @@ def cpu_model() -> str:
 
 
 def this_machine() -> ThisMachine:
-    """This host's CPU. The first call on a host takes a few seconds."""
+    """Return this host's CPU as a machine; the first call on a host takes a few seconds."""
     kept, ranks = MeasurementCache(kept_path()), os.cpu_count() or 1
 
     def figure(name: str, measure: Callable[[], float]) -> float:
@@ -247,7 +261,7 @@ def this_machine() -> ThisMachine:
 
 
 def _cores() -> int:
-    """Ranks that have as many cores as threads."""
+    """Return how many ranks can each have as many cores as threads."""
     return max(1, (os.cpu_count() or 1) // torch.get_num_threads())
 
 
@@ -259,13 +273,13 @@ def _on_meta(call: OpSignature) -> float | None:
 
 
 def _usual_s(company: BackgroundLoad) -> float:
-    """Seconds of the fixed calls at the host's usual pace."""
+    """Return the seconds of the fixed calls at the host's usual speed."""
     with replay.alone(), company.beside(None):
         return fixed_seconds(USUAL_S)
 
 
 def _look(pace: HostSpeed, company: BackgroundLoad) -> None:
-    """See how fast the host is now."""
+    """Measure how fast the host is now, with all cores busy."""
     with replay.alone(), company.beside(None):
         pace.look()
 
@@ -280,7 +294,7 @@ def _flops_per_s(dtype: torch.dtype) -> float:
 
 
 def _bytes_per_s() -> float:
-    x = torch.ones(1 << 23)  # 32 MiB, and as much again: more than caches hold
+    x = torch.ones(1 << 23)  # 32 MiB, and 32 MiB for y: more than caches hold
     y = torch.empty_like(x)
     return 2 * x.nbytes / typical_seconds(lambda: y.copy_(x))
 
@@ -292,9 +306,12 @@ def _launch_s() -> float:
 
 
 def _host_s() -> float:
-    """What Python, modules, autograd and dispatch of global tensors add to an op: forward and
-    backward of a small model, without the ops themselves. Its tensors are large enough that after
-    each op the code of the next one has to be fetched again, as in a program that computes."""
+    """Return the seconds that Python and dispatch of global tensors add to an op.
+
+    Modules and autograd are included. This times forward and backward of a small model, and
+    subtracts the ops themselves. The model's tensors are large enough that after each op the code
+    of the next one has to be fetched again, as in a program that computes.
+    """
     from ...dispatch.plans.shards import attach
     from ...spec import B, Placement, TensorSpec
     from .op_count import works

@@ -1,4 +1,4 @@
-"""What one call of an op has to do: its products, and the memory it reads and writes."""
+"""Cost of one op call: the flops of its products, and the memory that it reads and writes."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _REDUCTIONS = frozenset(
 
 @dataclass(frozen=True)
 class Work:
-    """What one call of an op has to do.
+    """Cost of one call of an op, independent of any machine.
 
     Args:
         op: the op and its overload, "aten.mm.default".
         kind: "matmul", "attention", "convolution", "pointwise", "reduction", "copy", "view" or
             "other". A view, or memory that is only allocated, costs no time on a device.
-        dtype: that of the largest tensor; by it a machine knows its rate for products.
-        flops: multiplications and additions of products, as `torch.utils.flop_counter` counts
+        dtype: dtype of the largest tensor, by which a machine looks up its rate for products.
+        flops: multiplications and additions of products, as ``torch.utils.flop_counter`` counts
             them; 0 for an op without products.
-        nbytes: bytes of memory read + written; what stays in caches is not known and not left out.
-        key: the call without its data (`OpSignature`), from which it can be made again.
+        nbytes: bytes of memory read + written; bytes that stay in caches are unknown and included.
+        key: the call without its data (``OpSignature``), from which it can be made again.
     """
 
     op: str
@@ -53,7 +53,7 @@ class Work:
 
     @property
     def runs(self) -> bool:
-        """Whether a device has anything to do."""
+        """True if a device has anything to do for the call."""
         return self.kind != "view"
 
 
@@ -62,12 +62,14 @@ MOST_KEPT = 100_000
 
 
 def work_of(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any], out: Any) -> Work:
-    """What a call that has been made has to do, by shapes alone: the tensors may be on `meta`.
+    """Return the ``Work`` of a call that has been made, by shapes alone.
+
+    The tensors may be on ``meta``.
 
     Args:
-        func: the op, as a `TorchDispatchMode` is given it.
-        args, kwargs: what it was given.
-        out: what it returned.
+        func: the op, as passed to a ``TorchDispatchMode``.
+        args, kwargs: arguments of the call.
+        out: result of the call.
     """
     key = described(_name(func), args, kwargs, out)
     found = _works.get(key)
@@ -92,7 +94,10 @@ def _new_work(
 
 
 def _weight(x: Like) -> tuple[bool, int]:
-    """Indices and masks do not say at which rate an op computes."""
+    """Return a sort key that ranks floats above integers and masks, then by bytes.
+
+    Indices and masks do not determine the rate at which an op computes.
+    """
     return x.dtype.is_floating_point or x.dtype.is_complex, x.nbytes
 
 
@@ -108,7 +113,7 @@ def _packet(func: torch._ops.OpOverload) -> str:
 
 @lru_cache(None)
 def kind_of(func: torch._ops.OpOverload) -> str:
-    """The kind of an op, by its schema, its tags and its name."""
+    """Return the kind of an op, by its schema, its tags and its name."""
     name = _packet(func)
     if func.namespace == "profiler" or name in VIEWS or name in ALLOCATES or _is_view(func):
         return "view"
@@ -128,7 +133,7 @@ def kind_of(func: torch._ops.OpOverload) -> str:
 
 
 def _is_view(func: torch._ops.OpOverload) -> bool:
-    """Whether every result is an alias of an argument that the op does not write."""
+    """Return whether every result is an alias of an argument that the op does not write."""
     schema = func._schema
     if any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):
         return False

@@ -1,4 +1,4 @@
-"""Pictures of what was planned: memory by rank, a step's timeline, costs of what a search tried."""
+"""Pictures of plans: memory by rank, a step's timeline, and the costs of a search's choices."""
 
 from .costs import CostsPicture
 from .memory import MemoryPicture

@@ -1,4 +1,4 @@
-"""The picture of what a search tried: a bar for each choice, as long as its step."""
+"""Picture of the choices that a search tried: a bar for each, as long as its step."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ...drawing.pictures.picture import Picture
 from ...drawing.words import seconds_text
 from ...spec.bytes_text import bytes_text
 
-_MOST = 16  # bars
+_MOST = 16  # bars at most
 _ROW, _WIDTH = 24.0, 420.0
 _SIMULATED, _ESTIMATED = PALETTE[2], "line"
 
 
 class Bar(Protocol):
-    """A choice that was tried."""
+    """Protocol of a choice that was tried, as one bar."""
 
     @property
     def choice(self) -> object: ...
@@ -30,11 +30,11 @@ class Bar(Protocol):
 
 
 class CostsPicture(Picture):
-    """What a search tried, the fastest first.
+    """Picture of the choices that a search tried, the fastest first.
 
     Args:
-        name: in the head line.
-        tried: what fits the memory.
+        name: name of the search in the head line.
+        tried: the choices that fit the memory.
     """
 
     def __init__(self, name: str, tried: Sequence[Bar]) -> None:

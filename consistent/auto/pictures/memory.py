@@ -1,4 +1,4 @@
-"""The picture of memory: a bar for each rank that was followed, by what it holds at its peak."""
+"""Picture of memory: a bar for each followed rank, divided by what it holds at its peak."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _MARKS: dict[str, str] = dict(zip(KINDS, "PGOAB", strict=True))
 
 
 class MemoryPicture(Picture):
-    """The most that each rank holds in a step.
+    """Picture of the most memory that each rank holds in a step.
 
     Args:
-        peaks: by rank, as a simulation reports them.
-        limit: bytes that a device has.
+        peaks: peak by rank, as reported by a simulation.
+        limit: bytes of memory of a device.
     """
 
     def __init__(self, peaks: Mapping[int, Peak], limit: float | None = None) -> None:
@@ -50,6 +50,7 @@ class MemoryPicture(Picture):
                 x += long
             shapes.append(Words(x + 8, y + 15, bytes_text(peak.bytes), 11, "faint"))
             y += _ROW
+        # A distant limit would shrink all bars.
         if self.limit is not None and self._limit_is_near():
             x = _LEFT + self.limit * scale
             shapes.append(Box(x, top - 6, 1.5, y - top + 6, "#cf222e"))

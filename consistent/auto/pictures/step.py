@@ -1,4 +1,4 @@
-"""The picture of a step: a line for each rank that was followed, time from left to right."""
+"""Picture of a step: a line for each followed rank, with time from left to right."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _WORDS = {
 _FILLS = dict(zip(_WORDS, (PALETTE[k] for k in (0, 2, 4, 5, 6, 1, 3)), strict=True))
 _MARKS = dict(zip(_WORDS, "FBIW=x-"))
 _ROW, _LEFT, _WIDTH = 30.0, 96.0, 900.0
-_THIN = 1.5  # pixels between spans that are drawn as one
+_THIN = 1.5  # pixels; spans with a smaller gap are drawn as one
 
 
 class StepPicture(Picture):
-    """What each rank does when. A line's lower part is what goes on beside its compute."""
+    """Picture of what each rank does when; a line's lower part shows boxing during its compute."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
@@ -88,10 +88,12 @@ class StepPicture(Picture):
 
 
 def _merged(spans: Sequence[Span], gap: float) -> list[tuple[str, float, float]]:
-    """(kind, begin, end), where spans of one kind that nearly touch are one; actions of a schedule
-    stay apart, unless they are too short to tell."""
+    """Return (kind, begin, end) of the spans, joining spans of one kind that nearly touch.
+
+    Actions of a schedule stay apart, unless they are too short to be distinguished.
+    """
     made: list[tuple[str, float, float]] = []
-    last: dict[bool, int] = {}  # beside compute or not -> the span before
+    last: dict[bool, int] = {}  # overlaps compute or not -> index of the span before
     for span in spans:
         beside = span.kind == "wire"
         apart = span.kind in _WORDS and span.kind in "FBIW" and span.end - span.begin > 3 * gap

@@ -1,4 +1,4 @@
-"""A user's program followed on any number of ranks, in one process, with nothing computed or sent.
+"""Simulation of a program on any number of ranks, in one process, without computing or sending.
 
 ```
 program --unchanged--> imagined   ops on shards whose memory is never touched

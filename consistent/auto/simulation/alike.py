@@ -1,12 +1,13 @@
-"""Stages that are alike: one of them is followed whole, and the others do as it does on their own
-ranks.
+"""Detection of equal stages, so that only one stage of each kind is simulated.
 
-Two stages are alike if their first forward did the same ops on the same shapes, sent the same
-messages and kept the same memory, and if their parameters have the same shapes, layouts and
-gradients. So a simulation takes as long as the stages that differ.
+The other stages repeat its events on their own ranks. Two stages are equal if their first forward
+did the same ops on the same shapes, sent the same messages and kept the same memory, and if their
+parameters have the same shapes, layouts and gradients. So the time of a simulation grows with the
+number of different stages only.
 
-Whoever knows what stages are made of may say of which kind each is (``Simulation.stage_kinds``): of
-stages of one kind, whose parameters and what enters are alike as well, the first alone is followed.
+A caller that knows what stages consist of may name the kind of each stage
+(``Simulation.stage_kinds``). Of stages of one kind, whose parameters and inputs are equal as well,
+only the first is simulated, its first forward included.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ Place = tuple[int, int]  # (stage, position among its ranks)
 
 @dataclass
 class Part:
-    """An action of a stage.
+    """Events of one action of a stage.
 
     Args:
-        events: what it did.
-        sent: bytes that it sends to each other stage, and between which ranks.
+        events: the events in order.
+        sent: other stage -> (bytes sent to it, the two ranks of the message).
     """
 
     events: list[Any] = field(default_factory=list)
@@ -41,7 +42,7 @@ class Part:
 
 
 class Alike:
-    """Finds for each stage an earlier one that is like it."""
+    """Finder of an earlier equal stage for each stage."""
 
     def __init__(self, placements: Sequence[Placement]) -> None:
         self._ranks = [p.ranks.ravel().tolist() for p in placements]
@@ -52,21 +53,25 @@ class Alike:
         self._apart = len(set(placements)) == len(placements)
         self._met: dict[Hashable, int] = {}
         self.first: dict[int, int] = {}
-        """Stage -> an earlier one that it is like; stages that are like none are not in it."""
+        """Stage -> an earlier equal stage; has no entry for a stage without one."""
 
     def first_forward(self, stage: int, kind: Hashable, program: Program, lines: Lines) -> None:
-        """A stage is about to run its first forward; it is made of the same as others of its
-        ``kind``."""
+        """Compare a stage by its ``kind`` before its first forward.
+
+        Stages with equal kinds consist of the same units.
+        """
         specs = tuple(_of_spec(program.spec(move.out)) for move in lines.entering)
         between = tuple("" if line.is_module else line.name for line in lines.lines)
         self._meet(stage, program, lines, (kind, specs, between))
 
     def look(self, stage: int, program: Program, lines: Lines, forward: Part) -> None:
-        """A stage has run its first forward."""
+        """Compare a stage by the events of its first forward, which has run."""
         events = tuple(self._of_event(e, stage) for e in forward.events)
         self._meet(stage, program, lines, events)
 
     def _meet(self, stage: int, program: Program, lines: Lines, done: Hashable) -> None:
+        # A stage with losses or results equals no other. ``moved`` also needs one placement per
+        # stage, and values that go from a stage to the next only.
         ends = lines.losses or lines.results or not self._apart
         if ends or any(move.dst - move.src != 1 for move in program.moves):
             return
@@ -79,7 +84,7 @@ class Alike:
     def _of_event(self, event: Any, stage: int) -> Hashable:
         if isinstance(event, Op):
             key = event.work.key
-            return key.op, tuple(tensors(key)), key.out  # not the count of random ops before it
+            return key.op, tuple(tensors(key)), key.out  # without the count of random ops
         if isinstance(event, Message):
             ranks = tuple(self._from(rank, stage) for rank in event.ranks)
             return event.name, event.bytes, ranks, bool(event.start), bool(event.wait)
@@ -88,12 +93,12 @@ class Alike:
         return None
 
     def _from(self, rank: int, stage: int) -> Place:
-        """Where a rank is, as seen from ``stage``."""
+        """Return the position of a rank relative to ``stage``."""
         found, position = self._places[rank]
         return found - stage, position
 
     def moved(self, part: Part, first: int, stage: int) -> Part:
-        """What ``stage`` does where ``first`` does ``part``."""
+        """Return what ``stage`` does where its equal stage ``first`` does ``part``."""
 
         def rank(old: int) -> int:
             offset, position = self._from(old, first)
@@ -112,7 +117,7 @@ class Alike:
 
 
 def params_of(program: Program, lines: Lines) -> list[Any]:
-    """The parameters that a stage computes with, each once."""
+    """Return the parameters that a stage computes with, each once."""
     found: dict[int, Any] = {}
     for x in _read(program, lines):
         if is_global(x) and x.is_leaf and x.requires_grad:
@@ -139,7 +144,7 @@ def _of_param(p: Any) -> Hashable:
 
 
 def give_gradients(like: Sequence[Any], params: Sequence[Any], empty: Any) -> None:
-    """Let ``params`` have gradients where those that they are like have some."""
+    """Give ``params`` gradients where the parameters of the equal stage ``like`` have some."""
     for first, p in zip(like, params, strict=True):
         if raw_grad(first) is not None and raw_grad(p) is None:
             spec = settled_spec(p)

@@ -1,4 +1,4 @@
-"""How much of what an op is given the caches hold no longer.
+"""Estimate of the share of an op's inputs that the caches no longer hold.
 
 ```
 touched   a 6 MB   b 6 MB   c 6 MB   a 6 MB          of a cache of 16 MB
@@ -15,7 +15,7 @@ Memories = Iterable[tuple[int, int]]  # (number, bytes)
 
 
 class CacheModel:
-    """For each memory, how much its rank had touched when it touched it last.
+    """Record of how much each rank had touched when it last touched each memory.
 
     Args:
         cache_bytes: a rank's share of the largest cache of its host.
@@ -27,18 +27,23 @@ class CacheModel:
         self._last: dict[int, int] = {}
 
     def made(self, rank: int, memories: Memories) -> None:
-        """They were written."""
+        """Note that ``rank`` wrote these memories."""
         now = self._clocks[rank]
         for number, nbytes in memories:
             self._last[number] = now
             self._clocks[rank] += nbytes
 
     def cold(self, rank: int, memories: Memories) -> float:
-        """They are read: the share of their bytes that comes from memory, 0 to 1."""
+        """Note that ``rank`` reads these memories, and return how much of them is not in cache.
+
+        The result is the share of their bytes, 0 to 1.
+        """
         now, total, cold = self._clocks[rank], 0, 0
         for number, nbytes in memories:
             last = self._last.get(number)
             total += nbytes
+            # As a least-recently-used cache: more bytes touched since then have displaced this
+            # memory.
             cold += nbytes * (last is None or now - last > self._cache)
             self._last[number] = now
         self._clocks[rank] += total

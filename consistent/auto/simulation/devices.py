@@ -1,4 +1,4 @@
-"""What a simulated program is told of the world and its devices."""
+"""World and devices as a simulated program sees them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...spec import World, use_world
 
 
 class SimulatedWorld(World):
-    """So many ranks, with GPUs or without."""
+    """World of a number of ranks, with GPUs or without."""
 
     def __init__(self, ranks: int, gpus: bool) -> None:
         self._ranks, self._gpus = ranks, gpus
@@ -27,8 +27,10 @@ class SimulatedWorld(World):
 
 @contextmanager
 def simulated_world(ranks: int, gpus: bool) -> Iterator[None]:
-    """Inside, placements are checked against a world of so many ranks; with GPUs, autocast for
-    them is that for the CPU, where imagined tensors lie."""
+    """Check placements against a world of ``ranks`` ranks inside the ``with`` block.
+
+    With GPUs, autocast for GPUs becomes autocast for the CPU, where imagined tensors are.
+    """
     before = use_world(SimulatedWorld(ranks, gpus))
     autocast: Any = torch.amp.autocast_mode.autocast
     begin = autocast.__init__
@@ -46,7 +48,10 @@ def simulated_world(ranks: int, gpus: bool) -> Iterator[None]:
 
 
 class OnCpu(TorchFunctionMode):
-    """What a program puts on a GPU lies on the CPU, where imagined tensors are."""
+    """Torch function mode that keeps on the CPU what a program moves to a GPU.
+
+    Imagined tensors are CPU tensors.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None

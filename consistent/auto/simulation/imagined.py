@@ -1,14 +1,13 @@
-"""Ops whose results are imagined: tensors on the CPU that have a size, and memory that is never
-touched.
+"""Ops with imagined results: CPU tensors that have a size, and memory that is never touched.
 
 ```
-whole numbers, truths, and what is small,
-computed from what is real               runs (masks, positions, counters: a program may ask)
-all else                                 its shape is asked of torch's `meta` kernel; nothing runs
+integers, booleans, and what is small,
+computed from real tensors               runs (masks, positions, counters: a program may read them)
+all else                                 its shape comes from torch's `meta` kernel; nothing runs
 ```
 
-Memory that no one writes to costs nothing: the system gives it out when it is touched. So a tensor
-may be larger than the machine, and everything that asks where it lies finds a CPU tensor.
+Memory that is never written costs nothing, because the system only provides it when it is touched.
+So a tensor may be larger than the machine, and all code that checks its device finds a CPU tensor.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ from .values import Values
 _aten = torch.ops.aten
 _Off = torch._C.DisableTorchFunction
 _T = torch.Tensor
-# The most elements that an op on real tensors makes and still runs, and no time is counted.
+# Ops on real tensors that make at most so many elements run for real, and take no simulated time.
 SMALL = 1 << 14
-# These look at no values; the first three give a tensor on the same memory, which their schemas
-# do not say.
+# Ops that read no values and run as they are. The first three return a tensor on the same memory,
+# which their schemas do not say.
 _AS_THEY_ARE = frozenset(
     (
         _aten._unsafe_view.default,
@@ -57,12 +56,12 @@ VIEW = Work("view", "view", torch.float32, 0.0, 0, OpSignature("view", (), (), N
 
 
 class Imagined(TorchDispatchMode):
-    """Imagines what ops give, and notes each.
+    """Torch dispatch mode that imagines the results of ops, and notes each op.
 
     Args:
-        rank_of: placement or None -> the rank that does an op on tensors of it.
-        views: note them too: they take Python's time alone.
-        recency: tells what is in caches; None if no op's time depends on it.
+        rank_of: placement or None -> the rank that runs an op on tensors of that placement.
+        views: whether to note views too, which take Python time only.
+        recency: model of what is in caches; None if no op's time depends on it.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class Imagined(TorchDispatchMode):
         self._passing = 0
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, received: bool = False) -> Tensor:
-        """A tensor without values."""
+        """Return a tensor without values."""
         self._passing += 1
         try:
             made = _vast(tuple(shape), dtype)
@@ -99,6 +98,7 @@ class Imagined(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         with _Off():
+            # Views run for real: they must share the storage of their base.
             if self._passing or func.is_view or func in _AS_THEY_ARE:
                 if self._views and not self._passing and self.memory.number(args[0]) is not None:
                     self._log.events.append(Op(self._rank_of(None), VIEW, ""))
@@ -111,6 +111,7 @@ class Imagined(TorchDispatchMode):
             return func(*args, **kwargs)
         if func.namespace == "profiler":
             return func(*args, **kwargs)
+        # Imagined memory has a number; tensors without one have real values.
         real = all(self.memory.number(x) is None for x in given)
         if not real and self._values.reads(func):
             return self._values.read(func, args)
@@ -124,11 +125,12 @@ class Imagined(TorchDispatchMode):
         placement = next((x._spec.placement for x in given if is_global(x)), None)
         rank = self._rank_of(placement)
         cold = 0.0 if self._recency is None else self._recency.cold(rank, self._memories(given))
+        # Large, but recorders follow its values, so it is computed; its time counts all the same.
         if real and _is_known(func, made):
             out = func(*args, **kwargs)
         else:
             out = self._results(func, args, kwargs, made, rank)
-        if placement is not None:  # which tells its logical shape
+        if placement is not None:  # work counts shards, not logical shapes
             args, kwargs, shards = map_tensors((args, kwargs, out), _shard)
             work = work_of(func, args, kwargs, shards)
         else:
@@ -137,7 +139,7 @@ class Imagined(TorchDispatchMode):
         return out
 
     def _memories(self, tensors: Iterable[Tensor]) -> Iterator[tuple[int, int]]:
-        """(number, bytes that are touched) of each."""
+        """Yield (number, bytes touched) of the memory of each imagined tensor."""
         for x in tensors:
             number = self.memory.number(x)
             if number is not None:
@@ -148,7 +150,7 @@ class Imagined(TorchDispatchMode):
         written = written_tensors(func, args, kwargs)
         for x in written:
             self.memory.put(x, rank)
-            if func.namespace != "aten":  # torch counts the writes of its own ops
+            if func.namespace != "aten":  # for its own ops torch raises the version counter
                 torch.autograd.graph.increment_version(x)
         returns = func._schema.returns
         if not returns:
@@ -174,14 +176,14 @@ class Imagined(TorchDispatchMode):
 
 
 _META = torch.device("meta")
-# Larger memory is asked for in a way that the system does not compare with what it has.
+# Larger memory is mapped without reserve, so that the system does not check it against its RAM.
 _VAST = 1 << 30
-# Python has had the name since 3.13.
+# Python has the constant since version 3.13.
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 
 def _strided(x: Made) -> Tensor:
-    """Memory of this size and stride."""
+    """Return memory of this size and stride."""
     if x.numel * x.dtype.itemsize < _VAST:
         return torch.empty_strided(x.size, x.stride, dtype=x.dtype, device="cpu")
     reach = 1 + sum((n - 1) * step for n, step in zip(x.size, x.stride, strict=True))
@@ -189,7 +191,10 @@ def _strided(x: Made) -> Tensor:
 
 
 def _vast(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor of this shape, which is not a view: what is received may be written in place."""
+    """Return a tensor of this shape that is not a view.
+
+    A received tensor may be written in place.
+    """
     nbytes = torch.Size(shape).numel() * dtype.itemsize
     if nbytes < _VAST:
         return torch.empty(shape, dtype=dtype, device="cpu")
@@ -208,8 +213,10 @@ def _shard(x: Tensor) -> Tensor:
 
 
 def _is_known(func: Any, made: Any) -> bool:
-    """Whether recorders follow the values of what an op makes of real tensors. Those of `empty` and
-    random numbers follow from nothing."""
+    """Return whether recorders follow the values of an op's results on real tensors.
+
+    The values of ``empty`` and of random ops are never known.
+    """
     if torch.Tag.nondeterministic_seeded in func.tags or "empty" in func._schema.name:
         return False
     return all(may_be_followed(x.dtype, x.numel) for x in _made_in(made))

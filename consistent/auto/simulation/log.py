@@ -1,4 +1,4 @@
-"""What a simulated process did, in order: ops, messages, memory and marks."""
+"""Log of what a simulated process did, in order: ops, messages, memory and marks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 @dataclass(slots=True)
 class Op:
-    """One op of torch on shards, done by ``rank``.
+    """One torch op on shards, run by ``rank``.
 
     Args:
-        placement: of its tensors, if they are global; ranks outside it follow on `meta`.
-        cold: the share of what it is given that no cache holds, 0 to 1.
+        placement: placement of its tensors, if they are global; ranks outside run the op on
+            ``meta``.
+        cold: the share of its inputs that no cache holds, 0 to 1.
     """
 
     rank: int
@@ -27,10 +28,11 @@ class Message:
     """One communication.
 
     Args:
-        rank: that makes the call.
-        bytes: that it sends.
-        ranks: that take part.
-        start, wait: numbers of a reduction that begins or ends here; others do both at once.
+        rank: the rank that makes the call.
+        bytes: bytes that it sends.
+        ranks: the ranks that take part.
+        start, wait: number of a reduction that begins or ends here; 0 for calls that do both at
+            once.
     """
 
     rank: int
@@ -44,8 +46,10 @@ class Message:
 
 @dataclass(slots=True)
 class Held:
-    """Memory of ``bytes`` that is taken (> 0) or let go of (< 0) by ``rank``; ``number`` tells
-    memories apart."""
+    """Memory of ``bytes`` that ``rank`` allocates (> 0) or frees (< 0).
+
+    ``number`` identifies the memory.
+    """
 
     rank: int
     number: int
@@ -55,25 +59,25 @@ class Held:
 
 @dataclass(slots=True)
 class Mark:
-    """The program comes to something: "forward", "step" (of an optimizer), "built"."""
+    """A point that the program reaches: "forward", "step" (of an optimizer), "built"."""
 
     what: str
 
 
 @dataclass(slots=True)
 class Scheduled:
-    """A step of stages was run by a schedule; ``run`` has the parts (stages.Played)."""
+    """A step of stages that a schedule ran; ``run`` has its parts (``stages.Followed``)."""
 
     run: Any
 
 
 @dataclass
 class Log:
-    """Events in order, and what was noticed."""
+    """Events in order, and the values that the program read."""
 
     events: list[Any] = field(default_factory=list)
     read: dict[str, int] = field(default_factory=dict)  # values that were taken for 0, by line
 
     def reads(self, what: str) -> None:
-        """A value was read."""
+        """Note that a value was read."""
         self.read[what] = self.read.get(what, 0) + 1

@@ -1,4 +1,4 @@
-"""Which memory a simulated process holds, and when it lets go of it."""
+"""Memory that a simulated process holds, and the times at which it is freed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _T = torch.Tensor
 
 
 class Memory:
-    """Notes in a log when the memory of imagined tensors is taken and let go of."""
+    """Recorder of when the memory of imagined tensors is allocated and freed."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -25,7 +25,7 @@ class Memory:
         self._open = True
 
     def put(self, x: torch.Tensor, rank: int, message: bool = False) -> None:
-        """From now on the memory of ``x`` is imagined; ``rank`` holds it."""
+        """Register the memory of ``x`` as imagined, held by ``rank``."""
         with _Off():
             storage = _T.untyped_storage(x)
             address = storage._cdata
@@ -36,28 +36,32 @@ class Memory:
             self._numbers[address] = number
             self._owners[number] = rank, nbytes
             self._log.events.append(Held(rank, number, nbytes, message))
+            # torch keeps one Python object for each storage, which ends when the memory is freed.
             self._refs[number] = weakref.ref(storage, lambda _: self._gone(address, number))
 
     def give(self, number: int, rank: int) -> None:
-        """From now on it is ``rank`` that holds the memory: a module is built before it is known
-        which rank has what of it."""
+        """Transfer the memory to ``rank``.
+
+        A module is built before it is known which rank has which part of it.
+        """
         before, nbytes = self._owners[number]
         if rank != before:
             self._owners[number] = rank, nbytes
             self._log.events += [Held(before, number, -nbytes), Held(rank, number, nbytes)]
 
     def number(self, x: torch.Tensor) -> int | None:
-        """The number of the memory of ``x``; None if it is real."""
+        """Return the number of the memory of ``x``; None if it is real."""
         with _Off():
             if x.layout is not torch.strided:
                 return None
             return self._numbers.get(_T.untyped_storage(x)._cdata)
 
     def close(self) -> None:
-        """Note no more."""
+        """Stop noting events."""
         self._open = False
 
     def _gone(self, address: int, number: int) -> None:
+        # The address may already belong to a newer storage.
         if self._numbers.get(address) == number:
             del self._numbers[address]
         self._refs.pop(number, None)

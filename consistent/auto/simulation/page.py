@@ -1,5 +1,8 @@
-"""A simulated step as one HTML page that needs nothing beside it: what holds it back, memory, bytes
-by link, where the time goes, and what each followed rank does when."""
+"""Self-contained HTML page of a simulated step.
+
+It shows what holds the step back, memory, bytes by link, where the time goes, and what each
+followed rank does when.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,11 @@ _TIMES = {
 _LINKS = {"inside its host": "--bar", "between hosts": "--box"}
 _ACTIONS = {"F": "--bar", "B": "--back", "I": "--half", "W": "--rest"}
 _LANES = {"compute": "--bar", "boxing": "--box", "wire": "--faint"}
-_MOST_RANKS = 16  # whose timelines are drawn
+_MOST_RANKS = 16  # ranks whose timelines are drawn
 
 
 def page(step: SimulatedStep) -> str:
-    """The page."""
+    """Return the HTML page of ``step``."""
     body = [_numbers(step), _times(step), _memory(step), _links(step), _dearest(step), _drawn(step)]
     lead = (
         f"{step.ranks:,} ranks of {step.machine.name} take {seconds_text(step.seconds)} for a "
@@ -100,7 +103,7 @@ def _links(step: SimulatedStep) -> str:
 
 
 def _dearest(step: SimulatedStep) -> str:
-    """What the slowest rank spends its time on."""
+    """Return the table of what the slowest rank spends its time on."""
     found: dict[tuple[str, str, str], list[float]] = {}
     for span in step.slowest.spans:
         if span.kind in _LANES:
@@ -184,12 +187,12 @@ def _share(share: float) -> str:
 
 
 def _short(name: str) -> str:
-    """``mm`` of ``aten.mm.default``."""
+    """Return ``mm`` for ``aten.mm.default``."""
     return name[5:].rpartition(".")[0] if name.startswith("aten.") else name
 
 
 def _bubbles(track: Track, step: SimulatedStep) -> Iterator[Span]:
-    """Where a rank waits for other stages in a schedule."""
+    """Yield the spans in which a rank waits for other stages in a schedule."""
     every = [s for t in step.timeline.tracks.values() for s in t.spans if s.kind in _ACTIONS]
     if not every or not any(span.kind in _ACTIONS for span in track.spans):
         return

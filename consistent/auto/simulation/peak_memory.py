@@ -1,4 +1,4 @@
-"""The most memory that each followed rank holds in a step, and what it is."""
+"""Peak memory of each followed rank in a step, by kind."""
 
 from __future__ import annotations
 
@@ -15,18 +15,22 @@ KINDS = ("parameters", "gradients", "optimizer", "activations", "boxing")
 
 @dataclass
 class Peak:
-    """Bytes that a rank holds at its peak, by kind."""
+    """Bytes that a rank holds at its peak, in total and by kind."""
 
     bytes: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
 
 
 def peaks(events: Sequence[Any], begin: int, kinds: Mapping[int, str]) -> dict[int, Peak]:
-    """The peak of each rank from event ``begin`` on. ``kinds`` says what lasting memory is."""
+    """Return the peak of each rank from event ``begin`` on.
+
+    ``kinds`` maps the number of lasting memory to its kind.
+    """
     best = _highest(events, begin)
     at: dict[int, list[int]] = {}
     for rank, (_, index, _, _) in best.items():
         at.setdefault(index, []).append(rank)
+    # A second pass collects the memory that is alive at each peak.
     live: dict[int, dict[int, Held]] = {}
     found: dict[int, Peak] = {}
     for i, event in enumerate(events):
@@ -43,8 +47,11 @@ def peaks(events: Sequence[Any], begin: int, kinds: Mapping[int, str]) -> dict[i
 
 
 def _highest(events: Sequence[Any], begin: int) -> dict[int, tuple[int, int, int, int]]:
-    """Rank -> (bytes, index of the event after which it holds them, how many of them are
-    activations and gradients of a schedule on its way)."""
+    """Return rank -> (bytes, index, kept, grads) of the rank's peak.
+
+    ``index`` is the event after which the rank holds these bytes; ``kept`` and ``grads`` are how
+    many of them are activations and gradients of a schedule in progress.
+    """
     now: Counter[int] = Counter()
     best: dict[int, tuple[int, int, int, int]] = {}
 
@@ -77,8 +84,11 @@ def _by_kind(
 
 
 def in_flight(run: Followed) -> dict[int, tuple[int, int]]:
-    """Rank -> (bytes that forwards keep until their backward and that come and go in an action,
-    bytes of gradients), where their sum is largest during a schedule."""
+    """Return rank -> (activation bytes, gradient bytes) at the peak of their sum during a schedule.
+
+    The first are bytes that forwards keep until their backward, and that come and go within an
+    action.
+    """
     found: dict[int, tuple[int, int]] = {}
     left = {stage: _gradients(run, stage) for stage in range(run.table.stages)}
     high = {key: highest(part) for key, part in run.parts.items()}
@@ -91,6 +101,7 @@ def in_flight(run: Followed) -> dict[int, tuple[int, int]]:
             last = action.micro_batch == _last(run)
             most = [(kept + high[action.kind, stage, last], grads)]
             mine = after["F", stage, last]
+            # The first backward of a stage allocates its gradients; later ones add to them.
             if action.kind in "BW" and stage not in met:
                 met.add(stage)
                 grads += left[stage]
@@ -106,19 +117,19 @@ def _last(run: Followed) -> int:
 
 
 def _gradients(run: Followed, stage: int) -> int:
-    """Bytes that the first backward of a stage leaves."""
+    """Return the bytes that the first backward of a stage leaves."""
     first = _last(run) == 0
     kinds = [kind for kind in "FBIW" if (kind, stage, first) in run.parts]
     return max(0, sum(net(run.parts[kind, stage, first]) for kind in kinds))
 
 
 def net(part: Part) -> int:
-    """Bytes that are held after it and were not before; negative where it lets go of some."""
+    """Return the bytes held after ``part`` minus those held before; negative if it frees more."""
     return sum(e.bytes for e in part.events if isinstance(e, Held))
 
 
 def highest(part: Part) -> int:
-    """The most bytes that it holds beside those that were held before."""
+    """Return the most bytes that ``part`` holds in addition to those held before it."""
     now = most = 0
     for e in part.events:
         if isinstance(e, Held):

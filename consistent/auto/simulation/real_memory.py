@@ -1,4 +1,4 @@
-"""The memory of a program that runs for real, noted as that of a simulated one, to compare them."""
+"""Memory of a program that runs for real, recorded like that of a simulated one to compare them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .peak_memory import peaks
 
 
 class Holding(TorchDispatchMode):
-    """Inside, the memory of all tensors that ops make is noted.
+    """Torch dispatch mode that records the memory of all tensors that ops make.
 
     ```
     with Holding() as held:
@@ -32,12 +32,12 @@ class Holding(TorchDispatchMode):
         self._begin = 0
 
     def forget(self) -> None:
-        """The peak counts from here on; what is held stays held."""
+        """Restart the peak from here; memory that is held stays counted."""
         self._begin = len(self._log.events)
 
     @property
     def peak(self) -> int:
-        """Bytes that were held at the most."""
+        """The most bytes that were held at once."""
         found = peaks(self._log.events, self._begin, {})
         return found[0].bytes if found else 0
 

@@ -1,4 +1,4 @@
-"""What a simulated step takes, and what holds it back."""
+"""Report of a simulated step: what it takes, and what holds it back."""
 
 from __future__ import annotations
 
@@ -21,19 +21,21 @@ from .trace import trace_text
 
 @dataclass
 class SimulatedStep:
-    """What a simulated step takes: ``print(step)``, ``step.save("step.html")`` for a page, and
-    ``step.save_trace("step.json")`` for Perfetto.
+    """Time, memory and bytes of a simulated step.
+
+    ``print(step)`` shows it, ``step.save("step.html")`` writes a page, and
+    ``step.save_trace("step.json")`` writes a trace for Perfetto.
 
     Args:
-        seconds: of one step, by the slowest rank.
-        tflops: of one rank, in 1e12 operations a second, those of recomputation included; the mean
-            over the ranks that were followed.
+        seconds: seconds of one step, by the slowest rank.
+        tflops: 1e12 operations per second of one rank, recomputation included; the mean over the
+            followed ranks.
         peaks: followed rank -> the most memory that it holds.
-        bytes: "inside" and "between" hosts -> bytes that a followed rank sends, at the most.
+        bytes: "inside" and "between" hosts -> the most bytes that a followed rank sends.
         bytes_of: followed rank -> bytes that it sends.
         sent: "inside" and "between" hosts -> followed rank -> bytes that it sends.
-        timeline: what each followed rank does.
-        read: values that the program read, which were taken for 0, by line.
+        timeline: what each followed rank does when.
+        read: line -> how many values the program read there, which were taken for 0.
     """
 
     machine: Machine
@@ -55,12 +57,12 @@ class SimulatedStep:
 
     @property
     def slowest(self) -> Track:
-        """The rank with the least idle time."""
+        """Track of the rank with the least idle time."""
         return max(self.timeline.tracks.values(), key=lambda t: (t.now - t.idle, -t.rank))
 
     @property
     def limit(self) -> str:
-        """What holds the step back, in one sentence."""
+        """Sentence that names what holds the step back."""
         track, total = self.slowest, self.seconds
         shares = {
             "compute": track.compute / total,
@@ -113,13 +115,13 @@ class SimulatedStep:
         return readable("\n".join(rows))
 
     def html(self) -> str:
-        """The step as one page that needs nothing beside it."""
-        from .page import page  # pages are loaded when they are asked for
+        """Return the step as one self-contained HTML page."""
+        from .page import page  # page.py imports this module
 
         return page(self)
 
     def save(self, path: str | Path) -> Path:
-        """Write the page to ``path``; folders are made."""
+        """Write the page to ``path``, creating folders as needed."""
         return write(path, self.html())
 
     def save_trace(self, path: str | Path) -> Path:
@@ -128,7 +130,7 @@ class SimulatedStep:
 
 
 def report(log: Log, machine: Machine, ranks: int, kinds: Mapping[int, str]) -> SimulatedStep:
-    """The last step in ``log``."""
+    """Return the report of the last step in ``log``."""
     begin, end = _last_step(log.events)
     events = log.events[begin:end]
     made = timeline(events, machine)
@@ -157,21 +159,26 @@ def report(log: Log, machine: Machine, ranks: int, kinds: Mapping[int, str]) -> 
 
 
 def _last_step(events: list[Any]) -> tuple[int, int]:
-    """Where the last step begins and ends: from the end of the step before to its own end, a whole
-    period. The only one begins with the first forward; without any, it ends with the program."""
+    """Return the indices at which the last step begins and ends.
+
+    A step lasts from the end of the step before to its own end, a whole period. With fewer than two
+    optimizer steps, it begins with the first forward and ends with the program.
+    """
     steps = [i + 1 for i, e in enumerate(events) if isinstance(e, Mark) and e.what == "step"]
     if len(steps) > 1:
+        # Whole periods contain what comes between steps, such as gradients set to zero.
         return steps[-2], steps[-1]
     forwards = (i for i, e in enumerate(events) if isinstance(e, Mark) and e.what == "forward")
     return next(forwards, 0), len(events)
 
 
 def _sent(events: list[Any], machine: Machine) -> dict[str, Counter[int]]:
-    """Bytes inside and between hosts that each followed rank sends."""
+    """Return the bytes that each followed rank sends inside and between hosts."""
     sums = {"inside": Counter[int](), "between": Counter[int]()}
 
     def add(found: list[Any], times: int) -> None:
         for e in found:
+            # A reduction's bytes count where it begins, not again where it is waited for.
             if isinstance(e, Message) and not e.wait:
                 hosts = {r // machine.ranks_per_host for r in e.ranks}
                 sums["inside" if len(hosts) == 1 else "between"][e.rank] += e.bytes * times
@@ -181,10 +188,12 @@ def _sent(events: list[Any], machine: Machine) -> dict[str, Counter[int]]:
         if isinstance(e, Scheduled):
             last = e.run.table.micro_batches - 1
             for (_, _, is_last), part in e.run.parts.items():
+                # Only the first and the last micro-batch were followed; those between repeat the
+                # first.
                 add(part.events, 1 if is_last else last)
     return sums
 
 
 def mib_text(value: float) -> str:
-    """In MiB, or in GiB from 8 of them on."""
+    """Return ``value`` as text in MiB, or in GiB from 8 GiB on."""
     return f"{value / 2**20:,.1f} MiB" if value < 2**33 else f"{value / 2**30:,.1f} GiB"

@@ -1,5 +1,4 @@
-"""What an op gives, without computing it: its kernel for ``meta`` tensors says so, once for each
-kind of call."""
+"""Shapes of an op's results, from its ``meta`` kernel, run once for each kind of call."""
 
 from __future__ import annotations
 
@@ -10,14 +9,14 @@ from typing import Any
 import torch
 
 _META = torch.device("meta")
-# The kernels of these for `meta` take bfloat16 alone, those for a device more.
+# Ops whose ``meta`` kernels accept only bfloat16, although device kernels accept more.
 _BFLOAT16 = frozenset((torch.ops.aten._grouped_mm.default,))
 _T = torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A tensor that an op makes."""
+    """Description of a tensor that an op makes."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -25,7 +24,7 @@ class Made:
 
     @property
     def numel(self) -> int:
-        """The number of its elements."""
+        """Number of elements."""
         found = 1
         for n in self.size:
             found *= n
@@ -33,16 +32,19 @@ class Made:
 
 
 class Shapes:
-    """Results by call: op, sizes, strides and dtypes of tensors, and all other arguments."""
+    """Cache of the results of calls.
+
+    The key has the op, the sizes, strides and dtypes of its tensors, and all other arguments.
+    """
 
     def __init__(self) -> None:
         self._known: dict[Any, Any] = {}
 
     def of(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """The results of the call, with Made in place of tensors.
+        """Return the results of the call, with ``Made`` in place of tensors.
 
         Raises:
-            NotImplementedError: torch does not know them without values.
+            NotImplementedError: torch does not know the results without values.
         """
         key = func, _key(args), _key(kwargs)
         try:
@@ -50,7 +52,7 @@ class Shapes:
         except KeyError:
             made = self._known[key] = self._ask(func, args, kwargs)
             return made
-        except TypeError:  # an argument that cannot be compared
+        except TypeError:  # an argument that is not hashable
             return self._ask(func, args, kwargs)
 
     def _ask(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -81,7 +83,7 @@ def _described(x: Any) -> Any:
 
 
 def each(value: Any, f: Callable[[Any], Any]) -> Any:
-    """``value`` with ``f`` done to what is not a list, tuple or dict inside."""
+    """Return ``value`` with ``f`` applied to all that is not a list, tuple or dict."""
     if type(value) is list or type(value) is tuple:
         return type(value)([each(x, f) for x in value])
     if type(value) is dict:

@@ -1,4 +1,4 @@
-"""simulate: a program followed on any number of ranks, in one process."""
+"""``simulate``: a program run as on any number of ranks, in one process."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _T = torch.Tensor
 
 
 class Simulation:
-    """A program that was followed; ``simulate`` makes it."""
+    """A simulated program; ``simulate`` makes it."""
 
     imagined: Imagined
-    """What makes its tensors."""
+    """The mode that makes the tensors of the program."""
     stage_kinds: Sequence[Hashable] = ()
-    """Of which kind each stage is: those of one kind are made of the same. Empty if not known."""
+    """Kind of each stage; stages of one kind have equal parts. Empty if not known."""
 
     def __init__(self, machine: Machine, ranks: int, log: Log) -> None:
         self.machine, self.ranks = machine, ranks
@@ -53,11 +53,11 @@ class Simulation:
 
     @property
     def events(self) -> list[Any]:
-        """All that was noted so far, in order."""
+        """All events so far, in order."""
         return self._log.events
 
     def report(self) -> SimulatedStep:
-        """What a step takes: seconds, memory, bytes. Of several steps it is the last one.
+        """Return what a step takes: seconds, memory and bytes; of several steps, the last one.
 
         Raises:
             RuntimeError: nothing ran.
@@ -78,8 +78,9 @@ def simulate(
     rank: int | None = None,
     bound: float | None = None,
 ) -> Iterator[Simulation]:
-    """Inside, a program runs as on so many ranks, in this process alone; nothing is computed, sent
-    or allocated.
+    """Run a program as on ``ranks`` ranks inside the ``with`` block, in this process alone.
+
+    Nothing is computed, sent or allocated.
 
     ```
     with consistent.simulate(ranks=4096, machine="a100-8") as sim:
@@ -90,19 +91,20 @@ def simulate(
     print(sim.report())
     ```
 
-    A step ends with ``optimizer.step()``; one warm-up step and a second one show what lasts. What a
-    program reads (``loss.item()``) is 0.
+    A step ends with ``optimizer.step()``. One warm-up step and a second one show which memory
+    lasts. Values that a program reads (``loss.item()``) are 0.
 
     Args:
         ranks: the size of the world.
         machine: a name ("a100-8", "h100-8", "h200-8"; "this" is measured), the path of a machine
             file, or a Machine.
-        rank: the one to follow. Without it the process stands in every placement for the rank that
-            has the largest pieces, so that all stages are followed.
-        bound: the share of elements that is kept where that depends on values (masks, ``nonzero``).
+        rank: the rank to follow. Without it the process acts in every placement as the rank with
+            the largest pieces, so that all stages are followed.
+        bound: the share of elements that an op keeps if that depends on values (masks,
+            ``nonzero``).
 
     Raises:
-        RuntimeError: a process group is in use, or a simulation already goes on; or, inside, the
+        RuntimeError: a process group is in use, or another simulation is active; or, inside, the
             program needs a value.
         ValueError: ``ranks``, ``rank``, ``bound`` or the machine is wrong.
     """
@@ -128,7 +130,7 @@ def simulate(
         )
         _in, made.imagined = transport.rank_in, imagined
         inside.enter_context(simulated_world(ranks, found.device_type == "cuda"))
-        inside.enter_context(looked_up_in(_C.PlanTable()))  # of the simulated world
+        inside.enter_context(looked_up_in(_C.PlanTable()))  # plans of the simulated world
         inside.enter_context(_own_numbers())
         inside.enter_context(replace_current(transport))
         inside.enter_context(prefetch.switched_off(messages=False))
@@ -141,6 +143,7 @@ def simulate(
         inside.enter_context(tracer.tracing())
         inside.enter_context(Reading(imagined.memory, log))
         inside.enter_context(imagined)
+        # Runs first at exit: memory freed after the block is not part of the program.
         inside.callback(imagined.memory.close)
         yield made
 
@@ -189,7 +192,7 @@ def _note(
 
 @contextmanager
 def _own_numbers() -> Iterator[None]:
-    """Inside, random numbers are drawn from a state that is put back afterwards."""
+    """Restore the state of torch's random generator after the ``with`` block."""
     state = torch.get_rng_state()
     try:
         yield
@@ -201,7 +204,7 @@ def _own_numbers() -> Iterator[None]:
 def _marks(
     log: Log, kinds: dict[int, str], imagined: Imagined, rank_in: Callable[[Any], int]
 ) -> Iterator[None]:
-    """Notes where forwards begin and steps of optimizers end, and what lasts between steps."""
+    """Note where forwards begin, where optimizer steps end, and what lasts between steps."""
     running = False
 
     def note(tensors: Any, kind: str) -> None:
@@ -231,7 +234,7 @@ def _marks(
         note([list(state.values()) for state in optimizer.state.values()], "optimizer")
         log.events.append(Mark("step"))
 
-    install_hooks()  # those of the library run before these: what they send is of the step
+    install_hooks()  # the library's hooks run first, so that what they send belongs to the step
     hooks = [
         torch.nn.modules.module.register_module_forward_pre_hook(forward),
         register_optimizer_step_post_hook(stepped),

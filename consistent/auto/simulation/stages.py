@@ -1,12 +1,13 @@
-"""A schedule of stages in a simulation: each stage runs its first micro-batch and its last one, and
-the schedule is played with the seconds that these take.
+"""Simulation of a schedule of stages, from the first and the last micro-batch of each stage.
+
+The schedule is then played with the seconds that these take.
 
 ```
 F0 of all stages, B0 of all stages      gradients are added up
 Fn of all stages, Bn of all stages      gradients are summed over a stage's ranks
 ```
 
-Of stages that are alike all but F0 is followed once, and F0 as well if their kinds are told
+Of equal stages, everything but F0 is followed once; F0 as well if the kinds of stages are known
 (``alike.py``).
 """
 
@@ -38,7 +39,7 @@ class Followed:
     """A schedule whose stages were followed.
 
     Args:
-        parts: (kind, stage, whether it is the last micro-batch) -> what it does.
+        parts: (kind, stage, whether it is the last micro-batch) -> what the action does.
         ranks: stage -> the rank that was followed.
     """
 
@@ -48,7 +49,7 @@ class Followed:
     parts: dict[tuple[str, int, bool], Part]
 
     def part(self, action: Action) -> Part:
-        """What an action does."""
+        """Return the part of an action."""
         last = action.micro_batch == self.table.micro_batches - 1
         return self.parts[action.kind, action.stage, last]
 
@@ -60,8 +61,10 @@ def played(
     imagined: Imagined,
     kinds: Callable[[], Sequence[Hashable]],
 ) -> Iterator[None]:
-    """Inside, schedules are followed, and come into ``log``. ``kinds`` tells of which kind each
-    stage is, as far as that is known."""
+    """Simulate schedules inside the ``with`` block, and add them to ``log``.
+
+    ``kinds`` returns the kind of each stage, as far as kinds are known.
+    """
 
     def take(run: Run) -> None:
         _Follow(run, log, transport, imagined).all(kinds())
@@ -71,7 +74,7 @@ def played(
 
 
 class _Follow(Run):
-    """Runs the actions of two micro-batches, of all stages."""
+    """Run of the actions of two micro-batches, on all stages."""
 
     def __init__(self, run: Run, log: Log, transport: Simulated, imagined: Imagined) -> None:
         super().__init__(run.table, run.placements, run.batch)
@@ -88,6 +91,7 @@ class _Follow(Run):
             alike.first_forward(
                 stage, kind, self.batch[0].program, self._part(Action("F", stage, 0))
             )
+        # With a single micro-batch, first and last are the same.
         for m in dict.fromkeys((0, last)):
             for action in self._order(m):
                 stage = action.stage
@@ -98,6 +102,7 @@ class _Follow(Run):
                     program, lines = self.batch[0].program, self._part(action)
                     alike.look(stage, program, lines, self._part_now)
                     if stage in alike.first:
+                        # Its backward will not run, so what its forward keeps is freed.
                         self._cells.pop((stage, 0), None)
         self._repeat(alike, parts)
         events = self._log.events[begin:]
@@ -105,12 +110,15 @@ class _Follow(Run):
         ranks = tuple(self._transport.rank_in(p) for p in self.placements)
         made = Followed(self.table, tuple(self.placements), ranks, parts)
         self._log.events[begin:] = [*marks, Scheduled(made), *_lasting(events)]
+        # Micro-batches that were not run get the results of the last one.
         for m, results in enumerate(self._followed.results):
             results.update(self.results[last] if m else self.results[0])
 
     def _give_parameters(self) -> None:
-        """Each stage's rank holds its parameters, not the one that built the model; so it is when
-        the step begins."""
+        """Transfer the parameters of each stage to the stage's rank, as of the begin of the step.
+
+        Until then the rank that built the model holds them.
+        """
         memory, events = self._imagined.memory, self._log.events
         count = len(events)
         for stage, placement in enumerate(self.placements):
@@ -133,7 +141,7 @@ class _Follow(Run):
         return self._part_now
 
     def _repeat(self, alike: Alike, parts: dict[tuple[str, int, bool], Part]) -> None:
-        """What stages do that are like others, and the gradients that they get."""
+        """Add the parts of stages that equal others, and give these stages gradients."""
         program = self.batch[0].program
         for stage, first in alike.first.items():
             for (kind, other, is_last), part in list(parts.items()):
@@ -148,7 +156,7 @@ class _Follow(Run):
                     give_gradients(like, own, self._imagined.empty)
 
     def _order(self, m: int) -> list[Action]:
-        """The actions of a micro-batch, each after those that it needs."""
+        """Return the actions of a micro-batch, each after the actions that it needs."""
         kinds = {(action.kind, action.stage) for line in self.table.lines for action in line}
         stages = range(self.table.stages)
         made = [Action("F", stage, m) for stage in stages]
@@ -195,7 +203,7 @@ _METHODS = {
 
 
 def _lasting(events: list[Any]) -> list[Held]:
-    """The events of memory that stays, and of memory that was there before and goes."""
+    """Return the events of memory that stays, and of older memory that is freed."""
     held = [e for e in events if isinstance(e, Held)]
     taken = {e.number for e in held if e.bytes > 0}
     gone = {e.number for e in held if e.bytes < 0}

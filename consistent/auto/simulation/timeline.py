@@ -1,8 +1,8 @@
-"""From events to seconds: what each followed rank does when.
+"""Conversion of events to seconds: what each followed rank does when.
 
-A rank has its own work, and two wires beside it, inside its host and between hosts. Reductions
-that were begun go on there until they are waited for, on each wire one after another. On a GPU
-Python runs ahead of the device, which is idle where it is not fast enough.
+A rank has its own work, and two wires that work in parallel, one inside its host and one between
+hosts. An asynchronous reduction occupies its wire until it ends, one after another on each wire. On
+a GPU Python runs ahead of the device, which is idle where Python is not fast enough.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Span:
     """Something that a rank does from ``begin`` to ``end``, in seconds.
 
     Args:
-        kind: "compute", "boxing" (in which the rank waits), "wire" (beside it) or a stage's action.
+        kind: "compute", "boxing" (the rank waits), "wire" (during other work) or an action of a
+            stage.
     """
 
     rank: int
@@ -45,23 +46,23 @@ class Span:
 
 @dataclass
 class Track:
-    """One rank's clocks, in seconds."""
+    """Clocks of one rank, in seconds."""
 
     rank: int
     now: float = 0.0
     host: float = 0.0
     compute: float = 0.0
-    exposed: float = 0.0  # boxing that nothing is done beside
+    exposed: float = 0.0  # boxing during which the rank does nothing else
     hidden: float = 0.0
-    idle: float = 0.0  # in a schedule
+    idle: float = 0.0  # waiting for other stages in a schedule
     flops: float = 0.0
-    sending: dict[int, float] = field(default_factory=dict)  # rank -> when it is sent something
+    sending: dict[int, float] = field(default_factory=dict)  # rank -> time of the first send to it
     wires: dict[str, float] = field(default_factory=dict)  # link -> until when it is in use
     pending: dict[int, float] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
 
     def op(self, event: Op, machine: Machine) -> None:
-        """An op."""
+        """Add an op."""
         seconds = machine.op_seconds(event.work, event.cold)
         self.host += machine.host_seconds
         begin = max(self.now, self.host) if machine.host_overlaps else self.now
@@ -74,13 +75,13 @@ class Track:
         self.spans.append(Span(self.rank, "compute", event.work.op, begin, self.now, event.where))
 
     def follow(self, event: Op, machine: Machine) -> None:
-        """An op on tensors of a placement that it is not in."""
+        """Add an op on tensors of a placement that the rank is not in."""
         seconds = machine.follow_seconds(event.work)
         self.now += seconds
         self.compute += seconds
 
     def message(self, event: Message, machine: Machine) -> None:
-        """A message, or one end of one."""
+        """Add a message, or the begin or the end of one."""
         if event.wait:
             done = self.pending.pop(event.wait, self.now)
             self.exposed += max(0.0, done - self.now)
@@ -88,7 +89,7 @@ class Track:
             return
         host = machine.message_host_seconds
         seconds = machine.message_seconds(event.name, event.bytes, event.ranks)
-        if event.name == "send":  # goes on beside what follows; who receives it waits
+        if event.name == "send":  # continues during later work; the receiver waits for it
             self.now += host
             self.exposed += host
             self.sending.setdefault(event.ranks[1], self.now)
@@ -100,6 +101,7 @@ class Track:
         seconds += host
         beside = bool(event.start) and machine.host_overlaps
         links = machine.links(event.ranks)
+        # A message waits until every link that it takes is free.
         begin = max([self.now, *(self.wires.get(link, 0.0) for link in links)])
         end = begin + seconds
         kind = "wire" if beside else "boxing"
@@ -116,18 +118,18 @@ class Track:
 
     @property
     def end(self) -> float:
-        """When it is done, and all that it has begun."""
+        """The time at which the rank and all messages that it began are done."""
         return max([self.now, *self.wires.values()])
 
     def wait(self, until: float) -> None:
-        """Do nothing until then."""
+        """Advance the clocks to ``until`` without doing anything."""
         self.now = self.host = until
         self.wires = {}
 
 
 @dataclass
 class Timeline:
-    """What each followed rank does, by rank."""
+    """Tracks of the followed ranks: what each one does when."""
 
     tracks: dict[int, Track] = field(default_factory=dict)
     bubble: float = 0.0  # the share of a schedule in which placements stand idle, 0 to 1
@@ -135,22 +137,22 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """Until the last rank is done."""
+        """The time at which the last rank is done."""
         return max((track.end for track in self.tracks.values()), default=0.0)
 
     def outside(self, placement: Placement | None) -> list[Track]:
-        """The tracks of ranks that only follow what is done on ``placement``."""
+        """Return the tracks of ranks outside ``placement``, which run its ops on ``meta``."""
         if placement is None or len(self.tracks) < 2:
             return []
         return [t for rank, t in self.tracks.items() if placement.coordinate_of(rank) is None]
 
     def track(self, rank: int) -> Track:
-        """The track of a rank, from its first event on."""
+        """Return the track of a rank, created at its first event."""
         return self.tracks.setdefault(rank, Track(rank))
 
 
 def timeline(events: Iterable[Any], machine: Machine) -> Timeline:
-    """When what is in ``events`` happens on ``machine``."""
+    """Return the times at which ``events`` happen on ``machine``."""
     made = Timeline()
     for event in events:
         if isinstance(event, Op):
@@ -179,7 +181,7 @@ def _schedule(made: Timeline, run: Followed, machine: Machine) -> None:
         if found is None or before.stage == action.stage:
             return 0.0
         made = of(before)
-        early = made.now - made.sending[found[1][1]]  # gradients are still summed after it is sent
+        early = made.now - made.sending[found[1][1]]  # it sends before its gradients are summed
         return machine.message_host_seconds + machine.message_seconds("send", *found) - early
 
     step, each = machine.schedule_host_seconds
@@ -207,7 +209,7 @@ def _schedule(made: Timeline, run: Followed, machine: Machine) -> None:
 
 
 def alone(events: list[Any], rank: int, machine: Machine) -> Track:
-    """The clocks of a part that begins at 0."""
+    """Return the clocks of a part that begins at 0."""
     made = Track(rank)
     for event in events:
         if isinstance(event, Op):

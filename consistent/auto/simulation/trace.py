@@ -1,5 +1,7 @@
-"""A simulated step as a trace, which Perfetto shows: a process for each followed rank, with its
-work, its boxing and its wire one above the other."""
+"""Trace of a simulated step for Perfetto.
+
+There is a process for each followed rank, with lines for its work, its boxing and its wire.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ _LINES = {"compute": 1, "boxing": 2, "wire": 3}
 
 
 def trace_text(timeline: Timeline) -> str:
-    """The spans as JSON."""
+    """Return the spans as JSON."""
     events: list[dict[str, Any]] = []
     for rank, track in sorted(timeline.tracks.items()):
         events.append(traces.rank_name(rank))

@@ -1,5 +1,4 @@
-"""The transport of a simulated process: nobody gets what it sends, and what it receives has no
-values."""
+"""Transport of a simulated process: sends reach nobody, and received tensors have no values."""
 
 from __future__ import annotations
 
@@ -24,14 +23,14 @@ Note = Callable[..., None]
 class Simulated(Transport):
     """One process in place of all ranks of a world.
 
-    With ``rank`` it is that rank. Without, it stands in each placement for the rank at the grid's
-    origin, which holds the largest pieces.
+    With ``rank`` the process is that rank. Without, it acts in each placement as the rank at the
+    grid's origin, which has the largest pieces.
 
     Args:
         empty: (shape, dtype, whether it is received) -> a tensor without values.
-        note: is called with the rank, name, bytes and ranks of each message.
+        note: function called with the rank, name, bytes and ranks of each message.
         links: kind of device -> what messages cost.
-        shared: whether ranks read each other's memory.
+        shared: function that returns whether ranks read each other's memory.
     """
 
     rank: Any = 0
@@ -65,7 +64,7 @@ class Simulated(Transport):
 
     @contextmanager
     def acting_in(self, placement: Placement) -> Iterator[None]:
-        """Inside, this process is the rank that it stands for in ``placement``."""
+        """Make this process the rank that represents ``placement`` inside the ``with`` block."""
         before, self.rank = self.rank, self.rank_in(placement)
         try:
             yield
@@ -73,7 +72,7 @@ class Simulated(Transport):
             self.rank = before
 
     def _me(self, ranks: Ranks) -> int:
-        """The rank that this process is among ``ranks``."""
+        """Return the rank of this process among ``ranks``."""
         return self.rank if self.rank in ranks else ranks[0]
 
     def _sent(self, name: str, **given: Any) -> None:
@@ -84,7 +83,10 @@ class Simulated(Transport):
             self._note(me, call.name, call.bytes, call.ranks)
 
     def _begin(self, name: str, made: Any, arriving: list[Tensor], **given: Any) -> _UnderWay:
-        """Note that what is ``given`` to a method of that name begins to be sent."""
+        """Note the begin of a message, and return the handle that notes its end.
+
+        ``given`` has the arguments of the method ``name``.
+        """
         call = call_of(me := self._me(given["ranks"]), given, name)
         self._begun += 1
         self._note(me, call.name, call.bytes, call.ranks, start=self._begun)
@@ -107,7 +109,7 @@ class Simulated(Transport):
         self._sent("all_reduce", x=x, ranks=ranks)
         arriving = self._arriving(x, ranks)
         total = self._like(x, x.shape)
-        del arriving  # it was there until the total was
+        del arriving  # held until the total exists, for the peak of memory
         return total
 
     def all_gather(
@@ -168,7 +170,7 @@ class Simulated(Transport):
         return Done(self._empty(shape, dtype, True))
 
     def gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]:
-        if len(ranks) > 1:  # all that this process stands for send it
+        if len(ranks) > 1:  # each rank that this process acts as sends it
             for rank in sorted(self._stood_for.intersection(ranks)):
                 call = call_of(rank, {"obj": obj, "ranks": ranks}, "gather_objects")
                 self._note(rank, call.name, call.bytes, call.ranks)
@@ -297,7 +299,7 @@ class Simulated(Transport):
     ) -> list[Tensor]:
         shapes, arriving = self._shares_of(xs, dims, sizes, ranks)
         made = [self._like(x, shape) for x, shape in zip(xs, shapes, strict=True)]
-        del arriving  # it was there until the sums were
+        del arriving  # held until the sums exist, for the peak of memory
         return made
 
     def _shares_of(
@@ -307,8 +309,10 @@ class Simulated(Transport):
         sizes: Sequence[Sequence[int]],
         ranks: Ranks,
     ) -> tuple[list[list[int]], list[Tensor]]:
-        """The shapes of this rank's shares of the sums, and what comes for them from ranks that
-        share no memory."""
+        """Return the shapes of this rank's shares of the sums, and the tensors received for them.
+
+        Only ranks that share no memory send such tensors.
+        """
         each = zip(xs, dims, sizes, strict=True)
         shapes = [resized(x.shape, dim, self._own(own, ranks)) for x, dim, own in each]
         others = 0 if self._shared(ranks) else len(ranks) - 1
@@ -322,12 +326,14 @@ class Simulated(Transport):
         return [self._like(x, resized(x.shape, dim, sum(own))) for x, dim, own in each]
 
     def _arriving(self, x: Tensor, ranks: Ranks) -> list[Tensor]:
-        """What comes from other ranks, that share no memory, before a total is made of it: a part
-        of it of each of them, or all of it."""
+        """Return the tensors that arrive before a total is made, if ranks share no memory.
+
+        Each of the other ranks sends a part of its tensor, or all of it.
+        """
         n = len(ranks)
         if self._shared(ranks):
             return []
-        if in_one_round(self._links(x.device.type), x.nbytes, n):  # the total is made in one
+        if in_one_round(self._links(x.device.type), x.nbytes, n):  # one becomes the total
             return [self._like(x, x.shape) for _ in range(n - 2)]
         return [self._like(x, (-(-x.numel() // n),)) for _ in range(n - 1)]
 
@@ -341,7 +347,7 @@ class Simulated(Transport):
 
 
 class _UnderWay:
-    """A reduction whose end is noted; until then it holds what arrives."""
+    """Handle of a reduction that notes its end, and holds the arriving tensors until then."""
 
     def __init__(self, x: Tensor, end: Callable[[], None], arriving: list[Tensor]) -> None:
         self._x, self._end, self._arriving = x, end, arriving

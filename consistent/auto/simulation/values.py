@@ -1,5 +1,8 @@
-"""Values that a program asks for. There are none: floats are taken for 0 and truths for False,
-which is noted; what would decide a shape asks for a bound."""
+"""Values that a simulated program reads, although there are none.
+
+Floats are taken for 0 and booleans for False, which is noted. A value that would decide a shape
+needs a bound.
+"""
 
 from __future__ import annotations
 
@@ -22,25 +25,25 @@ _WHOLE = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 
 class Values:
-    """What stands for values.
+    """Replacement of the values that a program reads.
 
     Args:
-        bound: the share of its input, above 0 and at most 1, that an op keeps whose result has a
-            size that depends on values; None: such ops raise.
+        bound: the share of its input, above 0 and at most 1, that an op keeps whose result size
+            depends on values; if None, such ops raise.
     """
 
     def __init__(self, log: Log, bound: float | None) -> None:
         self._log, self._bound = log, bound
 
     def reads(self, func: Any) -> bool:
-        """Whether the op gives a value to Python."""
+        """Return whether the op returns a value to Python."""
         return func in _READS
 
     def read(self, func: Any, args: tuple) -> Any:
-        """What it gives.
+        """Return the value that the op returns to Python.
 
         Raises:
-            RuntimeError: it is a whole number, and sizes may depend on it.
+            RuntimeError: the value is an integer, and sizes may depend on it.
         """
         x = args[0]
         if func is _aten._local_scalar_dense.default and x.dtype in _WHOLE:
@@ -49,14 +52,14 @@ class Values:
         return 0.0 if func is _aten._local_scalar_dense.default and x.is_floating_point() else False
 
     def is_sized(self, func: Any, args: tuple) -> bool:
-        """Whether values decide the size of what the op gives."""
+        """Return whether values decide the size of the op's result."""
         return func in _SIZED and (func is not _aten.index.Tensor or _has_mask(args[1]))
 
     def shape_of(self, func: Any, args: tuple, kwargs: dict[str, Any], shapes: Shapes) -> Any:
-        """What the op gives, with Made in place of tensors.
+        """Return the op's results, with ``Made`` in place of tensors.
 
         Raises:
-            RuntimeError: its size depends on values and there is no bound, or torch does not know
+            RuntimeError: the size depends on values and there is no bound, or torch does not know
                 the shape.
         """
         if self.is_sized(func, args):
@@ -108,7 +111,7 @@ def _masked_select(bound: float, x: Any, mask: Any) -> Made:
 
 def _index(bound: float, x: Any, indices: Any) -> Made:
     size, at, result = list(_T.size(x)), 0, []
-    places: list[tuple[int, int]] = []  # begins and ends among dims of x
+    places: list[tuple[int, int]] = []  # (begin, end) in dims of x, of each index
     shapes: list[Any] = []
     for index in indices:
         wide = 1 if index is None or index.dtype not in (torch.bool, torch.uint8) else index.dim()
@@ -120,6 +123,7 @@ def _index(bound: float, x: Any, indices: Any) -> Made:
     side_by_side = all(a[1] == b[0] for a, b in zip(places, places[1:]))
     taken = {d for a, b in places for d in range(a, b)}
     left = [(d, n) for d, n in enumerate(size) if d not in taken]
+    # As in advanced indexing: indexed dims that are not adjacent move to the front.
     first = places[0][0] if side_by_side else 0
     joined = list(torch.broadcast_shapes(*shapes))
     result = [n for d, n in left if side_by_side and d < first] + joined
@@ -147,7 +151,7 @@ _TO_PYTHON = frozenset(
 
 
 class Reading(TorchFunctionMode):
-    """What gives values to Python past all ops."""
+    """Torch function mode for the methods that return values to Python without running an op."""
 
     def __init__(self, memory: Any, log: Log) -> None:
         super().__init__()

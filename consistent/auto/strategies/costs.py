@@ -1,5 +1,7 @@
-"""What a unit costs: laid out over one tensor-parallel group, its forward, its backward and the
-optimizer's step on its parameters are simulated."""
+"""Cost of a unit: its simulated forward, backward and optimizer step.
+
+A unit runs on one tensor-parallel group of ranks.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +34,17 @@ Optimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one unit, on one rank, for one micro-batch.
+    """Cost of one unit, on one rank, for one micro-batch.
 
     Args:
         forward, backward: seconds.
-        kept: bytes that stay from its forward until its backward, its result among them.
+        kept: bytes that stay from its forward until its backward, including its result.
         result: bytes of its result.
-        over: the most bytes that forward or backward holds beside what is kept.
+        over: the most bytes that forward or backward holds in addition to ``kept``.
         params, state: bytes of its parameters, and of the optimizer's tensors for them.
-        trained: bytes of those that require grad.
-        step: seconds of the optimizer's step; issued: those that Python needs to issue it.
+        trained: bytes of the parameters that require grad.
+        step: seconds of the optimizer's step.
+        issued: seconds that Python needs to issue the optimizer's step.
     """
 
     forward: float = 0.0
@@ -56,7 +59,7 @@ class Cost:
     issued: float = 0.0
 
     def recomputed(self) -> Cost:
-        """With its forward run once more in backward, and nothing but its result kept."""
+        """Return the cost with forward run once more in backward, and only the result kept."""
         return replace(
             self,
             backward=self.backward + self.forward,
@@ -69,10 +72,10 @@ class Costs:
     """Costs of units under one plan on the ranks of a tensor-parallel group.
 
     Args:
-        ranks: of the group.
-        plan: a strategy's name for its axis.
-        loss: as the search is given it.
-        optimizer: makes one from parameters.
+        ranks: number of ranks of the group.
+        plan: name of the strategy on the group's axis.
+        loss: the loss, as passed to the search.
+        optimizer: function that makes an optimizer from parameters.
     """
 
     def __init__(
@@ -88,7 +91,7 @@ class Costs:
         self._loss, self._optimizer, self._bound = loss, optimizer, bound
 
     def of(self, model: nn.Module, calls: Iterable[tuple[Any, Call]]) -> dict[Any, Cost]:
-        """Key -> cost, for (key, call) pairs.
+        """Return key -> cost, for (key, call) pairs.
 
         Raises:
             ValueError: the plan does not fit a unit.
@@ -109,13 +112,13 @@ class Costs:
             run, module = (lambda out, target: loss_of(model, self._loss, out, target)), nn.Module()
         params: list[Any] = [p for p in module.parameters() if is_global(p)]
         with no_sync():
-            for _ in range(2):  # in the first one gradients begin to be
-                # again each time: the unit may write what it is given
+            for _ in range(2):  # the first run allocates the gradients
+                # made for each run: the unit may write its arguments
                 given = filled(call.given, lambda x: _global(sim, x, placement))
                 forward, result = self._forward(sim, run, given)
                 backward = self._backward(sim, result)
                 del result
-        for p in params:  # as they are when the optimizer steps
+        for p in params:  # gradients of full size, as when the optimizer steps
             if p.grad is not None:
                 p.grad = torch.zeros_like(p)
         step, state = self._step(sim, [p for p in params if p.requires_grad])
@@ -161,13 +164,14 @@ class Costs:
         return Part(sim.events[begin:])
 
     def _step(self, sim: Simulation, params: list[Any]) -> tuple[Part, int]:
-        """(a step, bytes of state)."""
+        """Return (the events of one optimizer step, bytes of its state)."""
         params = [p for p in params if p.grad is not None]
         if not params:
             return Part(), 0
         optimizer = self._optimizer(params)
         begin = len(sim.events)
         optimizer.step()
+        # The first step allocates the state; the second is a usual step.
         middle = len(sim.events)
         optimizer.step()
         return Part(sim.events[middle:]), net(Part(sim.events[begin:middle]))

@@ -1,4 +1,4 @@
-"""A step of a choice, put together from what its units cost.
+"""Estimate of a step of a choice, computed from the costs of its units.
 
 ```
 seconds = each stage's micro-batch once           the first passes all stages
@@ -7,7 +7,7 @@ seconds = each stage's micro-batch once           the first passes all stages
         + the reduction of gradients that backward does not hide, and the optimizer's step
 ```
 
-It ranks choices; the best of them are simulated as whole steps.
+Estimates rank choices; the best choices are then simulated as whole steps.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Choice:
         tensor, data, stages: ranks along each; their product is the number of ranks.
         sequence: whether the tensor-parallel plan is "tensor+sequence".
         zero: "data", "zero1", "zero2" or "zero3", along the data-parallel axis.
-        rows: of a micro-batch on each data-parallel rank.
-        micro_batches: how many a rank runs in a step.
+        rows: rows of a micro-batch on each data-parallel rank.
+        micro_batches: number of micro-batches that a rank runs in a step.
         recompute: whether repeated units are computed again in backward.
     """
 
@@ -53,7 +53,7 @@ class Choice:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all ranks lie along one axis, and the batch runs as one."""
+        """True if all ranks are on one axis, without stages, micro-batches or recomputation."""
         alone = self.micro_batches == 1 and not self.recompute
         return alone and self.stages == 1 and 1 in (self.tensor, self.data)
 
@@ -70,11 +70,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimate of a choice.
+    """Estimated seconds and memory of a choice.
 
     Args:
-        ends: where each stage ends, in units.
-        nbytes: the most that a rank holds.
+        ends: the unit at which each stage ends.
+        nbytes: the most bytes that a rank holds.
     """
 
     choice: Choice
@@ -86,10 +86,10 @@ class Estimate:
 def estimate(
     choice: Choice, costs: Sequence[Cost], machine: Machine, memory: float
 ) -> Estimate | None:
-    """The step of ``choice``; None if it does not fit in ``memory`` bytes.
+    """Return the estimate of a step of ``choice``; None if it does not fit in ``memory`` bytes.
 
     Args:
-        costs: of the units in order, the loss among those of the last.
+        costs: costs of the units in order; the last one includes the loss.
     """
     step = _Step(choice, costs, machine)
     ends = best_ends(
@@ -103,7 +103,7 @@ def estimate(
 
 
 def smallest(choice: Choice, costs: Sequence[Cost], machine: Machine) -> int:
-    """Bytes that the fullest rank holds where stages are balanced."""
+    """Return the bytes that the fullest rank holds if stages are balanced by memory."""
     step = _Step(choice, costs, machine)
     ends = best_ends(step.lasting, choice.stages, lambda *_: True) or [len(costs)]
     pairs = zip([0, *ends], ends, strict=False)
@@ -125,11 +125,13 @@ class _Step:
         self._kept_up_to = _sums([float(c.kept) for c in costs])
         self._trained_up_to = _sums([float(c.trained) for c in costs])
         self._over = Highest([c.over + (c.params if gathered else 0) for c in costs])
-        # what the last backward adds to what was added up before
+        # The gradients of the last backward are held in addition to the accumulated ones.
         self._adds = choice.data > 1 and choice.micro_batches > 1
 
     def nbytes(self, stage: int, begin: int, end: int) -> int:
-        """The most that a rank of a stage with these units holds."""
+        """Return the most bytes that a rank of a stage with these units holds."""
+        # Under 1F1B a stage has as many micro-batches in flight as stages follow it, itself
+        # included.
         flight = min(self.choice.micro_batches, self.choice.stages - stage)
         found = self._lasting_up_to[end] - self._lasting_up_to[begin]
         found += flight * (self._kept_up_to[end] - self._kept_up_to[begin])
@@ -138,7 +140,7 @@ class _Step:
         return int(found + self._over.of(begin, end))
 
     def total(self, pairs: Sequence[tuple[int, int]]) -> float:
-        """Seconds of the whole step."""
+        """Return the seconds of the whole step."""
         times = [sum(self.seconds[a:b]) for a, b in pairs]
         sends = sum(2 * self._send(self.costs[b - 1].result) for _, b in pairs[:-1])
         last = max(self._last(self.costs[a:b]) for a, b in pairs)
@@ -149,35 +151,36 @@ class _Step:
         return sum(times) + (self.choice.micro_batches - 1) * max(times) + sends + last
 
     def _last(self, costs: Sequence[Cost]) -> float:
-        """What the last micro-batch adds: reductions, the optimizer and what follows it."""
+        """Return what the last micro-batch adds: reductions, the optimizer step and its gathers."""
         zero = self.choice.zero
         name = "all_reduce" if zero in ("data", "zero1") else "all_to_all"
         each = [self._shared(name, c.trained) for c in costs]
         reductions = sum(each)
         if self.machine.host_overlaps and name == "all_reduce":
-            # beside the backward of the units before; a reduce-scatter is waited for
+            # An all-reduce runs during the backward of the units before; a reduce-scatter is waited
+            # for.
             hidden = sum(c.backward for c in costs) - costs[-1].backward
             reductions = max(max(each, default=0.0), reductions - hidden)
         step = sum(c.step for c in costs)
-        if zero != "data":  # of each parameter a rank steps a part, in as many ops
+        if zero != "data":  # a rank steps a part of each parameter, in as many ops
             step = max(step / self.choice.data, sum(c.issued for c in costs))
         after = sum(c.trained for c in costs) if zero in ("zero1", "zero2") else 0
         return reductions + step + self._shared("all_gather", after)
 
     def _lasting(self, cost: Cost) -> float:
-        """Bytes of a unit from step to step, its gradients among them."""
+        """Return the bytes of a unit that last from step to step, gradients included."""
         choice, data = self.choice, self.choice.data
         params, grads, state = float(cost.params), float(cost.trained), float(cost.state)
         if choice.zero != "data":
             state /= data
         if choice.zero in ("zero2", "zero3") and choice.micro_batches == 1:
-            grads /= data  # of several micro-batches they are added up before
+            grads /= data  # several micro-batches add up whole gradients first
         if choice.zero == "zero3":
             params /= data
         return params + grads + state
 
     def _shared(self, name: str, nbytes: int) -> float:
-        """Seconds of a collective over the data-parallel ranks, on so many bytes of each."""
+        """Return the seconds of a collective on ``nbytes`` of each of the data-parallel ranks."""
         n = len(self.group)
         if n == 1 or not nbytes:
             return 0.0
@@ -192,7 +195,7 @@ class _Step:
     def _send(self, nbytes: int) -> float:
         ends = (0, len(self.group) * self.choice.tensor)
         seconds = self.machine.message_seconds("send", nbytes, ends)
-        return seconds + 2 * self.machine.message_host_seconds  # of who sends and who receives
+        return seconds + 2 * self.machine.message_host_seconds  # of the sender and of the receiver
 
 
 def _sums(values: Sequence[float]) -> list[float]:
@@ -200,10 +203,10 @@ def _sums(values: Sequence[float]) -> list[float]:
 
 
 class Highest:
-    """The largest of any run of ``values``, each found at once."""
+    """Table that returns the maximum over any run of ``values`` in constant time."""
 
     def __init__(self, values: Sequence[int]) -> None:
-        self._rows = [list(values)]  # row k: of each 2**k values that lie side by side
+        self._rows = [list(values)]  # row k: the maximum of each 2**k adjacent values
         step = 1
         while 2 * step <= len(values):
             row = self._rows[-1]
@@ -211,7 +214,8 @@ class Highest:
             step *= 2
 
     def of(self, begin: int, end: int) -> int:
-        """The largest of values ``begin`` to ``end``, which are at least one."""
+        """Return the largest of values ``begin`` to ``end``, which must be at least one value."""
         k = (end - begin).bit_length() - 1
         row = self._rows[k]
+        # Two windows of 2**k values, which may overlap, cover the whole run.
         return max(row[begin], row[end - (1 << k)])

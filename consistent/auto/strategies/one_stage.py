@@ -1,6 +1,6 @@
-"""A strategy of one stage and one micro-batch: the model as it is written, on one placement.
+"""Strategy of one stage and one micro-batch: the model runs as written, on one placement.
 
-Nothing is recorded, so the model may look at values of tensors.
+Nothing is recorded, so the model may read values of tensors.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ...spec.nested import map_tensors
 
 
 class OneStage:
-    """Called as a ``Pipeline`` is. ``model`` is the module itself.
+    """A parallelized model with the interface of a ``Pipeline``; ``model`` is the module itself.
 
     Args:
-        plan: of the whole model.
-        loss: as ``pipeline`` takes it.
+        plan: plan of the whole model.
+        loss: the loss, as passed to ``pipeline``.
         checkpoint: names of the modules that backward computes again.
     """
 
@@ -49,7 +49,7 @@ class OneStage:
         self._again = [m for m in model.modules() if is_recomputed(m)]
 
     def step(self, batch: Any, target: Any = None, *, outputs: bool = False) -> Any:
-        """Forward and backward of a batch, as ``Pipeline.step`` does them."""
+        """Run forward and backward of a batch, as ``Pipeline.step`` does."""
         args, kwargs = arguments_of(batch)
         args, kwargs, target = self._given((args, kwargs, target))
         with recomputing(self._again):
@@ -59,13 +59,13 @@ class OneStage:
         return (loss.detach(), out) if outputs else loss.detach()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model returns for a batch, without gradients."""
+        """Return the model's result for a batch, without gradients."""
         args, kwargs = self._given((args, kwargs))
         with torch.no_grad():
             return self.model(*args, **kwargs)
 
     def _given(self, given: Any) -> Any:
-        """A batch that every rank has whole, as global tensors: a rank goes on with its rows."""
+        """Convert a batch that every rank has whole to global tensors, keeping this rank's rows."""
         rows = rows_of(type(self.model).__name__, given)
         return map_tensors(given, lambda x: self._laid_out(x, rows))
 
@@ -76,6 +76,7 @@ class OneStage:
         sbp = tuple(S(0) if k in axes else B for k in range(self._placement.ndim))
         spec = TensorSpec.of(self._placement, sbp, x.shape, x.dtype)
         if axes:
+            # Every rank has the whole batch, so cutting it needs no communication.
             starts, sizes = spec.region(my_coordinate(self._placement))
             x = x.narrow(0, starts[0], sizes[0])
         return attach(x.to(device_of(self._placement)), spec)

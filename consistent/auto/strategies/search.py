@@ -1,4 +1,4 @@
-"""search: the fastest strategy for a model on so many ranks of a machine."""
+"""``search``: the fastest strategy for a model on a number of ranks of a machine."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from .strategy import Strategy, strategy_for
 from .units import Followed, follow, imagined_copy, units_of
 
 _ROWS = 8  # the most rows of a micro-batch
-_WHOLE = 64  # unless a rank's rows are at most so many, and are one micro-batch
-_SIZES = 4  # the most sizes of micro-batches that are tried for one choice of axes
+_WHOLE = 64  # but up to so many rows of a rank may be one micro-batch
+_SIZES = 4  # the most micro-batch sizes that are tried for one choice of axes
 _MOST_RANKS = 1 << 20
-_FAR = 1.5  # a plain choice that is estimated so many times slower than the best is not simulated
+_FAR = 1.5  # plain choices estimated this many times slower than the best are not preferred
 _MOST_TRIED = 24  # whole steps that are simulated where none fits the memory
 
 
@@ -38,8 +38,9 @@ class Tried:
     """A choice that was tried.
 
     Args:
-        seconds: of a step; ``report`` is there where the whole step was simulated.
-        nbytes: the most that a rank holds.
+        seconds: seconds of a step.
+        nbytes: the most bytes that a rank holds.
+        report: the simulated step, if the whole step was simulated.
     """
 
     choice: Choice
@@ -54,13 +55,13 @@ class Tried:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found.
+    """Result of a search.
 
     Args:
         best: the fastest strategy.
-        tried: all choices that fit the memory, the fastest first; those whose whole step was
+        tried: all choices that fit the memory, the fastest first; choices whose whole step was
             simulated come before the others.
-        count: how many were looked at.
+        count: number of choices that were considered.
     """
 
     best: Strategy
@@ -69,7 +70,7 @@ class Found:
     machine: Machine
 
     def picture(self) -> CostsPicture:
-        """The cost of what was tried, as bars; ``save`` writes it as SVG or PNG."""
+        """Return the costs of the tried choices as bars; ``save`` writes them as SVG or PNG."""
         return CostsPicture(f"{self.best.ranks} ranks of {self.machine.name}", self.tried)
 
     def __str__(self) -> str:
@@ -93,8 +94,10 @@ def search(
     bound: float | None = None,
     simulated: int = 4,
 ) -> Found:
-    """Which strategy trains ``model`` fastest: stages, micro-batches, data and tensor parallelism,
-    ZeRO, activation checkpointing.
+    """Find the strategy that trains ``model`` fastest on ``ranks`` ranks.
+
+    A strategy has stages, micro-batches, data and tensor parallelism, ZeRO and activation
+    checkpointing.
 
     ```
     with torch.device("meta"):
@@ -106,28 +109,29 @@ def search(
     found.best.save("strategy.yaml")
     ```
 
-    It runs in one process, before the job: nothing is computed or sent. The parts of the model are
-    simulated, each kind of them once for each tensor-parallel size and each size of micro-batch;
-    choices are ranked by sums of these; and the best are simulated as whole steps. The same
-    arguments find the same strategy.
+    The search runs in one process, before the job: nothing is computed or sent. The parts of the
+    model are simulated, each kind of part once for each tensor-parallel size and each size of
+    micro-batch. Choices are ranked by sums of these simulated costs, and the best choices are
+    simulated as whole steps. The same arguments find the same strategy.
 
     Args:
-        model: as it was built, on ``meta`` if it is large. It stays as it is.
-        ranks: how many there will be.
-        example: a whole batch, of which sizes count: a tensor, a tuple of arguments, or a mapping
-            of keywords.
-        loss: as ``pipeline`` takes it.
-        target: as the ``step`` of a pipeline takes it.
-        machine: a name, a file or a ``Machine``, as ``simulate`` takes it.
-        memory: bytes that a rank may hold; those of the machine's devices without it.
-        optimizer: makes one from parameters, such as ``functools.partial(torch.optim.AdamW,
-            fused=True)``.
-        bound: as ``simulate`` takes it.
-        simulated: how many of the best are simulated as whole steps.
+        model: the module as it was built, on ``meta`` if it is large. It is not changed.
+        ranks: number of ranks of the job.
+        example: a whole batch, of which only sizes matter: a tensor, a tuple of arguments, or a
+            mapping of keywords.
+        loss: the loss, as passed to ``pipeline``.
+        target: the target, as passed to the ``step`` of a pipeline.
+        machine: a name, a file or a ``Machine``, as passed to ``simulate``.
+        memory: bytes that a rank may hold; without it the memory of the machine's devices.
+        optimizer: function that makes an optimizer from parameters, such as
+            ``functools.partial(torch.optim.AdamW, fused=True)``.
+        bound: limit passed to ``simulate``.
+        simulated: how many of the best choices are simulated as whole steps.
 
     Raises:
-        ValueError: nothing fits in the memory; it says by how much, and how many ranks would do.
-        RuntimeError: a process group is in use here.
+        ValueError: nothing fits in the memory; the message says by how much, and how many ranks
+            would do.
+        RuntimeError: a process group is in use in this process.
     """
     asked = _Search(
         model, ranks, example, loss, target, machine_of(machine), memory, optimizer, bound
@@ -159,12 +163,12 @@ class _Search:
         self.units: list[Unit] = units_of(model, min(ranks, self.rows, 1024))
         self.numel = sum(p.numel() * p.element_size() for p in model.parameters())
         self._followed: dict[int, Followed] = {}
-        # of each unit, by (tensor, sequence, rows)
+        # (tensor, sequence, rows) -> cost of each unit
         self._costs: dict[tuple[int, bool, int], list[Cost]] = {}
         self._recomputed: dict[tuple[int, bool, int], list[Cost]] = {}
 
     def found(self, simulated: int) -> Found:
-        """The best, and what else was tried."""
+        """Return the best strategy, and the other choices that were tried."""
         choices = list(self._choices(self.ranks))
         self._simulate_units(choices)
         made = [(choice, self._estimate(choice)) for choice in choices]
@@ -173,15 +177,18 @@ class _Search:
         tried: list[Tried] = []
         best: tuple[Tried, Strategy] | None = None
         refused: dict[Choice, Exception] = {}
-        over: dict[Choice, float] = {}  # how much more whole steps hold than was estimated
+        over: dict[Choice, float] = {}  # ratio of simulated to estimated bytes
         for k, e in enumerate(self._plain_ones_early(fitting, simulated)):
+            # Enough whole steps were simulated and one fits; only plain choices are still worth it.
             if k >= simulated and best is not None and not e.choice.is_plain:
                 break
             if k >= _MOST_TRIED:
                 break
+            # The estimate's error in bytes is taken to be equal for all ZeRO stages of the same
+            # axes.
             alike = replace(e.choice, zero="data")
             if e.nbytes * over.get(alike, 1.0) > self.memory:
-                continue  # as another one did of the same axes
+                continue  # by the error that a choice on the same axes showed
             strategy = self._strategy(e)
             try:
                 whole = self._whole(strategy)
@@ -206,8 +213,11 @@ class _Search:
         return Found(best[1], tuple(tried), len(choices), self.machine)
 
     def _plain_ones_early(self, fitting: Sequence[Estimate], simulated: int) -> list[Estimate]:
-        """The best ones first, then the plain ones that are not far behind: small programs wait for
-        many things, of which an estimate knows few."""
+        """Return the best estimates, then the plain ones that are not far behind, then the rest.
+
+        Plain choices move up because small programs wait for many things that an estimate does not
+        know.
+        """
         near = [e for e in fitting[simulated:] if e.seconds <= _FAR * fitting[0].seconds]
         plain = [e for e in near if e.choice.is_plain]
         rest = [e for e in fitting[simulated:] if e not in plain]
@@ -216,11 +226,13 @@ class _Search:
     # -- choices -----------------------------------------------------------------------------------
 
     def _choices(self, ranks: int) -> Iterator[Choice]:
-        """All that the numbers of ranks, rows and units allow, and whose parameters and gradients
-        may fit."""
+        """Yield the choices that the numbers of ranks, rows and units allow.
+
+        Choices whose parameters and gradients cannot fit are left out.
+        """
         for tensor in _divisors(ranks):
             if self.machine.ranks_per_host % tensor and tensor != ranks:
-                continue  # groups would lie across hosts
+                continue  # tensor-parallel groups would cross hosts
             if tensor > self.machine.ranks_per_host:
                 continue
             for stages in _divisors(ranks // tensor):
@@ -244,8 +256,10 @@ class _Search:
                         yield Choice(stages, tensor, data, zero, sequence, again, rows, count)
 
     def _sizes(self, rows: int, stages: int) -> list[int]:
-        """Rows of micro-batches, the largest first: powers of two before others; all rows at once
-        where nothing is gained by fewer."""
+        """Return the sizes of micro-batches in rows, the largest first.
+
+        Powers of two are preferred. All rows at once are included where fewer gain nothing.
+        """
         sizes = [n for n in reversed(_divisors(rows)) if n <= _ROWS]
         sizes.sort(key=lambda n: n & (n - 1) != 0)
         whole = [rows] if stages == 1 and rows <= _WHOLE else []
@@ -285,7 +299,7 @@ class _Search:
                 self._costs[tensor, sequence, rows] = [by_name[unit.name] for unit in self.units]
 
     def _by_name(self, followed: Followed, rows: int, found: Mapping[Any, Cost]) -> dict[str, Cost]:
-        """Each unit's cost, of all its calls; the loss is added to the last."""
+        """Return the cost of each unit, summed over its calls; the last unit includes the loss."""
         made: dict[str, Cost] = {unit.name: Cost() for unit in self.units}
         for call in followed.calls:
             name = call.name or followed.calls[-2].name
@@ -311,7 +325,10 @@ class _Search:
         return self._recomputed[key]
 
     def _repeated(self, rows: int) -> list[str]:
-        """Units of which there are several equal ones; all that have parts, if none are."""
+        """Return the units of which there are several equal ones.
+
+        If there are none, these are all units with child modules.
+        """
         kinds: dict[Any, list[str]] = {}
         for call in self._follow(rows).calls[:-1]:
             kinds.setdefault(call.kind, []).append(call.name)
@@ -320,7 +337,7 @@ class _Search:
         return [name for name in inner if name in several] or inner
 
     def _inner(self) -> list[str]:
-        """Units that have parts."""
+        """Return the units that have child modules."""
         return [u.name for u in self.units if any(True for _ in u.module.children())]
 
     # -- whole steps -------------------------------------------------------------------------------
@@ -349,7 +366,7 @@ class _Search:
         return sim.report()
 
     def _stage_kinds(self, strategy: Strategy) -> list[Hashable]:
-        """The kinds of units that each stage has, and which of them are computed again."""
+        """Return the kinds of units of each stage, and which of them are computed again."""
         if strategy.stages == 1:
             return []
         rows = self.rows // strategy.data // strategy.micro_batches
@@ -373,6 +390,7 @@ class _Search:
         if least is not None:
             over = least - self.memory
             here = here.format(f"{over:,.0f} too many" if over > 0 else "as estimated")
+        # Double the number of ranks until the smallest choice fits.
         while ranks == self.ranks or least is None or least > self.memory:
             ranks *= 2
             if ranks > _MOST_RANKS:
@@ -395,7 +413,7 @@ class _Search:
         return choice.tensor, choice.sequence, choice.rows
 
     def _least(self, choices: Sequence[Choice]) -> int | None:
-        """The bytes of the smallest choice."""
+        """Return the bytes of the smallest choice."""
         sizes = [
             smallest(choice, costs, self.machine)
             for choice in choices
@@ -405,7 +423,7 @@ class _Search:
 
 
 def _added(a: Cost, b: Cost, with_params: bool) -> Cost:
-    """The cost of two calls; of a unit that is called twice the parameters count once."""
+    """Return the cost of two calls; the parameters of a unit that is called twice count once."""
     return replace(
         a,
         forward=a.forward + b.forward,

@@ -1,4 +1,4 @@
-"""Strategy: what a search found, as data that prints, saves, loads, and applies to a model."""
+"""``Strategy``: the result of a search, which prints, saves, loads and applies to a model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCHEDULE = "1f1b"
 
 @dataclass(frozen=True)
 class Strategy:
-    """How a model is trained on so many ranks: stages, axes, micro-batches, layouts.
+    """Strategy for training a model on a number of ranks: stages, axes, micro-batches and layouts.
 
     ```
     strategy = consistent.search(model, 8, batch, machine="a100-8").best
@@ -41,14 +41,14 @@ class Strategy:
 
     Args:
         device_type: "cpu" or "cuda".
-        stages: how many stages there are.
+        stages: number of stages.
         data: ranks along "dp", which change with the number of ranks.
         tensor: ranks along "tp".
         split: names of the modules at which stages begin, without the first.
-        micro_batches: how many a batch is cut into.
+        micro_batches: number of micro-batches of a batch.
         checkpoint: names of the modules that backward computes again.
-        plan: layouts of all tensors on a stage's placement, whose axes are "dp" and "tp", those of
-            one rank left out.
+        plan: layouts of all tensors on a stage's placement, whose axes are "dp" and "tp", without
+            axes of one rank.
     """
 
     device_type: str
@@ -62,11 +62,11 @@ class Strategy:
 
     @property
     def ranks(self) -> int:
-        """How many it is for."""
+        """Number of ranks that the strategy is for."""
         return self.stages * self.data * self.tensor
 
     def on(self, ranks: int) -> Strategy:
-        """This strategy on another number of ranks: more or fewer of them along "dp".
+        """Return this strategy for another number of ranks, with more or fewer of them along "dp".
 
         Raises:
             ValueError: ``ranks`` is not a multiple of stages x tensor, or there was no axis "dp".
@@ -85,7 +85,7 @@ class Strategy:
         return replace(self, data=data)
 
     def placements(self) -> list[Placement]:
-        """The placement of each stage, in order."""
+        """Return the placement of each stage, in order."""
         grid = np.arange(self.ranks).reshape(self.stages, self.data, self.tensor)
         sizes = {"dp": self.data, "tp": self.tensor}
         axes = tuple(name for name, n in sizes.items() if n > 1)
@@ -102,13 +102,14 @@ class Strategy:
         *,
         reduction: Any = "mean",
     ) -> Pipeline | OneStage:
-        """Lay ``model`` out, in place, on the ranks of this world; every rank calls this. ``loss``
-        and ``reduction`` are those of ``consistent.nn.pipeline``. One stage with one micro-batch
-        runs as it is written; all else is recorded, as pipelines are.
+        """Parallelize ``model`` in place on the ranks of this world; every rank calls this.
+
+        ``loss`` and ``reduction`` are those of ``consistent.nn.pipeline``. One stage with one
+        micro-batch runs as it is written; every other strategy is recorded, as pipelines are.
 
         Raises:
-            ValueError: the world has another number of ranks, and the strategy does not fit it; or
-                the model is another one.
+            ValueError: the strategy does not fit the world's number of ranks; or the model is not
+                the one that was searched for.
         """
         here = self.on(current().size)
         places = here.placements()
@@ -127,7 +128,7 @@ class Strategy:
         )
 
     def save(self, path: str | Path) -> Path:
-        """Write it as YAML: a plan, as ``Plan.save`` writes it, with what a plan does not say."""
+        """Write the strategy as YAML: its plan, as ``Plan.save`` writes it, and its numbers."""
         numbers = {
             "device_type": self.device_type,
             "stages": self.stages,
@@ -141,7 +142,7 @@ class Strategy:
 
     @classmethod
     def load(cls, path: str | Path) -> Strategy:
-        """Read what ``save`` wrote, or an edited one.
+        """Read a file that ``save`` wrote, possibly edited.
 
         Raises:
             ValueError: the file is not a strategy.
@@ -165,7 +166,7 @@ class Strategy:
 def strategy_for(
     model: nn.Module, choice: Choice, split: Sequence[str], repeated: Sequence[str], device: str
 ) -> Strategy:
-    """The strategy of a choice; ``repeated`` are the units that may be computed again."""
+    """Return the strategy of a choice; ``repeated`` are the units that may be computed again."""
     made = Strategy(
         device,
         choice.stages,
@@ -177,6 +178,7 @@ def strategy_for(
         Plan(),
     )
     placement = replace(made, device_type="cpu").placements()[0]
-    # Of the whole model: what a head is can be told from the embedding, which is in another stage.
+    # The plan is for the whole model: a head is recognized by the embedding, which is in another
+    # stage.
     plan = plan_for(model, plain_slots(model), placement, choice.plan or "data")
     return replace(made, plan=plan)

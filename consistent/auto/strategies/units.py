@@ -1,8 +1,8 @@
-"""The units of a model: modules that run one after another, of which equal ones are one kind.
+"""Units of a model: modules that run one after another, grouped into kinds of equal units.
 
-The model is followed once in a simulation of a single rank. Two units are of one kind if they
-called the same ops on the same shapes with the same arguments, on parameters of the same shapes: so
-their costs are the same, whatever their attributes say.
+The model is run once in a simulation of a single rank. Two units are of one kind if they called the
+same ops on the same shapes with the same arguments, and have parameters of the same shapes: so
+their costs are equal, whatever their attributes are.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _MAKE = "what stands for blanks"
 
 
 def filled(given: Any, make: Callable[[Blank], Any]) -> Any:
-    """A deep copy of ``given`` with ``make`` of each ``Blank``, wherever it is."""
+    """Return a deep copy of ``given`` in which ``make`` replaces each ``Blank``, wherever it is."""
     memo: dict[Any, Any] = {_MAKE: make}
     return copy.deepcopy(given, memo)
 
 
 @dataclass(frozen=True)
 class Blank:
-    """A tensor without values."""
+    """Description of a tensor without values."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -43,11 +43,11 @@ class Blank:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that it takes."""
+        """Bytes of the tensor."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
     def __deepcopy__(self, memo: dict[Any, Any]) -> Any:
-        """Itself, or what ``filled`` puts in its place."""
+        """Return the blank itself, or its replacement inside ``filled``."""
         make = memo.get(_MAKE)
         return self if make is None else make(self)
 
@@ -57,9 +57,9 @@ class Call:
     """A call of a unit, or of the loss.
 
     Args:
-        name: of the unit; "" is the loss.
+        name: name of the unit; "" is the loss.
         given: (args, kwargs), with a ``Blank`` in place of each imagined tensor.
-        out: the ``Blank``s of what it returns.
+        out: the ``Blank`` of each tensor of the result.
     """
 
     name: str
@@ -70,10 +70,10 @@ class Call:
 
 @dataclass
 class Followed:
-    """A model that was followed on a micro-batch of so many rows.
+    """Calls of a model that was run on a micro-batch of some number of rows.
 
     Args:
-        calls: in the order in which they are made, the loss last.
+        calls: calls in the order in which they are made, the loss last.
         in_order: whether each unit is called once, in the order in which units are defined.
     """
 
@@ -82,7 +82,7 @@ class Followed:
 
 
 def units_of(model: nn.Module, stages: int) -> list[Unit]:
-    """The parts that stages are made of, in the order in which they are defined."""
+    """Return the parts that stages consist of, in the order in which they are defined."""
     return [unit for unit in parts(model, max(stages, 2)) if unit.name]
 
 
@@ -94,7 +94,7 @@ def follow(
     machine: Machine,
     bound: float | None,
 ) -> Followed:
-    """Run the model on imagined tensors, and note what each unit is given.
+    """Run the model on imagined tensors, and record the arguments of each unit.
 
     Args:
         given: (args, kwargs, target) of a micro-batch.
@@ -113,7 +113,7 @@ def follow(
 
 
 def imagined_copy(sim: Simulation, module: nn.Module) -> nn.Module:
-    """A copy whose parameters and buffers have no values, and take no memory."""
+    """Return a copy whose parameters and buffers have no values, and take no memory."""
     memo: dict[int, Any] = {}
     for x in (*module.parameters(), *module.buffers()):
         made = sim.imagined.empty(x.shape, x.dtype)
@@ -124,14 +124,14 @@ def imagined_copy(sim: Simulation, module: nn.Module) -> nn.Module:
 
 
 def _imagined(sim: Simulation, x: Tensor) -> Tensor:
-    """``x`` in a simulation, where a program may look at the values that recorders follow, too."""
+    """Return a tensor without values for ``x``, or ``x`` itself if programs may read its values."""
     if is_followed(x):
         return x
     return sim.imagined.empty(x.shape, x.dtype)
 
 
 class _Following:
-    """Notes the calls of units."""
+    """Recorder of the calls of units."""
 
     def __init__(self, sim: Simulation, model: nn.Module, names: Sequence[str]) -> None:
         self._sim, self._model, self._names = sim, model, names
@@ -139,12 +139,12 @@ class _Following:
         self.calls: list[Call] = []
 
     def enter(self, name: str, given: Any) -> None:
-        """A unit begins."""
+        """Note that a unit begins, and copy its arguments."""
         blank = self._copied(given)
         self._begun[name] = len(self._sim.events), blank
 
     def leave(self, name: str, out: Any) -> None:
-        """It ends."""
+        """Note that a unit ends, and record its call."""
         begin, given = self._begun.pop(name)
         ops = tuple(e.work.key for e in self._sim.events[begin:] if isinstance(e, Op))
         module = self._model.get_submodule(name) if name else nn.Module()
@@ -153,7 +153,7 @@ class _Following:
         self.calls.append(Call(name, (ops, held, name == ""), given, outs))
 
     def listening(self) -> Any:
-        """A context in which calls of units are noted."""
+        """Return a context manager inside which calls of units are recorded."""
         hooks = []
         for name in self._names:
             module = self._model.get_submodule(name)
@@ -169,21 +169,24 @@ class _Following:
         return _Removed(hooks)
 
     def _copied(self, given: Any) -> Any:
-        """Arguments as they are now: a cache of keys, say, is written by the units after it."""
+        """Return the arguments as they are now.
+
+        Later units may write them: a cache of keys is an example.
+        """
         with _CopyingTensors(self._blank):
             try:
                 return copy.deepcopy(given)
-            except (TypeError, RuntimeError):  # it holds what cannot be copied
+            except (TypeError, RuntimeError):  # something inside cannot be copied
                 return map_tensors(given, self._blank)
 
     def _blank(self, x: Tensor) -> Any:
         if self._sim.imagined.memory.number(x) is None:
-            return x.detach()  # small, and its values are known
+            return x.detach()  # a small tensor with real values
         return Blank(tuple(x.shape), x.dtype, x.requires_grad)
 
 
 class _CopyingTensors(TorchFunctionMode):
-    """Inside, deep copies have something else in the place of each tensor."""
+    """Torch function mode under which deep copies replace each tensor."""
 
     def __init__(self, change: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -198,7 +201,7 @@ class _CopyingTensors(TorchFunctionMode):
 
 
 class _Removed:
-    """Removes hooks at the end of a block."""
+    """Context manager that removes hooks at the end of its block."""
 
     def __init__(self, hooks: list[Any]) -> None:
         self._hooks = hooks

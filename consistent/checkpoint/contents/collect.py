@@ -1,4 +1,4 @@
-"""What of each object goes into a checkpoint: its tensors by name, and all else as JSON.
+"""The contents that a checkpoint stores of each object: its tensors by name, and all else as JSON.
 
 ```
 save(folder, model=model, optimizer=optimizer, step=120)
@@ -27,12 +27,13 @@ from . import parameters
 
 @dataclass
 class Contents:
-    """What is to be saved.
+    """Tensors and values to be saved.
 
     Args:
         tensors: name -> tensor, global or plain.
         values: name given to ``save`` -> JSON text.
-        kinds: that name -> "module", "optimizer", "state" (what has a ``state_dict``) or "value".
+        kinds: name given to ``save`` -> "module", "optimizer", "state" (an object with a
+            ``state_dict``) or "value".
         aliases: further names of tensors -> the name in ``tensors``.
     """
 
@@ -43,7 +44,7 @@ class Contents:
     _names: dict[int, str] = field(default_factory=dict)  # id -> name: one object has one name
 
     def enter(self, x: torch.Tensor, path: Trail) -> str:
-        """Enter a tensor that was met under this path; returns its name."""
+        """Add a tensor that was found under this path, and return its name."""
         name = ".".join(path)
         if name in self.tensors or name in self.aliases:
             raise ValueError(
@@ -59,7 +60,7 @@ class Contents:
         return name
 
     def by_any_name(self) -> dict[str, torch.Tensor]:
-        """The tensors by all their names."""
+        """Return the tensors by all their names, aliases included."""
         return {**self.tensors, **{a: self.tensors[name] for a, name in self.aliases.items()}}
 
 
@@ -68,7 +69,7 @@ def _check_kind(x: torch.Tensor, name: str) -> None:
     if x.layout is not torch.strided:
         why = f"its layout is {x.layout}; give x.to_dense()"
     elif is_global(x):
-        return  # none of what follows, and each question costs microseconds
+        return  # the checks below cannot fail, and each one costs microseconds
     elif x.is_meta:
         why = "it is on meta and has no values; give it values first"
     elif x.is_quantized or x.is_nested:
@@ -78,7 +79,7 @@ def _check_kind(x: torch.Tensor, name: str) -> None:
 
 
 def kind_of(given: Any) -> str:
-    """What sort of object this is, as ``Contents.kinds`` says."""
+    """Return the kind of an object, as in ``Contents.kinds``."""
     if isinstance(given, torch.nn.Module):
         return "module"
     if isinstance(given, torch.optim.Optimizer):
@@ -88,20 +89,23 @@ def kind_of(given: Any) -> str:
 
 
 def state_of(name: str, given: Any, objects: Mapping[str, Any]) -> Any:
-    """What of the object ``given`` as ``name`` is saved; ``objects`` are all that are given."""
+    """Return what is saved of the object ``given`` under ``name``. ``objects`` are all objects of
+    the save; their modules have the names of an optimizer's parameters."""
     kind = kind_of(given)
     if kind == "module":
-        return dict(given.state_dict(keep_vars=True))  # the objects themselves: a tied one is one
+        # keep_vars gives the parameters themselves, so a tied one is known by its id.
+        return dict(given.state_dict(keep_vars=True))
     if kind == "optimizer":
         return parameters.named_state(name, given, parameters.names_in(objects))
     return given.state_dict() if kind == "state" else given
 
 
 def collect(objects: Mapping[str, Any]) -> Contents:
-    """What is saved of these objects. Nothing is sent.
+    """Collect what is saved of these objects. Nothing is sent.
 
     Raises:
-        TypeError, ValueError: files do not hold something in them; the message says its name.
+        TypeError, ValueError: an object contains something that cannot be stored; the message says
+            where.
     """
     found = Contents()
     for name, given in objects.items():
@@ -112,9 +116,10 @@ def collect(objects: Mapping[str, Any]) -> Contents:
 
 
 def digests(contents: Contents) -> dict[str, int]:
-    """A number for each value and each plain tensor, which differs where these do."""
+    """Return a checksum of each value and plain tensor, by which ranks find those that differ."""
     found = {f"value {name}": zlib.crc32(text.encode()) for name, text in contents.values.items()}
     for name, x in contents.tensors.items():
+        # Other subclasses, such as DTensor, consist of pieces that differ by rank anyway.
         if not is_global(x) and type(x) in (torch.Tensor, torch.nn.Parameter):
             found[f"tensor {name}"] = zlib.crc32(bytes_of(x))
     return found

@@ -1,4 +1,5 @@
-"""The state of an optimizer by the names of its parameters, so that it fits them in any order."""
+"""Conversion of optimizer state between numbers and names of parameters, so that it fits parameters
+in any order."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ Names = dict[int, list[str]]  # id of a parameter -> its names
 
 
 def names_in(objects: Mapping[str, Any]) -> Names:
-    """The names of the parameters of the modules among ``objects``; with several modules the name
-    of the module comes first."""
+    """Return the names of each parameter of the modules in ``objects``, by the parameter's id. Each
+    name occurs in two forms, without and with the module's name; the first form comes first if
+    there is one module, the second if there are several."""
     modules = {k: m for k, m in objects.items() if isinstance(m, torch.nn.Module)}
     names: Names = {}
     for key, module in modules.items():
@@ -23,12 +25,12 @@ def names_in(objects: Mapping[str, Any]) -> Names:
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """The parameters in the order in which the state dict of the optimizer counts them."""
+    """Return the parameters in the order in which the optimizer's state dict numbers them."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _name_of(what: str, optimizer: Any, names: Names) -> Callable[[int, Any], list[str]]:
-    """A function that gives the names of the optimizer's k-th parameter."""
+    """Return a function that maps (k, k-th parameter of the optimizer) to its names."""
     own = [n for group in optimizer.param_groups for n in group.get("param_names", ())]
     count = len(parameters_of(optimizer))
 
@@ -49,13 +51,13 @@ def _name_of(what: str, optimizer: Any, names: Names) -> Callable[[int, Any], li
 
 
 def all_names(what: str, optimizer: torch.optim.Optimizer, names: Names) -> list[list[str]]:
-    """The names of each parameter, in order."""
+    """Return the names of each parameter of the optimizer, in order."""
     name_of = _name_of(what, optimizer, names)
     return [name_of(k, p) for k, p in enumerate(parameters_of(optimizer))]
 
 
 def named_state(what: str, optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any]:
-    """The optimizer's state dict with the first name of a parameter in place of its number."""
+    """Return the optimizer's state dict with each parameter's number replaced by its first name."""
     told = optimizer.state_dict()
     first = [each[0] for each in all_names(what, optimizer, names)]
     groups = []
@@ -70,15 +72,16 @@ def named_state(what: str, optimizer: torch.optim.Optimizer, names: Names) -> di
 def numbered_state(
     what: str, saved: dict[str, Any], optimizer: torch.optim.Optimizer, names: Names
 ) -> dict[str, Any]:
-    """The way back: a state dict for ``optimizer``, whose parameters have any of ``names``.
+    """Return a saved state dict with numbers in place of names, for ``optimizer``. A parameter may
+    have been saved under any of its ``names``.
 
     Raises:
-        ValueError: what was saved is of other parameters, or groups them otherwise.
+        ValueError: the saved state is of other parameters, or groups them differently.
     """
     known = {name: k for k, each in enumerate(all_names(what, optimizer, names)) for name in each}
     groups = [{**g, "params": list(map(str, g["params"]))} for g in saved["param_groups"]]
     if all(n.isdigit() and n not in known for group in groups for n in group["params"]):
-        known = {str(k): k for k in known.values()}  # torch's own state dict: by number
+        known = {str(k): k for k in known.values()}  # torch's own state dict has numbers
     missing = [n for group in groups for n in group["params"] if n not in known]
     there = {known[n] for group in groups for n in group["params"] if n in known}
     first = {k: name for name, k in reversed(known.items())}
@@ -99,7 +102,7 @@ def numbered_state(
 def _groups(
     what: str, saved: list[dict[str, Any]], optimizer: Any, known: dict[str, int]
 ) -> list[dict[str, Any]]:
-    """The saved groups in the optimizer's order."""
+    """Return the saved parameter groups in the order of the optimizer's groups."""
     by_members = {frozenset(known[n] for n in group["params"]): group for group in saved}
     found, start = [], 0
     for k, group in enumerate(optimizer.param_groups):

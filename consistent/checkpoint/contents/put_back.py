@@ -1,6 +1,7 @@
-"""From a checkpoint back into objects: which tensors are read into which, and what they are given.
+"""Loading of a checkpoint into objects: which tensors are read into which, and what the objects
+get.
 
-All is checked before anything is read: names, shapes and dtypes, of all objects at once.
+Names, shapes and dtypes of all objects are checked before anything is read.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from . import parameters
 from .collect import Contents, kind_of, state_of
 from .stored import Stored, TensorName
 
-OPTIONS = ("strict", "cast", "random")  # of load, for names that were mistyped
+OPTIONS = ("strict", "cast", "random")  # of load, suggested for mistyped names
 
 
 class Loading:
-    """What ``load`` does with a checkpoint.
+    """The load of a checkpoint into objects.
 
     Args:
         stored: the checkpoint.
-        objects: what to read into, by name.
-        strict, cast: as ``load`` has them.
+        objects: the objects to read into, by name.
+        strict, cast: as in ``load``.
 
     Raises:
-        ValueError: the checkpoint does not fit; the message says all that does not.
+        ValueError: the checkpoint does not fit; the message lists everything that does not.
     """
 
     def __init__(self, stored: Stored, objects: dict[str, Any], strict: bool, cast: bool) -> None:
@@ -44,8 +45,9 @@ class Loading:
         self.targets: dict[str, torch.Tensor] = {}
         """Name in the checkpoint -> plain or global tensor to read into."""
         self._made: dict[str, torch.Tensor] = {}  # name in a value -> tensor
-        self._to_spread: dict[str, Placement] = {}  # of these: where they will be B
-        # What is no one box on a rank -> what is read in its stead.
+        # Names in ``_made`` of plain tensors that become B on this placement after reading.
+        self._to_spread: dict[str, Placement] = {}
+        # (tensor whose shard is not one box, tensor that is read in its place)
         self._cut: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._modules: dict[str, dict[str, Any]] = {}
         for name, given in objects.items():
@@ -79,7 +81,7 @@ class Loading:
             self._faults.append(f"{name}: what is stored is not its state ({error!r})")
 
     def _others(self) -> list[str]:
-        """The names of values that no object is given for."""
+        """Return the names of stored values for which no object is given."""
         index = self._stored.index
         return [n for n, k in index.kinds.items() if k == "value" and n not in self._objects]
 
@@ -90,7 +92,8 @@ class Loading:
         wanted = {k: x for k, x in state.items() if isinstance(x, torch.Tensor)}
         prefix, there = self._part_of(name, list(wanted))
         if self._strict:
-            read = {id(wanted[k]) for k in wanted if k in there}  # by any name of a tied tensor
+            # A tied tensor is not missing if the checkpoint has it under any of its names.
+            read = {id(wanted[k]) for k in wanted if k in there}
             missing = [k for k, x in wanted.items() if k not in there and id(x) not in read]
             extra = [k for k in there if k not in wanted]
             self._faults += [f"{name}: the checkpoint lacks {k}" for k in missing]
@@ -101,9 +104,9 @@ class Loading:
         self._modules[name] = {k: self._other_state(name, prefix, k, x) for k, x in state.items()}
 
     def _part_of(self, name: str, wanted: list[str]) -> tuple[str, set[str]]:
-        """(prefix, names behind it) of a module's tensors in the checkpoint: all that begin with
-        its name; or all that there are, if the checkpoint is of one module, as more of the module's
-        names say."""
+        """Return (prefix, names after the prefix) of a module's tensors in the checkpoint. These
+        are the tensors whose names begin with the module's name; or all tensors, if more of the
+        module's names match that way, as in a checkpoint of one module."""
         stored, index = self._stored, self._stored.index
         prefix = f"{name}."
         own = {key.removeprefix(prefix) for key in stored.tensors if key.startswith(prefix)}
@@ -114,7 +117,8 @@ class Loading:
         return ("", every) if matches[1] > matches[0] or not own else (prefix, own)
 
     def _other_state(self, name: str, prefix: str, key: str, now: Any) -> Any:
-        """What the module is given for this key, if it takes anything."""
+        """Return what the module's ``load_state_dict`` gets for this key: its own tensor, which is
+        read in place, or the stored value."""
         if isinstance(now, torch.Tensor) or not prefix or name not in self._stored.index.values:
             return now.detach() if isinstance(now, torch.Tensor) else now
         return self._stored.value(name).get(key, now)
@@ -127,7 +131,7 @@ class Loading:
         states = numbered["state"]
         for k, p in enumerate(parameters.parameters_of(optimizer)):
             own = optimizer.state.get(p, {})
-            own = {} if isinstance(own, OwnedState) else own  # it differs by rank
+            own = {} if isinstance(own, OwnedState) else own  # state of the owning rank only
             for inner, held in _beside(states.pop(k, {}), own):
                 self._enter_state(inner, p, held)
         now: Any = {**optimizer.state_dict(), "state": dict(optimizer.state)}
@@ -135,8 +139,8 @@ class Loading:
             self._enter_setting(inner, held)
 
     def _enter_state(self, name: str, p: Any, held: Any) -> None:
-        """A tensor of the state of a parameter lies as it does now; else as the optimizer would
-        make it."""
+        """Choose the tensor that a tensor of a parameter's state is read into. It has the layout of
+        the present state tensor, or else the layout in which the optimizer would create it."""
         key = self._stored.key(name)
         shape, dtype = self._stored.shape(key), self._stored.dtype(key)
         if isinstance(held, torch.Tensor) and held.shape == shape:
@@ -151,7 +155,8 @@ class Loading:
                 self._to_spread[name] = p.placement
 
     def _enter_setting(self, name: TensorName, held: Any) -> None:
-        """A tensor among the settings, such as a rate, lies as it does now; else it is plain."""
+        """Choose the tensor that a tensor among the settings, such as a learning rate, is read
+        into. It has the layout of the present one, or else is plain."""
         key = self._stored.key(name)
         shape, dtype = self._stored.shape(key), self._stored.dtype(key)
         fits = isinstance(held, torch.Tensor) and held.shape == shape
@@ -161,8 +166,9 @@ class Loading:
     # -- everything else ---------------------------------------------------------------------------
 
     def _enter_value(self, name: str, now: dict[str, torch.Tensor]) -> None:
-        """Restore a value: tensors lie as those that it has now under the same names, others are
-        plain. An object that takes a state gets new ones."""
+        """Choose the tensors that the tensors of a value are read into: those that the object has
+        now under the same names, in place, and plain tensors for others. An object with
+        ``load_state_dict`` gets new tensors instead."""
         takes_state = kind_of(self._objects.get(name)) == "state"
         for inner in self._stored.tensor_names(name):
             key, held = self._stored.key(inner), now.get(inner)
@@ -175,7 +181,8 @@ class Loading:
     # -- targets -----------------------------------------------------------------------------------
 
     def _add(self, shown: str, key: str, target: Any) -> None:
-        """Read the tensor ``key`` into ``target``, which errors and values call ``shown``."""
+        """Note that the tensor ``key`` is read into ``target``, or why it does not fit. Errors and
+        values use the name ``shown``."""
         shape, dtype = self._stored.shape(key), self._stored.dtype(key)
         if target.shape != shape:
             self._faults.append(
@@ -196,7 +203,7 @@ class Loading:
     # -- after reading -----------------------------------------------------------------------------
 
     def put_back(self) -> dict[str, Any]:
-        """Give the objects what was read; returns the values that no object is given for."""
+        """Give the objects what was read. Returns the values for which no object is given."""
         for target, read in self._cut:
             with torch.no_grad():
                 target.copy_(read)
@@ -204,6 +211,7 @@ class Loading:
             self._made[name] = distribute(self._made[name], placement, (B,) * placement.ndim)
         for name, state in self._modules.items():
             if not _is_in_place(self._objects[name], state):
+                # Missing and extra names were checked before, unless the caller allowed them.
                 self._objects[name].load_state_dict(state, strict=False)
         found = {}
         for name in [*self._objects, *self._others()]:
@@ -217,14 +225,14 @@ class Loading:
                     found[name] = value
                 elif name != "random":
                     given.load_state_dict(value)
-        if "random" in self._objects:  # last: the others may draw numbers
+        if "random" in self._objects:  # last, because load_state_dict of others may draw numbers
             self._objects["random"].load_state_dict(self._stored.value("random", self._made))
         return found
 
 
 def like(x: Any, dtype: torch.dtype, sbp: NdSbp | None = None) -> torch.Tensor:
-    """A new tensor of this dtype that lies as ``x`` does, or by ``sbp`` on the same placement, in
-    one box on each rank, as it is read."""
+    """Return a new tensor of this dtype in the layout of ``x``, or of ``sbp`` on the same
+    placement. The shard of each rank is one box, as reading requires."""
     if not is_global(x):
         return torch.empty_like(x, dtype=dtype)
     layout = TensorSpec.of(x.placement, sbp or x.sbp, x.shape, dtype).settled.plain
@@ -232,7 +240,8 @@ def like(x: Any, dtype: torch.dtype, sbp: NdSbp | None = None) -> torch.Tensor:
 
 
 def _beside(stored: Any, held: Any) -> Iterator[tuple[TensorName, Any]]:
-    """The tensors in a part of a value, each with what is held at its place now, if anything."""
+    """Yield each tensor in a part of a stored value, together with what the object has at the same
+    place now, or None."""
     if isinstance(stored, TensorName):
         yield stored, held
     elif isinstance(stored, list | tuple):
@@ -246,7 +255,8 @@ def _beside(stored: Any, held: Any) -> Iterator[tuple[TensorName, Any]]:
 
 
 def _is_in_place(module: torch.nn.Module, state: dict[str, Any]) -> bool:
-    """Whether the module's own tensors are all that there is in its state."""
+    """Return whether the state consists of the module's own parameters and buffers only. They are
+    read in place, so ``load_state_dict`` is not needed."""
     held = module.state_dict(keep_vars=True)
     tensors = [*module.parameters(), *module.buffers()]
     own = {id(x) for x in tensors}

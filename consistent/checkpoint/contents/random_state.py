@@ -12,17 +12,18 @@ from ...forms.random import generator
 
 
 class RandomState:
-    """torch's generators, Python's and numpy's.
+    """States of the random generators of torch, Python and numpy.
 
-    The count of the random ops of global tensors is in the state of torch's generator, so these
-    go on where they were, on any number of ranks. Numbers that a rank draws for itself go on only
-    where there are as many ranks as before: other ranks' states are none of its own.
+    The state of torch's generator contains the count of random ops on global tensors. So these ops
+    continue where they were on any number of ranks. Random numbers that a rank draws for itself
+    continue only if there are as many ranks as before, because a rank cannot use the state of
+    another one.
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """The states now."""
-        # The count is put in and taken out here: torch's functions do so only once there is a
-        # global tensor, and a program may load before it makes one.
+        """Return the present states."""
+        # The count is written and read here, because the patched torch functions do so only once
+        # a global tensor exists, and a program may load before it makes one.
         count = generator.count(torch.default_generator)
         found = {
             "torch": generator.with_count(torch.get_rng_state(), count),
@@ -34,7 +35,7 @@ class RandomState:
         return found
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from these states; one that is missing stays as it is."""
+        """Restore these states; a generator whose state is missing stays as it is."""
         torch.set_rng_state(state["torch"])
         generator.set_count(torch.default_generator, generator.count_in(state["torch"]))
         if "python" in state:

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, as one rank of this world sees it."""
+"""The contents of a checkpoint, as one rank of this world reads them."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ _RANK = "@rank"
 
 
 def on_rank(name: str, rank: int) -> str:
-    """The name under which a tensor that differs between ranks is saved of this one."""
+    """Return the name under which ``rank`` saves its version of a tensor that differs by rank."""
     return f"{name}{_RANK}{rank}"
 
 
 def without_rank(name: str) -> str:
-    """The way back."""
+    """Return a name without the suffix that ``on_rank`` adds."""
     base, at, rank = name.rpartition(_RANK)
     return base if at and rank.isdigit() else name
 
 
 class TensorName(str):
-    """Stands for a tensor of the checkpoint in a value."""
+    """Placeholder for a tensor of the checkpoint in a value: the tensor's name."""
 
 
 class Stored:
-    """A checkpoint and the rank that reads it.
+    """A checkpoint, as one rank reads it.
 
     Args:
-        rank, ranks: of this world.
+        rank, ranks: number of this rank and of all ranks in this world.
     """
 
     def __init__(self, index: Index, rank: int, ranks: int) -> None:
@@ -40,27 +40,27 @@ class Stored:
 
     @property
     def tensors(self) -> list[str]:
-        """The names of all tensors."""
+        """Return the names of all tensors."""
         return list(self._tensors)
 
     @property
     def names(self) -> list[str]:
-        """The names that were given to ``save``, or that stand first in names of tensors."""
+        """Return the names that ``save`` was called with, or that tensor names begin with."""
         return sorted({*self.index.values, *(key.split(".")[0] for key in self._tensors)})
 
     def shape(self, key: str) -> torch.Size:
-        """The shape of a tensor."""
+        """Return the shape of a tensor."""
         return self._tensors[key].size
 
     def dtype(self, key: str) -> torch.dtype:
-        """The dtype of a tensor."""
+        """Return the dtype of a tensor."""
         return self._tensors[key].properties.dtype
 
     def text(self, name: str) -> Any:
-        """The value of this name as ``values.encode`` writes it.
+        """Return the value of this name as ``values.encode`` wrote it.
 
         Raises:
-            ValueError: each rank saved another one, and there were other ranks.
+            ValueError: each rank saved a different value, and the number of ranks was another one.
         """
         text = self.index.values[name]
         if not self._differs(name):
@@ -79,15 +79,16 @@ class Stored:
         return name in differing or any(each.startswith(f"{name}.") for each in differing)
 
     def key(self, name: str) -> str:
-        """The name in the file of a tensor that a value names."""
+        """Return the name in the file of a tensor that a value names."""
         if name not in self.index.differing:
             return name
         return on_rank(name, self._rank if self._ranks == self.index.ranks else 0)
 
     def tensor_names(self, name: str) -> list[str]:
-        """The names of the tensors in a value."""
+        """Return the names of the tensors in a value."""
         return tensors_in(self.text(name))
 
     def value(self, name: str, tensors: dict[str, torch.Tensor] | None = None) -> Any:
-        """A value; its tensors are ``tensors``, or stand there by their names."""
+        """Return a value. Its tensors are taken from ``tensors``, or represented by a
+        ``TensorName`` without it."""
         return decode(self.text(name), TensorName if tensors is None else tensors.__getitem__)

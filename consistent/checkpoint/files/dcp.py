@@ -1,7 +1,8 @@
-"""Folders that ``torch.distributed.checkpoint`` wrote to a file system.
+"""Reader of folders that ``torch.distributed.checkpoint`` wrote to a file system.
 
-Their index is a pickle, which is read as records (``records.py``): no object of it is made. What it
-says is held against the files of the folder before memory is asked for.
+The index of such a folder is a pickle. It is parsed into records (``records.py``), and none of its
+objects is created. What the index claims is checked against the files of the folder before memory
+is allocated.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _MOST_LEVELS = 60  # of a value in the dictionary that was saved
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a tensor or value lies: the file's name, the place of its first byte, its bytes."""
+    """Location of a tensor or value: name of the file, offset of the first byte, byte count."""
 
     file: str
     at: int
@@ -45,7 +46,7 @@ class Stored:
 
 
 class FromDcp(Reader):
-    """Reads such a folder."""
+    """Reader of a folder that ``torch.distributed.checkpoint`` wrote."""
 
     def __init__(self, folder: str, index: Index) -> None:
         super().__init__(index)
@@ -55,6 +56,7 @@ class FromDcp(Reader):
         held = self.record(stored)
         found: Any = self.index.tensors.state_dict_metadata[stored.fqn]
         dtype = found.properties.dtype
+        # The file may contain another tensor than the index claims.
         if not isinstance(held, torch.Tensor) or (held.shape, held.dtype) != (chunk.sizes, dtype):
             raise ValueError(
                 f"{stored.fqn}: what is stored is not a tensor of {dtype} and {chunk.sizes}."
@@ -62,7 +64,7 @@ class FromDcp(Reader):
         return narrowed(held, box)
 
     def record(self, stored: MetadataIndex) -> Any:
-        """What is stored there: a tensor, or a value."""
+        """Load the tensor or value that is stored under an entry of the index."""
         place: Stored = self.index.place_of(stored)
         path = os.path.join(self._folder, place.file)
         try:
@@ -74,10 +76,10 @@ class FromDcp(Reader):
 
 
 def dcp_folder(folder: str) -> Reader:
-    """A folder of ``torch.distributed.checkpoint``.
+    """Open a folder of ``torch.distributed.checkpoint``.
 
     Raises:
-        ValueError: its index is damaged, or holds what no index does.
+        ValueError: its index is damaged, or contains something that no index contains.
     """
     path = os.path.join(folder, NAME)
     text = checked.whole(path)
@@ -107,7 +109,7 @@ def _of(given: Any, *names: str) -> Record:
     return given
 
 
-# -- where things lie -----------------------------------------------------------------------------
+# -- locations in the files -----------------------------------------------------------------------
 
 
 def _places(given: Any, folder: str) -> dict[MetadataIndex, Stored]:
@@ -140,7 +142,7 @@ def _stored(told: Record, name: str, folder: str, sizes: dict[str, int]) -> Stor
 
 
 def _check_apart(places: Any) -> None:
-    """Raise ValueError if two entries share bytes: a small file would fill much memory."""
+    """Raise ValueError if two entries share bytes, by which a small file could fill much memory."""
     end, last = 0, ""
     for each in sorted(places, key=lambda p: (p.file, p.at, p.nbytes)):
         if each.file == last and each.at < end:
@@ -148,26 +150,27 @@ def _check_apart(places: Any) -> None:
         end, last = each.at + each.nbytes, each.file
 
 
-# -- what is there --------------------------------------------------------------------------------
+# -- tensors and values ---------------------------------------------------------------------------
 
 
 def _check_count(found: dict, size: int) -> None:
-    """Raise ValueError if tensors have more pieces than the file has bytes: a list of pieces may
-    stand for those of many tensors."""
+    """Raise ValueError if the tensors have more pieces in total than the index has bytes. A pickle
+    can refer to one list of pieces many times, and so describe many pieces in few bytes."""
     lists = [each.field("chunks", ()) for each in found.values() if isinstance(each, Record)]
     if sum(len(each) for each in lists if isinstance(each, list)) > size:
         raise ValueError("it repeats its pieces")
 
 
 class _Place:
-    """Stands for a tensor in a value."""
+    """Placeholder for a tensor in a nested value."""
 
     def __init__(self, key: str) -> None:
         self.key = key
 
 
 def _entered(reader: FromDcp, key: str, told: Any) -> Any:
-    """Enter a tensor, or read a value; returns what stands for it in the dictionary."""
+    """Add a tensor to the reader's index, or load a value. Returns what represents it in the saved
+    dictionary: a ``_Place``, or the value."""
     told = _of(told, *(_DCP + f"metadata.{n}StorageMetadata" for n in ("Tensor", "Bytes")))
     if told.name.endswith("BytesStorageMetadata"):
         return reader.record(MetadataIndex(key))
@@ -205,13 +208,13 @@ def _size(given: Any, key: str) -> torch.Size:
 
 
 class _Nested:
-    """Values by their paths, and the dictionaries and lists that they make."""
+    """Builder of nested dictionaries and lists from values and their paths."""
 
     def __init__(self) -> None:
         self._top: _Level = _Level()
 
     def put(self, path: Any, value: Any) -> None:
-        """Enter a value; an int in its path is a place in a list."""
+        """Add a value at its path. An int in the path is an index of a list."""
         if type(path) is not tuple or not 0 < len(path) <= _MOST_LEVELS:
             raise ValueError(f"the path of a value is not a tuple of at most {_MOST_LEVELS} keys")
         level = self._top
@@ -224,14 +227,14 @@ class _Nested:
         level[path[-1]] = value
 
     def value(self) -> dict[str, Any]:
-        """The dictionary."""
+        """Return the dictionary that was saved."""
         if not all(isinstance(key, str) for key in self._top):
             raise ValueError("what was saved is not a dictionary of texts")
         return {key: _made(each) for key, each in self._top.items()}
 
 
 class _Level(dict):
-    """A dictionary or list of what was saved."""
+    """A saved dictionary or list while it is built; the keys of a list are its indices."""
 
 
 def _key(key: Any) -> Any:
@@ -252,7 +255,7 @@ def _made(level: Any) -> Any:
 
 
 def _encode_places(value: Any, path: tuple[str, ...]) -> Any:
-    """``values.encode`` of a nested value in which ``_Place`` stands for tensors."""
+    """Encode a nested value as ``values.encode`` does, with a ``_Place`` for each tensor."""
     if isinstance(value, _Place):
         return {"$tensor": value.key}
     if isinstance(value, dict) and all(isinstance(k, str) for k in value):

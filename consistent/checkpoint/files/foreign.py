@@ -1,7 +1,7 @@
-"""Checkpoints that others wrote: safetensors and ``torch.save``.
+"""Readers of checkpoints that other libraries wrote: safetensors and ``torch.save``.
 
-None is read by unpickling objects: ``torch.load`` is told ``weights_only``. What a file says of
-itself is held against its size before memory is asked for.
+No file is read by unpickling objects: ``torch.load`` is called with ``weights_only``. The sizes
+that a file claims are checked against its own size before memory is allocated.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MANY = ".safetensors.index.json"  # of a model in several files, as transformer
 
 
 def safetensors(path: str) -> Reader:
-    """A file, or a folder with the file or files of one model.
+    """Open a file of safetensors, or a folder with the file or files of one model.
 
     Raises:
         ValueError: a file is damaged.
@@ -50,7 +50,7 @@ def safetensors(path: str) -> Reader:
 
 
 def is_safetensors(path: str) -> bool:
-    """Whether it is a file of safetensors or a folder with some."""
+    """Return whether ``path`` is a file of safetensors or a folder that contains some."""
     return path.endswith(".safetensors") or (os.path.isdir(path) and bool(_files_of(path)))
 
 
@@ -65,19 +65,21 @@ def _files_of(path: str) -> list[str]:
 
 
 def files_named(path: str) -> list[str]:
-    """The files of a model that the index of transformers names, each in the index's folder.
+    """Return the files of a model that the index of transformers lists; all are in the index's
+    folder.
 
     Raises:
-        ValueError: it is no such index.
+        ValueError: ``path`` is not such an index.
     """
     return sorted(set(weight_map(path).values()))
 
 
 def weight_map(path: str) -> dict[str, str]:
-    """The name of each tensor -> the file that has it, as the index of transformers says.
+    """Return the file that contains each tensor, by the tensor's name, as the index of transformers
+    lists them.
 
     Raises:
-        ValueError: it is no such index, or names a file of another folder.
+        ValueError: ``path`` is not such an index, or lists a file of another folder.
     """
     try:
         told = checked.of(dict, checked.parsed(checked.whole(path)), "it").get("weight_map")
@@ -94,11 +96,12 @@ def weight_map(path: str) -> dict[str, str]:
 
 
 def _header(path: str) -> dict[str, dict[str, Any]]:
-    """Name -> dtype, shape, place and bytes of each tensor in a file."""
+    """Return dtype, shape, offset and number of bytes of each tensor in a file, by name."""
     size = os.path.getsize(path)
     try:
         with checked.opened(path) as file:
             length = int.from_bytes(file.read(8), "little")
+            # A forged length must not make this allocate much memory.
             if not 2 <= length <= min(size - 8, 100 << 20):
                 raise ValueError(f"a header of {length} bytes does not fit")
             header = checked.of(dict, checked.parsed(file.read(length)), "its header")
@@ -125,7 +128,8 @@ def _place(key: str, told: dict[str, Any], start: int) -> dict[str, Any]:
 
 
 def _check_apart(found: dict[str, dict[str, Any]], start: int, size: int) -> None:
-    """Raise ValueError unless tensors follow one another, as the format asks, up to the end."""
+    """Raise ValueError unless the tensors follow one another without gaps up to the end of the
+    file, as the format requires."""
     end = start
     for told in sorted(found.values(), key=lambda each: (each["at"], each["nbytes"])):
         if told["at"] != end:
@@ -139,19 +143,21 @@ def _check_apart(found: dict[str, dict[str, Any]], start: int, size: int) -> Non
 
 
 class InMemory(Reader):
-    """Tensors that a file of ``torch.save`` maps into memory."""
+    """Reader of the tensors of a ``torch.save`` file, which ``torch.load`` has loaded or mapped
+    into memory."""
 
     def piece(self, stored: MetadataIndex, chunk: ChunkStorageMetadata, box: Box) -> torch.Tensor:
         return narrowed(self.index.tensors.storage_data[stored], box)
 
 
 def torch_file(path: str) -> Reader:
-    """A file of ``torch.save``: the state dict of a module, or a dictionary of several objects.
+    """Open a file of ``torch.save``: the state dict of a module, or a dictionary of several
+    objects.
 
     Raises:
-        ValueError: it is damaged, or holds objects other than tensors and values.
+        ValueError: the file is damaged, or contains objects other than tensors and values.
     """
-    with checked.opened(path):  # a file, and one that may be read
+    with checked.opened(path):  # raises unless it is a plain file that this process may read
         pass
     try:
         held = loaded(path)
@@ -165,7 +171,7 @@ def torch_file(path: str) -> Reader:
 
 
 def _index_of(held: Mapping[Any, Any], file: str) -> Index:
-    """The index of a nested dictionary; tensors at its top belong to one module."""
+    """Build the index of a nested dictionary. Tensors at its top level belong to one module."""
     index = Index(Metadata({}, storage_data={}))
     room = Room(os.path.getsize(file))
 
@@ -184,7 +190,7 @@ def _index_of(held: Mapping[Any, Any], file: str) -> Index:
 
 
 def kind_of(value: Any) -> str:
-    """What was saved, as ``Index.kinds`` says; a tensor may be one of a module."""
+    """Return the kind of a stored value, as in ``Index.kinds``. A tensor may belong to a module."""
     if isinstance(value, torch.Tensor):
         return "tensor"
     return "state" if isinstance(value, Mapping) else "value"

@@ -1,8 +1,8 @@
-"""The index of a checkpoint: one JSON file that says what the data files hold.
+"""The index of a checkpoint: one JSON file that describes what the data files contain.
 
-It has a checksum of its own. It is written last, and the folder gets its name after that, so a
-folder with an index is whole. In memory the tensors are the ``Metadata`` of
-``torch.distributed.checkpoint``, as in checkpoints of any other format.
+The index contains a checksum of itself. It is written last, and the folder gets its name after
+that, so a folder with an index is complete. In memory the tensors are described by the ``Metadata``
+of ``torch.distributed.checkpoint``, for checkpoints of every format.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ _VERSION = 1
 
 @dataclass
 class Index:
-    """What a checkpoint holds.
+    """Description of what a checkpoint contains.
 
-    ``kinds``: name given to ``save`` -> what it was ("module", "optimizer", "state", "value"; of
-    other formats "tensor" too, which may be a module's).
-    ``values``: name -> its value as ``values.encode`` writes it, alike on all ranks; or, for a name
-    in ``differing``, a list with one value a rank.
-    ``tensors`` has ``storage_data`` too: piece -> ``Where``. ``aliases``: a tensor's other name ->
-    its name.
+    Attributes:
+        kinds: name given to ``save`` -> what it was: "module", "optimizer", "state" or "value"; in
+            other formats also "tensor", which may belong to a module.
+        values: name -> its value as ``values.encode`` writes it, equal on all ranks; or, for a name
+            in ``differing``, a list with one value for each rank.
+        tensors: the tensors and their pieces; ``storage_data`` gives the ``Where`` of each piece.
+        aliases: a further name of a tensor -> its name in ``tensors``.
     """
 
     tensors: Metadata
@@ -60,16 +61,16 @@ class Index:
     serial: int = 0
     files: dict[str, int] = field(default_factory=dict)  # name -> bytes
 
-    crc32: int = 0  # of its text; 0 of other formats
+    crc32: int = 0  # checksum of the text; 0 for other formats
 
     def place_of(self, stored: MetadataIndex) -> Any:
-        """Where a piece lies, by any name of its tensor."""
+        """Return where a piece is stored; its tensor may be named by an alias."""
         name = self.aliases.get(stored.fqn, stored.fqn)
         return self.tensors.storage_data[MetadataIndex(name, stored.offset)]
 
 
 def write(path: str, index: Index) -> None:
-    """Write the index and wait until it is on the disk."""
+    """Write the index and wait until it is on disk."""
     body = json.dumps(
         {
             "step": index.step,
@@ -109,7 +110,8 @@ def _told(metadata: Metadata, key: str) -> dict[str, Any]:
 
 
 def serial_of(path: str) -> int | None:
-    """The serial number of the checkpoint whose index this is; None if it is not one."""
+    """Return the serial number of the checkpoint that has the index ``path``; None if the file is
+    not an index."""
     try:
         with checked.opened(path) as file:
             head = _HEAD.match(file.read(200))
@@ -119,7 +121,7 @@ def serial_of(path: str) -> int | None:
 
 
 def read(path: str) -> Index:
-    """The index in this file.
+    """Read and verify the index in this file.
 
     Raises:
         ValueError: the file is damaged, or its parts do not fit together.
@@ -146,8 +148,8 @@ def read(path: str) -> Index:
 
 
 def stamp_of(index: Index) -> int:
-    """A number that differs where what two ranks read under one path does: all of our own index,
-    of other formats the names, shapes and dtypes."""
+    """Return a number by which ranks notice that they read different checkpoints under one path. It
+    is the checksum of the index, or, for other formats, of the names, kinds, shapes and dtypes."""
     if index.crc32:
         return index.crc32
     there: Any = index.tensors.state_dict_metadata
@@ -159,7 +161,7 @@ def _damaged(path: str, why: str) -> ValueError:
     return ValueError(f"{path} is damaged: {why}. Take an earlier checkpoint.")
 
 
-# Of which type the entries are that are taken as they stand.
+# Types of the entries that are copied into the ``Index`` unchanged.
 _ENTRIES = {
     "values": dict, "kinds": dict, "differing": list, "aliases": dict, "ranks": int, "files": dict,
 }  # fmt: skip
@@ -225,7 +227,7 @@ def _where(key: str, told: list[Any], wanted: int, files: dict[str, int]) -> Whe
 
 
 def check_apart(places: Iterable[Where]) -> None:
-    """Raise ValueError if two pieces share bytes: a small file would fill much memory."""
+    """Raise ValueError if two pieces share bytes, by which a small file could fill much memory."""
     inside = sorted((p.file, p.at, p.nbytes) for p in places if p.nbytes)
     for (file, at, nbytes), (other, start, _) in pairwise(inside):
         if file == other and at + nbytes > start:

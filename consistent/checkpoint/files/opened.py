@@ -1,4 +1,4 @@
-"""Opening a checkpoint of any of the formats that are read."""
+"""Opening of a checkpoint in any supported format."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .reader import Reader, ours
 
 
 def opened(path: str) -> Reader:
-    """A reader of this file or folder.
+    """Return a reader of the checkpoint in this file or folder.
 
     Raises:
-        FileNotFoundError: it holds no checkpoint.
-        ValueError: it is damaged.
+        FileNotFoundError: there is no checkpoint in it.
+        ValueError: the checkpoint is damaged.
     """
     if os.path.isfile(os.path.join(path, index_file.NAME)):
         return ours(path)

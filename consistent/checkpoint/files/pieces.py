@@ -1,4 +1,4 @@
-"""Data files: pieces of tensors one after another, in the format of safetensors, and checksums.
+"""Data files: pieces of tensors in the format of safetensors, and the checksums of the pieces.
 
 ```
 | 8 bytes: length of the header | header: JSON, name -> dtype, shape, place | piece | piece | ...
@@ -6,7 +6,7 @@
                                                          a checksum for each block of 4 MiB of it
 ```
 
-So any tool that reads safetensors shows what a file holds. The checksums are in the index of the
+Any tool that reads safetensors can show what a file contains. The checksums are in the index of the
 checkpoint (``index.py``): a reader verifies the blocks that it reads, and no others.
 """
 
@@ -24,7 +24,7 @@ import torch
 
 BLOCK = 4 << 20  # bytes that have one checksum
 
-# Names of dtypes in safetensors files; what has none there is written as bytes.
+# Names of dtypes in safetensors files; tensors of other dtypes are written as bytes.
 NAMES = {
     torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16",
     torch.int32: "I32", torch.int64: "I64", torch.uint16: "U16", torch.uint32: "U32",
@@ -36,7 +36,7 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Where:
-    """Where a piece lies: the file's name, the place of its first byte, its bytes, checksums."""
+    """Location of a piece: name of the file, offset of the first byte, byte count, checksums."""
 
     file: str
     at: int
@@ -45,14 +45,14 @@ class Where:
 
 
 def bytes_of(x: torch.Tensor) -> memoryview:
-    """The elements of a plain tensor, row by row."""
+    """Return the elements of a plain tensor as bytes, in row-major order."""
     flat = x.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     held: Any = flat.view(torch.uint8).numpy()
     return memoryview(held)
 
 
 def header_of(pieces: Sequence[tuple[str, torch.dtype, Sequence[int]]]) -> bytes:
-    """The header of a file that holds these pieces, (name, dtype, shape), in this order."""
+    """Return the header of a file with these pieces, (name, dtype, shape), in this order."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, dtype, shape in pieces:
@@ -69,9 +69,9 @@ def header_of(pieces: Sequence[tuple[str, torch.dtype, Sequence[int]]]) -> bytes
 
 
 def write(path: str, pieces: Sequence[tuple[str, torch.Tensor]]) -> list[Where]:
-    """Write a file of plain tensors and wait until it is on the disk; returns their places.
+    """Write plain tensors into a file, wait until it is on disk, and return their locations.
 
-    The largest elements come first, so that each piece lies where its dtype may be read.
+    The largest elements come first, so that each piece starts at a multiple of its element size.
     """
     order = sorted(range(len(pieces)), key=lambda k: -pieces[k][1].element_size())
     places: dict[int, Where] = {}
@@ -91,14 +91,14 @@ def write(path: str, pieces: Sequence[tuple[str, torch.Tensor]]) -> list[Where]:
 
 
 def write_all(file: BinaryIO, data: bytes | memoryview) -> None:
-    """Write all of ``data``; a file without a buffer may take less at a time."""
+    """Write all of ``data``. A file without a buffer may accept less in one call."""
     rest = memoryview(data)
     while len(rest):
         rest = rest[file.write(rest) :]
 
 
 def blocks_of(data: memoryview) -> Iterator[memoryview]:
-    """``data`` in blocks of ``BLOCK`` bytes, the last one shorter."""
+    """Split ``data`` into blocks of ``BLOCK`` bytes; the last one may be shorter."""
     return (data[start : start + BLOCK] for start in range(0, len(data), BLOCK))
 
 
@@ -109,10 +109,10 @@ def read(
     shape: Sequence[int],
     box: tuple[Sequence[int], Sequence[int]],
 ) -> torch.Tensor:
-    """The box (starts, sizes) of the piece of this dtype and shape that lies there.
+    """Read the box (starts, sizes) of the piece at ``where``, which has this dtype and shape.
 
     Raises:
-        ValueError: the file is shorter, or its bytes are not those that were written.
+        ValueError: the file is too short, or its bytes are not those that were written.
     """
     starts, sizes = box
     if 0 in sizes:
@@ -120,15 +120,17 @@ def read(
     strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
     first = sum(a * s for a, s in zip(starts, strides, strict=True))
     last = first + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+    # Whole blocks are read, since a checksum covers a whole block.
     begin = first * dtype.itemsize // BLOCK * BLOCK
     end = min(-(-(last + 1) * dtype.itemsize // BLOCK) * BLOCK, where.nbytes)
     data = _verified(file, where, begin, end)
     flat = torch.frombuffer(data, dtype=dtype)
+    # A view of the bytes that were read, in which the rows of the box need not be adjacent.
     return flat.as_strided(list(sizes), strides, first - begin // dtype.itemsize)
 
 
 def _verified(file: BinaryIO, where: Where, begin: int, end: int) -> bytearray:
-    """The bytes of a piece from ``begin``, where a block begins, to ``end``."""
+    """Read and verify the bytes of a piece from ``begin``, the start of a block, to ``end``."""
     data = bytearray(end - begin)
     file.seek(where.at + begin)
     rest = memoryview(data)

@@ -1,7 +1,9 @@
-"""Reading pieces of tensors out of a checkpoint, for ``torch.distributed.checkpoint`` and for us.
+"""Reading of pieces of tensors from a checkpoint, for ``torch.distributed.checkpoint`` and for this
+library.
 
-A reader knows what the checkpoint holds (its index), and gives any box of any piece. Each format
-has one: ``ours`` here, others in ``others.py``.
+A reader has the index of a checkpoint, and reads any box of any piece. Each format has its own
+reader: that of this library's format is here (``ours``), others are in ``dcp.py`` and
+``foreign.py``.
 """
 
 from __future__ import annotations
@@ -33,45 +35,45 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]  # starts, sizes
 
 
 class Reader(StorageReader):
-    """A checkpoint that is open for reading; give it to ``torch.distributed.checkpoint.load`` as
-    its ``storage_reader``, if not to ``load`` here."""
+    """A checkpoint that is open for reading. It is also a ``storage_reader`` for
+    ``torch.distributed.checkpoint.load``."""
 
     def __init__(self, index: Index) -> None:
         self.index = index
 
     @abstractmethod
     def piece(self, stored: MetadataIndex, chunk: ChunkStorageMetadata, box: Box) -> torch.Tensor:
-        """This box of a stored piece, on the CPU."""
+        """Return a box of a stored piece, on the CPU."""
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Inside, files stay open from one piece to the next."""
+        """Keep files open from one piece to the next while the context is active."""
         yield
 
     # -- what torch.distributed.checkpoint calls ---------------------------------------------------
 
     def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
-        """Nothing is kept from one load to the next."""
+        """Do nothing: no state is kept from one load to the next."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The tensors that there are."""
+        """Return the metadata of the stored tensors."""
         return self.index.tensors
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """Nothing is to be prepared."""
+        """Do nothing: reading needs no preparation."""
 
     def prepare_local_plan(self, plan: Any) -> Any:
-        """The plan as it is."""
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
-        """The plans as they are."""
+        """Return the plans unchanged."""
         return plans
 
     def read_data(self, plan: Any, planner: Any) -> Future[None]:
-        """Read what the plan asks for into the planner's tensors."""
+        """Read the items of the plan into the planner's tensors."""
         with self.reading():
             for item in plan.items:
                 stored = item.storage_index
@@ -88,20 +90,20 @@ class Reader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
-        """Whether it is a path."""
+        """Return whether the path exists."""
         return os.path.exists(checkpoint_id)
 
 
 def planned(reader: Reader, targets: dict[str, torch.Tensor]) -> tuple[Any, Any]:
-    """What this rank reads of a checkpoint to fill ``targets``, which are named as in it: a plan
-    and its planner."""
+    """Return the plan of what this rank reads to fill ``targets``, and its planner. The keys of
+    ``targets`` are the names in the checkpoint."""
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(targets, reader.index.tensors)  # type: ignore[arg-type]
     return planner.create_local_plan(), planner
 
 
 class FromPieces(Reader):
-    """Reads data files of pieces (``pieces.py``) that lie in one folder."""
+    """Reader of data files of pieces (``pieces.py``) in one folder."""
 
     def __init__(self, folder: str, index: Index) -> None:
         super().__init__(index)
@@ -124,7 +126,7 @@ class FromPieces(Reader):
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        if self._open is not None:
+        if self._open is not None:  # nested: the outer context closes the files
             yield
             return
         self._open = {}
@@ -136,16 +138,16 @@ class FromPieces(Reader):
 
 
 def ours(folder: str) -> Reader:
-    """A checkpoint that ``save`` wrote.
+    """Open a checkpoint that ``save`` wrote.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: the checkpoint is damaged.
     """
     return FromPieces(folder, index_file.read(os.path.join(folder, index_file.NAME)))
 
 
 def add_whole(metadata: Metadata, key: str, shape: Any, dtype: torch.dtype, place: Any) -> None:
-    """Enter a tensor that is stored in one piece."""
+    """Add a tensor that is stored in one piece to ``metadata``."""
     origin = torch.Size([0] * len(shape))
     metadata.state_dict_metadata[key] = TensorStorageMetadata(
         TensorProperties(dtype=dtype),
@@ -156,7 +158,7 @@ def add_whole(metadata: Metadata, key: str, shape: Any, dtype: torch.dtype, plac
 
 
 def narrowed(x: torch.Tensor, box: Box) -> torch.Tensor:
-    """The box of a tensor, as a view."""
+    """Return a view of a box of ``x``."""
     for d, (start, size) in enumerate(zip(*box, strict=True)):
         x = x.narrow(d, start, size)
     return x

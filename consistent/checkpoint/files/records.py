@@ -1,8 +1,9 @@
-"""Pickles as records: what a pickle would make, and nothing of it made.
+"""Pickles parsed into records: a description of the objects that a pickle would create, without
+creating them.
 
 The index of ``torch.distributed.checkpoint`` is a pickle. Here its calls are not carried out and
-its names not looked up: an object is a ``Record`` that says which one it would be and with what
-state, and whoever reads it takes out the fields that it knows.
+its names are not imported. An object becomes a ``Record`` of its class, arguments and state, and
+the caller takes out the fields that it knows.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from typing import Any
 
 
 class Record:
-    """An object that a pickle would make.
+    """Description of an object that a pickle would create.
 
-    ``name``: module and name of its class or function; "" of what is a name alone.
-    ``args``: of the call; ``state``: what would be set in it.
+    Attributes:
+        name: module and name of its class or function.
+        args: arguments of the call; None if the pickle only names the class or function.
+        state: the state that would be set in the object.
     """
 
     __slots__ = ("name", "args", "state")
@@ -25,10 +28,11 @@ class Record:
         self.name, self.args, self.state = name, args, None
 
     def field(self, name: str, *default: Any) -> Any:
-        """The value of one of its attributes; what has its default may be left out of a pickle.
+        """Return the value of an attribute. Attributes that have their default may be absent from a
+        pickle: give ``default`` for these.
 
         Raises:
-            ValueError: it has none of this name.
+            ValueError: there is no such attribute, and no default.
         """
         state = self.state if isinstance(self.state, dict) else {}
         if name not in state and not default:
@@ -37,11 +41,11 @@ class Record:
 
 
 def records(data: bytes) -> Any:
-    """What a pickle of protocol 2 or later makes: numbers, texts, tuples, lists, dictionaries and
+    """Parse a pickle of protocol 2 or later into numbers, texts, tuples, lists, dictionaries and
     records.
 
     Raises:
-        ValueError: it is damaged, or asks for anything else.
+        ValueError: the pickle is damaged, or contains any other operation.
     """
     try:
         return _Reader(io.BytesIO(data)).load()
@@ -71,7 +75,7 @@ class _Reader(_Unpickler):
     def load_refused(self) -> None:
         raise ValueError("it has a step that no index has")
 
-    # Steps that make plain values, of protocols 2 and later; all others are refused.
+    # Opcodes of protocols 2 and later that make plain values; all others are refused.
     dispatch = dict.fromkeys(range(256), load_refused)
     for _name in (
         "PROTO FRAME MARK STOP EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST APPEND APPENDS "

@@ -1,4 +1,4 @@
-"""Whether pieces make up a tensor: none overlap, and none is missing."""
+"""Check that the pieces of a tensor cover it exactly: without overlap and without gaps."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 _PRIME = (1 << 61) - 1
-_drawn = random.SystemRandom()  # whoever made a file up does not know the rulers
+_drawn = random.SystemRandom()  # so that the author of a forged file cannot predict the marks
 
 
 def check_pieces(key: str, found: Any) -> None:
-    """Raise ValueError unless the pieces of a ``TensorStorageMetadata`` make up the tensor."""
+    """Raise ValueError unless a ``TensorStorageMetadata``'s pieces cover the tensor exactly."""
     shape, chunks = tuple(found.size), found.chunks
     for chunk in chunks:
         if len(chunk.offsets) != len(shape) or len(chunk.sizes) != len(shape):
@@ -23,17 +23,18 @@ def check_pieces(key: str, found: Any) -> None:
             raise ValueError(f"{key} of shape {shape} has a piece outside it, {chunk}")
     if sum(math.prod(c.sizes) for c in chunks) != math.prod(shape):
         raise ValueError(f"{key} of shape {shape} is not covered by its pieces")
+    # The volumes add up, so a gap implies an overlap.
     if len(chunks) > 1 and not _tile(shape, chunks):
         raise ValueError(f"{key} of shape {shape} has pieces that overlap")
 
 
 def _tile(shape: Sequence[int], chunks: Any) -> bool:
-    """Whether each element is in one piece.
+    """Return whether each element is in exactly one piece.
 
-    Each dim gets a ruler with marks at random places, in order or not. Volumes measured by such
-    rulers add up to that of the whole if the pieces tile it. If they do not, the difference is a
-    polynomial of the marks that is not zero, and zero at random marks once in 2 ** 55 cases. So
-    there is nothing to be compared pair by pair.
+    Each dim gets a ruler with marks at random places, in order or not. The volume of a box is
+    measured by these rulers. If the pieces tile the tensor, their volumes add up to that of the
+    whole. If they do not, the difference is a nonzero polynomial of the marks, which is zero at
+    random marks once in 2 ** 55 cases. So no pieces need to be compared pair by pair.
     """
     rulers = [defaultdict(lambda: _drawn.randrange(_PRIME)) for _ in shape]
 

@@ -1,8 +1,8 @@
-"""``torch.load`` of a file that anybody may have written.
+"""``torch.load`` of a file that may come from anybody.
 
-``weights_only`` keeps it from running what the file says. It still makes what the file asks for:
-memory of any size for some bytes. So the file is looked at before it is loaded, and what came out
-before it is copied.
+``weights_only`` prevents the file from running code. But a few bytes of a file can still make torch
+allocate memory of any size. So the file is inspected before it is loaded, and its tensors are
+counted before they are copied (``Room``).
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ from mirrored.readable import is_utf8
 
 from ...dispatch.plans.shards import is_global
 
-_PICKLES_BEFORE_1_6 = 5  # magic number, version, system, what was saved, keys of its storages
-_ALLOWED_GROWTH, _ALLOWED = 10, 64 << 20
+# A file of torch before 1.6 is five pickles: magic number, version, system, the saved object, and
+# the keys of its storages.
+_PICKLES_BEFORE_1_6 = 5
+_ALLOWED_GROWTH, _ALLOWED = 10, 64 << 20  # copies: 10 times the file's size, and 64 MiB
 
 
 def loaded(file: str | io.BytesIO) -> Any:
-    """What a file of ``torch.save`` holds, tensors and values only, on the CPU; one that has a path
-    is mapped into memory.
+    """Load a file of ``torch.save`` that contains tensors and values only, to the CPU. A file given
+    by its path is mapped into memory where that is possible.
 
     Raises:
-        ValueError: it is damaged, or holds anything else.
+        ValueError: the file is damaged, or contains anything else.
     """
     try:
         _look(file)
@@ -46,7 +48,8 @@ def loaded(file: str | io.BytesIO) -> Any:
 
 
 def _look(given: str | io.BytesIO) -> None:
-    """Raise ValueError of what no ``torch.save`` writes and much memory is needed for."""
+    """Raise ValueError if the file contains what no ``torch.save`` writes and what could fill much
+    memory."""
     file: Any = open(given, "rb") if isinstance(given, str) else given
     try:
         if zipfile.is_zipfile(file):
@@ -72,8 +75,9 @@ def _look_into_zip(file: BinaryIO) -> None:
 
 
 def _look_at_pickle(file: Any) -> None:
-    """Refuse the two calls that ``weights_only`` allows and that make much of a few bytes:
-    ``bytearray`` of a number, and codecs from bytes to bytes, one on the result of another."""
+    """Raise ValueError for the two calls that ``weights_only`` allows and that make large objects
+    from few bytes: ``bytearray`` of a number, and codecs from bytes to bytes, nested in each
+    other."""
     called, texts = set(), set()
     for opcode, told, _ in pickletools.genops(file):
         if opcode.name == "GLOBAL":
@@ -94,8 +98,8 @@ def _is_codec_of_bytes(name: str) -> bool:
 
 
 class Room:
-    """How much of a file's tensors may be copied: a made-up file has one storage, and many tensors
-    that are all of it, or one that repeats it.
+    """Limit on the bytes that may be copied from a file. A forged file may have one storage and
+    many tensors that each cover all of it, or a tensor that repeats it.
 
     Args:
         size: bytes of the file.
@@ -105,10 +109,10 @@ class Room:
         self._left = _ALLOWED_GROWTH * size + _ALLOWED
 
     def take(self, key: str, x: torch.Tensor) -> None:
-        """Count a tensor.
+        """Count the bytes of a tensor against the limit.
 
         Raises:
-            ValueError: it is not a plain dense one, or more than the file can be meant to hold.
+            ValueError: the tensor is not a plain dense one, or the limit is exceeded.
         """
         if is_global(x):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""A save in a thread of each rank, which communicates with no collective.
+"""Saving in the background: a thread of each rank writes its part, and uses no collectives.
 
 ```
 main thread    copy aside | train ...................................... | next call: how did it go?
@@ -6,8 +6,8 @@ thread, rank 0             | write | wait for the others' notes | index, rename
 thread, rank 1             | write | note
 ```
 
-The notes go through the store by which the ranks found each other, so nothing that the threads do
-comes between the collectives of the training. The threads touch plain copies only.
+The notes go through the store by which the ranks found each other, so the threads' messages never
+come between the collectives of the training. The threads touch plain copies of tensors only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LAST_WAIT_S = 60.0  # how long a process that is about to end waits for notes o
 
 
 class Notes:
-    """What ranks tell rank 0 without a collective."""
+    """Messages from all ranks to rank 0 through the store, without a collective."""
 
     def __init__(self, job: Job) -> None:
         self._ranks = job.ranks
@@ -45,12 +45,12 @@ class Notes:
             self._store = store.part(name)
 
     def leave(self, rank: int, told: Part) -> None:
-        """Tell rank 0."""
+        """Send this rank's note to rank 0."""
         if self._store is not None:
             self._ask(lambda store: store.set(str(rank), json.dumps(told)))
 
     def all(self, own: Part) -> list[Part]:
-        """What each rank told, on rank 0."""
+        """Wait for the notes of all ranks, and return them in order of rank. Called on rank 0."""
         names = [str(rank) for rank in range(1, self._ranks)]
         if not names:
             return [own]
@@ -58,6 +58,7 @@ class Notes:
         while not self._ask(lambda store: store.check(names)):
             if self.is_given_up:
                 raise RuntimeError("a rank that was to write a part of it is gone")
+            # The program is over, and other ranks may have ended without a note: limit the wait.
             if ending is None and not threading.main_thread().is_alive():
                 ending = time.monotonic()
             if ending is not None and time.monotonic() - ending > _LAST_WAIT_S:
@@ -79,7 +80,7 @@ def _taken_out(store: Any, name: str) -> Part:
 
 
 class Background:
-    """A save that runs. ``outcome()`` waits for it on this rank, and raises what it raised."""
+    """A save that runs in a thread of this rank."""
 
     def __init__(self, job: Job) -> None:
         self.path = job.begun.path
@@ -110,7 +111,7 @@ class Background:
             if not job.rank:
                 folders.give_up(job.begun)
         finally:
-            self.written.set()
+            self.written.set()  # also after an error, or own_part would wait forever
 
     def _attempt(self, step: Callable[[], Part]) -> Part:
         try:
@@ -120,22 +121,23 @@ class Background:
             return {"error": str(error)}
 
     def own_part(self) -> None:
-        """Wait until this rank has written, and raise if it could not."""
+        """Wait until this rank has written its part, and raise if that failed."""
         self.written.wait()
         if self._error is not None:
             raise self._error
 
     def outcome(self) -> None:
-        """Wait until this rank has nothing more to do, and raise if it could not do it."""
+        """Wait until this rank's thread has ended, and raise the error that it met, if any."""
         self.join()
         if self._error is not None:
             raise self._error
 
     def join(self) -> None:
-        """Wait until this rank has nothing more to do."""
+        """Wait until this rank's thread has ended."""
         self._thread.join()
 
     def give_up(self) -> None:
-        """Do not wait for other ranks, and let the checkpoint go if they have not written all."""
+        """Stop waiting for notes of other ranks, and end the thread. The checkpoint is removed if
+        notes are missing."""
         self._notes.is_given_up = True
         self.join()

@@ -1,8 +1,8 @@
-"""Memory for the copies that a save in the background writes.
+"""Memory for the copies that a background save writes.
 
-It is kept from one save to the next: the first writes to new pages take several times as long as
-the copy itself, and training stands still meanwhile. Copies go past the caches, which are left to
-what the training uses.
+The memory is kept from one save to the next, because the first writes to new pages take several
+times as long as the copy itself, and the training waits meanwhile. Large copies bypass the CPU
+caches, so that these keep the data of the training.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ _SMALL = 1 << 16  # bytes; many small copies cost by their number, and hardly us
 
 
 class Copies:
-    """One block of memory, as large as the largest save so far."""
+    """CPU copies of tensors in one reused block of memory, as large as the largest save so far."""
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
-        self._held: list[torch.Tensor] = []  # in it, by the last call
+        self._held: list[torch.Tensor] = []  # views into it: the copies of the last call
 
     def of(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Copies on the CPU that nobody else writes to, until the next call."""
+        """Return CPU copies of ``tensors``. They are valid until the next call, which overwrites
+        them."""
         if not self._fits(tensors):
             self._lay_out(tensors)
         small: list[torch.Tensor] = []
@@ -45,7 +46,8 @@ class Copies:
         return self._held
 
     def _fits(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether the tensors are like those of the last call."""
+        """Return whether the tensors have the shapes and dtypes of the last call, so that its block
+        can be used as it is."""
         return len(tensors) == len(self._held) and all(
             x.shape == held.shape and x.dtype == held.dtype for x, held in zip(tensors, self._held)
         )
@@ -56,7 +58,8 @@ class Copies:
             places.append(end)
             end += -(-x.nbytes // _ALIGNED) * _ALIGNED
         if end > self._memory.numel():
-            self._held, self._memory = [], torch.empty(0, dtype=torch.uint8)  # before the new one
+            # Free the old block first, so that the two never exist at the same time.
+            self._held, self._memory = [], torch.empty(0, dtype=torch.uint8)
             self._memory = _pages(end)
         self._held = [
             self._memory[at : at + x.nbytes].view(x.dtype).view(x.shape)
@@ -65,7 +68,7 @@ class Copies:
 
 
 def _pages(size: int) -> torch.Tensor:
-    """Zeroed memory, in large pages where the system has them."""
+    """Return zeroed memory of ``size`` bytes, in huge pages where the system has them."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(size, dtype=torch.uint8)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -1,11 +1,13 @@
-"""Folders of checkpoints: their names, which is the latest, and how one appears whole or not at all.
+"""Folders of checkpoints: their names, the latest one, and how a checkpoint appears whole or not at
+all.
 
 ```
 run/.saving-3f2a-step-00000120/  rank-00000.safetensors  rank-00001.safetensors    being written
 run/step-00000120/               the same files and checkpoint.json                whole: one rename
 ```
 
-Only rank 0 makes, renames and removes folders, and only of a job that owns them (``owner.py``).
+Only rank 0 creates, renames and removes folders, and only in a folder that its job owns
+(``owner.py``).
 """  # noqa: E501
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ _SAVING, _DELETING, _MARK = ".saving-", ".deleting-", ".in-use"
 
 @dataclass(frozen=True)
 class Begun:
-    """A checkpoint that is being written: all of them in ``root``, and where this one goes.
+    """Paths of a checkpoint that is being written into ``root``, the folder of all checkpoints.
 
-    ``own``: what no other save has in the name of its folder, so that a rank that was stopped
-    meanwhile writes nothing into another job's.
+    ``own`` is a random part of the folder's name. A rank that was suspended and continues late
+    therefore cannot write into the folder of another job.
     """
 
     root: str
@@ -37,31 +39,31 @@ class Begun:
 
     @property
     def path(self) -> str:
-        """Where it will be."""
+        """Path of the checkpoint once it is finished."""
         return os.path.join(self.root, self.name)
 
     @property
     def unfinished(self) -> str:
-        """Where it is being written."""
+        """Path of the checkpoint while it is being written."""
         return os.path.join(self.root, f"{_SAVING}{self.own}-{self.name}")
 
     @property
     def mark(self) -> str:
-        """The file that says whose ``root`` is."""
+        """Path of the file that says which job owns ``root``."""
         return mark_of(self.root)
 
     def file(self, name: str) -> str:
-        """The path of one of its files while it is being written."""
+        """Return the path of one of the checkpoint's files while it is being written."""
         return os.path.join(self.unfinished, name)
 
 
 def mark_of(root: str) -> str:
-    """The file that says which job owns the folder."""
+    """Return the path of the file that says which job owns the folder ``root``."""
     return os.path.join(root, _MARK)
 
 
 def begin(root: str, step: int | None) -> Begun:
-    """Make the folder to write in; what saves that were killed have left is removed.
+    """Create the folder to write into, and remove what killed saves have left.
 
     Raises:
         CheckpointError: another job saves into ``root``.
@@ -77,6 +79,7 @@ def begin(root: str, step: int | None) -> Begun:
 
 def _begun(root: str, step: int | None) -> Begun:
     for name in os.listdir(root):
+        # This job owns ``root`` by now, so unfinished folders in it belong to no living job.
         if name.startswith((_SAVING, _DELETING)):
             shutil.rmtree(os.path.join(root, name), ignore_errors=True)
     serial = max((number for number, _ in _whole(root)), default=0) + 1
@@ -89,15 +92,18 @@ def _begun(root: str, step: int | None) -> Begun:
 
 
 def finish(begun: Begun, keep: int | None) -> None:
-    """Give a written checkpoint its name, and remove all but the last ``keep``."""
+    """Rename a written checkpoint to its final name, and remove all but the last ``keep``."""
+    # The entries of the folder reach the disk before the name that declares it complete.
     sync(begun.unfinished)
+    # If this process was suspended, another job may have taken over the folder meanwhile.
     owner.check(begun.mark)
     os.rename(begun.unfinished, begun.path)
     sync(begun.root)
     for _, name in _whole(begun.root)[: -keep if keep else 0]:
         doomed = os.path.join(begun.root, _DELETING + name)
         try:
-            os.rename(os.path.join(begun.root, name), doomed)  # so that no half of it is seen
+            # Renamed first, so that nobody sees a checkpoint of which a part is removed.
+            os.rename(os.path.join(begun.root, name), doomed)
         except OSError as error:  # the new one is saved, and the next save tries again
             warnings.warn(f"checkpoint.save: {name!r} is kept for now: {error}", stacklevel=2)
             return
@@ -105,19 +111,21 @@ def finish(begun: Begun, keep: int | None) -> None:
 
 
 def give_up(begun: Begun) -> None:
-    """Remove what was written of a checkpoint that will not be whole."""
+    """Remove the files of a checkpoint that will not be completed, and release the folder unless
+    this job has a checkpoint in it."""
     shutil.rmtree(begun.unfinished, ignore_errors=True)
     owner.release(begun.mark, unless_kept=True)
 
 
 def latest_in(root: str) -> str | None:
-    """The checkpoint in ``root`` that was saved last, in the order of saving, not of steps."""
+    """Return the path of the checkpoint in ``root`` that was saved last; None if there is none. The
+    order is that of saving, not of steps."""
     whole = _whole(root)
     return os.path.join(root, whole[-1][1]) if whole else None
 
 
 def _whole(root: str) -> list[tuple[int, str]]:
-    """(serial number, name) of all checkpoints in ``root``, the oldest first."""
+    """Return (serial number, name) of all complete checkpoints in ``root``, oldest first."""
     found = []
     for name in os.listdir(root) if os.path.isdir(root) else []:
         if not name.startswith("."):
@@ -128,7 +136,7 @@ def _whole(root: str) -> list[tuple[int, str]]:
 
 
 def sync(folder: str) -> None:
-    """Wait until the names in a folder are on the disk."""
+    """Wait until the entries of a folder are on disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""One save: what a rank writes, and what rank 0 does once all have written."""
+"""One save: the part that each rank writes, and what rank 0 does when all ranks have written."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Part = dict[str, Any]  # what a rank has written, as JSON holds it
 
 @dataclass
 class Job:
-    """A save on this rank.
+    """The work of this rank in one save.
 
     Args:
-        mine: (piece, its name in the file, its values) that this rank writes.
+        mine: (piece, its name in the file, its values) of each piece that this rank writes.
         values, kinds, aliases: as in ``Contents``.
     """
 
@@ -44,7 +44,7 @@ class Job:
 
 
 def write_part(job: Job) -> Part:
-    """Write this rank's pieces and wait until they are on the disk."""
+    """Write this rank's pieces, wait until they are on disk, and describe them for rank 0."""
     file = f"rank-{job.rank:05}.safetensors"
     places: list[Where] = []
     if job.mine:
@@ -63,12 +63,13 @@ def write_part(job: Job) -> Part:
         [index.fqn, list(index.offset or ()), where.at, where.nbytes, list(where.checksums or ())]
         for (index, _, _), where in zip(job.mine, places, strict=True)
     ]
-    job.mine = []  # a copy is not kept longer than it is needed
+    job.mine = []  # frees the copies
     return {"file": file, "size": size, "pieces": pieces, "values": job_values}
 
 
 def complete(job: Job, parts: list[Part]) -> None:
-    """On rank 0, when all ranks have written: write the index, and give the folder its name."""
+    """Complete the save on rank 0 after all ranks have written: write the index, then rename the
+    folder."""
     index = Index(
         job.tensors,
         values={k: json.loads(v) for k, v in job.values.items()},
@@ -79,6 +80,7 @@ def complete(job: Job, parts: list[Part]) -> None:
         step=job.step,
         serial=job.begun.serial,
     )
+    # The plan, and these metadata, are reused by later saves: drop the locations of an earlier one.
     job.tensors.storage_data = {}
     for part in parts:
         _enter(job, index, part)

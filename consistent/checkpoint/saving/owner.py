@@ -1,17 +1,18 @@
-"""Which job saves into a folder, or writes a file: the first one that does, as long as it lives.
+"""Ownership of a folder or file: the first job that saves there owns it as long as the job lives.
 
 ```
 run/.in-use      {"host": "a", "pid": 71, "since": "2026-11-25 01:02:03", ...}
                  touched every five seconds by rank 0 of the job that owns the folder
 ```
 
-Two jobs in one folder would remove each other's checkpoints, by ``keep`` and as what a killed save
-left, so the second is refused. Whether the first one lives is asked of the system where both are
-processes of one host. Elsewhere it is dead if it does not touch its file for four beats: no clock
-of another host is read, and no lock of a file system is relied on.
+Two jobs in one folder would remove each other's checkpoints: because of ``keep``, and because each
+takes the unfinished save of the other for that of a killed job. So the second job is refused. If
+both are processes of one host, the system says whether the owner lives. Otherwise the owner counts
+as dead if it does not touch its file for four beats. This needs neither the clock of another host
+nor the locks of a file system.
 
-A mark that lies in the way, whatever it is, is read as one and never followed. Only one rank of a
-job owns anything.
+Whatever is found at the path of a mark is read as a mark; symbolic links are not followed. Only one
+rank of a job owns anything.
 """
 
 from __future__ import annotations
@@ -34,21 +35,22 @@ from mirrored.readable import in_a_line
 from ..agreement import CheckpointError
 
 _BEAT_S = 5.0
-_SILENT_S = 4 * _BEAT_S  # as long without a beat: the owner is dead
-_LEAVING_S = 2.0  # an owner of this host, which may be about to end or to hand over
+_SILENT_S = 4 * _BEAT_S  # after as long without a beat the owner counts as dead
+_LEAVING_S = 2.0  # grace for an owner of this host that is about to end or to release
 _POLL_S = 0.1
-_TRIES = 50  # to become the owner where others try, too
-_MOST = 16  # of a program that saves into ever new folders, this many are still its own
+_TRIES = 50  # to claim a mark that other processes claim, too
+_MOST = 16  # marks that one process owns; a program may save into ever new folders
 
 
 @dataclass(frozen=True)
 class Owner:
-    """A process that owns a folder.
+    """The process that owns a folder, as its mark describes it.
 
     Args:
-        began: when its process began, in the system's own count: a pid is used again.
-        system: the start of the host's system and the space of pids; "" if unknown.
-        token: of this ownership alone.
+        began: start time of the process as the system counts it; distinguishes processes, since a
+            pid is used again.
+        system: the boot of the host's system and its pid namespace; "" if unknown.
+        token: random, different for each ownership.
     """
 
     host: str
@@ -68,7 +70,7 @@ _beating: threading.Thread | None = None
 
 
 def claim(mark: str) -> None:
-    """Own what the file ``mark`` stands for, or go on owning it.
+    """Take or keep the ownership of the folder or file whose mark file is ``mark``.
 
     Raises:
         CheckpointError: another job owns it, and lives.
@@ -90,7 +92,8 @@ def claim(mark: str) -> None:
 
 
 def check(mark: str) -> None:
-    """Raise CheckpointError if this process no longer owns it; otherwise keep it until the end."""
+    """Raise CheckpointError if this process no longer owns ``mark``; otherwise make it keep the
+    ownership until it ends."""
     if owns(mark):
         _kept.add(_real(mark))
         return
@@ -102,7 +105,8 @@ def check(mark: str) -> None:
 
 
 def release(mark: str, unless_kept: bool = False) -> None:
-    """No longer own it; ``unless_kept``: but if this job has a checkpoint there."""
+    """Give up the ownership of ``mark``. With ``unless_kept`` it is kept if this job has a
+    checkpoint there."""
     mark = _real(mark)
     if unless_kept and mark in _kept:
         return
@@ -114,7 +118,7 @@ def release(mark: str, unless_kept: bool = False) -> None:
 
 
 def owns(mark: str) -> bool:
-    """Whether this process owns it."""
+    """Return whether this process owns ``mark``."""
     mark = _real(mark)
     held = _own.get(mark) and _read(mark)
     return bool(held) and held[0] == _own[mark]
@@ -124,17 +128,20 @@ def owns(mark: str) -> bool:
 
 
 def _real(mark: str) -> str:
+    # One folder has one key in ``_own``, by whatever path it is reached. The mark itself is not
+    # resolved, so that a symbolic link in its place is not followed.
     folder, name = os.path.split(mark)
     return os.path.join(os.path.realpath(folder), name)
 
 
 def _create(mark: str) -> bool:
-    """Write this process's mark; False if there is one."""
+    """Write the mark of this process. Returns False if there is a mark already."""
     me = Owner(
         socket.gethostname(), os.getpid(), _began(os.getpid()), _system(),
         time.strftime("%Y-%m-%d %H:%M:%S"), uuid.uuid4().hex,
     )  # fmt: skip
     try:
+        # O_EXCL: of several processes that try at the same time, one succeeds.
         descriptor = os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
     except FileExistsError:
         return False
@@ -152,8 +159,8 @@ def _create(mark: str) -> bool:
 
 
 def _read(mark: str) -> tuple[Owner | None, int] | None:
-    """(the owner, when it last touched its mark); None instead of an owner whose mark is being
-    written, or is none; None if there is no mark."""
+    """Return (owner, time of its last touch) of a mark; None if there is no mark. The owner is None
+    if the content is not that of a mark, or is still being written."""
     try:
         with _opened(mark) as file:
             touched, text = os.fstat(file.fileno()).st_mtime_ns, file.read(4096)
@@ -166,11 +173,12 @@ def _read(mark: str) -> tuple[Owner | None, int] | None:
             return Owner(**{key: told[key] for key in Owner.__annotations__}), touched
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
-    return None, touched
+    return None, touched  # counts as an unknown owner, as long as it is touched
 
 
 def _opened(mark: str) -> BinaryIO:
-    """A mark that is a plain file; opening a pipe would wait for whoever writes into it."""
+    """Open a mark for reading. Raises OSError if it is not a plain file, because reading a pipe
+    could block."""
     descriptor = os.open(mark, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -179,7 +187,7 @@ def _opened(mark: str) -> BinaryIO:
 
 
 def _take_away(mark: str, dead: tuple[Owner | None, int]) -> None:
-    """Remove the mark of an owner that is dead, and not one that was written since."""
+    """Remove the mark of a dead owner, but not a mark that was written since."""
     with _alone(os.path.dirname(mark)):
         if _read(mark) == dead:
             with suppress(FileNotFoundError):
@@ -188,8 +196,9 @@ def _take_away(mark: str, dead: tuple[Owner | None, int]) -> None:
 
 @contextmanager
 def _alone(folder: str) -> Iterator[None]:
-    """No other process is inside at the same time, where the file system has locks. Where it has
-    none, one that loses its mark so learns it by ``check``."""
+    """Exclude other processes from the body, by a lock on ``folder``, where the file system has
+    locks. Without locks two jobs may claim the folder at once; the one that loses its mark then
+    finds out in ``check``."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with suppress(OSError, ImportError):
@@ -209,13 +218,15 @@ def _is_alive(mark: str, held: tuple[Owner | None, int]) -> bool:
     if owner is not None and (owner.pid, owner.began, owner.system) == (
         os.getpid(), _began(os.getpid()), _system(),
     ):  # fmt: skip
-        return False  # this very process, which has forgotten it
+        return False  # this process, which has no record of the mark any more
     known = owner is not None and owner.system != "" and owner.system == _system()
+    # An owner on this host gets a short time to end or release; of one elsewhere, only a beat
+    # within this time shows that it lives.
     end = time.monotonic() + (_LEAVING_S if known else _SILENT_S)
     while time.monotonic() < end:
         now = _read(mark)
         if now is None or now[0] != owner:
-            return False  # it has left; whoever came since is asked
+            return False  # it has left; the caller looks at the new owner, if there is one
         if known and owner is not None and _began(owner.pid) != owner.began:
             return False
         if not known and now[1] != held[1]:
@@ -225,7 +236,7 @@ def _is_alive(mark: str, held: tuple[Owner | None, int]) -> bool:
 
 
 def _began(pid: int) -> str:
-    """When a process of this host began; "" if it has ended."""
+    """Return the start time of a process of this host; "" if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b") ")[2].split()
@@ -255,6 +266,7 @@ def _beat() -> None:
         for mark in list(_own):
             with suppress(OSError):
                 if owns(mark):
+                    # Not if another job has taken the mark over: this would keep that job alive.
                     os.utime(mark)
 
 
@@ -265,7 +277,7 @@ def _release_all() -> None:
 
 
 def _in_child() -> None:
-    """A forked child is another process, and owns nothing."""
+    """Forget all ownership in a forked child, which is another process."""
     global _beating
     _own.clear()
     _kept.clear()

@@ -1,11 +1,12 @@
-"""Which rank writes which piece: the plan of ``torch.distributed.checkpoint``, made on every rank.
+"""The plan of a save: which rank writes which piece, as ``torch.distributed.checkpoint`` decides
+it, computed on every rank.
 
-Each rank says which pieces it has. What several ranks have is written by the one with the fewest
-bytes so far, so that replicated tensors are spread evenly. All ranks work this out by themselves
-from what all have said.
+Each rank announces which pieces it has. A piece that several ranks have is written by the rank with
+the fewest bytes so far, so that replicated tensors are spread evenly. Every rank computes the plan
+from the announcements of all.
 
-A training saves the same tensors again and again, and stands still meanwhile. So ranks say what
-pieces they have only where it is not what all of them heard the last time.
+A training saves the same tensors again and again, and waits while a save is planned. So the pieces
+are announced only if those of some rank have changed since the last announcement.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ from ..contents.stored import on_rank, without_rank
 
 @dataclass(frozen=True)
 class Note:
-    """What a rank tells the others before a save.
+    """Message of a rank to the others before a save.
 
-    ``unchanged`` stands for the pieces of all ranks in the last save, if this rank has the same
-    ones now.
+    ``unchanged`` is a hash of the last announced pieces of all ranks, if this rank still has the
+    same pieces; otherwise None.
     """
 
     unchanged: bytes | None
@@ -52,12 +53,12 @@ class Note:
 
 @dataclass(frozen=True)
 class Plan:
-    """What all ranks write.
+    """The division of a save among the ranks.
 
     Args:
         tensors: the tensors of the checkpoint and their pieces.
         mine: the pieces that this rank writes.
-        differing: values and plain tensors that differ between ranks, each saved of every rank.
+        differing: values and plain tensors that differ between ranks; each rank's version is saved.
     """
 
     tensors: Metadata
@@ -66,17 +67,17 @@ class Plan:
 
 
 class Planner:
-    """Makes plans, and keeps the last one."""
+    """Planner of saves, which reuses the last plan if nothing has changed."""
 
     def __init__(self) -> None:
         self._now: list[tuple] = []  # what this rank saves
-        self._then: list[tuple] = []  # what it saved when all ranks were last heard
-        self._heard: list[list[WriteItem]] = []  # the pieces of each rank
+        self._then: list[tuple] = []  # what it saved at the last exchange of pieces
+        self._heard: list[list[WriteItem]] = []  # the pieces of each rank, by that exchange
         self._stands_for_heard: bytes | None = None
         self._last: tuple[list[str], Plan] | None = None
 
     def note_of(self, contents: Contents, options: tuple[Any, ...]) -> Note:
-        """What this rank has. Nothing is sent."""
+        """Return the note of this rank about ``contents``. Nothing is sent."""
         transport = current()
         tensors = [_kind_of(name, x) for name, x in contents.tensors.items()]
         self._now = [(transport.rank, transport.size), *tensors]
@@ -84,19 +85,23 @@ class Planner:
         return Note(unchanged, digests(contents), contents.kinds, contents.aliases, options)
 
     def hear(self, what: str, contents: Contents, notes: list[Note]) -> None:
-        """Learn the pieces of all ranks. A collective, if those of any have changed."""
+        """Exchange the pieces of all ranks if those of any rank have changed; only then is it a
+        collective."""
+        # All ranks have the same notes here, so all of them take the same branch.
         said = {note.unchanged for note in notes}
         if len(said) == 1 and None not in said:
             return
+        # Reset first: if the exchange fails, no stale plan is reused.
         self._stands_for_heard = self._last = None
         texts = on_every_rank(what, lambda: pickle.dumps(_pieces_of(contents)))
         self._heard = [pickle.loads(text) for text in texts]
         self._then, self._stands_for_heard = self._now, hashlib.sha256(b"".join(texts)).digest()
 
     def plan_of(self, notes: list[Note], rank: int) -> Plan:
-        """What is written by whom. The same on every rank but for ``mine``."""
+        """Return the plan of this save. It is the same on every rank but for ``mine``."""
         first = notes[0].digests
         differing = [k for k in first if any(note.digests[k] != first[k] for note in notes)]
+        # Values may start to differ between ranks while the pieces stay the same.
         if self._last is None or self._last[0] != differing:
             self._last = differing, _planned(self._heard, differing, rank)
         return self._last[1]
@@ -105,7 +110,7 @@ class Planner:
 def _kind_of(name: str, x: torch.Tensor) -> tuple:
     if is_global(x):
         return name, x._spec  # type: ignore[attr-defined]
-    # A DTensor's pieces also depend on where it lies.
+    # A DTensor's pieces also depend on its placements and mesh.
     lies = repr((getattr(x, "placements", None), getattr(x, "device_mesh", None)))
     return name, x.shape, x.dtype, x.device, lies
 
@@ -156,7 +161,7 @@ def _of_rank(item: WriteItem, rank: int) -> WriteItem:
 
 
 def data_of(item: WriteItem, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The piece that this rank is to write, as a plain tensor that shares storage."""
+    """Return a piece that this rank writes, as a plain tensor that shares storage."""
     name = item.index.fqn if item.index.fqn in tensors else without_rank(item.index.fqn)
     found = find_state_dict_object(
         {name: tensors[name].detach()}, dataclasses.replace(item.index, fqn=name)

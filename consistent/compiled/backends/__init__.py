@@ -1,5 +1,5 @@
-"""What runs the ops of a segment. A backend makes a callable of an fx graph and its inputs; each
-compiled step has one of its own.
+"""Backends, which run the ops of a segment. A backend makes a callable of an fx graph and its
+inputs; each compiled step has a backend object of its own.
 
 ```
 ops          each op as it was recorded
@@ -23,7 +23,7 @@ from .unalias_outputs import Run
 Backend = Callable[[GraphModule, Sequence[torch.Tensor]], Run]
 
 
-# Their kernels leave out what backward reads where grad mode is off, as it is in a program.
+# With grad mode off, as it is in a program, the kernels of these ops omit what backward reads.
 _ASKING_GRAD_MODE = frozenset({torch.ops.aten.mkldnn_rnn_layer.default})
 
 
@@ -34,7 +34,8 @@ def by_ops(graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
 
 
 def _in_grad_mode(run: Run, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
-    """The results of ``run`` in grad mode, without a graph: the inputs ask for no gradient."""
+    """Run ``run`` in grad mode. No autograd graph is made, because the inputs do not require
+    grad."""
     with torch.enable_grad():
         return run(*(x.detach() for x in inputs))
 

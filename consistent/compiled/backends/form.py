@@ -1,4 +1,5 @@
-"""A graph apart from its numbers. Steps of other sizes are mostly the same ops in the same order.
+"""Form of a graph: the graph without its numbers. Steps of other sizes mostly have the same ops in
+the same order.
 
 ```
 %2 = view(%1, [12, 16])                    view(%1, [_, _])            12, 16
@@ -7,8 +8,8 @@
      graph                                 text                        numbers
 ```
 
-The text also has what code depends on beside ops: of each input dtype, device, number of dims and
-the order of its strides, which values share memory, and torch's modes.
+The text also contains what compiled code depends on besides the ops: dtype, device, number of dims
+and stride order of each input, which values share memory, and torch's modes.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ _TOLD = (MESSAGE, WAIT_MESSAGE, DRAWN)
 
 
 class Form(NamedTuple):
-    """What a graph does, and with which numbers.
+    """The ops of a graph as comparable text, separated from the numbers that they use.
 
     Args:
-        text: equal where graphs differ in numbers alone.
-        numbers: those of the graph, and the sizes and strides of what it is given, in the order in
-            which ``fill`` asks for them.
+        text: equal for graphs that differ only in numbers.
+        numbers: the numbers of the graph, and the sizes and strides of its inputs, in the order in
+            which ``lies`` and ``fill`` visit them.
         constants: tensors that the graph holds.
     """
 
@@ -44,8 +45,8 @@ class Form(NamedTuple):
 
 
 def form_of(graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Form | None:
-    """The form of a graph for these inputs. None where inputs share memory that is written into:
-    how they lie in it may then decide what is computed."""
+    """Return the form of a graph for these inputs. None if inputs share memory that is written
+    into, because their positions in it may then decide the result."""
     nodes = list(graph.graph.nodes)
     written = {memory for node in nodes for memory in node.meta.get("written", ())}
     memories = [storage_of(x) for x in inputs]
@@ -74,10 +75,11 @@ def form_of(graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Form | None:
 def fill(
     node: Node, number: Callable[[Number], Any], other: Callable[[Node], Any]
 ) -> tuple[tuple, dict[str, Any]]:
-    """The arguments of a node, with ``number`` of each number and ``other`` of each node in them.
-    Messages and draws are told the sizes of their results, too."""
+    """Return the arguments of a node, with each number and each node replaced by the result of
+    ``number`` and ``other``. For messages and draws, the sizes of the results are appended."""
     args, kwargs = node.args, node.kwargs
     if is_item(node):
+        # The index of an item stays in the text: it selects a result, and is no size.
         return (other(node.args[0]), node.args[1]), {}  # type: ignore[arg-type]
     if node.target in _TOLD:
         at = 2 if node.target is DRAWN else 1
@@ -86,8 +88,10 @@ def fill(
     def filled(x: Any) -> Any:
         if isinstance(x, Node):
             return other(x)
+        # Floats that are zero, infinite or nan stay in the text, by their repr. They cannot be
+        # compared as numbers: -0.0 == 0.0, and nan != nan.
         if type(x) is int or (type(x) is float and math.isfinite(x) and x != 0.0):
-            return number(x)  # -0.0 equals 0.0, and nan not itself: these are part of the text
+            return number(x)
         if isinstance(x, list | tuple):
             return [filled(y) for y in x]
         if isinstance(x, slice):
@@ -98,8 +102,9 @@ def fill(
 
 
 def lies(x: torch.Tensor, number: Callable[[int], Any]) -> tuple[list, list | None, Any]:
-    """(sizes, the dims from the outermost to the innermost, offset) of a tensor without gaps; of
-    another, strides stand in place of the order. ``number`` of each number in them."""
+    """Return (sizes, dims from outermost to innermost, offset) of a tensor without gaps. For other
+    tensors, the order is None, and (strides, offset) take the place of the offset. Each number is
+    replaced by the result of ``number``."""
     sizes, strides, offset = list(x.size()), list(x.stride()), int(x.storage_offset())
     for order in (list(range(x.dim())), sorted(range(x.dim()), key=lambda d: -strides[d])):
         if strides_of(sizes, order) == strides:
@@ -109,7 +114,7 @@ def lies(x: torch.Tensor, number: Callable[[int], Any]) -> tuple[list, list | No
 
 
 def strides_of(sizes: Sequence[Any], order: Sequence[int]) -> list[Any]:
-    """The strides of a tensor without gaps whose dims lie in that order."""
+    """Return the strides of a tensor without gaps, whose dims are in the given order."""
     strides: list[Any] = [1] * len(sizes)
     step: Any = 1
     for dim in reversed(order):
@@ -129,7 +134,7 @@ def _target(node: Node) -> Any:
 
 
 def _together(nodes: list[Node]) -> list[int]:
-    """For each input and result, the first that is a part of the same memory."""
+    """Return for each input and result the index of the first one in the same memory."""
     results: Any = nodes[-1].args[0]
     ends = [*(n for n in nodes if n.op == "placeholder"), *results]
     memories = [node.meta.get("memory", node) for node in ends]
@@ -141,7 +146,8 @@ def _modes() -> tuple:
 
 
 def _frozen(value: Any) -> Any:
-    """What can be compared and hashed. Words and numbers have their type beside them: True is 1."""
+    """Return ``value`` in a hashable form. Bools and floats get their type added, since True ==
+    1."""
     if isinstance(value, list | tuple):
         return tuple(map(_frozen, value))
     if isinstance(value, dict):

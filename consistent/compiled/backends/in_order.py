@@ -1,10 +1,10 @@
-"""Inductor keeps the order of messages.
+"""Fix that makes Inductor keep the order of messages.
 
-To torch they are ordered effects, and its graphs keep them in order. The scheduler that comes after
-it moves ops where nothing that they read forbids it, to hold less at a time. It ought to be told of
-effects, and torch 2.13 names them by the wrong kind of name (``lowering.with_effects``: buffers,
-for ops). A wait came before its start then, and two messages changed places, on one rank and not on
-another whose shards are of other sizes.
+To torch, messages are ordered effects, and its graphs keep them in order. But Inductor's scheduler
+moves ops to hold less memory, unless data dependencies forbid it. It should see effects as
+dependencies, but torch 2.13 names them by the wrong kind of name (``lowering.with_effects``:
+buffers, for ops). Without this fix, a wait came before its start, and two messages changed places
+on one rank but not on another whose shards have other sizes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch._ops import OpOverload
 
 from ..opaque import ORDERED
 
-TAG = "messages in order"  # what was compiled without, and is on disk, is not taken
+TAG = "messages in order"  # part of the cache key: code on disk without the fix is not reused
 
 
 @functools.cache
 def keep_in_order() -> None:
-    """Tell the scheduler that each message runs after the one before it."""
+    """Make the scheduler run each message after the message before it."""
     from torch._inductor.lowering import register_lowering
 
     for op in ORDERED:

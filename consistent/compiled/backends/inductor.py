@@ -1,4 +1,4 @@
-"""Kernels made by torch's Inductor."""
+"""Backend that compiles kernels with torch's Inductor."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ from .realize_scalars import realize_scalars
 from .unalias_outputs import Run, unalias_outputs
 
 _log = logging.getLogger(__name__)
-_MOST_FORMS = 16  # whose code is kept for further sizes
-MOST_CODES = 4  # for several sizes, of one form
-_MOST_KNOWN = 16  # sizes that are compared, of one form
-MOST_COMPILED = 256  # graphs of one step: torch keeps what it has compiled as long as it runs
+_MOST_FORMS = 16  # forms whose code is kept for further sizes
+MOST_CODES = 4  # codes for several sizes, per form
+_MOST_KNOWN = 16  # sets of numbers that are compared, per form
+MOST_COMPILED = 256  # graphs per step: torch keeps compiled code until the process ends
 
 
 class Inductor:
-    """Random ops of torch stay torch's, so that they draw the numbers of an eager step. What was
-    compiled once is kept on disk by torch, in a folder of this user's.
+    """Backend that compiles with Inductor.
 
-    The first graph of a form is compiled with its numbers, which gives the fastest code; the next
-    one that no code serves, for all numbers that differ, as far as torch allows.
+    Torch's random ops are not replaced, so that they draw the numbers of an eager step. Torch
+    caches compiled code on disk, in a folder that belongs to this user.
+
+    The first graph of a form is compiled with its numbers, which gives the fastest code. The next
+    graph of the form that no existing code can run is compiled with symbols for all numbers that
+    differ, as far as torch allows.
     """
 
     def __init__(self) -> None:
@@ -54,6 +57,7 @@ class Inductor:
             form = form_of(graph, inputs)
             if form is None:
                 return self._budget.by_numbers(graph, inputs)
+            # Forms are ordered by last use; the oldest is dropped.
             family = self._families.setdefault(form.text, _Family(self._budget))
             self._families.move_to_end(form.text)
             if len(self._families) > _MOST_FORMS:
@@ -62,14 +66,15 @@ class Inductor:
 
 
 class _Budget:
-    """How many graphs are compiled, the rest run op by op."""
+    """Limit on the number of graphs that are compiled; further graphs run op by op."""
 
     def __init__(self) -> None:
         self._left = MOST_COMPILED
 
     def take(self) -> bool:
-        """Whether one more is compiled."""
+        """Take one graph from the budget, and return whether it may be compiled."""
         self._left -= 1
+        # Only the first graph beyond the limit warns.
         if self._left == -1:
             warnings.warn(
                 f"consistent.compile: {MOST_COMPILED} graphs of this step were compiled, nearly as "
@@ -80,7 +85,7 @@ class _Budget:
         return self._left >= 0
 
     def by_numbers(self, graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
-        """Code for these sizes alone."""
+        """Return code for these sizes only."""
         if not self.take():
             return graph.forward
         from torch._inductor.compile_fx import compile_fx
@@ -98,7 +103,7 @@ class _Family:
         self._may_share = True
 
     def code(self, graph: GraphModule, inputs: Sequence[torch.Tensor], form: Form) -> Run:
-        """The code of one of them."""
+        """Return code for one graph of the family."""
         found = next((code for code in self._codes if code.serves(form.numbers)), None)
         if found is None and self._known and form.numbers not in self._known:
             found = self._symbolic(graph, inputs, form)
@@ -113,7 +118,7 @@ class _Family:
         from .symbolic import (
             NotSymbolic,
             Symbolic,
-        )  # it imports torch._dynamo, which takes a second
+        )  # imported late: it imports torch._dynamo, which takes a second
 
         if not self._may_share or len(self._codes) >= MOST_CODES or not self._budget.take():
             return None
@@ -122,7 +127,8 @@ class _Family:
         except NotSymbolic:
             return None
         except Exception:
-            # Numbers may be compiled where symbols are not, and what is run is the same.
+            # Torch cannot compile every op with symbols. Compiling with numbers may still work, and
+            # computes the same.
             _log.info("torch has no code for several sizes of these ops", exc_info=True)
             self._may_share = False
             return None
@@ -131,8 +137,8 @@ class _Family:
 
 
 def _cannot_run() -> bool:
-    """Whether torch's compiler would fail on the program's path: it reads the names of all files
-    on the stack, as UTF-8."""
+    """Return whether torch's compiler would fail on the program's path: it decodes the names of all
+    files on the stack as UTF-8."""
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename

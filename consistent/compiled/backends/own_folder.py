@@ -1,7 +1,7 @@
-"""The folder in which torch keeps what Inductor has compiled: code that is loaded and run.
+"""Check of the folder in which torch caches Inductor's compiled code, which is loaded and executed.
 
-Its name can be guessed, and by default it lies where all users write (`/tmp/torchinductor_<user>`):
-another one may make it first.
+The default name is predictable, and the folder is in a directory that all users can write to
+(`/tmp/torchinductor_<user>`), so another user may create it first.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from pathlib import Path
 from mirrored.readable import readable
 from mirrored.transports.tuning import own_files
 
-SETTING = "TORCHINDUCTOR_CACHE_DIR"  # torch's own
+SETTING = "TORCHINDUCTOR_CACHE_DIR"  # torch's environment variable
 
 
 def use_own_folder() -> None:
-    """Give torch a new folder, until the process ends, if another user could have put code into the
-    one that it would use. The code is the same, so what a step computes does not depend on it."""
+    """Switch torch to a new temporary folder if another user could have put code into the present
+    one. The code is the same, so results do not depend on the folder."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     try:
         folder = cache_dir()
-    except OSError:  # a file lies there, or it may not be made
+    except OSError:  # the path is a file, or the folder cannot be created
         folder = os.environ[SETTING]
     if own_files.is_own_folder(Path(folder)):
         return
+    # mkdtemp makes a folder that only this user can access.
     own = tempfile.mkdtemp(prefix="consistent-compiled-")
     atexit.register(shutil.rmtree, own, ignore_errors=True)
     os.environ[SETTING] = own

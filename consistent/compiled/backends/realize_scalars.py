@@ -1,4 +1,4 @@
-"""Realize scalars: Inductor computes them once, and not again for each element that reads them.
+"""Realization of scalars: Inductor computes them once, instead of for each element that reads them.
 
 ```
 %5 = 1 - 0.9 ** step                        %5 = 1 - 0.9 ** step
@@ -7,10 +7,10 @@
                                             %9 = m * %8
 ```
 
-Inductor takes what is cheap by its count of ops into each kernel that reads it, the powers of an
-optimizer's bias correction among them. Its kernels for the CPU then compute two powers for every
-eight elements, as compilers may not move them out of loops that write to memory: AdamW takes four
-times as long. On a GPU each thread computes beside others, and a kernel more costs more than that.
+Inductor inlines ops that it counts as cheap into each kernel that reads them, including the powers
+of an optimizer's bias correction. Its CPU kernels then compute two powers for every eight elements,
+because compilers may not move them out of loops that write to memory, and AdamW takes four times as
+long. On a GPU, the threads compute them in parallel, and an additional kernel would cost more.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..parts import module_of
 
 @torch.library.custom_op("consistent::kept", mutates_args=())
 def kept(x: Tensor) -> Tensor:
-    """``x``, in memory of its own."""
+    """Return a copy of ``x``, which Inductor keeps in memory instead of computing it again."""
     return x.clone()
 
 
@@ -46,13 +46,15 @@ def _teach_inductor() -> None:
 
     @register_lowering(KEPT, type_promotion_kind=None)
     def _(x: Any) -> Any:
+        # A realized buffer is read from memory by other kernels, instead of being inlined into
+        # them.
         x.realize()
         return x
 
 
 def realize_scalars(graph: GraphModule, inputs: Sequence[Tensor]) -> GraphModule:
-    """``graph``, in which numbers that follow from ``inputs`` are kept where ops on larger tensors
-    read them. Results and the order of ops are the same."""
+    """Return ``graph`` with scalars that depend on ``inputs`` realized where ops on larger tensors
+    read them. Results and the order of ops are unchanged."""
     if any(x.device.type != "cpu" for x in inputs):
         return graph
     _teach_inductor()
@@ -78,7 +80,7 @@ def _is_number(node: Node) -> bool:
 
 
 def _is_larger(node: Node) -> bool:
-    """Whether an op of torch's gives a tensor with dims."""
+    """Return whether ``node`` is a torch op that computes a tensor with at least one dim."""
     op: Any = node.target
     of_torch = isinstance(op, torch._ops.OpOverload) and op.namespace == "aten"
     return of_torch and not op.is_view and node.meta.get("shape", ()) != ()

@@ -1,5 +1,5 @@
-"""Code for graphs of one form and many numbers: numbers that differ become inputs, the integers
-among them symbols of torch.
+"""Code that serves many graphs of one form: numbers that differ become inputs, and the integers
+among them become torch symbols.
 
 ```
 view(%1, [12, 16])                          view(%1, [s0, 16])        s0: 12, 20
@@ -7,9 +7,9 @@ div(%3, 264)               -->              div(%3, s1)               s1: 264, 4
 of 12 rows, and of 20                       what torch has assumed    s1 == 22*s0, 2 <= s0
 ```
 
-Integers that were equal to each other in all graphs met so far are one symbol. While torch compiles
-the ops, it notes what it has assumed of the symbols; code is used for other numbers where all of
-that holds for them, and where what was one symbol is one number.
+Integers that were equal to each other in all graphs so far share one symbol. While torch compiles
+the ops, it notes its assumptions on the symbols as guards. The code may run for other numbers if
+all guards hold for them, and if numbers that share a symbol are equal.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .form import Form, Number, fill, lies, strides_of
 from .unalias_outputs import Run, unalias_outputs
 
 _aten = torch.ops.aten
-# Where a number may be a tensor: it is rounded to the dtype of the result in any case.
+# Ops whose number may be passed as a tensor instead: either is rounded to the result's dtype.
 _BY_NUMBER = frozenset(
     getattr(_aten, name).Tensor
     for name in ("add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_")
@@ -41,18 +41,18 @@ _EXACT = (torch.float32, torch.float64)
 
 
 class NotSymbolic(Exception):
-    """There is no code for such graphs that serves several numbers."""
+    """These graphs cannot share code for several numbers."""
 
 
 class Symbolic:
-    """Compiled code, and for which numbers it may run.
+    """Compiled code, with the numbers for which it may run.
 
     Args:
         graph, inputs, form: what is compiled.
         known: numbers of other graphs of this form.
 
     Raises:
-        NotSymbolic: a number differs that can be not an input.
+        NotSymbolic: a number that differs cannot be an input.
     """
 
     def __init__(
@@ -73,8 +73,11 @@ class Symbolic:
             else:
                 self._floats.append(i)
         self._ints = list(alike.values())
+        # Torch assumes that a symbol is neither 0 nor 1.
         if any(number < 2 for number in self._given(form.numbers)):
             raise NotSymbolic
+        # With duck shaping, torch would give equal sizes one symbol; ``self._ints`` decides that
+        # here.
         self._shapes = ShapeEnv(duck_shape=False)
         symbols = [_symbol(self._shapes, i, n) for i, n in enumerate(self._given(form.numbers))]
         lifted = _Lifted(form, self._ints, symbols, self._floats)
@@ -83,11 +86,11 @@ class Symbolic:
         self._guards = self._shapes.produce_guards_expression(symbols, ignore_static=False)
 
     def _given(self, numbers: tuple[Number, ...]) -> list[Any]:
-        """The values of the symbols."""
+        """Return the values of the symbols."""
         return [numbers[of[0]] for of in self._ints]
 
     def serves(self, numbers: tuple[Number, ...]) -> bool:
-        """Whether the code is right for these numbers."""
+        """Return whether the code is correct for these numbers."""
         if any(numbers[i] != number for i, number in self._fixed):
             return False
         if any(numbers[i] != numbers[of[0]] for of in self._ints for i in of):
@@ -99,7 +102,7 @@ class Symbolic:
         return guards is None or bool(self._shapes.evaluate_guards_expression(guards, given))
 
     def bound(self, form: Form) -> Run:
-        """The code for the numbers of ``form``, which it ``serves``."""
+        """Return the code with the numbers of ``form`` filled in. ``serves`` must hold for them."""
         run = self._run
         floats = [torch.tensor(form.numbers[i], dtype=self._dtypes[i]) for i in self._floats]
         given = (*self._given(form.numbers), *floats, *form.constants)
@@ -111,18 +114,19 @@ class Symbolic:
 
 
 def _symbol(shapes: ShapeEnv, i: int, value: int) -> torch.SymInt:
-    source = LocalSource(f"t{i}")  # the name that the guards will have it by
+    # ``evaluate_guards_expression`` binds its i-th argument to the name t<i>.
+    source = LocalSource(f"t{i}")
     symbol = shapes.create_symbol(value, source, DimDynamic.DYNAMIC)
     return shapes.create_symintnode(symbol, hint=value, source=source)  # type: ignore[return-value]
 
 
 class _Lifted:
-    """A graph whose numbers are inputs where they vary: first symbols, then numbers that are no
-    integers, what was held as a constant, and what the graph was given.
+    """A graph whose varying numbers are inputs. The inputs are, in order: symbols, varying floats,
+    the graph's constants, and the inputs of the original graph.
 
     Args:
-        ints: the places among the numbers at which each of ``symbols`` stands.
-        floats: those of the other numbers that vary.
+        ints: for each of ``symbols``, the positions among the numbers where it stands.
+        floats: positions of the other numbers that vary.
     """
 
     def __init__(
@@ -143,8 +147,8 @@ class _Lifted:
             self._inputs[i] = self._graph.placeholder(f"number_{i}")
 
     def compiled(self, graph: GraphModule, inputs: Sequence[torch.Tensor], shapes: ShapeEnv) -> Run:
-        """The code of ``graph``. Kernels are found on disk; torch's caches of whole graphs are left
-        out, for what they keep of its assumptions is not all of them."""
+        """Return the code of ``graph``. Kernels are cached on disk, but torch's caches of whole
+        graphs are switched off, because they do not keep all of the assumptions on symbols."""
         from torch._inductor.compile_fx import compile_fx
 
         mode = FakeTensorMode(shape_env=shapes)
@@ -180,6 +184,7 @@ class _Lifted:
             strides, offset = where
         if isinstance(offset, int) and offset == 0:
             return torch.empty_strided(sizes, strides, dtype=x.dtype, device=x.device)
+        # A tensor with an offset or gaps is made as a view of a larger tensor.
         last = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
         whole = torch.empty(offset + last + 1, dtype=x.dtype, device=x.device)
         return whole.as_strided(sizes, strides, offset)
@@ -198,7 +203,11 @@ class _Lifted:
 
 
 def _dtype_of(node: Node, number: float) -> torch.dtype:
-    """The dtype of a tensor that may stand in place of ``number`` in ``node``."""
+    """Return the dtype of a tensor that may replace ``number`` in ``node``.
+
+    Raises:
+        NotSymbolic: no tensor may replace it.
+    """
     dtype: Any = node.meta.get("dtype")
     may = node.target in _BY_NUMBER and not node.kwargs and dtype in _EXACT
     if not may or node.args[1] is not number:

@@ -1,4 +1,4 @@
-"""Un-alias outputs: results share memory only where those of the recorded ops did."""
+"""Un-aliasing of outputs: results share memory only if those of the recorded ops did."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Run = Callable[..., Sequence[torch.Tensor]]
 
 
 def unalias_outputs(graph: GraphModule, run: Run) -> Run:
-    """``run``, whose results lie in one memory only where those of the recorded ops did.
+    """Return ``run`` with results that share memory only if those of the recorded ops did.
 
-    Inductor leaves out copies of what it made, even where several results are such copies: they
-    are then parts of one memory, or the very same. Gradients, which are copied out of the buffer
-    that they were summed in, would keep all of it; and what is written into one result later would
-    be in the other, too.
+    Inductor removes copies of values that it computed, even if several results are such copies;
+    these then share a storage, or are the same tensor. Gradients that are copied out of the buffer
+    in which they were summed would keep the whole buffer alive, and later writes into one result
+    would change the other.
     """
     *given, end = (n for n in graph.graph.nodes if n.op in ("placeholder", "output"))
     recorded = [node.meta.get("memory", node) for node in end.args[0]]
@@ -27,7 +27,7 @@ def unalias_outputs(graph: GraphModule, run: Run) -> Run:
 
     def run_apart(*inputs: torch.Tensor) -> Sequence[torch.Tensor]:
         made = list(run(*inputs))
-        together: dict[int, set[Any]] = {}  # memory -> the recorded ones that are in it
+        together: dict[int, set[Any]] = {}  # storage -> recorded storages whose values are in it
         for x, memory in zip(made, recorded, strict=True):
             if has_memory(x):
                 together.setdefault(storage_of(x), set()).add(memory)
@@ -47,7 +47,7 @@ def unalias_outputs(graph: GraphModule, run: Run) -> Run:
 def _in_copy(
     x: torch.Tensor, memory: Any, copies: dict[tuple[int, Any], torch.UntypedStorage]
 ) -> torch.Tensor:
-    """``x`` in the copy of its memory that ``memory`` has."""
+    """Return ``x`` as a view of the copy of its storage that belongs to the recorded ``memory``."""
     storage = x.untyped_storage()
     at = storage_of(x), memory
     if at not in copies:

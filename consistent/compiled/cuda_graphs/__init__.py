@@ -1,9 +1,9 @@
-"""Segments that are captured once as graphs of the device, and then replayed.
+"""Segments that are captured as device graphs once, and then replayed.
 
 ```
-cut.py        a segment: stretches of ops of the device, and what runs between them
+cut.py        a segment: stretches of device ops, and what runs between them
 replayed.py   inputs at fixed addresses, capture after a warm-up, replay, recapture
-cuda.py       what captures on CUDA
+cuda.py       capture on CUDA
 ```
 """
 
@@ -12,6 +12,6 @@ from typing import Any
 from .cuda import CudaGraphs
 from .replayed import replayed
 
-capturer: type[CudaGraphs] | Any = CudaGraphs  # tests put one in its place that needs no GPU
+capturer: type[CudaGraphs] | Any = CudaGraphs  # tests replace it by one that needs no GPU
 
 __all__ = ["capturer", "replayed"]

@@ -1,15 +1,16 @@
-"""A segment as stretches of ops that a device runs by itself, and what is run between them.
+"""Splitting of a segment into stretches of ops that run on the device alone, and what runs between
+them.
 
 ```
 ops       mm, gelu, mm                 captured
-call      message all_reduce           sends, or draws random numbers: by Python, so it is called
+call      message all_reduce           runs Python: sends, or draws random numbers
 host      add (count of steps)         ops on the host, done before the ops of their stretch
 ops       add, layer_norm, ...         captured
 ```
 
-The host's ops of a stretch read nothing that its device's ops make. They come first unless they
-write what one of these has read, or a value has to be brought from the device: there the stretch
-ends.
+The host ops of a stretch read nothing that its device ops compute, so they can run first. The
+stretch ends at a host op that writes what one of its device ops has read, or that needs a value
+from the device.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Step:
 
 
 def cut(graph: GraphModule, device: str) -> list[Step]:
-    """The steps of a segment, in order. ``device`` is the type of the one that captures."""
+    """Return the steps of a segment, in order. ``device`` is the type of the device that
+    captures."""
     return _Cutting(graph, device).steps()
 
 
@@ -48,6 +50,7 @@ class _Cutting:
             if node.op in ("placeholder", "output"):
                 continue
             if is_item(node):
+                # An item runs with the op whose result it takes, even if that step has ended.
                 self._step_of(node.all_input_nodes[0]).nodes.append(node)
             elif _is_call(node):
                 self._end()
@@ -71,7 +74,8 @@ class _Cutting:
         return next(step for step in every if node in step.nodes)
 
     def _is_captured(self, node: Node) -> bool:
-        """Whether the device alone runs it. Of the host it may read numbers."""
+        """Return whether the op runs on the device alone. Its inputs from the host may only be
+        scalars."""
         made = [node] if "device" in node.meta else [n for n in node.users if is_item(n)]
         if node.op == "get_attr" or any(self._at(n) != self._device for n in made):
             return False
@@ -86,7 +90,8 @@ class _Cutting:
         return "" if device is None else device.type
 
     def _is_read(self, node: Node) -> bool:
-        """Whether an op of the stretch has read what ``node`` writes, or writes what it reads."""
+        """Return whether the host op ``node`` writes memory that a device op of the stretch has
+        read, or reads memory that one writes."""
         written = node.meta.get("written", set())
         read = {n.meta.get("memory") for other in self._ops.nodes for n in other.all_input_nodes}
         put = {m for other in self._ops.nodes for m in other.meta.get("written", ())}
@@ -95,7 +100,7 @@ class _Cutting:
 
 
 def _is_call(node: Node) -> bool:
-    """Whether Python runs in it, or torch draws random numbers."""
+    """Return whether the op runs Python code, or draws random numbers of torch."""
     target: Any = node.target
     if target in ORDERED or target is DRAWN:
         return True

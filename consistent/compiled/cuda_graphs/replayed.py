@@ -1,15 +1,15 @@
-"""A segment whose stretches of ops are captured, and replayed from then on.
+"""Replayed: a segment whose stretches of ops are captured once, and then replayed.
 
 ```
-call 1       runs as it is                     warm-up; where inputs lie is noted
-call 2       each stretch: capture, replay     what lay elsewhere gets a buffer at a fixed address
-call 3 ...   copy into buffers, replay         what lies where it lay is read there
+call 1       runs uncaptured                   warm-up; the addresses of inputs are noted
+call 2       each stretch: capture, replay     inputs whose address changed get a buffer
+call 3 ...   copy into buffers, replay         inputs whose address is unchanged are read in place
 ```
 
-Parameters and states stay where they are. If one has moved, all stretches are captured again, in a
-pool of their own: graphs of a pool are replayed in the order of their capture. What a segment
-gives is copied out of the pool, as the next replay writes there; views of one memory stay views of
-one copy.
+Parameters and states normally keep their address. If one has moved, all stretches are captured
+again, in a new pool, because graphs of a pool are replayed in the order of their capture. Results
+of a segment are copied out of the pool, since the next replay overwrites them; views of one storage
+stay views of one copy.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from ..memory import has_memory, storage_of
 from ..parts import part_of
 from .cut import Step, cut
 
-MOST = 4  # captures of a segment; what moves more often than that is not worth them
+MOST = 4  # captures of a segment; if tensors move more often, capturing does not pay
 Run = Callable[..., Sequence[Tensor]]
 Backend = Callable[[GraphModule, Sequence[Tensor]], Run]
 
 
 class Capturer(Protocol):
-    """Captures what a device does. One is made for each time that a segment is captured."""
+    """Captures device work. A new one is made each time a segment is captured."""
 
     device: str
 
@@ -46,7 +46,7 @@ class Capturer(Protocol):
 
 
 def replayed(backend: Backend, capturer: Callable[[], Capturer], device: str) -> Backend:
-    """``backend``, whose stretches of ops on ``device`` are captured."""
+    """Return a backend like ``backend`` that captures the stretches of ops on ``device``."""
 
     def make(graph: GraphModule, inputs: Sequence[Tensor]) -> Run:
         if any(x.is_meta for x in inputs):
@@ -58,7 +58,7 @@ def replayed(backend: Backend, capturer: Callable[[], Capturer], device: str) ->
 
 @dataclass
 class _Part:
-    """A step as a graph of its own. ``captured``: (replay, results), once it is."""
+    """A step as a graph of its own. ``captured`` is (replay, results) after the capture."""
 
     step: Step
     graph: GraphModule
@@ -66,14 +66,15 @@ class _Part:
     own: list[Node]
     run: Run | None = None
     captured: tuple[Callable[[], None], list[Tensor]] | None = None
-    inputs: list[Tensor] = field(default_factory=list)  # those of the capture
+    inputs: list[Tensor] = field(default_factory=list)  # at the addresses that the capture reads
 
 
 class Replayed:
-    """Runs a segment.
+    """Runs a segment by replaying captured graphs.
 
     Raises:
-        What its ops raise. An error of a capture is a warning, and the segment then runs as it is.
+        Any error of its ops. An error during a capture is only a warning; the segment then runs
+        uncaptured.
     """
 
     def __init__(
@@ -91,8 +92,8 @@ class Replayed:
         self._parts = _parts(graph, cut(graph, device), self._outs)
         self._fixed = _fixed(graph, self._outs)
         self._capturer: Capturer | None = None
-        self._addresses: dict[Node, int] = {}  # of what is read where it lies
-        self._moving: set[Node] = set()  # what gets a buffer
+        self._addresses: dict[Node, int] = {}  # of inputs that are read in place
+        self._moving: set[Node] = set()  # inputs that are copied into a buffer
         self._calls, self.captures, self.why = 0, 0, ""
         ops = [n for part in self._parts if part.step.kind == "ops" for n in part.step.nodes]
         self._where = next((n.meta["device"] for n in ops if "device" in n.meta), None)
@@ -122,7 +123,7 @@ class Replayed:
     # -- what has moved ----------------------------------------------------------------------------
 
     def _look(self, values: dict[Node, Any]) -> None:
-        """Forget what was captured if an input lies elsewhere that is read where it lies."""
+        """Drop all captures if an input that is read in place has another address."""
         moved = [
             n
             for n, x in values.items()
@@ -174,7 +175,7 @@ class Replayed:
             part.inputs = [self._at_fixed_address(n, x) for n, x in zip(part.given, given)]
             try:
                 part.captured = self._capture(part)
-            except Exception as error:  # of the device: what it may be is not known
+            except Exception as error:  # devices raise many kinds of errors
                 self._stop(f"{type(error).__name__} at capture: {str(error).splitlines()[0]}")
                 return self._plain(part, given)
         for place, x in zip(part.inputs, given, strict=True):
@@ -187,13 +188,15 @@ class Replayed:
     def _capture(self, part: _Part) -> tuple[Callable[[], None], list[Tensor]]:
         if self._capturer is None:
             self._capturer = self._make()
+        # Counted once for the segment, at its first part.
         if not any(other.captured for other in self._parts):
             self.captures += 1
         return self._capturer.capture(lambda: self._plain(part, part.inputs))
 
     def _at_fixed_address(self, node: Node, x: Tensor) -> Tensor:
-        """``x`` itself where it stays: it was made by a captured part, or lies in a place. Numbers
-        of the host are brought to the device, since a graph would keep their value."""
+        """Return ``x`` itself if its address is fixed, because a captured part made it or it is in
+        a place; otherwise a buffer. A host scalar gets a buffer on the device, because a graph
+        would keep its value."""
         if x.device.type != self._device:
             return torch.empty_like(x, device=self._where)
         made = any(node in part.own and part.captured is not None for part in self._parts)
@@ -204,7 +207,7 @@ class Replayed:
         return x.clone()
 
     def _out(self, results: list[Tensor]) -> list[Tensor]:
-        """Results outside of the memory that the next replay writes."""
+        """Return the results, with copies of those in memory that the next replay overwrites."""
         ours = {
             storage_of(x)
             for part in self._parts
@@ -212,6 +215,7 @@ class Replayed:
             for x in part.captured[1]
             if has_memory(x)
         }
+        # Inputs that are read in place belong to the caller, even if a part returns a view of one.
         ours -= {
             storage_of(x)
             for p in self._parts
@@ -240,7 +244,7 @@ def _copy(x: Tensor, alone: bool, copies: dict[int, torch.UntypedStorage]) -> Te
 
 
 def _parts(graph: GraphModule, steps: list[Step], outs: list[Node]) -> list[_Part]:
-    """The steps as graphs, with what each takes from others and gives to them."""
+    """Return the steps as graphs, with the values that each takes from others and passes on."""
     constants = dict(graph.named_buffers())
     parts = []
     for i, step in enumerate(steps):
@@ -254,8 +258,8 @@ def _parts(graph: GraphModule, steps: list[Step], outs: list[Node]) -> list[_Par
 
 
 def _fixed(graph: GraphModule, outs: list[Node]) -> set[Node]:
-    """The inputs that are read where they lie wherever that is: what is written into, and what a
-    result is a view of."""
+    """Return the inputs that must be read in place, wherever they are: those that are written into,
+    and those that share memory with a result."""
     nodes = graph.graph.nodes
     there = {m for n in nodes for m in n.meta.get("written", ())}
     there |= {n.meta.get("memory") for n in outs}
@@ -263,7 +267,7 @@ def _fixed(graph: GraphModule, outs: list[Node]) -> set[Node]:
 
 
 def _called(part: _Part, values: dict[Node, Any]) -> list[Any]:
-    """A message, or a draw; its results are plain calls, too."""
+    """Run a message or a draw. Its items are evaluated here as well."""
     node, *items = part.step.nodes
     target: Any = node.target
     args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
@@ -277,7 +281,7 @@ def _address(x: Tensor) -> int:
 
 
 def _has_buffer(x: Tensor) -> bool:
-    """Whether a copy of it lies as it does."""
+    """Return whether a copy of ``x`` has the same strides, that is, whether ``x`` has no gaps."""
     if not has_memory(x) or x.numel() == 0:
         return has_memory(x)
     dense = 1

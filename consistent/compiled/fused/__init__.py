@@ -1,1 +1,2 @@
-"""Messages with the product before them, or the ops after them, in one call of a native kernel."""
+"""Messages combined with the product before them, or with the ops after them, in one call of a
+native kernel."""

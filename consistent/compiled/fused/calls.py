@@ -1,4 +1,4 @@
-"""What runs in place of a message and the ops beside it: plain tensors in, plain tensors out."""
+"""Callables that replace a message and the ops next to it. They take and return plain tensors."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ...overlap.chunked_matmul import Boxing, box_multiply_once, multiply_box_on
 
 @dataclass(frozen=True, slots=True)
 class Summed:
-    """The sum of every rank's x, or this rank's part of it, and what follows it.
+    """The sum over ranks of x, or this rank's part of the sum, and the ops that follow.
 
     ```
     all_reduce        [n, m] P -> [n, m]       reduce_scatter    [n, m] P -> [own, m]
     ```
 
-    Called with x and those of bias, residual, weight and norm_bias that are ``given``; gives the
-    result and, where ``keeps``, what the activation or the norm was given.
+    Called with x, and with those of bias, residual, weight and norm_bias that are ``given``.
+    Returns the result and, with ``keeps``, the input of the activation or the norm.
 
     Args:
-        sizes: of the ranks' parts along ``dim``; None: every rank gets all.
-        dtype: of the results; None: that of x.
+        sizes: sizes of the ranks' parts along ``dim``; None: every rank gets the whole sum.
+        dtype: dtype of the results; None: the dtype of x.
     """
 
     ranks: Ranks
@@ -57,7 +57,8 @@ class Summed:
 
     @contextmanager
     def _parts(self, x: Tensor) -> Iterator[tuple[list[Tensor], int, int]]:
-        """(tensors, start, size): their sum is wanted in [start, start + size) of ``dim``."""
+        """Yield (tensors, start, size): the wanted part is [start, start + size) along ``dim`` of
+        the sum of the tensors."""
         transport = current()
         if self.sizes is not None:
             own = self.sizes[self.ranks.index(transport.rank)]
@@ -66,13 +67,14 @@ class Summed:
         elif x.is_cuda and transport.shares(self.ranks, "cuda", x.nbytes):
             with transport.peers(x, self.ranks) as parts:
                 yield parts, 0, x.shape[self.dim]
-        else:  # the transport adds while the data is in the cache
+        else:  # the transport adds, while the data is still in the cache
             yield [transport.all_reduce(x, self.ranks)], 0, x.shape[self.dim]
 
 
 @dataclass(frozen=True, slots=True)
 class MultipliedSum:
-    """x @ w, with a bias that is an addend, too, boxed from P. [m, k], [k, n], [n] -> as boxed.
+    """x @ w, summed over ranks by a boxing from P. A bias is a partial addend and is summed too.
+    Shapes: [m, k], [k, n], [n] -> the boxed tensor.
 
     Args:
         lead: the sizes that the m rows have in the boxed tensor.
@@ -88,7 +90,8 @@ class MultipliedSum:
 
 @dataclass(frozen=True, slots=True)
 class MultipliedWhole:
-    """x, boxed to B, times w, plus a bias. [m, k] S, [k, n], [n] -> [rows, n], boxed x."""
+    """x boxed to B, times w, plus a bias. Shapes: [m, k] S, [k, n], [n] -> [rows, n] and the boxed
+    x."""
 
     boxing: Boxing
 

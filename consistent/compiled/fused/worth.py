@@ -1,5 +1,5 @@
-"""Where a sum and the ops after it are faster as one kernel: as was measured on the CPU
-(docs/compile.md), by the cost model on CUDA, where nothing was measured yet."""
+"""Decision where a sum and the ops after it are faster as one kernel: by measurements on the CPU
+(docs/compile.md), and by the cost model on CUDA, where nothing has been measured yet."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import torch
 
 from ...boxing.cost import device_speeds
 
-# What is done after the sum -> dtype -> bytes of the sum from which one kernel is faster than ops
-# that run one by one, by a tenth and more on 2 ranks. Others are as fast, or slower.
-_RMS = {torch.float32: 256 << 10}  # torch does it in five ops
+# Ops after the sum -> dtype -> bytes of the sum from which one kernel is faster than separate ops,
+# by a tenth or more on 2 ranks. With other ops, one kernel is as fast, or slower.
+_RMS = {torch.float32: 256 << 10}  # torch computes an RMS norm in five ops
 _GELU = {torch.bfloat16: 1 << 20}
 ON_CPU: dict[tuple[str, ...], dict[torch.dtype, int]] = {
     ("rms_norm",): _RMS,
@@ -30,13 +30,14 @@ def sum_wins(
     one_by_one: bool,
     shared: bool,
 ) -> bool:
-    """Whether one kernel is faster.
+    """Return whether one kernel for the sum and ``ops`` is faster.
 
     Args:
         kind: "all_reduce" or "reduce_scatter".
-        ops: what is done after the sum.
-        nbytes: that a rank gives to the sum.
-        one_by_one: whether each op would be a kernel; a compiler makes one of them.
+        ops: names of the ops after the sum.
+        nbytes: bytes that a rank contributes to the sum.
+        one_by_one: whether each op would be a kernel of its own; a compiler makes one kernel of
+            them.
         shared: whether ranks read each other's memory.
     """
     if device == "cpu":
@@ -46,9 +47,10 @@ def sum_wins(
     kept = nbytes if whole else nbytes // ranks
     sent = (2 if whole else 1) * others * nbytes // ranks
     move_seconds = device_speeds(device).move_seconds
-    after = move_seconds(0, 2 * kept)  # an op reads what is kept, and writes it
+    after = move_seconds(0, 2 * kept)  # each op reads and writes a tensor of ``kept`` bytes
     message = move_seconds(sent, kept)
     apart = message + after * (len(ops) if one_by_one else 1)
-    # One kernel that reads the addends of all ranks, or one after the message.
+    # One kernel that reads the addends of all ranks, or, without shared memory, one kernel after
+    # the message.
     read = others * nbytes if whole else sent
     return (move_seconds(read, kept) if shared else message + after) < apart

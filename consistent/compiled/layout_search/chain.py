@@ -1,4 +1,4 @@
-"""The global ops of a step, and the values that lead from one to the next."""
+"""Chain of the global ops of a step, with the values that they read and make."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from ...rules.signature import Signature
 
 @dataclass
 class Chain:
-    """Values, and ops and moves in order. ``why``: why their layouts cannot be chosen together."""
+    """Values, and the ops and moves of a step in order. ``why`` says why their layouts cannot be
+    chosen together; None if they can."""
 
     values: list[Value] = field(default_factory=list)
     steps: list[Op] = field(default_factory=list)
-    count: int = 0  # ops that were started
+    count: int = 0  # number of ops that were started
     why: str | None = None
 
     @property
     def text(self) -> str:
-        """A hash of all that the choice depends on: ranks compare it."""
+        """A hash of everything that the choice of layouts depends on, for ranks to compare."""
         parts = [f"{value.spec} {value.pinned}" for value in self.values]
         parts += [
             f"{step.name} {step.kind} {step.call} {step.ins} {step.outs} {step.tracked} "
@@ -32,8 +33,8 @@ class Chain:
 
 @dataclass(frozen=True)
 class Decision:
-    """What one op is to do: its signature on each axis; ``name`` and ``shapes`` of its operands say
-    that it is that op."""
+    """The chosen signatures of one op, one for each axis. ``name`` and the ``shapes`` of its
+    operands identify the op."""
 
     name: str
     shapes: tuple[tuple[int, ...], ...]
@@ -42,8 +43,9 @@ class Decision:
 
 @dataclass(frozen=True)
 class Solution:
-    """``decisions``: number of an op -> what it is to do; ``count``: of ops in the step; estimated
-    bytes of the busiest rank and seconds, before and after."""
+    """The layouts chosen for a step. ``decisions`` maps the number of an op to its decision;
+    ``count`` is the number of ops in the step. ``bytes`` (of the busiest rank) and ``seconds`` are
+    estimates, (before, after)."""
 
     decisions: dict[int, Decision]
     count: int

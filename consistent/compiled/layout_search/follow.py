@@ -1,4 +1,4 @@
-"""Running a step whose ops take the signatures that were chosen for them."""
+"""Follower: runs a step whose ops take the signatures that were chosen for them."""
 
 from __future__ import annotations
 
@@ -15,27 +15,29 @@ from .listen import planned_each
 
 
 class Follower:
-    """Decides for each op in the order in which they are started. Where an op is not the one that
-    the decision is for, the ops after it choose alone, and ``is_followed`` is false."""
+    """Applies the decisions to the ops, in the order in which they start. If an op is not the one
+    that its decision is for, all later ops choose for themselves, and ``is_followed`` is false."""
 
     def __init__(self, solution: Solution) -> None:
         self._solution = solution
         self._started = 0
-        self._decided = -1  # the op that was last decided for
+        self._decided = -1  # number of the last op whose decision was applied
         self._lost = False
 
     @property
     def is_followed(self) -> bool:
-        """Whether all ops did as was decided."""
+        """Return whether all ops ran as decided."""
         return not self._lost and self._started == self._solution.count
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Inside, ops do as was decided."""
+        """Let ops run as decided inside the block."""
         with planned_each(Tracer(on_op_begin=self._start, choose=self._decide)):
             yield
 
     def _start(self, _: Any) -> None:
+        # ``choose`` is called before ``on_op_begin``, so a decision for this op would be applied by
+        # now.
         if self._started in self._solution.decisions and self._decided != self._started:
             self._lost = True
         self._started += 1

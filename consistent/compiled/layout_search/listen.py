@@ -1,7 +1,7 @@
-"""Noting the global ops of a step while it is recorded.
+"""Listener: notes the global ops of a step while it is recorded.
 
-A tensor that is not known, such as a parameter or what an op over lists made, has the layout that
-it has.
+A tensor that no noted op has made, such as a parameter or the result of an op over lists, enters
+with the layout that it has.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .chain import Chain
 
 @contextmanager
 def planned_each(tracer: Tracer) -> Iterator[None]:
-    """Inside, ``tracer`` sees ops, each of which is planned by its own sizes; the plans are
-    forgotten after."""
+    """Let ``tracer`` see the ops inside the block. Each op is planned for its own sizes, and these
+    plans are discarded afterwards."""
     with looked_up_in(_C.PlanTable(True)), tracer.tracing():
         yield
 
 
 class Listener:
-    """Makes the chain of what runs while it listens."""
+    """Builds the chain of the ops that run while it listens."""
 
     def __init__(self) -> None:
         self.chain = Chain()
@@ -40,7 +40,7 @@ class Listener:
 
     @contextmanager
     def listening(self, is_paused: Callable[[], bool]) -> Iterator[None]:
-        """Inside, ops come here; those that run while ``is_paused()`` keep their layouts."""
+        """Note the ops inside the block. Ops that run while ``is_paused()`` keep their layouts."""
         self._is_paused = is_paused
         tracer = Tracer(
             on_op_begin=self._started,
@@ -52,7 +52,7 @@ class Listener:
             yield
 
     def pin(self, value: Any) -> None:
-        """The layouts of the tensors in ``value`` are not to be chosen."""
+        """Fix the layouts of the tensors in ``value``, so that no others are chosen."""
         for x in tensors_in(value):
             if is_global(x):
                 self.chain.values[self._ops.number(x)].pinned = True

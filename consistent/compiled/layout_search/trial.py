@@ -1,5 +1,5 @@
-"""A step that is recorded twice, op by op and with layouts chosen together: the program that sends
-less is run."""
+"""Trial of chosen layouts: the step is recorded op by op and with layouts chosen together, and the
+program that sends less is kept."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .chain import Chain, Solution
 from .follow import Follower
 from .listen import Listener
 
-# chain -> what its ops are to do, or why they do what they do alone.
+# chain -> the solution for its ops, or why each op keeps choosing for itself.
 Chooser = Callable[[Chain], "Solution | str"]
 _chooser: Chooser | None = None
 
 
 def use_chooser(chooser: Chooser) -> None:
-    """From now on ``chooser`` chooses layouts."""
+    """Set the function that chooses layouts."""
     global _chooser
     _chooser = chooser
 
@@ -36,40 +36,41 @@ class Listening(Around):
         self._listener = Listener()
 
     def inside(self, is_paused: Callable[[], bool]) -> AbstractContextManager[None]:
-        """Around the step."""
+        """Return a context manager that notes the ops of the step."""
         return self._listener.listening(is_paused)
 
     def ended(self, kept: Any) -> None:
-        """The step returns or keeps ``kept``, whose layouts stay."""
+        """Fix the layouts of ``kept``, which the step returns or keeps."""
         self._listener.pin(kept)
 
     @property
     def chain(self) -> Chain:
-        """What was noted."""
+        """The ops that were noted."""
         return self._listener.chain
 
 
 class Following(Around):
-    """Gives the ops of a recording their layouts."""
+    """Applies chosen layouts to the ops of a recording."""
 
     def __init__(self, solution: Solution) -> None:
         self.follower = Follower(solution)
 
     @contextmanager
     def inside(self, is_paused: Callable[[], bool]) -> Iterator[None]:
-        """Around the step."""
+        """Apply the layouts to the ops of the step inside the block."""
         with self.follower.following():
             yield
 
 
 class Trial:
-    """The choices that are still to be tried, by the number of the program that they are for."""
+    """The solutions that are still to be tried, by the number of the program that they improve."""
 
     def __init__(self) -> None:
         self.pending: dict[int, Solution] = {}
 
     def choose(self, number: int, program: Program, chain: Chain) -> None:
-        """Let the first rank choose layouts for what all ranks have recorded alike."""
+        """Let the first rank choose layouts, if all ranks have recorded the same ops. A collective
+        of the world."""
         every = gathered(chain.text)
         if len(set(every)) > 1:
             found: Solution | str = "ranks have recorded different ops"
@@ -83,10 +84,12 @@ class Trial:
             self.pending[number] = found
 
     def better(self, number: int, alone: Recorded, made: Any, around: Following) -> Recorded:
-        """Choose the recording of a step that sends less. All ranks choose the same."""
+        """Return the recording that sends less: ``alone``, whose ops chose for themselves, or
+        ``made``. All ranks return the same one."""
         solution = self.pending.pop(number)
         other = made.program if isinstance(made, Recorded) else None
         assert alone.program is not None
+        # Results and places must keep their layouts, since code outside the step sees them.
         followed = around.follower.is_followed and _ends(other) == _ends(alone.program)
         mine = sent(other), followed, alone.program.bytes, other.bytes if other else 0
         every = gathered(mine)
@@ -105,7 +108,7 @@ class Trial:
 
 
 def _ends(program: Program | None) -> list[Any]:
-    """The layouts of what a program gives back and puts into places."""
+    """Return the layouts of what a program returns and puts into places."""
     if program is None:
         return [None]
     places = each_in(program.result, Place)

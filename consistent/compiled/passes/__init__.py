@@ -1,9 +1,9 @@
-"""What is changed in a recorded graph before it is run: one idea a file, and all in order.
+"""Passes that change a recorded graph before it runs: one idea per file, run in a fixed order.
 
-A pass takes a ``Trace`` and the options of the step, and changes the graph. It returns at once
-where it was not asked for. All ranks run all passes, or none does, so a pass may gather what ranks
-have to decide together. What it decides alone follows from the graph and the messages in it, which
-are alike on all ranks; ranks compare what is left before they use it.
+A pass takes a ``Trace`` and the options of the step, and changes the graph; it returns at once if
+its option is off. Either all ranks run all passes, or none does, so a pass may gather what ranks
+must decide together. Other decisions of a pass follow from the graph and its messages, which are
+the same on all ranks, and ranks compare the remaining messages before they use a program.
 """
 
 from __future__ import annotations
@@ -22,27 +22,25 @@ from .trace import Saved, Trace
 Pass = Callable[[Trace, CompileOptions], None]
 
 PASSES: tuple[Pass, ...] = (
-    # memory=: counts what the recorded ops hold at a time. It comes first, since the passes after
-    # it may keep results for longer, and together no more than the bound leaves on the fullest
-    # rank.
+    # memory=: counts the bytes that the recorded ops hold at a time. It comes first, since later
+    # passes may keep results for longer, in total up to what the bound leaves on the fullest rank.
     leave_room,
-    # A gather of which only this rank's own part is read is left out, and that part is copied. It
-    # comes before merge_equal: a gather that is not needed must not be the one that others join.
+    # Removes a gather of which only this rank's own part is read, and copies that part. It comes
+    # before merge_equal, which could otherwise merge other gathers into the unneeded gather.
     remove_redundant_gather,
     # Equal messages on equal values are sent once, and the first result is kept for later readers.
     merge_equal,
-    # Two sums over ranks that are added are added before, and summed over ranks once. It comes
-    # after merge_equal, which can leave one message where two were to be added.
+    # Two sums over ranks that are added to each other: adds first, and then sums over ranks once.
+    # It comes after merge_equal, which can leave one message where two were to be added.
     reassociate_all_reduce,
-    # memory=: what is cheap is made again, and what was gathered is gathered again, until the bound
-    # is met. It comes after all passes that change which messages are sent: these change what is
-    # held, and it repeats some of them on purpose.
+    # memory=: recomputes cheap values and repeats gathers, until the bound is met. It comes after
+    # all passes that remove messages: they change what is held, and would remove its repetitions.
     bound_memory,
-    # fuse=: a message and the ops beside it become one call of a kernel. It comes after
-    # bound_memory, which can repeat an op or a gather, but no call that is both.
+    # fuse=: a message and the ops next to it become one call of a kernel. It comes after
+    # bound_memory, which can repeat an op or a gather, but not a call that is both.
     fuse,
-    # overlap=: messages are started early and waited for late. It comes last: only then it is known
-    # which messages there are, and nothing may move what runs beside them.
+    # overlap=: starts messages early and waits for them late. It comes last, when the set of
+    # messages is final, and no later pass may move the ops that run concurrently with them.
     overlap,
 )
 

@@ -1,8 +1,8 @@
-"""A program that holds no more than so many bytes at a time, where it can.
+"""Pass that bounds the bytes that a program holds at a time, where it can.
 
 ```
 before other passes   all ranks: the most that one holds         how much merge_equal may keep
-after them            each rank by itself: it sends nothing      passes/rematerialize
+after them            each rank alone: it sends nothing          passes/rematerialize
                       all ranks together, until none is above    passes/regather
 ```
 """
@@ -22,7 +22,7 @@ _ROUNDS = 64
 
 
 def leave_room(trace: Trace, options: CompileOptions) -> None:
-    """Let other passes keep only what the bound leaves on the fullest rank."""
+    """Limit what other passes keep to what the bound leaves on the fullest rank."""
     if options.memory is None:
         return
     remove_dead(trace)
@@ -32,12 +32,13 @@ def leave_room(trace: Trace, options: CompileOptions) -> None:
 
 
 def bound_memory(trace: Trace, options: CompileOptions) -> None:
-    """Make values again, and gather again, until no more than ``options.memory`` is held."""
+    """Recompute values and repeat gathers until at most ``options.memory`` bytes are held."""
     if options.memory is None:
         return
     remove_dead(trace)
     again = rematerialize(trace, options.memory)
     sent = _regather(trace, options.memory)
+    # A repeated gather can lower the peak, so that recomputing other values helps now.
     again += rematerialize(trace, options.memory) if sent else 0
     after = Count(trace).bytes
     trace.notes.append(
@@ -49,7 +50,8 @@ def bound_memory(trace: Trace, options: CompileOptions) -> None:
 
 
 def _regather(trace: Trace, most: int) -> int:
-    """Repeat gathers that some rank proposes and all can repeat. Gives how many."""
+    """Repeat gathers that some rank proposes and all ranks can repeat, and return how many. A
+    collective of the world."""
     sent = 0
     refused: set[Repetition] = set()
     for _ in range(_ROUNDS):
@@ -58,7 +60,7 @@ def _regather(trace: Trace, most: int) -> int:
         if not wanted:
             break
         if all(gathered(may_repeat(trace, wanted[0]))):
-            repeat(trace, wanted[0])
+            repeat(trace, wanted[0])  # one per round: it changes the positions of the others
             sent += 1
         else:
             refused.add(wanted[0])

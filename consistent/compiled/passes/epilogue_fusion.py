@@ -1,4 +1,4 @@
-"""The ops after a sum over ranks that the kernel of that sum can do, too.
+"""Match of the ops after a sum over ranks that the kernel of the sum can also do.
 
 ```
 %3 = reduce_scatter(%1)     sum
@@ -9,7 +9,8 @@
 %8 = layer_norm(%7, ...)    norm
 ```
 
-Each may be absent. What lies between is read by nobody else, and nobody writes into any of it.
+Each op is optional. Values between the ops must have no other reader, and nothing may write into
+them.
 """
 
 from __future__ import annotations
@@ -38,14 +39,17 @@ BESIDE = ("bias", "residual", "weight", "norm_bias")
 
 @dataclass
 class EpilogueMatch:
-    """Args:
-    at: the value that the kernel gives.
-    total: what the activation and the norm are given; ``at`` where there is neither.
-    beside: the tensors that are read beside the sum, by name.
-    names: what it does, for people and for the other ranks.
-    dtype: of the results, where it is not that of the sum.
-    keeps: whether total is read elsewhere.
-    inside: the nodes that the kernel stands for.
+    """The ops that the kernel of a sum can also do.
+
+    Args:
+        at: the value that the kernel returns.
+        total: the input of the activation and the norm; equal to ``at`` if there is neither.
+        epilogue: parameters of the kernel.
+        beside: the tensors that are read in addition to the sum, by name.
+        names: the names of the ops, for people and for comparison between ranks.
+        dtype: dtype of the results, if it differs from that of the sum.
+        keeps: whether total is read elsewhere, so that the kernel must return it too.
+        inside: the nodes that the kernel replaces.
     """
 
     at: Node
@@ -59,7 +63,7 @@ class EpilogueMatch:
 
 
 def stretch(trace: Trace, message: Node) -> Iterator[Node]:
-    """The nodes after a message, up to the next message or call that runs as it is written."""
+    """Yield the nodes after a message, up to the next message or call that runs as written."""
     node = message.next
     while node.op != "root" and node.target is not GRAPH_BREAK and not trace.is_ordered(node):
         yield node
@@ -67,10 +71,11 @@ def stretch(trace: Trace, message: Node) -> Iterator[Node]:
 
 
 def match_epilogue(trace: Trace, message: Node, written: set[Any]) -> EpilogueMatch | None:
-    """What follows the one result of ``message``; None where the kernel can do none of it.
+    """Return the ops after the one result of ``message`` that the kernel can do; None if there are
+    none.
 
     Args:
-        written: the memories into which anything writes.
+        written: the memories into which any op writes.
     """
     items = list(message.users)
     if len(items) != 1 or not items[0].meta["shape"] or items[0].meta["dtype"] not in _SUMMED:
@@ -80,7 +85,7 @@ def match_epilogue(trace: Trace, message: Node, written: set[Any]) -> EpilogueMa
 
 
 class _EpilogueMatcher:
-    """One sum, and how far the kernel follows it."""
+    """Matches ops after one sum, as far as the kernel supports them."""
 
     def __init__(self, trace: Trace, message: Node, item: Node, written: set[Any]) -> None:
         self._trace, self._message, self._written = trace, message, written
@@ -135,7 +140,7 @@ class _EpilogueMatcher:
             self._take(node, name, **{name: other})
 
     def _activation(self) -> set[Node]:
-        """What it is done by."""
+        """Take an activation into the epilogue, and return its nodes."""
         at = self._match.at
         done = [node for node in at.users if node in self._after and _activation(node)]
         if len(done) != 1 or done[0].args[0] is not at:
@@ -145,7 +150,7 @@ class _EpilogueMatcher:
         return set(done)
 
     def _norm(self) -> set[Node]:
-        """Take a normalization into the epilogue, and give the nodes that it replaces."""
+        """Take a norm into the epilogue, and return the nodes that it replaces."""
         matched = self._match
         if "bias" in matched.beside and len(matched.at.meta["shape"]) < 2:
             return set()
@@ -170,12 +175,13 @@ class _EpilogueMatcher:
         if read_elsewhere or inner & self._trace.lasting:
             return False
         if matched.at is not matched.total and not self._is_alone(matched.at, norm.inside):
-            return False  # the kernel does not give what the activation gave
+            return False  # the kernel does not return the activation's result
         if any(memory_of(n) in self._written - norm.writes for n in inner if memory_of(n)):
             return False
         if matched.beside.get("bias") is not None and norm.normalized > 1:
             return False
         if call.kind == "reduce_scatter":
+            # A norm needs whole rows, so the scattered dim must not be a normalized dim.
             cut = call.run.arguments["dim"] % len(shape)  # type: ignore[attr-defined]
             if cut >= len(shape) - norm.normalized:
                 return False
@@ -185,6 +191,7 @@ class _EpilogueMatcher:
     def _cast(self) -> None:
         matched = self._match
         node = self._only_user(matched.at)
+        # With ``keeps``, the dtype would also change that of total.
         if node is None or node.target is not _aten._to_copy.default or matched.keeps:
             return
         wide = _WIDE.get(matched.at.meta["dtype"])
@@ -195,8 +202,8 @@ class _EpilogueMatcher:
             matched.dtype = wide
 
     def _reduced_again(self) -> bool:
-        """The kernel of the sum, given what a message has summed: so a step is recorded that is
-        planned to read every rank's addend."""
+        """Match the kernel itself, applied to the sum of a message. Steps are recorded in this form
+        if they were planned to read the addends of all ranks."""
         at = self._match.at
         node = self._only_user(at)
         if node is None or node.target is not _REDUCED.default:
@@ -235,7 +242,8 @@ class _EpilogueMatcher:
         matched.beside |= {key: x for key, x in beside.items() if x is not None}
 
     def _only_user(self, node: Node) -> Node | None:
-        """The one op that reads it, near its message, where nothing writes into it."""
+        """Return the only op that reads ``node``; None if there are several, if the op is beyond
+        the next message, or if the value outlives the step or is written into."""
         (first, *others) = node.users or (None,)
         if others or first not in self._after or node in self._trace.lasting:
             return None
@@ -246,8 +254,8 @@ class _EpilogueMatcher:
         return not lasts and set(node.users) <= readers
 
     def _is_beside(self, x: Any, shape: tuple[int, ...] | None, reader: Node) -> bool:
-        """Whether ``x`` has these sizes, and what ``reader`` reads of it is there before the
-        message."""
+        """Return whether ``x`` has the sum's dtype and these sizes, and has the same value before
+        the message as when ``reader`` reads it."""
         if not isinstance(x, Node) or x.meta.get("dtype") is not self._match.at.meta["dtype"]:
             return False
         if shape is not None and x.meta.get("shape") != tuple(shape):
@@ -258,7 +266,7 @@ class _EpilogueMatcher:
 
 
 def is_before(x: Node, message: Node) -> bool:
-    """Whether ``x`` is there before ``message``, or is a view of what is."""
+    """Return whether ``x`` is computed before ``message``, or is a view of such a value."""
     if x.op == "placeholder" or x < message:
         return True
     target = x.target
@@ -267,7 +275,7 @@ def is_before(x: Node, message: Node) -> bool:
 
 
 def put_before(x: Node, message: Node) -> None:
-    """Move ``x``, which ``is_before``, there."""
+    """Move ``x`` before ``message``; ``is_before`` must hold."""
     if not x < message:
         for n in x.all_input_nodes:
             put_before(n, message)
@@ -275,7 +283,7 @@ def put_before(x: Node, message: Node) -> None:
 
 
 def _activation(node: Node) -> str:
-    """The name of an activation; "" for another op."""
+    """Return the name of an activation; "" for another op."""
     if node.target is _aten.gelu.default:
         return "gelu_tanh" if node.kwargs.get("approximate") == "tanh" else "gelu"
     if node.target is _aten.relu.default:

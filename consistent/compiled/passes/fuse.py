@@ -1,27 +1,25 @@
-"""A message and the ops beside it become one call of a native kernel.
+"""Pass that turns a message and the ops next to it into one call of a native kernel.
 
 ```
 %4 = mm(%0, %1)                         %4 = mm(%0, %1)
 %5 = message reduce_scatter(%4)   -->   %7 = message reduce_scatter, bias, gelu(%4, %2)
 %6 = add(%5, %2)
 %7 = gelu(%6)
-
 %4 = mm(%0, %1)                   -->   %5 = message mm, all_reduce(%0, %1)
 %5 = message all_reduce(%4)
-
 %3 = message join(%0)             -->   %3, %4 = message join, mm(%0, %1)
 %4 = mm(%3, %1)
 ```
 
-A fusion changes how a message is sent, so all its ranks must do it, or none:
+A fusion changes how a message is sent, so either all ranks of the message do it, or none:
 
 ```
-each rank     what it could fuse
-all ranks     what all ranks of a message could fuse, and what of it wins: by the cost model
+each rank     lists what it could fuse
+all ranks     keep what all ranks of a message could fuse and what wins, by the cost model
 each rank     fuses that
 ```
 
-Where one fusion has taken what another needs, the other is left out.
+If one fusion has taken nodes that another needs, the other is dropped.
 """
 
 from __future__ import annotations
@@ -51,16 +49,16 @@ from .trace import Trace
 
 
 class Fusion(NamedTuple):
-    """A message with ops beside it, as each of its ranks names it.
+    """A fusion of a message with ops next to it, in terms that are the same on each of its ranks.
 
     Args:
-        ranks, number: of the message, among those of the same ranks.
-        name: what it does, in order.
-        kind: of the message alone.
-        device: the type of the device.
-        nbytes, dtype: of what a rank gives to a sum.
-        ops: that the kernel does after the sum.
-        specs: before and after the boxing of a product; None of a sum with what follows it.
+        ranks, number: ranks of the message, and its number among the messages of these ranks.
+        name: names of the message and the ops, in order.
+        kind: kind of the message alone.
+        device: type of the device.
+        nbytes, dtype: size and dtype of what a rank contributes to a sum.
+        ops: names of the ops that the kernel does after the sum.
+        specs: specs before and after the boxing of a product; None for a sum with ops after it.
     """
 
     ranks: tuple[int, ...]
@@ -74,12 +72,13 @@ class Fusion(NamedTuple):
     specs: tuple[Any, Any] | None = None
 
 
-# Called with the number of chunks.
+# Performs a fusion; called with the number of chunks.
 _Run = Callable[[int], None]
 
 
 def fuse(trace: Trace, options: CompileOptions) -> None:
-    """Fuse what all ranks of a message can, and what wins; all that can be, if it is asked for."""
+    """Fuse what all ranks of a message can fuse and what is faster; with ``fuse=True``, all that
+    can be fused."""
     if not options.fuse:
         return
     remove_dead(trace)
@@ -93,7 +92,8 @@ def fuse(trace: Trace, options: CompileOptions) -> None:
 
 
 def _chunks(found: Fusion, options: CompileOptions) -> int:
-    """In how many chunks it is done; 0 where it does not win. All its ranks get the same."""
+    """Return the number of chunks in which the fusion runs; 0 if it is not faster. The same on all
+    its ranks."""
     always = options.fuse is True
     if found.specs is not None:
         if always:
@@ -114,24 +114,25 @@ def _chunks(found: Fusion, options: CompileOptions) -> int:
 
 
 def _fusions(trace: Trace) -> list[Fusion]:
-    """What could be fused on this rank, in the order of messages."""
+    """Return what this rank could fuse, in the order of messages."""
     return [f for at in _numbered(trace) for f, _ in _beside(trace, *at)]
 
 
 def _fuse(trace: Trace, chosen: dict[Fusion, int]) -> int:
-    """Fuse these, products in so many chunks. Gives how many messages were fused."""
+    """Perform the ``chosen`` fusions, products in the given number of chunks, and return how
+    many."""
     done = 0
     for at in _numbered(trace):
         for fusion, run in _beside(trace, *at):
             if fusion in chosen:
                 run(chosen[fusion])
                 done += 1
-                break
+                break  # the message is gone, and later matches on it are no longer valid
     return done
 
 
 def _numbered(trace: Trace) -> list[tuple[Node, int]]:
-    """Each message, and its number among those of the same ranks."""
+    """Return each message, with its number among the messages of the same ranks."""
     met: Counter[tuple[int, ...]] = Counter()
     found = []
     for message in trace.messages():
@@ -203,7 +204,8 @@ def _put(
     made: list[Node],
     gone: set[Node],
 ) -> None:
-    """``call``, which takes ``given`` and gives ``made``, in place of ``message`` and ``gone``."""
+    """Replace ``message`` and the nodes ``gone`` by ``call``, which takes ``given`` and returns
+    ``made``."""
     (item,) = message.users
     outs = tuple((x.meta["shape"], x.meta["dtype"], call.outs[0][2]) for x in made)
     call = replace(call, text=f"{call.kind}: {call.run!r}", outs=outs)
@@ -217,5 +219,6 @@ def _put(
             result = trace.graph.call_function(item.target, (fused, i))  # type: ignore[arg-type]
             result.meta.update(x.meta)
             trace.replace(x, result)
+    # Last first, because a node can be erased only after the nodes that read it.
     for node in sorted({*gone, item, message}, reverse=True):
         trace.graph.erase_node(node)

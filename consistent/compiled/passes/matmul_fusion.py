@@ -1,12 +1,12 @@
-"""Products beside the boxing of their operand or of their result.
+"""Match of matrix products next to the boxing of their operand or result.
 
 ```
 %4 = mm(%0, %1)                 %3 = join(%0)
 %5 = all_reduce(%4)             %4 = mm(%3, %1)
 ```
 
-Views may lie between the two, since a product has rows and columns only. One move makes up the
-boxing.
+Views may be between the two, because a product has only rows and columns. The boxing must be a
+single move.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ _PRODUCTS = (_aten.mm.default, _aten.addmm.default)
 
 @dataclass(frozen=True)
 class Product:
-    """Args:
-    src, dst: of the boxing.
-    name: what is done, in order.
-    given: x, w, and the bias of an addmm.
-    lead: the sizes of what a sum is given, but for its last.
-    node: the product.
-    inside: it, and what lies between it and the message.
-    is_first: whether it comes before the message.
+    """A product that can be fused with the boxing next to it.
+
+    Args:
+        src, dst: specs before and after the boxing.
+        name: the two ops, in order.
+        given: x, w, and the bias of an addmm.
+        lead: all sizes but the last of the boxed tensor's shape on this rank.
+        node: the product.
+        inside: the product, and the views between it and the message.
+        is_first: whether the product is before the message.
     """
 
     src: TensorSpec
@@ -55,8 +57,8 @@ class Product:
 
 
 def match_product(trace: Trace, message: Node, written: set[Any]) -> Product | None:
-    """The product beside a message that boxes one tensor in one move; None if there is none, or if
-    it cannot be cut in chunks."""
+    """Return the product next to a message that boxes one tensor in one move. None if there is
+    none, or if it cannot be split into chunks."""
     specs, items = message.meta.get("boxing"), list(message.users)
     if specs is None or len(items) != 1 or memory_of(items[0]) in written:
         return None
@@ -76,7 +78,7 @@ def match_product(trace: Trace, message: Node, written: set[Any]) -> Product | N
 
 
 def _is_move(call: Call, move: Move, src: TensorSpec) -> bool:
-    """Whether a message is that move of a boxing."""
+    """Return whether the message is this move of a boxing."""
     at, split = my_coordinate(src.placement), move.dst if move.dst is not B else move.src
     if at is None or call.ranks != tuple(src.placement.axis_ranks(move.axis, at)):
         return False
@@ -87,7 +89,7 @@ def _is_move(call: Call, move: Move, src: TensorSpec) -> bool:
 def _can_overlap(src: TensorSpec, dst: TensorSpec) -> bool:
     if my_coordinate(src.placement) is None or src.ndim < 2 or not src.dtype.is_floating_point:
         return False
-    if src.layout.is_cut or dst.layout.is_cut:  # items change their order beside the message
+    if src.layout.is_cut or dst.layout.is_cut:  # the boxing also reorders items
         return False
     return Boxing(src, dst, MOST_CHUNKS).overlaps()
 
@@ -95,12 +97,13 @@ def _can_overlap(src: TensorSpec, dst: TensorSpec) -> bool:
 def _before(
     trace: Trace, message: Node, src: TensorSpec, dst: TensorSpec, written: set[Any]
 ) -> Product | None:
-    """A product of which only the sum over ranks is read."""
+    """Return a product before the message, whose result only the message reads."""
     node: Any
     (node,) = trace.given(message)
     shape = node.meta.get("shape")
     reader, inside = message, set[Node]()
     while True:
+        # The fused call does not return the partial product, so nothing else may read it.
         alone = list(node.users) == [reader] and node not in trace.lasting
         if not alone or memory_of(node) in written:
             return None
@@ -121,7 +124,7 @@ def _before(
 def _after(
     trace: Trace, message: Node, item: Node, src: TensorSpec, dst: TensorSpec
 ) -> Product | None:
-    """The first product of what was gathered."""
+    """Return the first product of the gathered tensor."""
     (x,) = trace.given(message)
     shape = item.meta["shape"]
     if shape != dst.local_shape(my_coordinate(dst.placement)):
@@ -146,7 +149,7 @@ def _after(
 
 
 def _operands(node: Any) -> list[Node] | None:
-    """x, w, and the bias for each column, if it is a product of matrices."""
+    """Return x, w, and the bias of the columns if any; None if ``node`` is not such a product."""
     if not isinstance(node, Node) or node.target not in _PRODUCTS or node.kwargs:
         return None
     args: list[Any] = list(node.args)
@@ -163,5 +166,5 @@ def _name(node: Node) -> str:
 
 
 def _is_kept(trace: Trace, given: list[Node], first: Node, last: Node) -> bool:
-    """Whether nothing writes into ``given`` from one node to another."""
+    """Return whether nothing writes into ``given`` from node ``first`` to node ``last``."""
     return not trace.is_written({memory_of(x) for x in given}, first, last)

@@ -1,4 +1,4 @@
-"""Send a message on the same values once.
+"""Pass that sends messages on the same values once.
 
 ```
 %3 = all_gather(%1)            %3 = all_gather(%1)
@@ -7,9 +7,8 @@
 %7 = mm(%5, %6)
 ```
 
-The first result is kept until it is used for the last time. In all, at most ``keep_bytes`` are kept
-so; a parameter that is gathered again for backward, to save memory, is gathered again if it is
-larger.
+The first result is kept until its last use. In total, at most ``keep_bytes`` are kept this way, so
+a large parameter that is gathered again for backward, to save memory, is still gathered again.
 """
 
 from __future__ import annotations
@@ -24,13 +23,14 @@ from ..opaque import Call
 from ..options import CompileOptions
 from .trace import Trace, memory_of
 
-# What one rank sends in it twice, another may send once; and what tells, tells of what went before.
+# Never merged: in the first two, equal messages on one rank may differ on another; a message that
+# tells reports on the ops before it.
 _BY_RANK = ("exchange", "broadcast", KIND)
 
 
 def merge_equal(trace: Trace, _: CompileOptions) -> None:
-    """Merge equal messages, in the order in which they are sent. A tensor that was gathered beside
-    others is there, too."""
+    """Merge equal messages, in the order in which they are sent. A message is also removed if its
+    tensors were gathered before, together with others."""
     first: dict[tuple, tuple[Node, int]] = {}  # what a result depends on -> message, its position
     left = trace.keep_bytes
     for node in trace.messages():
@@ -64,6 +64,7 @@ def _result(trace: Trace, message: Node, i: int, like: Any) -> Node:
     found = trace.results(message)
     if i in found:
         return found[i]
+    # The first message's result was not used so far, so it has no node yet.
     with trace.graph.inserting_after(message):
         made = trace.graph.call_function(like.target, (message, i))
     made.meta.update(like.meta)
@@ -71,7 +72,8 @@ def _result(trace: Trace, message: Node, i: int, like: Any) -> Node:
 
 
 def _is_same(trace: Trace, before: Node, j: int, node: Node, i: int) -> bool:
-    """Whether nothing writes into what was sent until it is sent again, nor into the results."""
+    """Return whether nothing writes into the message's inputs between the two messages, nor into
+    the results."""
     given = {memory_of(x) for x in node.all_input_nodes}
     made = {memory_of(x) for x in (trace.results(node)[i], trace.results(before).get(j)) if x}
     return not trace.is_written(given, before, node) and trace.is_own(made)

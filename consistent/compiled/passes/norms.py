@@ -1,4 +1,4 @@
-"""Norms over the last dims, as torch records them: one op, or several."""
+"""Match of norms over the last dims, which torch records as one op or as several."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from torch.fx import Node
 from ..fused.calls import Epilogue
 
 _aten = torch.ops.aten
+# None if this torch has no such op.
 _RMS = getattr(_aten, "_fused_rms_norm", None)
 
 
 @dataclass
 class Norm:
-    """A norm over the last dims, in one op or several: ``inside`` are all of them, ``out`` the last
-    one, and ``writes`` the memories that they write into."""
+    """A norm over the last dims. ``inside`` are all of its nodes, ``out`` is the last, and
+    ``writes`` are the memories that they write into."""
 
     name: str
     out: Node
@@ -39,7 +40,7 @@ class Norm:
 
 
 def layer_norm(node: Node) -> Norm | None:
-    """Found at its op, where only its result is read."""
+    """Match a layer norm whose only used result is the normalized tensor."""
     if node.target is not _aten.native_layer_norm.default:
         return None
     out = _first_alone(node)
@@ -61,13 +62,14 @@ def fused_rms_norm(node: Node) -> Norm | None:
 
 
 def _first_alone(node: Node) -> Node | None:
-    """The first result of ``node`` where nobody reads the others, as backward would."""
+    """Return the first result of ``node``; None if other results, which backward would use, are
+    read."""
     items = {user.args[1]: user for user in node.users}
     return items[0] if set(items) == {0} else None
 
 
 def rms_norm(square: Any) -> Norm | None:
-    """Found at its square, as torch does it on the CPU:
+    """Match an RMS norm at its square, as torch runs it on the CPU:
 
     ```
     %2 = pow(%1, 2)   %3 = mean(%2)   add_(%3, eps)   %4 = rsqrt(%3)   mul(%1, %4)   mul(.., weight)
@@ -81,6 +83,7 @@ def rms_norm(square: Any) -> Norm | None:
         return None
     plus = [n for n in mean.users if n.target in (_aten.add_.Scalar, _aten.add_.Tensor)]
     root = [n for n in mean.users if n.target is _aten.rsqrt.default]
+    # add_ writes into the mean, and rsqrt reads the mean's node, so rsqrt must come after add_.
     if len(mean.users) != 2 or len(plus) != 1 or len(root) != 1 or not plus[0] < root[0]:
         return None
     product: Any = _the(root[0], _aten.mul.Tensor)
@@ -106,7 +109,7 @@ def rms_norm(square: Any) -> Norm | None:
 
 
 def _the(node: Node, target: Any) -> Node | None:
-    """The one op that reads it, if it is such."""
+    """Return the only reader of ``node``, if it is an op ``target``."""
     users = list(node.users)
     return users[0] if len(users) == 1 and users[0].target is target else None
 

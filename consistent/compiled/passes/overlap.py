@@ -1,4 +1,4 @@
-"""Messages are started as early and waited for as late as data and memory allow.
+"""Pass that starts messages as early, and waits for them as late, as data and memory allow.
 
 ```
 %3 = join(%1)                   start join(%1)
@@ -9,9 +9,9 @@
                                 %7 = mm(%4, %6)
 ```
 
-Messages are started in the order in which they were sent, and the order is a part of the program;
-so ranks may start them at other ops, and nothing has to be agreed on. What is on its way counts as
-held, from its start on.
+Messages are started in the order in which they were sent, and this order is part of the program.
+Ranks may therefore start them at different ops without an agreement. A result counts as held from
+the start of its message.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from ..program import GRAPH_BREAK
 from .peak import Count, remove_dead
 from .trace import Trace, memory_of
 
-_AHEAD = 2  # so many of the largest results may be held more than before, if no bound is given
+_AHEAD = 2  # without a bound, this many of the largest results may be held in addition
 
 
 def overlap(trace: Trace, options: CompileOptions) -> None:
-    """Let messages run beside ops: always, or ("auto") where all ranks have cores to spare."""
+    """Let messages run concurrently with ops: always, or with "auto" if all ranks have spare
+    cores."""
     if not options.overlap:
         return
     if options.overlap == "auto" and not has_spare_cores(tuple(range(current().size))):
@@ -50,11 +51,11 @@ def overlap(trace: Trace, options: CompileOptions) -> None:
 
 
 def _overlapped(trace: Trace, most: int | None) -> int:
-    """Move starts and waits apart. Gives how many messages run beside other ops.
+    """Move starts and waits apart, and return how many messages run concurrently with ops.
 
     Args:
-        most: bytes that may be held at a time; by default those that are held now, and the two
-            largest results that are moved.
+        most: bytes that may be held at a time; None: what is held now, plus the ``_AHEAD`` largest
+            results that are moved.
     """
     _reads_first(trace)
     count = Count(trace)
@@ -77,15 +78,15 @@ def _overlapped(trace: Trace, most: int | None) -> int:
 
 
 def _reads_first(trace: Trace) -> None:
-    """Put the nodes that stand for places before all ops: they are read before these run."""
+    """Move the placeholders before all ops, since a segment reads its places before its ops run."""
     reads = [node for node in trace.graph.nodes if node.op == "placeholder"]
     for node in reversed(reads):
         next(iter(trace.graph.nodes)).prepend(node)
 
 
 def _may_move(trace: Trace, node: Node) -> bool:
-    """Whether it sends and receives in main memory or on a GPU, and nothing writes into what it
-    gives."""
+    """Return whether the message only sends and receives on the CPU or a GPU, and nothing writes
+    into its results."""
     call = trace.call(node)
     kinds = {device.type for _, _, device in call.outs}
     if not node.users or call.computes or kinds not in ({"cpu"}, {"cuda"}):
@@ -105,7 +106,7 @@ def _pair(trace: Trace, node: Node, ticket: int) -> tuple[Node, Node]:
 
 
 def _joined(trace: Trace, start: Node, wait: Node) -> None:
-    """One message again, where nothing runs meanwhile."""
+    """Turn a start and its wait back into one message, if nothing runs between them."""
     with trace.graph.inserting_before(start):
         node = trace.graph.call_function(MESSAGE, start.args[:2])
     node.meta.update(start.meta)
@@ -117,8 +118,8 @@ def _joined(trace: Trace, start: Node, wait: Node) -> None:
 
 
 def _later(trace: Trace, start: Node, wait: Node, most: int) -> None:
-    """Wait before the first op that reads a result, or writes into what is sent; or at the end of
-    the segment, where nothing does."""
+    """Move the wait to just before the first op that reads a result or writes into what is sent, or
+    to the end of the segment. Undone if too much would be held."""
     items = list(wait.users)
     readers = {user for item in items for user in item.users}
     given = {memory_of(x) for x in start.all_input_nodes}
@@ -133,11 +134,13 @@ def _later(trace: Trace, start: Node, wait: Node, most: int) -> None:
 
 
 def _earlier(trace: Trace, start: Node, wait: Node, most: int) -> None:
-    """Start after the message before it, once what is sent is there."""
+    """Move the start up to the message before it, or to where its inputs are ready. Undone if too
+    much would be held."""
     needed = set(start.all_input_nodes)
     given = {memory_of(x) for x in needed}
     before = start.prev
     while before.op != "root" and before not in needed and before.target is not GRAPH_BREAK:
+        # Starts keep their order, in which all ranks send.
         if before.target in SENDING or given & before.meta.get("written", set()):
             break
         if before.op == "placeholder":
@@ -155,7 +158,7 @@ def _move(nodes: list[Node], before: Node) -> None:
 
 
 def _has_work(start: Node, wait: Node) -> bool:
-    """Whether anything but messages runs between the two."""
+    """Return whether anything but messages runs between the two."""
     node = start.next
     while node is not wait:
         if node.op == "call_function" and not _is_message(node):

@@ -1,8 +1,8 @@
-"""How many bytes a program holds at a time, counted in the order of its ops.
+"""Count of the bytes that a program holds at a time, in the order of its ops.
 
-Counted is what the program makes: a memory is held from the op that makes it to the last that reads
-it. What lies in places (parameters, state, inputs) is there before and after, and is not counted;
-nor is what an op needs while it runs.
+Only memory that the program allocates is counted: from the op that makes it to the last op that
+reads it. Parameters, state and inputs exist before and after the program, and are not counted; nor
+is the workspace that an op needs while it runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class Held(NamedTuple):
 
 
 class Count:
-    """The memories of a trace as it is now, and who writes into them."""
+    """The memories of a trace as it is now, and the positions of the nodes that write into them.
+    ``bytes`` is the peak, and ``peak`` its position."""
 
     def __init__(self, trace: Trace) -> None:
         self.nodes = list(trace.graph.nodes)
@@ -45,7 +46,7 @@ class Count:
                 continue
             # An item comes after the op that makes it.
             makers = [n for n in node.all_input_nodes if "shape" not in n.meta]
-            # What is received is held from where that was started.
+            # What is received is held from the start of its message.
             makers += [n.meta["started"] for n in makers if "started" in n.meta]
             first = min([i, *(self.at[n] for n in makers)])
             last = max([i, *(self.at[user] for user in node.users)])
@@ -56,13 +57,15 @@ class Count:
             found[memory] = Held(size, first, last)
         end = len(self.nodes)
         for memory, held in found.items():
-            # What crosses a call that runs as it is written is an output of its segment.
+            # A value that is read after a graph break is an output of its segment, which the
+            # program holds to its end.
             if memory in self.kept or self._breaks_between(held.first, held.last):
                 found[memory] = held._replace(last=end)
         return found
 
     def _peak(self) -> tuple[int, int]:
-        """(most bytes at a time, the position of the first node at which they are held)."""
+        """Return (most bytes at a time, the position of the first node at which they are held)."""
+        # ``last`` can be len(nodes), for memory that is held to the end.
         changes = [0] * (len(self.nodes) + 2)
         for held in self.memories.values():
             changes[held.first] += held.bytes
@@ -75,7 +78,7 @@ class Count:
         return most, place
 
     def bytes_at(self, i: int) -> int:
-        """What is held while node ``i`` runs."""
+        """Return the bytes that are held while node ``i`` runs."""
         return sum(h.bytes for h in self.memories.values() if h.first <= i <= h.last)
 
     def _breaks_between(self, first: int, last: int) -> bool:
@@ -83,24 +86,25 @@ class Count:
         return i < len(self._breaks) and self._breaks[i] <= last
 
     def is_same(self, memory: Any, first: int, last: int) -> bool:
-        """Whether nothing writes into ``memory`` from one position to another, and no call that
-        runs as it is written stands between them."""
+        """Return whether nothing writes into ``memory`` between two positions, and no graph break
+        is between them."""
         if self._breaks_between(first, last):
             return False
         return not any(first < i < last for i in self._writes.get(memory, ()))
 
     @staticmethod
     def written(trace: Trace) -> set[Any]:
-        """All memories that anything writes into."""
+        """Return all memories that any op writes into."""
         return {m for node in trace.graph.nodes for m in node.meta.get("written", ())}
 
     def is_written(self, memory: Any) -> bool:
-        """Whether anything writes into it."""
+        """Return whether any op writes into ``memory``."""
         return memory in self._writes
 
 
 def remove_dead(trace: Trace) -> None:
-    """Remove what nothing reads, as the program will: it holds nothing."""
+    """Remove ops whose results nothing reads. The program will not contain them, so they hold
+    nothing."""
     for node in reversed(list(trace.graph.nodes)):
         needed = node.users or node in trace.lasting or node.meta.get("written")
         is_op = node.op == "call_function" and node.target is not GRAPH_BREAK

@@ -1,4 +1,4 @@
-"""What is summed over ranks and then added is added first, and summed over ranks once.
+"""Pass that adds two tensors before their sum over ranks, instead of adding the two sums.
 
 ```
 %3 = all_reduce(%1)
@@ -22,7 +22,7 @@ _ADDS = (torch.ops.aten.add.Tensor,)
 
 
 def reassociate_all_reduce(trace: Trace, _: CompileOptions) -> None:
-    """Do it wherever both sums are used for nothing else, until nothing changes."""
+    """Apply it wherever both sums have no other reader, until nothing changes."""
     changed = True
     while changed:
         changed = any(_tried(trace, node) for node in list(trace.graph.nodes))
@@ -47,6 +47,7 @@ def _tried(trace: Trace, node: Node) -> bool:
         added = trace.graph.call_function(node.target, (x, y))
         message = trace.graph.call_function(MESSAGE, ([added], call.number))
         total = trace.graph.node_copy(next(iter(a.users)), {a: message}.__getitem__)
+    # The local sum has a memory of its own; the total takes over that of ``node``.
     added.meta.update(node.meta, memory=object())
     message.meta.update(a.meta)
     total.meta.update(node.meta)
@@ -60,7 +61,7 @@ def _tried(trace: Trace, node: Node) -> bool:
 
 
 def _sum_of(trace: Trace, x: Any) -> Node | None:
-    """The message whose only result ``x`` is, and which is a sum over ranks."""
+    """Return the message whose only result is ``x``, if it is a sum over ranks."""
     if not isinstance(x, Node) or len(x.users) != 1 or x.op != "call_function":
         return None
     message = x.args[0] if x.args else None

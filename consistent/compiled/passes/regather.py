@@ -1,4 +1,4 @@
-"""What was gathered is let go of, and gathered again where it is read again.
+"""Freeing of gathered values, which are gathered again where they are read again.
 
 ```
 %3 = join(%1)                      %3 = join(%1)
@@ -8,9 +8,9 @@
                                    %8 = mm(%7, t(%9))
 ```
 
-A gather is a message of several ranks, so they decide together (``bound_memory.py``). A
-repetition is known by two numbers that are alike on all ranks: the place of the gather among the
-messages, and how many messages are before the first that reads it again.
+A gather is a message of several ranks, so they decide together (``bound_memory.py``). A repetition
+is identified by two numbers that are the same on all ranks: the position of the gather among the
+messages, and how many messages are before the first op that reads its result again.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from .trace import Trace, memory_of
 
 
 class Repetition(NamedTuple):
-    """The message ``number`` is sent again before what comes after ``after`` messages; ``count`` is
-    that of all messages, and ``kind`` that of this one."""
+    """A message that is sent a second time: message ``number`` is repeated for the readers that
+    come after ``after`` messages. ``count`` is the number of all messages, and ``kind`` the kind of
+    this one."""
 
     number: int
     after: int
@@ -37,8 +38,8 @@ class Repetition(NamedTuple):
 
 
 def proposals(trace: Trace, most: int) -> list[Repetition]:
-    """Gathers that this rank would repeat, so that it holds no more than ``most`` bytes at what is
-    now its peak; as few as can be."""
+    """Return the gathers that this rank would repeat to hold at most ``most`` bytes at its present
+    peak; as few as possible."""
     count = Count(trace)
     messages, before = _messages(trace, count)
     if count.bytes <= most or count.peak >= len(count.nodes):
@@ -58,14 +59,14 @@ def proposals(trace: Trace, most: int) -> list[Repetition]:
         one = Repetition(numbers[source], before[min(ends)], len(messages), trace.call(source).kind)
         tried = _again(trace, one)
         if tried is not None and tried.is_done:
-            tried.undo()
+            tried.undo()  # only a test: all ranks decide before the gather is repeated
             found.append(one)
             left -= held.bytes
     return found
 
 
 def may_repeat(trace: Trace, one: Repetition) -> bool:
-    """Whether this rank can repeat that gather."""
+    """Return whether this rank can repeat the gather."""
     tried = _again(trace, one)
     if tried is None or not tried.is_done:
         return False
@@ -74,13 +75,14 @@ def may_repeat(trace: Trace, one: Repetition) -> bool:
 
 
 def repeat(trace: Trace, one: Repetition) -> None:
-    """Gather once more."""
+    """Repeat the gather."""
     _again(trace, one)
 
 
 def _again(trace: Trace, one: Repetition) -> Rematerialization | None:
     count = Count(trace)
     messages, before = _messages(trace, count)
+    # Otherwise the message positions of the proposing rank do not apply to this graph.
     if len(messages) != one.count:
         return None
     source = messages[one.number]
@@ -101,7 +103,7 @@ def _is_gather(trace: Trace, node: Node) -> bool:
 
 
 def _messages(trace: Trace, count: Count) -> tuple[list[Node], list[int]]:
-    """(what is sent and waited for, in order; for each node, how many of these are before it)."""
+    """Return (messages and waits in order; for each node, how many of them are before it)."""
     messages: list[Node] = []
     before = []
     for node in count.nodes:

@@ -1,4 +1,4 @@
-"""Making a value again just before it is read again, instead of holding it until then."""
+"""Recomputation of a value just before it is read again, instead of holding it until then."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from torch.fx import Node
 from .peak import Count
 from .trace import Trace, memory_of
 
-_MOST = 32  # ops that make one value again
+_MOST = 32  # ops that recompute one value
 
 
 class Rematerialization:
-    """One memory that is made again for those that read it ``later``.
+    """Recomputation of one memory for its readers that are ``later``.
+
+    If ``is_done`` is false, nothing was changed: an input of the recomputation is no longer held,
+    or was written meanwhile. ``undo`` restores the graph.
 
     Args:
+        later: whether a node reads the recomputed memory.
         may: whether an op may run a second time.
-
-    Nothing is changed if ``is_done`` is false: what it is made from is not there any more, or was
-    written meanwhile. ``undo`` takes it back.
     """
 
     def __init__(
@@ -45,11 +46,12 @@ class Rematerialization:
             return False
         held = count.memories[memory]
         parts = [n for n in count.nodes[held.first : held.last + 1] if memory_of(n) == memory]
-        views = [n for n in parts if later(n)]  # these will be views of what is made again
+        views = [n for n in parts if later(n)]  # these become views of the recomputed memory
         parts = [n for n in parts if not later(n)]
         readers = [(n, user) for n in parts for user in n.users if later(user)]
         if not readers:
             return False
+        # All copies are placed before the first of the later readers.
         first = min(readers, key=lambda pair: count.at[pair[1]])[1]
         for node in dict.fromkeys(n for n, _ in readers):
             if self._copy(node, first) is None:
@@ -64,7 +66,8 @@ class Rematerialization:
         return True
 
     def _copy(self, node: Node, before: Node) -> Node | None:
-        """``node`` again, placed before ``before``; None if it cannot be."""
+        """Return a copy of ``node``, with copies of its inputs as needed, placed before ``before``;
+        None if that is not possible."""
         if node in self._made:
             return self._made[node]
         if node.op != "call_function" or not self._may(node) or len(self._made) >= _MOST:
@@ -78,6 +81,7 @@ class Rematerialization:
         with self._trace.graph.inserting_before(before):
             made = self._trace.graph.node_copy(node, given.__getitem__)
         memory = memory_of(node)
+        # A copy that is not a view of its inputs has memory of its own.
         if memory is not None and not any(memory_of(x) == memory for x in given.values()):
             made.meta["memory"] = self._fresh.setdefault(memory, object())
         made.meta["again"] = True
@@ -85,7 +89,8 @@ class Rematerialization:
         return made
 
     def _is_there(self, x: Node, reader: Node, before: Node) -> bool:
-        """Whether ``x`` is held until ``before`` anyway, with what ``reader`` read."""
+        """Return whether ``x`` is held until ``before`` in any case, and still has the value that
+        ``reader`` read."""
         count, memory = self._count, memory_of(x)
         first, last = count.at[reader], count.at[before]
         if x.op in ("placeholder", "get_attr"):
@@ -95,9 +100,10 @@ class Rematerialization:
         return memory in count.given or count.memories[memory].last >= last
 
     def undo(self) -> None:
-        """Take it back."""
+        """Restore the graph."""
         for user, node, made in reversed(self._changed):
             user.replace_input_with(made, node)
+        # In reverse order, because a node can be erased only after the nodes that read it.
         for made in reversed(self._made.values()):
             self._trace.graph.erase_node(made)
         for node in self._views:

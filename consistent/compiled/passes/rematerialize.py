@@ -1,4 +1,4 @@
-"""What is cheap to make is made again for backward, instead of being held until then.
+"""Recomputation of cheap values for backward, instead of holding them until then.
 
 ```
 %3 = gelu(%2)                      %3 = gelu(%2)
@@ -8,9 +8,9 @@
                                    %8 = mm(t(%9), %7)
 ```
 
-Cheap are elementwise ops, views, sums along rows, and random ops of the library, which give the
-same numbers again. Products, messages and torch's own random ops are not repeated. Values are bit
-for bit the same.
+Cheap ops are elementwise ops, views, reductions along rows, and this library's random ops, which
+draw the same numbers again. Products, messages and torch's own random ops are not repeated.
+Recomputed values are bitwise equal.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ _NAMED = frozenset(
     "stack _unsafe_view repeat constant_pad_nd tril triu".split()
 )
 
-_TRIES = 16  # values that do not help, before it is given up
+_TRIES = 16  # values that do not help before the search stops
 
 
 def is_cheap(node: Node) -> bool:
-    """Whether an op may run twice: it gives the same again, and takes little time."""
+    """Return whether an op may run twice: it computes the same values again, and takes little
+    time."""
     op: Any = node.target
     if op is DRAWN or getattr(op, "__name__", "") == "_item":
         return True
@@ -48,11 +49,11 @@ def is_cheap(node: Node) -> bool:
 
 
 def rematerialize(trace: Trace, most: int) -> int:
-    """Make values again until no more than ``most`` bytes are held at a time, or nothing is left
-    that helps. Gives how many."""
+    """Recompute values until at most ``most`` bytes are held at a time, or until no value helps.
+    Returns how many values are recomputed."""
     again, count = 0, Count(trace)
     least = count.bytes
-    more: list[Rematerialization] = []  # those since the peak was last lowered
+    more: list[Rematerialization] = []  # changes since the peak was last lowered
     while count.bytes > most:
         found = _one(trace, count)
         if found is None:
@@ -61,13 +62,13 @@ def rematerialize(trace: Trace, most: int) -> int:
         more.append(made)
         if count.bytes < least:
             again, least, more = again + len(more), count.bytes, []
-    for made in reversed(more):  # as much is held elsewhere
+    for made in reversed(more):  # these did not lower the peak: as much is held elsewhere
         made.undo()
     return again
 
 
 def _one(trace: Trace, count: Count) -> tuple[Rematerialization, Count] | None:
-    """Make one value again that is held at the peak and not read there: the largest that helps."""
+    """Recompute one value that is held at the peak and not read there: the largest that helps."""
     peak = count.peak
     if peak >= len(count.nodes):
         return None
@@ -88,8 +89,8 @@ def _one(trace: Trace, count: Count) -> tuple[Rematerialization, Count] | None:
 
 
 def waiting(count: Count) -> list[Any]:
-    """The memories that are held at the peak, and made before and read after it, the largest
-    first."""
+    """Return the memories that are held at the peak without being used there: made before and read
+    after it, the largest first."""
     peak = count.peak
     used = {n.meta.get("memory") for n in count.nodes[peak].all_input_nodes}
     used.add(count.nodes[peak].meta.get("memory"))

@@ -1,7 +1,7 @@
-"""A gather of which a rank reads only its own part is left out: that part is there already.
+"""Pass that removes a gather of which this rank reads only its own part, which it already has.
 
 ```
-%2 = join(%1)                      %2 = join(%1)     left out if nothing else uses it
+%2 = join(%1)                      %2 = join(%1)     removed if nothing else uses it
 %3 = slice(%2, own part)    -->    %3 = clone(%1)
 ```
 """
@@ -18,7 +18,7 @@ _aten = torch.ops.aten
 
 
 def remove_redundant_gather(trace: Trace, _: CompileOptions) -> None:
-    """Do it wherever nothing writes into either meanwhile."""
+    """Apply it wherever nothing writes into the input or the gathered tensor meanwhile."""
     for node in list(trace.messages()):
         call = trace.call(node)
         if call.own is None or len(call.outs) != 1:
@@ -35,6 +35,7 @@ def remove_redundant_gather(trace: Trace, _: CompileOptions) -> None:
                     continue
                 with trace.graph.inserting_before(user):
                     copy = trace.graph.call_function(_aten.clone.default, (given,))
+                # The slice was a view of the gathered tensor; the copy has memory of its own.
                 copy.meta.update(user.meta, memory=object())
                 trace.replace(user, copy)
                 trace.graph.erase_node(user)
@@ -45,7 +46,8 @@ def remove_redundant_gather(trace: Trace, _: CompileOptions) -> None:
 
 
 def _cut(user: Node, whole: Node, dims: int) -> tuple[int, int, int] | None:
-    """(dim, start, end) of what ``user`` cuts out of ``whole``."""
+    """Return (dim, start, end) of the slice that ``user`` takes of ``whole``; None if it takes
+    none."""
     if user.target is not _aten.slice.Tensor or user.args[0] is not whole or len(user.args) < 4:
         return None
     dim, start, end, *step = user.args[1:]

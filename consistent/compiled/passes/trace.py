@@ -1,4 +1,5 @@
-"""A recorded graph, and what a pass has to know of it: who writes into which memory, and when."""
+"""A recorded graph, with what a pass must know of it: which node writes into which memory, and
+when."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ from ..program import GRAPH_BREAK
 
 @dataclass(frozen=True)
 class Saved:
-    """A message that is not sent any more.
+    """A message that a pass has removed.
 
     Args:
-        text: what it was.
-        bytes: what this rank would have sent.
-        why: which pass left it out, and why it may.
+        text: text of the call.
+        bytes: bytes that this rank would have sent.
+        why: the pass that removed it, and the reason.
         where: the line of the program that sent it.
     """
 
@@ -30,16 +31,16 @@ class Saved:
 
 @dataclass
 class Trace:
-    """A graph whose nodes say in ``meta``: "memory", that of their value; "written", the memories
-    that they write into; "held": the bytes of the memory.
+    """A graph for the passes. Its nodes describe in ``meta``: "memory", the memory of the value;
+    "written", the memories that the node writes into; "held", the bytes of the memory.
 
     Args:
-        replaced: node -> the one that has its value now.
-        lasting: values that the caller of the step gets, or a place that lasts: what is done with
-            them afterwards is not seen here.
-        keep_bytes: how much more may be kept alive at a time than the step itself keeps.
-        held: bytes that it held at a time before any pass, if they are bounded.
-        saved: messages that are not sent any more.
+        replaced: node -> the node that has its value now.
+        lasting: values that the step returns or puts into places. What happens to them after the
+            step is not visible here.
+        keep_bytes: bytes that passes may keep alive at a time in addition to what the step keeps.
+        held: bytes held at a time before any pass, if they are bounded.
+        saved: messages that passes have removed.
         notes: what passes have done, for people.
     """
 
@@ -53,32 +54,32 @@ class Trace:
     notes: list[str] = field(default_factory=list)
 
     def positions(self) -> dict[Node, int]:
-        """The place of each node in the order of the graph."""
+        """Return the position of each node in the graph."""
         return {node: i for i, node in enumerate(self.graph.nodes)}
 
     def messages(self) -> list[Node]:
-        """The messages that give new tensors."""
+        """Return the messages that return new tensors."""
         return [node for node in self.graph.nodes if node.target is MESSAGE]
 
     def is_ordered(self, node: Node) -> bool:
-        """Whether all ranks do it in one order."""
+        """Return whether all ranks must run the node in the same order."""
         return node.target in ORDERED
 
     def call(self, node: Node) -> Call:
-        """What a message does."""
+        """Return the call of a message."""
         return self.calls[node.args[1]]  # type: ignore[index]
 
     def given(self, node: Node) -> list[Node]:
-        """What a message sends."""
+        """Return the nodes that a message sends."""
         return list(node.args[0])  # type: ignore[arg-type]
 
     def results(self, node: Node) -> dict[int, Node]:
-        """The node of each of its results that is used, by number."""
+        """Return the nodes of the message's results that are used, by index."""
         return {user.args[1]: user for user in node.users}  # type: ignore[misc]
 
     def is_written(self, memories: set[Any], first: Node, last: Node) -> bool:
-        """Whether any of ``memories`` is written between two nodes; a call that runs as it is
-        written may write into any."""
+        """Return whether any of ``memories`` may be written between two nodes. A call that runs as
+        written may write into any memory."""
         node = first.next
         while node is not last:
             if node.target is GRAPH_BREAK or memories & node.meta.get("written", set()):
@@ -87,7 +88,8 @@ class Trace:
         return False
 
     def is_own(self, memories: set[Any]) -> bool:
-        """Whether nobody writes into ``memories`` after they were made, inside or outside."""
+        """Return whether nothing writes into ``memories`` after they were made, inside the step or
+        outside."""
         written = (node.meta.get("written", set()) for node in self.graph.nodes)
         escaped = {memory_of(node) for node in self.lasting}
         return not memories & escaped and not any(memories & each for each in written)
@@ -98,12 +100,13 @@ class Trace:
         self.replaced[old] = new
         if old in self.lasting:
             self.lasting.add(new)
+        # Nodes that ``old`` had replaced now stand for ``new``, so lookups need one step.
         for node, other in self.replaced.items():
             if other is old:
                 self.replaced[node] = new
 
     def leave_out(self, node: Node, why: str) -> None:
-        """Do not send a message whose results are not used any more."""
+        """Remove a message whose results are no longer used."""
         call = self.call(node)
         self.saved.append(Saved(call.text, call.bytes, why, node.meta.get("where", "")))
         for item in list(node.users):
@@ -112,5 +115,5 @@ class Trace:
 
 
 def memory_of(node: Any) -> Any:
-    """The memory of a node's value."""
+    """Return the memory of a node's value."""
     return node.meta.get("memory")

@@ -1,1 +1,1 @@
-"""Making the plan of a call that was not met before."""
+"""Planning: making the plan of a call whose key has no plan yet."""

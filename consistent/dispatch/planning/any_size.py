@@ -1,4 +1,4 @@
-"""Whether a plan serves all sizes, and which layouts its outputs then have."""
+"""Decision whether a plan serves all sizes, and the layouts of the outputs of such a plan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..plans.plan import OutLayout, Source
 def out_layouts(
     row: Row, call: Call, choice: Choice, outs: Sequence[Out], placement: Placement
 ) -> tuple[OutLayout, ...] | None:
-    """The layouts of the outputs, whatever the sizes are; None where sizes decide something."""
+    """Return the layouts of the outputs for all sizes, or None if they depend on the sizes."""
     if choice.form is not None or choice.by_size or not row.serves_any_size(call, choice.ins):
         return None
     made = []
@@ -26,16 +26,19 @@ def out_layouts(
         if sources is None or out.data_dependent:
             return None
         made.append(OutLayout(Layout.of(placement, sbp), sources))
+    # One entry suffices if all are equal: the last entry serves all further outputs, and the number
+    # of outputs may vary with the sizes.
     return tuple(made[:1]) if len(set(made)) == 1 else tuple(made)
 
 
 def _sources(
     row: Row, call: Call, choice: Choice, shape: torch.Size, sbp: Sequence[Sbp]
 ) -> tuple[Source, ...] | None:
-    """For each split dim of an output, the dim of an operand that is split with it.
+    """Return, for each split dim of an output, the operand dim that is split along with it.
 
-    A signature without a form maps pieces to pieces for any number of items, so the two dims are
-    equally long. Only a view regroups dims; there the hook looks at the sizes.
+    A signature without a form maps pieces to pieces for any number of items, so the two dims have
+    the same length. Only a view can regroup dims; for views the hook checks the sizes when it runs
+    the plan.
     """
     found = []
     for dim in sorted({e.dim for e in sbp if isinstance(e, Split)}):
@@ -52,7 +55,10 @@ def _sources(
 def _source(
     call: Call, choice: Choice, size: int | None, axes: Sequence[int]
 ) -> tuple[int, int] | None:
-    """(operand, its dim) that ``axes`` split, of ``size`` items if that is given."""
+    """Return (operand, dim) of a dim that ``axes`` split, or None.
+
+    The dim has ``size`` items, unless ``size`` is None.
+    """
     for operand, ins in zip(call.operands, choice.ins, strict=True):
         entries = {ins[axis] for axis in axes}
         entry = entries.pop()
@@ -62,5 +68,5 @@ def _source(
 
 
 def all_whole(specs: Sequence[TensorSpec]) -> bool:
-    """Whether every rank has all operands whole: then sizes decide nothing."""
+    """Return whether every rank holds all operands whole, in which case sizes decide nothing."""
     return all(spec.layout.is_whole for spec in specs)

@@ -1,8 +1,9 @@
-"""Ops under torch's autocast: which dtype torch computes each in.
+"""Ops under torch's autocast: the dtype in which torch computes each op.
 
-Torch casts what an op is given where the op runs, and so casts shards by itself. It does not see
-the forms of this library, and a run on meta tensors does not show the cast. There the operands are
-cast first, as torch would cast them, and the op then runs with autocast off.
+Torch casts the operands where the op runs, so for ops that run on shards torch's own casts are
+enough. But autocast does not reach the forms of this library, and a run on meta tensors does not
+show the cast. In these cases the operands are cast first, as torch would cast them, and the op then
+runs with autocast off.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import torch
 from ...rules.signature import Call
 from ..plans.arguments import tensors_of, with_tensors
 
-# Ops that torch runs in the lower precision, and those that it runs in the widest dtype of their
-# operands; all others on torch's lists compute in float32.
+# Ops that torch runs in the lower precision (_LOWER) and ops that it runs in the widest dtype of
+# their operands (_WIDEST). All other ops on torch's autocast lists compute in float32.
 _LOWER = frozenset(
     """
     _addmm_activation _convolution _native_multi_head_attention
@@ -35,7 +36,8 @@ _WIDEST = {
         vdot""".split()
     ),
 }
-# Ops that torch composes of those on its lists, each with the one that decides the output's dtype.
+# Ops that torch composes of ops on its autocast lists -> the listed op that decides the output's
+# dtype.
 MADE_OF = {
     "chain_matmul": "mm",
     "cross_entropy_loss": "nll_loss",
@@ -51,7 +53,7 @@ _KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
 @lru_cache
 def listed(device: str) -> frozenset[str]:
-    """The ops that this torch has on the lists for ``device``."""
+    """Return the names of the ops on the installed torch's autocast lists for ``device``."""
     registrations = getattr(torch._C, "_dispatch_get_registrations_for_dispatch_key", None)
     if registrations is None or device not in _KEYS:
         return frozenset()
@@ -61,21 +63,21 @@ def listed(device: str) -> frozenset[str]:
 
 
 def is_on(device: str) -> bool:
-    """Whether autocast is on for tensors of ``device``."""
+    """Return whether autocast is on for tensors of the device type ``device``."""
     return device in _KEYS and torch.is_autocast_enabled(device)
 
 
 def now() -> tuple[tuple[str, bool, torch.dtype], ...]:
-    """(device type, whether autocast is on for it, its dtype) of each device type there is."""
+    """Return (device type, whether autocast is on, its dtype) of each available device type."""
     kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     return tuple((k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds)
 
 
 def dtype_of(call: Call, device: str) -> torch.dtype | None:
-    """The dtype to which torch casts the operands of ``call``; None where it casts nothing."""
+    """Return the dtype to which torch casts the operands of ``call``, or None if it does not."""
     name = call.name if call.name in listed(device) else MADE_OF.get(call.name, "")
     if call.name == "einsum" and len(call.operands) == 1:
-        return None  # nothing is multiplied
+        return None  # with one operand einsum multiplies nothing, so it calls no bmm
     if name not in listed(device) or call.inplace or call.kwargs.get("dtype") is not None:
         return None
     given = [x.spec.dtype for x in call.operands if is_cast(x.spec.dtype)]
@@ -87,16 +89,18 @@ def dtype_of(call: Call, device: str) -> torch.dtype | None:
 
 
 def is_cast(dtype: torch.dtype) -> bool:
-    """Whether autocast casts tensors of ``dtype``."""
+    """Return whether autocast casts tensors of ``dtype``."""
     return dtype.is_floating_point and dtype is not torch.float64
 
 
 def cast_first(
     run: Callable[..., Any], device: str, dtype: torch.dtype | None
 ) -> Callable[..., Any]:
-    """``run`` with autocast off, on tensors that are cast to ``dtype`` where autocast would."""
+    """Wrap ``run`` to cast its tensors to ``dtype`` as autocast would, with autocast off."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        # Not read first: this wrapper is only made while autocast is on, so it is on before and
+        # after.
         torch.set_autocast_enabled(device, False)
         try:
             cast = _cast(tensors_of(args, kwargs), dtype)

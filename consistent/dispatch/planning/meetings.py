@@ -1,4 +1,7 @@
-"""Which plain tensors of a call meet global ones: ranks compare them where its plan is made."""
+"""Comparison, at planning time, of the plain tensors that a call mixes with global tensors.
+
+All ranks must hold equal values in such a plain tensor, so they compare it when they make the plan.
+"""
 
 from __future__ import annotations
 
@@ -14,29 +17,31 @@ from ..plans.shards import is_global
 from .functions.torch_functions import TorchFunction
 from .without_modes import without_modes
 
-# What these write into may be memory that torch.empty gave, which differs between ranks.
+# The target of these may be uninitialized memory from torch.empty, which differs between ranks.
 _FILLS = frozenset("copy fill index_copy index_put put scatter setitem zero".split())
-# It keeps one flag a device, of its own.
+# GradScaler's op keeps a flag for each device, which is a rank's own.
 _OWN_FLAGS = "_amp_foreach_non_finite_check_and_unscale"
 
 
 def compare_plain(plan: Plan, function: TorchFunction, args: tuple, tensors: Sequence[Any]) -> Plan:
-    """``plan``, after ranks have compared the plain tensors that its call meets.
+    """Compare the plain tensors of this call between ranks, and return ``plan``.
 
-    A plan that is to be compared again is not kept, so that the next call comes here too.
+    If the tensors are to be compared again, the plan is not kept, so that the next call is planned
+    and compared again.
     """
     if all(map(is_global, tensors)) or not any(map(is_global, tensors)):
         return plan
     if any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors)):  # pyright: ignore
-        return plan  # refused when it runs
+        return plan  # raises when it runs
     if isinstance(plan, Answer | ByFacts) or function.name == _OWN_FLAGS:
-        return plan  # a question sends nothing; facts come back with a plan
+        return plan  # a query may not communicate; ByFacts is followed by the real plan
     is_list = function.name.startswith(("_foreach_", "_fused_"))
     if isinstance(plan, OtherCall) and not is_list:
-        return plan  # what it calls is planned
+        return plan  # the calls that it makes are planned, and compare then
     met = _in_lists(args) if is_list else _in_call(function, tensors)
     placement: Placement = next(x for x in tensors if is_global(x))._spec.placement
     described = [x._spec.layout if is_global(x) else (x.dtype, x.ndim) for x in tensors]
+    # A set for list ops, so that the number of kinds does not depend on the lengths of the lists.
     kind = (function.name, function.inplace, frozenset(described) if is_list else tuple(described))
     with without_modes():
         again = plain_values.compare(function.name, met, placement, kind)
@@ -50,8 +55,10 @@ def _in_call(function: TorchFunction, tensors: Sequence[Any]) -> list[torch.Tens
 
 
 def _in_lists(args: tuple) -> list[torch.Tensor]:
-    """Plain tensors at a position where another list has a global one. What is plain at its
-    position may be a rank's own."""
+    """Return the plain tensors of those list positions at which another list has a global tensor.
+
+    At a position where all tensors are plain, they may be a rank's own.
+    """
     lists = [x for x in args if isinstance(x, tuple | list) and x]
     found: list[torch.Tensor] = []
     for at in zip(*lists):

@@ -1,5 +1,4 @@
-"""The outputs of an op without their values: it is run on ``meta`` tensors of the logical
-shapes."""
+"""Shapes and dtypes of an op's outputs, from a run on ``meta`` tensors of the logical shapes."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ from ...rules.signature import Call, Out
 from ..plans.arguments import collect, fill
 from ..plans.shards import HookOff
 
-# Of the statistics that these give, torch's meta forms say other dtypes and sizes than the CPU's
-# kernels: on the CPU only the op itself says them.
+# Ops whose meta kernels report other dtypes and sizes for the returned statistics than the CPU
+# kernels do. On the CPU only a run of the op itself shows them.
 MISTOLD = frozenset(
     """
     native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training
@@ -26,11 +25,12 @@ MISTOLD = frozenset(
 def logical_outputs(
     run: Callable[..., Any], row: table.Row, call: Call
 ) -> tuple[tuple[Out, ...] | None, Any]:
-    """(outputs, result): shapes and dtypes of the outputs, by running the op on meta tensors of the
-    logical shapes, and the result of that run.
+    """Return (outputs, result): the outputs' shapes and dtypes, and the result of the op on meta
+    tensors.
 
-    The outputs are None where the op has no meta form, its shapes depend on data or it refuses the
-    call; the result is then the error.
+    The meta tensors have the logical shapes. If the row knows the outputs, nothing is run and the
+    result is None. The outputs are None if the op has no meta form, its shapes depend on data or it
+    refuses the call; the result is then the error.
     """
     known = row.known_outs(call)
     if known is not None:
@@ -39,39 +39,48 @@ def logical_outputs(
     if isinstance(made, Exception):
         return None, made
     result, metas = made
-    found: list[Any] = metas[:1] if call.inplace else []  # x[i] = v gives None
+    found: list[Any] = metas[:1] if call.inplace else []  # not the result: x[i] = v returns None
     if not call.inplace:
         collect((result,), found)
     return tuple(Out(t.shape, t.dtype) for t in found), result
 
 
 def on_meta(run: Callable[..., Any], call: Call) -> tuple[Any, list[torch.Tensor]] | Exception:
-    """What ``call`` gives on meta tensors, and these; the error where it has no meta form, asks for
-    values or is refused."""
+    """Run ``call`` on meta tensors and return (result, these tensors), or the error that it raises.
+
+    The run raises if the op has no meta form, needs values, or refuses the call.
+    """
     metas = [torch.empty(o.shape, dtype=o.spec.dtype, device="meta") for o in call.operands]
+    # With these arguments the op would make its result on a real device.
     kwargs = {k: v for k, v in call.kwargs.items() if k not in ("device", "pin_memory")}
     try:
-        with HookOff():  # no graph is made: these ask for no gradients
+        with HookOff():  # no autograd graph is made: none of the meta tensors requires grad
             return run(*fill(call.args, metas), **fill(kwargs, metas)), metas
     except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
+        # The traceback would keep the frames alive, and the tensors in them.
         return error.with_traceback(None)
 
 
 def is_refusal(made: Any) -> bool:
-    """Whether a run on meta tensors failed for what this call gives: sizes that do not fit, or a
-    value that is asked for. Where the op has no meta form, all calls fail alike."""
+    """Return whether a run on meta tensors failed because of this very call.
+
+    The cause is then its sizes, or a value that the op needs. An op without a meta form fails for
+    all calls, which does not count.
+    """
     return isinstance(made, Exception) and not isinstance(made, NotImplementedError)
 
 
 def has_meta_backward(run: Callable[..., Any], call: Call) -> bool:
-    """Whether torch can differentiate ``call`` on meta tensors; True where no output requires
-    grad."""
+    """Return whether torch can differentiate ``call`` on meta tensors.
+
+    This is True if no output requires grad.
+    """
     metas = [torch.empty(o.shape, dtype=o.spec.dtype, device="meta") for o in call.operands]
     leaves = [x.requires_grad_() for x in metas if x.dtype.is_floating_point or x.dtype.is_complex]
     found: list[Any] = []
     with HookOff(), torch.enable_grad():
         try:
-            # Copies, so that ops may write into them.
+            # Copies, because an in-place op may not write into leaves that require grad.
             copies = [x.clone() for x in metas]
             result = run(*fill(call.args, copies), **fill(call.kwargs, copies))
             collect((result, copies[:1]), found)

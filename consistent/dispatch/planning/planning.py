@@ -1,4 +1,4 @@
-"""A call not met before: the op's row gives signatures, ``rules.choose`` picks one, and the plan is
+"""Planning of a call: the op's row gives signatures, ``rules.choose`` picks one, and a plan is
 made."""
 
 from __future__ import annotations
@@ -54,10 +54,15 @@ _Tensor = torch.Tensor
 def make_plan(
     function: TorchFunction, args: tuple, kwargs: dict, by_facts: bool, for_any_size: bool
 ) -> Plan:
-    """The plan of ``function`` called with these arguments.
+    """Make the plan of ``function`` called with these arguments.
 
-    ``by_facts``: its key also has the values of floats, or whether gradients are asked for, because
-    a plan ``ByFacts`` said so. ``for_any_size``: it may be a plan that serves all sizes.
+    Args:
+        function: the resolved torch function.
+        args: positional arguments of the call.
+        kwargs: named arguments of the call.
+        by_facts: whether the key also holds the values of floats, or whether gradients are needed,
+            because a ``ByFacts`` plan asked for them.
+        for_any_size: whether the plan may be one that serves all sizes.
     """
     tensors = tensors_of(args, kwargs)
     for x in tensors:
@@ -66,7 +71,9 @@ def make_plan(
     if plan is None:
         planning = _Planning(function, args, kwargs, tensors, for_any_size)
         with without_modes():
+            # Planning runs ops on meta tensors, which no mode or hook of the user may see.
             plan = planning.under_autocast(planning.plan(by_facts))
+    # A tracer that chooses signatures may choose otherwise next time, so its plans are not cached.
     plan.kept = plan.kept and not _CHOOSE
     for notify in _ON_PLAN:
         notify(plan)
@@ -74,10 +81,11 @@ def make_plan(
 
 
 def _without_row(function: TorchFunction, args: tuple, kwargs: dict) -> Plan | None:
-    """Plans that the function and the names of its arguments decide."""
+    """Return the plan if the function and the names of its arguments decide it, else None."""
     if function.call is not None:
         return OtherCall(function.name, function.call, function.kind == "open")
     if kwargs and not isinstance(function.run, OPERATORS):
+        # Before all other rewrites, which read the first arguments by position.
         placed = first_by_position(function.name, function.run, args, kwargs)
         if placed is not None:
             return OtherCall(function.name, placed)
@@ -101,7 +109,7 @@ def _without_row(function: TorchFunction, args: tuple, kwargs: dict) -> Plan | N
 
 
 class _Planning:
-    """One call being planned."""
+    """State of planning one call."""
 
     def __init__(
         self, function: TorchFunction, args: tuple, kwargs: dict, tensors: list, any_size: bool
@@ -120,6 +128,7 @@ class _Planning:
     def _spec_of(self, t: Any) -> TensorSpec:
         if is_global(t):
             return t._spec
+        # A plain tensor counts as B.
         return TensorSpec.laid(Layout.whole(self.placement), t.shape, t.dtype)
 
     def plan(self, by_facts: bool) -> Plan:
@@ -129,18 +138,21 @@ class _Planning:
         if facts is not None and not all_whole(self.specs):
             return facts
         plan = self._by_row(self.row)
-        # An op on whole operands that runs as it is called depends on no facts.
+        # A plan for whole operands that passes the arguments unchanged depends on no facts.
         return plan if facts is None or plan.any_size else facts
 
     def under_autocast(self, plan: Plan) -> Plan:
-        """``plan``, or the call on operands that are cast first, where torch's own casts on the
-        shards would come too late or would not be known to all ranks."""
+        """Return ``plan``, or a plan that casts the operands first and then calls the function.
+
+        The second is needed where torch's own casts on the shards would come too late or would not
+        be known to all ranks.
+        """
         device = self.placement.type
         if not isinstance(plan, OnShards) or not autocast.is_on(device):
             return plan
         dtype = autocast.dtype_of(self.call, device)
         unknown = dtype is not None and not (plan.any_size and self.covers_world)
-        # A cast to fewer digits would round addends, which may be far larger than their sum.
+        # A cast to a lower precision would round addends, which may be far larger than their sum.
         unknown |= dtype is not None and any(e.is_partial for s in self.specs for e in s.sbp)
         if not unknown and not isinstance(plan, ByForm):
             return plan
@@ -148,6 +160,8 @@ class _Planning:
         return OtherCall(self.function.name, run)
 
     def _facts(self, row: table.Row) -> Plan | None:
+        # The rules of P(max) and P(min) depend on the signs of numbers, and apply only without
+        # gradients.
         extreme = any(e.is_extreme for spec in self.specs for e in spec.sbp)
         by_value = row.by_value or row.localize is not None or extreme
         by_value = by_value and _has_floats((self.call.args, self.call.kwargs))
@@ -157,18 +171,19 @@ class _Planning:
     # -- by the op's row ---------------------------------------------------------------------------
 
     def _by_row(self, row: table.Row) -> Plan:
-        """The plan that the row gives, or a whole run where the row does not fit."""
+        """Return the plan that the row gives, or a whole run if the row does not fit."""
         call = self.call
         outs, result = logical_outputs(self.function.run, row, call)
         if outs is None:
             return self._whole(kept=not is_refusal(result))
-        if not outs:  # a question about shapes or dtypes, answered by the meta run
+        if not outs:  # a query about shapes or dtypes, which the meta run has answered
             return Answer(call.name, result)
         if call.inplace and outs[0].shape != self.specs[0].shape:
             return OtherCall(call.name, reshaped_in_place(call.name))
         call.outs = outs
         choice = self._choice(row)
         data_dependent = any(out.data_dependent for out in outs)
+        # Only a form can return the logical shapes of outputs whose shape depends on data.
         if choice is None or (data_dependent and choice.form is None):
             return self._whole()
         if choice.form is None:
@@ -181,6 +196,7 @@ class _Planning:
         by_axis = candidates(row, self.call, self.placement)
         if by_axis is None:
             return None
+        # An in-place op cannot change the layout of its target.
         pin = self.specs[0].sbp if self.call.inplace else None
         if _CHOOSE:
             chosen = _CHOOSE[-1](self.call, self.specs, by_axis, pin)
@@ -189,7 +205,10 @@ class _Planning:
         return choose(self.call, self.specs, by_axis, pin)
 
     def _with_sum(self, choice: Choice) -> Choice:
-        """``choice``, where the op can do the last sum of boxing its first operand itself."""
+        """Return ``choice``, with a fused form if one fits.
+
+        In this form the op itself does the last sum of boxing its first operand.
+        """
         boxed = [s.with_sbp(sbp) for s, sbp in zip(self.specs, choice.ins, strict=True)]
         axes = joins_sum(self.call, self.specs, boxed)
         if axes is None:
@@ -223,15 +242,16 @@ class _Planning:
         return plan
 
     def _serve_any_size(self, plan: OnShards, row: table.Row, choice: Choice) -> bool:
-        """Let ``plan`` serve all sizes, if they decide nothing."""
+        """Let ``plan`` serve all sizes if the sizes decide nothing, and return whether it does."""
         if not self.any_size or choice.form is not None:
             return False
         if any(entry.is_extreme for sbp in choice.ins for entry in sbp):
-            return False  # signs of numbers decide, those of integers too
+            return False  # P(max) and P(min) rules look at the signs of numbers, integers included
+        # Such a rank makes its outputs by `as_planned`, for exact sizes.
         if self.outside and row.known_outs(self.call):
             return False
         if self.function.reshapes:
-            return False  # squeeze_ keeps the sizes of this call, and not those of another
+            return False  # e.g. squeeze_: which dims it drops depends on the sizes of the call
         if all_whole(self.specs) and not self.call.inplace:
             layouts: tuple[OutLayout, ...] | None = (OutLayout(Layout.whole(self.placement)),)
         else:
@@ -240,12 +260,13 @@ class _Planning:
             if layouts is None or (row.localize is not None and (moved or not row.sizing)):
                 return False
         plan.outs, plan.any_size = layouts, True
-        # A plan for whole operands is found without the values of floats, which may be scales.
+        # The key of a plan for whole operands lacks the values of floats, so shapes that depend on
+        # them, as on the scales of an interpolation, are not known.
         plan.known_shapes = not (row.by_value and all_whole(self.specs))
         return True
 
     def _localize(self, plan: OnShards, row: table.Row) -> None:
-        """Rewrite the sizes among the arguments for this rank's shard."""
+        """Rewrite the sizes among the arguments to those of this rank's shard."""
         assert row.localize is not None and plan.choice is not None
         at, call = my_coordinate(self.placement), self.call
         ins = [
@@ -256,16 +277,18 @@ class _Planning:
         plan.template = row.localize(call, ins, outs)
         (head, *rest), named = plan.template
         moved = plan.boxes or plan.adopt or plan.inplace
+        # Then the hook can pass these sizes itself, without running the plan in Python.
         if not moved and not named and len(self.specs) == 1 and head is call.args[0]:
             plan.sizes = _as_given(call, rest)
 
     # -- whole -------------------------------------------------------------------------------------
 
     def _whole(self, kept: bool = True) -> Plan:
-        """Every rank computes all of it; never wrong, only slow.
+        """Return a plan by which every rank computes the whole op: always correct, but slow.
 
-        ``kept``: another call with the same key would be planned so too. Where the row is not for
-        this call it may be for one of other sizes.
+        Args:
+            kept: whether another call with the same key would get this plan too. If the row does
+                not fit this call, it may still fit a call of other sizes.
         """
         whole = Layout.whole(self.placement)
         target_moves = self.call.inplace and self.specs[0].layout is not whole
@@ -297,6 +320,7 @@ class _Planning:
 
     def _box(self, plan: OnShards, layouts: Sequence[Layout]) -> None:
         """Box the operands to ``layouts``; those that the op writes to are boxed back."""
+        # Layouts are interned, so they can be compared by identity.
         pairs = enumerate(zip(self.specs, layouts, strict=True))
         plan.boxes = tuple((i, layout) for i, (spec, layout) in pairs if spec.layout is not layout)
         if plan.boxes:
@@ -306,8 +330,10 @@ class _Planning:
     def _follow(
         self, plan: OnShards, row: table.Row | None, unknown: bool
     ) -> outside_ranks.Follow | None:
-        """The function that runs in place of just computing, if any. ``unknown``: the result is
-        known only by running the op."""
+        """Return the function that replaces plain computing on this rank, or None.
+
+        ``unknown`` means that only a run of the op shows the shapes of its result.
+        """
         if unknown and not self.covers_world and not plan.inplace:
             return outside_ranks.announced(self.placement.first_rank, self.outside)
         if not self.outside:
@@ -318,14 +344,17 @@ class _Planning:
             return outside_ranks.as_planned(
                 plan.name, self._exact(plan), [not out.fixed for out in self.call.outs]
             )
-        # Backward of these asks for values at least where it is differentiated again.
+        # The backward pass of IN_BACKWARD ops needs values, at least when differentiated again.
         if self.call.name not in IN_BACKWARD and has_meta_backward(self.function.run, self.call):
             return outside_ranks.on_meta
         return outside_ranks.in_place_with_node if plan.inplace else outside_ranks.with_node
 
     def _tells_world(self, plan: OnShards, unknown: bool) -> bool:
-        """Whether ranks outside are told how it went: they follow, and do next what the others do.
-        What is announced to them says so by itself."""
+        """Return whether ranks outside the placement must learn if the op raised.
+
+        They follow the program, and must take the same path as the ranks inside. A result that is
+        announced to them carries the error already.
+        """
         announced = unknown and not plan.inplace
         return not (self.covers_world or announced) and may_raise(self.call, self.placement)
 
@@ -346,7 +375,10 @@ def _has_floats(value: Any) -> bool:
 
 
 def _as_given(call: Call, rest: Sequence[Any]) -> tuple:
-    """The arguments after the tensor; sizes that were given one by one are passed one by one, since
-    torch parses a tuple of them more slowly."""
+    """Return the arguments after the tensor, in the form in which the caller passed them.
+
+    Sizes that the caller passed as separate arguments stay separate, since torch parses a tuple of
+    sizes more slowly.
+    """
     one_by_one = len(call.args) > 1 and call.args[1].__class__ is int
     return rest[0] if one_by_one and [r.__class__ for r in rest] == [tuple] else tuple(rest)

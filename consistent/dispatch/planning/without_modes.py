@@ -1,4 +1,4 @@
-"""Planning runs as if no mode, hook or profiler were on."""
+"""Context in which planning runs as if no mode, hook or profiler were active."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from .. import _C
 
 @contextmanager
 def without_modes() -> Iterator[None]:
-    """Inside, this thread behaves like a new one: no mode, hook, profiler or transform of the
-    user's sees what runs, gradients are tracked, nothing is an inference tensor, and no warnings
-    are given.
+    """Run the body as a new thread would run it: without modes, hooks, profilers, transforms or
+    warnings.
 
-    Autocast stays as it is, for it decides about dtypes.
+    Gradients are tracked and no new tensor is an inference tensor. Autocast stays as it is, because
+    it decides about dtypes.
     """
     anomaly, checks_nan = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
     before = _C.set_aside()
-    if anomaly:  # it is set for the whole process and reads values, which meta tensors do not have
+    # Anomaly mode is set for the whole process, and reads values, which meta tensors do not have.
+    if anomaly:
         torch.set_anomaly_enabled(False)
     try:
         with _without_warnings():
@@ -37,11 +38,12 @@ _IGNORE = ("ignore", None, Warning, None, 0)
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Silence warnings: the op warns when it runs on the shards, and would warn twice.
+    """Silence warnings: the op warns when it runs on the shards, and would otherwise warn twice.
 
-    The records that Python and torch keep of past warnings are left as they are, so that a warning
-    that is given only once is given when the op runs: ``warnings.catch_warnings`` would reset
-    Python's record, and torch leaves its own alone while it always warns.
+    The registries of past warnings that Python and torch keep are left as they are, so that a
+    warning that is issued only once is issued when the op runs. ``warnings.catch_warnings`` would
+    reset Python's registry, so the filter is inserted by hand. Torch leaves its own registry alone
+    while ``set_warn_always`` is on.
     """
     filters, always = warnings.filters, torch.is_warn_always_enabled()
     filters.insert(0, _IGNORE)  # type: ignore[attr-defined]

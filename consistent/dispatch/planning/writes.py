@@ -1,8 +1,8 @@
-"""Which operands an op writes to, as its schema in torch says.
+"""Operands that an op writes to, as its schema in torch says.
 
-Beside the target of an in-place op these are running statistics, gradients that are unscaled, and
-whatever a custom op says that it mutates. Operands that were boxed for the call get what was
-written back.
+Besides the target of an in-place op these are running statistics, gradients that are unscaled, and
+whatever a custom op says that it mutates. If an operand was boxed for the call, its new value is
+boxed back.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from ...spec.nested import tensors_in
 def written_operands(
     arguments: Iterable[tuple[int, str]], call: Call, row: table.Row | None
 ) -> frozenset[int]:
-    """Indices of the operands of ``call`` that the op writes to; ``arguments`` are those that its
-    schemas mark as written."""
+    """Return the indices of the operands of ``call`` that the op writes to.
+
+    ``arguments`` are the arguments that the op's schemas mark as written, as (position, name).
+    """
     found: set[int] = {0} if call.inplace else set()
     for position, name in arguments:
         given = call.args[position] if position < len(call.args) else call.kwargs.get(name)
@@ -42,9 +44,10 @@ def _operands(value: Any) -> Iterable[int]:
 def written_arguments(
     function: Callable[..., Any], with_out: bool = False
 ) -> tuple[tuple[int, str], ...]:
-    """(position, name) of the arguments that the schemas of ``function`` say it writes to.
+    """Return (position, name) of the arguments that the schemas of ``function`` mark as written.
 
-    Torch's own ``out=`` is left out: it is always given by name, and answered by another call.
+    Torch's own ``out=`` is left out unless ``with_out``: it is always passed by name, and
+    ``functions/outs.py`` handles it.
     """
     found: dict[tuple[int, str], None] = {}
     for schema in _schemas(function):
@@ -61,7 +64,7 @@ _NORMS = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "batch_n
 def written_tensors(
     func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]
 ) -> list[torch.Tensor]:
-    """The tensors among its arguments that an operator writes into."""
+    """Return the tensors among the arguments of the operator ``func`` that it writes into."""
     found: list[torch.Tensor] = []
     is_norm = func._schema.name.partition("::")[2].startswith(_NORMS)
     for position, argument in enumerate(func._schema.arguments):
@@ -72,16 +75,21 @@ def written_tensors(
 
 
 def _writes(argument: Any) -> bool:
-    """Whether the op writes to the tensor, or to those in the list. Some schemas write to a list
-    itself: ``aten::sort.Tensor`` is Python's ``list.sort``, and not ``torch.sort``."""
+    """Return whether the op writes to this tensor argument, or to the tensors of this list.
+
+    Some schemas mark a write to the list itself: ``aten::sort.Tensor`` is Python's ``list.sort``,
+    not ``torch.sort``. These do not count.
+    """
     alias = argument.alias_info
     is_list = str(argument.type).startswith("List[")
     return alias is not None and alias.is_write and not (is_list and alias.before_set)
 
 
 def reshapes_in_place(function: Callable[..., Any]) -> bool:
-    """Whether torch says that ``function`` may give the tensor that it writes to other sizes
-    (``squeeze_``, ``t_``)."""
+    """Return whether torch tags ``function`` as one that may change the sizes of its target.
+
+    Examples are ``squeeze_`` and ``t_``.
+    """
     return any(torch.Tag.inplace_view in overload.tags for overload in _overloads(function))
 
 
@@ -94,6 +102,7 @@ def _overloads(function: Callable[..., Any]) -> Sequence[Any]:
         return (function,)
     packet: Any = function
     if not isinstance(function, torch._ops.OpOverloadPacket):
+        # A function or method of torch has no schema, but the aten operator of its name has.
         packet = getattr(torch.ops.aten, getattr(function, "__name__", ""), None)
     if not isinstance(packet, torch._ops.OpOverloadPacket):
         return ()

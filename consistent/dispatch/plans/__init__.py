@@ -1,1 +1,1 @@
-"""Plans as data, and what all of them work on: arguments, shards and gradients."""
+"""Plans as data, and helpers for their arguments, shards and gradients."""

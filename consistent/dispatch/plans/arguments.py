@@ -1,4 +1,4 @@
-"""Walking an op's arguments: tensors out, tensors in."""
+"""Traversal of an op's arguments: extracting their tensors and replacing them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def collect(value: Any, into: list) -> None:
 
 
 def tensors_of(args: tuple, kwargs: dict) -> list[Any]:
-    """The tensors among the arguments, in order."""
+    """Return the tensors among the arguments, in order."""
     found: list[Any] = []
     collect(args, found)
     if kwargs:
@@ -33,9 +33,9 @@ def tensors_of(args: tuple, kwargs: dict) -> list[Any]:
 
 
 def with_tensors(args: tuple, kwargs: dict, tensors: Sequence[Any]) -> tuple[tuple, dict]:
-    """The arguments with their tensors replaced in order by ``tensors``."""
+    """Return the arguments with their tensors replaced, in order, by ``tensors``."""
     source = iter(tensors)
-    # Most arguments are tensors and numbers, which need no further call.
+    # Tensors are replaced inline: most arguments are tensors, and a call for each would cost time.
     new_args = [next(source) if isinstance(a, _Tensor) else _replace(a, source) for a in args]
     return tuple(new_args), _replace(kwargs, source) if kwargs else kwargs
 
@@ -53,7 +53,7 @@ def _replace(value: Any, source: Iterator[Any]) -> Any:
 
 
 def fill(value: Any, tensors: Sequence[Any]) -> Any:
-    """``value`` with its Operands replaced by tensors."""
+    """Return ``value`` with each ``Operand`` replaced by the tensor of its index."""
     if value.__class__ is Operand:
         return tensors[value.index]
     if value.__class__ is tuple:

@@ -1,4 +1,4 @@
-"""The gradient that a leaf holds: as torch stores it, and its spec."""
+"""The gradient that a leaf holds, as torch stores it, and the spec of that gradient."""
 
 from __future__ import annotations
 
@@ -10,38 +10,40 @@ import torch
 from ...spec import B, NdSbp, TensorSpec, as_nd_sbp
 from .. import _C
 
-_LAYOUT = "_grad_sbp"  # kept as text, which torch.load(weights_only=True) reads
+_LAYOUT = "_grad_sbp"  # stored as a string, since torch.load(weights_only=True) loads strings
 
 # (leaf) -> its gradient, typed as a global tensor; None if there is none.
 raw_grad = _C.gradient
 
 
 def set_raw_grad(leaf: Any, grad: Any) -> None:
-    """Store a gradient as it is; it replaces the one that the leaf has and all addends that
-    wait."""
+    """Store ``grad`` on ``leaf`` as it is.
+
+    It replaces the present gradient and all addends that wait to be added to it.
+    """
     _C.drop_waiting(leaf)
     _C.set_gradient(leaf, grad)
 
 
 def summed_axes(spec: TensorSpec) -> tuple[int, ...]:
-    """The axes over which the gradient of a leaf with ``spec`` has to be summed."""
+    """Return the axes over which the gradient of a leaf with ``spec`` has to be summed."""
     shape = spec.placement.shape
     return tuple(axis for axis, entry in enumerate(spec.sbp) if entry is B and shape[axis] > 1)
 
 
 def lay_gradient(leaf: Any, sbp: NdSbp) -> None:
-    """From now on, gradients of ``leaf`` lie as ``sbp`` once backward has ended."""
+    """Let gradients of ``leaf`` have the layout ``sbp`` after each backward pass from now on."""
     leaf.__dict__[_LAYOUT] = str(sbp)
     _C.watch_if_leaf(leaf)
 
 
 def forget_gradient_layout(leaf: Any) -> None:
-    """Take back what ``lay_gradient`` said of ``leaf``; it is to be watched again."""
+    """Undo ``lay_gradient``. The caller must have ``leaf`` watched again."""
     leaf.__dict__.pop(_LAYOUT, None)
 
 
 def settled_spec(leaf: Any) -> TensorSpec:
-    """Spec of the gradient of ``leaf`` once backward has ended."""
+    """Return the spec that the gradient of ``leaf`` has after a backward pass."""
     text = leaf.__dict__.get(_LAYOUT)
     return leaf._spec.settled if text is None else leaf._spec.with_sbp(_parsed(text))
 
@@ -52,6 +54,6 @@ def _parsed(text: str) -> NdSbp:
 
 
 def gradient_spec(x: Any, dtype: torch.dtype) -> TensorSpec:
-    """Spec of the raw gradient that autograd computes for ``x``."""
+    """Return the spec of the raw gradient of dtype ``dtype`` that autograd computes for ``x``."""
     spec: TensorSpec = x._spec
     return spec.dual.with_dtype(dtype)

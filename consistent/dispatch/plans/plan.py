@@ -1,8 +1,8 @@
-"""Plan: what is done for a call, and the tables that hold plans.
+"""``Plan``, the description of how a call is carried out, and the tables that hold plans.
 
-A plan is data that can run itself: it prints, and tests compare it. The hook (C++) reads from it
-how it is run (``way``), what is called (``function``) and the specs or layouts of its outputs
-(``outs``); the simple kinds are run there, the others by their ``run``.
+A plan is data that can run itself: it can be printed and compared in tests. The hook (C++) reads
+how to run it (``way``), what to call (``function``) and the specs or layouts of its outputs
+(``outs``). The hook runs the simple kinds itself, and calls ``run`` of the others.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from ...movement import plain_values
 from ...spec import Layout, TensorSpec
 from .. import _C
 
-# How the hook runs a plan; the numbers are those of csrc/bindings/dispatch/lookup/plans.h.
+# How the hook runs a plan; must match the numbers in csrc/bindings/dispatch/lookup/plans.h.
 RUN, FAST, BOXED, CALL, ANSWER, FACTS = range(6)
 
 
 class Source(NamedTuple):
-    """A split dim of an output is as long as dim ``along`` of an operand, which ``parts`` ranks
-    split."""
+    """The operand dim from which a split dim of an output takes its length.
+
+    Dim ``dim`` of the output is as long as dim ``along`` of operand ``operand``, which ``parts``
+    ranks split.
+    """
 
     dim: int
     operand: int
@@ -32,8 +35,10 @@ class Source(NamedTuple):
 
 
 class OutLayout(NamedTuple):
-    """The layout of an output, whatever its sizes: dims that no ``source`` names are whole on each
-    rank."""
+    """The layout of an output for all sizes.
+
+    Dims that no entry of ``sources`` names are whole on each rank.
+    """
 
     layout: Layout
     sources: tuple[Source, ...] = ()
@@ -43,31 +48,34 @@ Outs = tuple[TensorSpec, ...] | tuple[OutLayout, ...]
 
 
 class Plan:
-    """How one call is carried out."""
+    """Plan of one call: how the call is carried out."""
 
     kind: ClassVar[str] = "plan"
     way: int = RUN
     name: str
     function: Callable[..., Any] | None = None
-    # Where the plan serves all sizes each out is an OutLayout, and the last one is used for all
-    # further outputs.
+    # Specs of the outputs. If the plan serves all sizes, these are OutLayouts instead, and the last
+    # one applies to all further outputs.
     outs: Outs = ()
     any_size: bool = False
-    known_shapes: bool = False  # equal specs and arguments give equal shapes
+    known_shapes: bool = False  # equal specs and arguments imply equal output shapes
     inplace: bool = False
-    adopts: bool = False  # some tensors of the call are plain, and count as broadcast
-    kept: bool = True  # the key finds it again
+    adopts: bool = False  # some tensors of the call are plain, and are taken as B
+    kept: bool = True  # the plan is cached under the key
     constant: Any = None
-    is_whole: bool = False  # every rank computes all of it
+    is_whole: bool = False  # every rank computes the whole op
     by_value: bool = False
     by_grad: bool = False
-    sizes: tuple | None = None  # what follows the one tensor argument, rewritten for the shard
+    sizes: tuple | None = None  # arguments after the only tensor, with sizes of the shard
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def run(self, args: tuple, kwargs: dict, tensors: list) -> Any:
-        """The call's result; ``tensors`` are those among its arguments, in order."""
+        """Carry out the call and return its result.
+
+        ``tensors`` are the tensors among the arguments, in order.
+        """
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -75,7 +83,7 @@ class Plan:
 
 
 class Answer(Plan):
-    """A question about shapes or dtypes, whose answer is the same at every call with this key."""
+    """Plan of a query about shapes or dtypes, with the same answer for all calls with this key."""
 
     kind = "answer"
     way = ANSWER
@@ -89,7 +97,7 @@ class Answer(Plan):
 
 
 class OtherCall(Plan):
-    """A function that takes the call's arguments unchanged, and answers it by other calls."""
+    """Plan that passes the call's arguments unchanged to a function, which makes other calls."""
 
     kind = "other call"
     way = CALL
@@ -97,7 +105,7 @@ class OtherCall(Plan):
     def __init__(self, name: str, function: Callable[..., Any], opens: bool = False) -> None:
         super().__init__(name)
         self.function = function
-        self.opens = opens  # it is the body of the function, whose ops are calls of their own
+        self.opens = opens  # `function` is torch's own Python body, whose ops are dispatched
 
     def run(self, args: tuple, kwargs: dict, tensors: list) -> Any:
         assert self.function is not None
@@ -105,8 +113,11 @@ class OtherCall(Plan):
 
 
 class ByFacts(Plan):
-    """A call whose plan the key alone does not decide: it also depends on the values of floats, or
-    on whether gradients are asked for."""
+    """Plan of a call whose key does not suffice to decide its real plan.
+
+    The real plan also depends on the values of floats, or on whether gradients are needed. The hook
+    adds these facts to the key and looks again.
+    """
 
     kind = "by facts"
     way = FACTS
@@ -119,15 +130,15 @@ class ByFacts(Plan):
 
 plans = _C.PlanTable()
 
-# Ops answered without planning, and plans of the ops over lists of tensors; modules that import
-# this one enter them.
+# Op name -> function that answers the op without planning; prefix -> planner of the list ops with
+# that prefix. Modules that import this one register them.
 handlers: dict[str, Callable[..., Any]] = {}
 list_ops: dict[str, Callable[..., Plan | None]] = {}
 
 
 @contextmanager
 def looked_up_in(table: _C.PlanTable) -> Iterator[None]:
-    """Inside, this thread looks plans up in ``table``, and keeps them there."""
+    """Make this thread look plans up in ``table``, and cache new ones there, inside the context."""
     before = _C.use(table)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Shards as global tensors: retyping, boxing, taking plain tensors in.
+"""Shards as global tensors: retyping and boxing them, and turning plain tensors into global ones.
 
 A global tensor is its local shard with another Python class and a spec.
 """
@@ -25,7 +25,7 @@ from .. import _C
 HookOff = torch._C.DisableTorchFunctionSubclass
 _Tensor = torch.Tensor
 
-# GlobalTensor; its module imports this one and enters the class here.
+# GlobalTensor. Its module imports this one, so it registers the class here instead.
 _class: Any = None
 
 
@@ -36,12 +36,16 @@ def set_class(cls: Any) -> None:
 
 
 def is_global(x: Any) -> bool:
-    """Whether ``x`` is a global tensor."""
+    """Return whether ``x`` is a global tensor."""
     return x.__class__ is _class
 
 
 def common_placement(name: str, tensors: Sequence[Any]) -> Placement:
-    """The one placement of the global tensors among ``tensors``."""
+    """Return the one placement of the global tensors among ``tensors``.
+
+    Raises:
+        RuntimeError: the tensors are on different placements.
+    """
     first = None
     for t in tensors:
         if is_global(t):
@@ -58,44 +62,49 @@ def common_placement(name: str, tensors: Sequence[Any]) -> Placement:
     return first._spec.placement
 
 
-# (local, spec) -> local, retyped as the shard of a global tensor; nobody else may hold ``local``.
+# (local, spec) -> local, retyped in place as the shard of a global tensor. Nothing else may refer
+# to ``local``, since its class changes.
 attach = _C.attach
 
 
 def plain(x: torch.Tensor) -> torch.Tensor:
-    """The shard as a plain tensor that shares storage and autograd history."""
+    """Return the shard as a plain tensor that shares storage and autograd history."""
     with HookOff():
         try:
             return _Tensor.as_subclass(x, _Tensor)  # type: ignore[arg-type]
-        except RuntimeError:  # sparse tensors have no storage, or no strides
+        except RuntimeError:  # sparse tensors have no storage or no strides to alias
             if x.layout is torch.strided:
                 raise
             return x.clone() if x.requires_grad else x.detach()
 
 
 def lay_anew(x: Any, local: torch.Tensor, spec: TensorSpec) -> None:
-    """From now on the object ``x`` is the shard ``local`` under ``spec``; aliases keep the old
-    data."""
+    """Make the object ``x`` the shard ``local`` under ``spec``; aliases keep the old data."""
     with HookOff():
         _Tensor.data.__set__(x, local)  # type: ignore[attr-defined]
+        # Setting `data` leaves the version counter as it is, so a backward that has saved ``x``
+        # would not notice the change.
         torch.autograd.graph.increment_version(x)
     attach(x, spec)
 
 
 def rebox(x: Any, target: TensorSpec, what: str = "to_global") -> Any:
-    """``x`` boxed to ``target``; differentiable."""
+    """Box ``x`` to ``target``; differentiable."""
     check_mode.calling(what)
     return attach(box(x, x._spec, target), target)
 
 
 def adopt(x: torch.Tensor, placement: Placement, what: str) -> Any:
-    """A plain tensor that is the same on every rank, as a B global tensor; its gradient is the
-    whole gradient."""
+    """Turn a plain tensor that is the same on every rank into a B global tensor.
+
+    The gradient that reaches the plain tensor is the whole gradient.
+    """
     if x.__class__ is _class:
         return x
     refuse_other_views(x, what)
     if torch._C._functorch.is_functorch_wrapped_tensor(x):  # pyright: ignore
-        raise RuntimeError(  # operators make another message of a TypeError
+        # No TypeError: Python's operators would replace its message with their own.
+        raise RuntimeError(
             f"{what}: a global tensor on {placement} meets a tensor that a torch.func or vmap "
             "transform follows, and the "
             "transform would see this rank's shard only. Use torch.autograd.grad, which works on "
@@ -104,27 +113,32 @@ def adopt(x: torch.Tensor, placement: Placement, what: str) -> Any:
     spec = TensorSpec.of(placement, (B,) * placement.ndim, x.shape, x.dtype)
     if check_mode.enabled:
         check_mode.check_equal(x, placement, f"a plain tensor given to {what}")
+    # `spread` makes the meta shard of a rank outside, and the node that gathers the gradient.
     if my_coordinate(placement) is None or records((x,)):
         return attach(spread(x, spec), spec)
     return attach(x.detach(), spec)
 
 
 def take_in(x: torch.Tensor, placement: Placement, what: str) -> Any:
-    """``adopt`` where no plan is made: the first times, ranks compare what they give."""
+    """Adopt a plain tensor where no plan is made.
+
+    The first tensors that ``what`` receives are compared between ranks.
+    """
     compare(x, placement, what)
     return adopt(x, placement, what)
 
 
 def compare(x: torch.Tensor, placement: Placement, what: str) -> None:
-    """Raise on every rank if the first plain tensors that ``what`` is given differ by rank."""
+    """Raise on every rank if the first plain tensors that ``what`` receives differ by rank."""
     if x.__class__ is not _class:
         plain_values.compare(what, [x], placement, (what, x.dtype, x.ndim))
 
 
 def refuse_other_views(x: Any, what: str) -> None:
-    """Raise if ``x``, met among global tensors, is an element of a mirrored one, or a DTensor."""
+    """Raise if ``x``, used with global tensors, is an element of a mirrored one or a DTensor."""
     if x.__class__ is MirroredTensor:
-        raise RuntimeError(  # operators make another message of a TypeError
+        # No TypeError: Python's operators would replace its message with their own.
+        raise RuntimeError(
             f"{what}: a mirrored tensor meets a global one. The mirrored one is a list with one "
             "element a device, over ranks "
             f"{x.ranks}, here of shape {tuple(x.shape)}; nothing says how the elements make up "
@@ -132,8 +146,9 @@ def refuse_other_views(x: Any, what: str) -> None:
             "  Say it with mirrored.to_global(sbp) (split(0) joins them), or use the global "
             "tensor's pieces: x.to_mirrored()."
         )
-    loaded = sys.modules.get("torch.distributed.tensor")  # there is none before
-    # Another thread may be importing it.
+    # Until the module is imported no DTensor can exist, so it need not be imported here.
+    loaded = sys.modules.get("torch.distributed.tensor")
+    # While another thread imports the module, it may lack the class.
     if loaded is not None and isinstance(x, getattr(loaded, "DTensor", ())):
         raise RuntimeError(
             f"{what}: a DTensor is given, {tuple(x.placements)} on {x.device_mesh}, and of the "
@@ -143,8 +158,13 @@ def refuse_other_views(x: Any, what: str) -> None:
 
 
 def promote(x: torch.Tensor, placement: Placement, what: str) -> Any:
-    """A plain tensor that a global one is written into: from now on this very object is a B
-    global tensor."""
+    """Turn a plain tensor, into which a global one is written, into a B global tensor, in place.
+
+    The object stays the same.
+
+    Raises:
+        RuntimeError: the plain tensor requires grad.
+    """
     if x.requires_grad:
         raise RuntimeError(
             f"{what}_: a global tensor is written in place into a plain tensor of shape "
@@ -156,13 +176,14 @@ def promote(x: torch.Tensor, placement: Placement, what: str) -> Any:
         check_mode.check_equal(x, placement, f"the plain tensor that {what}_ writes into")
     spec = TensorSpec.of(placement, (B,) * placement.ndim, x.shape, x.dtype)
     if my_coordinate(placement) is None:
+        # A rank outside the placement holds a meta shard.
         x.data = torch.empty(x.shape, dtype=x.dtype, device="meta")
     return attach(x, spec)
 
 
 def retype(out: Any, outs: tuple[TensorSpec, ...]) -> Any:
-    """``out`` with specs for the tensors in it, in order."""
-    if out.__class__ is _Tensor:  # as most ops give
+    """Attach the specs ``outs``, in order, to the tensors in ``out``, and return the result."""
+    if out.__class__ is _Tensor:  # fast path: most ops return one tensor
         spec = outs[0]
         return attach(out, spec if out.dtype is spec.dtype else spec.with_dtype(out.dtype))
 
@@ -174,8 +195,10 @@ def retype(out: Any, outs: tuple[TensorSpec, ...]) -> Any:
 
 
 def whole_result(out: Any, placement: Placement) -> tuple[Any, tuple[TensorSpec, ...]]:
-    """Attach B specs to the tensors that an op made of whole inputs, whatever their shapes turned
-    out to be. Returns ``out`` and these specs."""
+    """Attach B specs to the tensors that an op made of whole inputs; return ``out`` and the specs.
+
+    The shapes are those of the tensors, so they may depend on data.
+    """
     everywhere = (B,) * placement.ndim
 
     def spec_of(_: int, x: torch.Tensor) -> TensorSpec:
@@ -188,11 +211,12 @@ def whole_result(out: Any, placement: Placement) -> tuple[Any, tuple[TensorSpec,
 def attach_each(
     out: Any, spec_of: Callable[[int, torch.Tensor], TensorSpec]
 ) -> tuple[Any, list[TensorSpec]]:
-    """(``out`` with ``spec_of(position, tensor)`` for each tensor in it, the specs of new ones).
+    """Attach ``spec_of(position, tensor)`` to each tensor in ``out``; return (result, specs).
 
-    An op may give back an operand itself. Where the whole op does so, as ``contiguous`` may, the
-    operand is the result. Where the shard alone leaves nothing to do, as one row is expanded to the
-    one row that this rank has, the operand keeps its spec, and the result is an alias.
+    The specs are those of newly attached tensors. An op may return an operand itself. If the whole
+    op does so, as ``contiguous`` may, the operand is the result. If it happens only because the
+    shard leaves nothing to do, as when one row is expanded to the one row of this rank, the operand
+    keeps its spec, and the result is an alias.
     """
     found: list[TensorSpec] = []
     position = 0
@@ -210,7 +234,11 @@ def attach_each(
 
 
 def check_partial(what: str, spec: TensorSpec) -> None:
-    """Raise if the spec is P and its dtype has no sum, or P(max) or P(min) and it has no order."""
+    """Raise if ``spec`` has an entry P that its dtype does not support.
+
+    Raises:
+        ValueError: the spec is P and its dtype has no sum, or P(max) or P(min) and it has no order.
+    """
     if fault := misfit(spec):
         raise ValueError(
             f"{what}: {spec}: {fault}. Use S or B, or another dtype such as torch.int64."

@@ -1,1 +1,1 @@
-"""Running a plan that is more than one call of torch."""
+"""Running of plans that need more than one call of torch."""

@@ -1,17 +1,20 @@
-"""What one rank's shard makes an op raise, every rank of the placement raises, at the same call.
+"""Agreement on errors: if an op raises on one rank, every rank of the placement raises at that
+call.
 
 ```
 rank 0   op on its shard: fine          | tell | raises LinAlgError: ... on rank 1
 rank 1   op on its shard: LinAlgError   | tell | raises LinAlgError: ... on rank 1
 ```
 
-So a program that catches the error goes on in step. The ranks tell each other after each op of
-``rules/raising.py`` whose deciding operands are not the same on all of them: a meeting where they
-share memory, a short message to each other rank elsewhere. Nothing is sent by others.
+So a program that catches the error stays in step on all ranks. The ranks exchange their errors
+after each op of ``rules/raising.py`` if the operands that decide whether it raises are not the same
+on all ranks. Ranks that share memory meet there; others send a short message to each other rank.
+All other ops send nothing.
 
-A form sends by itself, and ranks must not wait in that for a rank that has raised. So they also
-tell each other before its first exchange; and only then, if the form looks at all values before it
-sends, as losses do before they count labels. The count travels in the message that tells.
+A form communicates, and no rank may wait in that for a rank that has raised. So the ranks of a form
+exchange errors before its first communication, too. If the form looks at all values before it
+communicates, as losses do before they count labels, that exchange is the only one. The count
+travels in the message with the errors.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ T = TypeVar("T")
 
 _EVERY_RANK = ", and every rank raises it."
 
+# Methods before which ranks need not meet: they wait for no other rank, or (gather_notes) are the
+# exchange of errors itself.
 _ASKS_NOBODY = frozenset("shares link hosts_of bytes_by_messages abandon gather_notes".split())
 _ON_AGREEMENT = callbacks("on_agreement")
 
@@ -42,10 +47,15 @@ _ON_AGREEMENT = callbacks("on_agreement")
 def on_all(
     ranks: Ranks, compute: Callable[[], T], is_told: Callable[[], bool] = lambda: False
 ) -> T:
-    """``compute()``, which sends nothing. ``is_told``: whether it has told already how it went.
+    """Return ``compute()``, which may not communicate, and exchange errors between ``ranks``.
+
+    Args:
+        ranks: ranks that all call this.
+        compute: the function to run.
+        is_told: returns whether the ranks have exchanged their final state already.
 
     Raises:
-        Exception: that of the first one of ``ranks`` on which it raised, on all of them.
+        Exception: on all ``ranks``, the error of the first one of them on which ``compute`` raised.
     """
     error, out = None, None
     begin(ranks)
@@ -54,18 +64,22 @@ def on_all(
     except Exception as raised:
         error = raised
     finally:
+        # Also for a BaseException, which is not sent to other ranks.
         if not is_told():
             end(ranks)
     try:
         if error is not None or not is_told():
             tell(error, ranks)
     finally:
-        error = None  # its stack holds this frame
+        error = None  # breaks a reference cycle: the traceback of the error holds this frame
     return out  # type: ignore[return-value]
 
 
 def on_all_by_form(ranks: Ranks, compute: Callable[[], T], raises_first: bool) -> T:
-    """``on_all`` for what may send; if it ``raises_first``, it raises no more once it sends."""
+    """Do what ``on_all`` does for a ``compute`` that may communicate.
+
+    ``raises_first`` promises that ``compute`` raises nothing once it has begun to communicate.
+    """
     guard = _Guard(current(), ranks, raises_first)
 
     def guarded() -> T:
@@ -80,17 +94,19 @@ def on_all_by_form(ranks: Ranks, compute: Callable[[], T], raises_first: bool) -
 
 @lru_cache(1 << 10)
 def ranks_of(placement: Placement) -> Ranks:
-    """The ranks of a placement, in its order."""
+    """Return the ranks of a placement, in its order."""
     return tuple(placement.ranks.ravel().tolist())
 
 
 def all_ranks() -> Ranks:
-    """The ranks of the world."""
+    """Return the ranks of the world."""
     return tuple(range(current().size))
 
 
 def tell(error: Exception | None, ranks: Ranks) -> None:
-    """Raise on all ``ranks`` what one of them gives; a collective.
+    """Exchange errors between ``ranks`` and raise the first one on all of them; a collective.
+
+    ``error`` is this rank's error, or None.
 
     Raises:
         Exception: the first error in the order of ``ranks``.
@@ -100,7 +116,7 @@ def tell(error: Exception | None, ranks: Ranks) -> None:
 
 
 def heed(notes: list[bytes], ranks: Ranks, error: Exception | None = None) -> None:
-    """Raise the first error that ``notes`` tell of."""
+    """Raise the first error in the ``notes`` of ``ranks``, with ``error`` as its cause."""
     for rank, note in zip(ranks, notes, strict=True):
         if note:
             told = error_of(note, told_by(rank))
@@ -109,43 +125,47 @@ def heed(notes: list[bytes], ranks: Ranks, error: Exception | None = None) -> No
 
 
 def told_by(rank: int) -> str:
-    """What is added to the text of an error that all ranks raise."""
+    """Return the text that is appended to an error of ``rank`` that all ranks raise."""
     return f"\n  Rank {rank} met this in its part of the values{_EVERY_RANK}"
 
 
 def note_of(error: Exception) -> bytes:
-    """The class and the text of an error, to be sent."""
+    """Serialize the class and the text of an error."""
     kind, text = type(error), str(error)
     try:
         return pickle.dumps((kind, text))
-    except (pickle.PicklingError, AttributeError, TypeError):  # a class inside a function
+    except (pickle.PicklingError, AttributeError, TypeError):  # e.g. a class local to a function
         return pickle.dumps((RuntimeError, f"{kind.__name__}: {text}"))
 
 
 def error_of(note: bytes, more: str = "") -> Exception:
-    """The error that ``note_of`` was given on another rank, with ``more`` after its text."""
+    """Return the error that another rank passed to ``note_of``, with ``more`` after its text."""
     kind, text = pickle.loads(note)
+    # An error that was exchanged before, by an inner agreement, has such a text already.
     text += "" if text.endswith(_EVERY_RANK) else more
     try:
         return kind(text)
-    except Exception:  # it takes other arguments
+    except Exception:  # the class takes other arguments than one text
         return RuntimeError(f"{kind.__name__}: {text}")
 
 
 def begin(ranks: Ranks) -> None:
-    """Notify tracers that ``ranks`` will tell each other how what runs now went."""
+    """Notify tracers that ``ranks`` will exchange errors after the code that runs now."""
     for notify in _ON_AGREEMENT:
         notify(ranks, True)
 
 
 def end(ranks: Ranks) -> None:
-    """Notify tracers that it has run, or that the ranks have told each other already."""
+    """Notify tracers that the code has run, or that the ranks have exchanged errors already."""
     for notify in _ON_AGREEMENT:
         notify(ranks, False)
 
 
 class _Told(BaseException):
-    """An error that all ranks raise already; no ``Exception``, so that it is not told again."""
+    """Wrapper of an error that all ranks raise already.
+
+    It is no ``Exception``, so that ``on_all`` does not catch it and send it again.
+    """
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
@@ -153,8 +173,11 @@ class _Told(BaseException):
 
 
 class _Guard(Wrapper):
-    """Before its first call, ranks tell each other that they have come here: in the message of that
-    call, if it is a sum of a few numbers. If that ``is_last``, nothing raises after it."""
+    """Transport wrapper: ``ranks`` exchange errors before the first communication of a form.
+
+    If that communication is a sum of a few numbers, the errors travel in its message. ``is_last``
+    says that nothing raises after this exchange.
+    """
 
     def __init__(self, inner: Transport, ranks: Ranks, is_last: bool) -> None:
         super().__init__(inner)

@@ -1,4 +1,4 @@
-"""The op that a thread is in, and its boxing: what a waiting rank reports about itself.
+"""The op that a thread is in, and its boxing: the text a waiting rank reports about itself.
 
 Both are read from the thread's frames when another rank asks, so that an op need not record
 anything.
@@ -17,19 +17,21 @@ from ..plans.plan import Plan
 
 
 def current_op(frames: Sequence[FrameType]) -> str:
-    """``op, src -> dst`` of a thread, from its frames, innermost first; "" where it is in no op.
+    """Return ``op, src -> dst`` of a thread from its frames, innermost first; "" if it is in no op.
 
-    Where no plan is under way, the op is the function of this library that the program called.
+    If no plan is running, the op is the function of this library that the program called.
     """
     op = boxing = ""
     for frame in frames:
+        # Frames further out belong to the program, which may itself be called by an op.
         if is_users(frame):
             break
         if not frame.f_globals.get("__name__", "").startswith("consistent."):
             continue
         names = frame.f_locals
         boxing, plan = boxing or _boxing(names), names.get("self")
-        if isinstance(names.get("recorded_at"), str):  # a compiled step sends what a line of it did
+        # A compiled step communicates on behalf of the line of the program that was recorded.
+        if isinstance(names.get("recorded_at"), str):
             op = f"for {names['recorded_at']}"
             break
         if isinstance(plan, Plan):
@@ -40,7 +42,7 @@ def current_op(frames: Sequence[FrameType]) -> str:
 
 
 def _boxing(names: Mapping[str, Any]) -> str:
-    """The boxing, or the first of several, that a frame with such variables carries out."""
+    """Return the boxing that a frame with these variables carries out; of several, the first."""
     routes = names.get("routes")
     if isinstance(routes, Sequence) and routes:
         more = f" and {len(routes) - 1} more" if len(routes) > 1 else ""
@@ -52,7 +54,7 @@ def _boxing(names: Mapping[str, Any]) -> str:
 
 
 def _route(src: TensorSpec, dst: TensorSpec) -> str:
-    """``src -> dst``, with what both have in common written once."""
+    """Return ``src -> dst``, with the part that both have in common written once."""
     if src.placement != dst.placement:
         return f"{src} -> {dst}"
     before, on, placement = str(src).partition(" on ")

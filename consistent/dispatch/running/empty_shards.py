@@ -1,9 +1,9 @@
-"""Ops that torch answers by other ops where the shard is empty.
+"""Ops that torch implements by other ops if the shard is empty.
 
-Their gradients would reach the leaves in another order than on ranks with rows, or not at all.
-Ranks sum large gradients as they come, so two parameters of one shape would be added to each other,
-or a rank would not take part. On an empty shard these ops run on one row of zeros, which is dropped
-again: autograd then records the same.
+The gradients of those other ops would reach the leaves in another order than on ranks with rows, or
+not at all. Ranks sum large gradients as they come, so two parameters of one shape would be added to
+each other, or a rank would not take part. On an empty shard these ops therefore run on one row of
+zeros, which is dropped again: autograd then records the same graph as on other ranks.
 """
 
 from __future__ import annotations
@@ -18,17 +18,22 @@ from ..plans.shards import plain
 
 
 def same_graph(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, the op called ``name`` on shards, so that it records the same on each rank."""
+    """Wrap ``function``, the op called ``name``, so that each rank records the same graph."""
     special = {"batch_norm": _batch_norm, "scaled_dot_product_attention": _attention}.get(name)
     return function if special is None else partial(special, function)
 
 
 def _batch_norm(function: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Torch scales an empty input by its first weight (``_batch_norm_impl_index``)."""
+    """Run batch norm on a row of zeros if the shard is empty and it does not train.
+
+    Torch would scale an empty input by its first weight instead (``_batch_norm_impl_index``).
+    """
     if not args:
         return _batch_norm(function, kwargs.pop("input"), **kwargs)
     x, rest = args[0], args[1:]
     training = rest[4] if len(rest) > 4 else kwargs.get("training")
+    # torch.Tensor's own methods read the shard, where x.numel() would be that of the logical
+    # tensor.
     has_rows = torch.Tensor.numel(x) or torch.Tensor.dim(x) < 2
     if training or has_rows or not torch.is_grad_enabled():
         return function(x, *rest, **kwargs)
@@ -37,11 +42,14 @@ def _batch_norm(function: Callable[..., Any], *args: Any, **kwargs: Any) -> torc
     out = function(x.new_zeros(sizes), *rest, **kwargs)
     for dim, size in enumerate(x.shape):
         out = out.narrow(dim, 0, size)
-    return out + x
+    return out + x  # x is empty here; the sum puts it into the graph
 
 
 def _attention(function: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Torch gives zeros for an empty batch, which do not depend on a mask that is learned."""
+    """Run attention on a row of zeros if the batch is empty and the mask requires grad.
+
+    For an empty batch torch returns zeros that do not depend on the mask.
+    """
     given = {**dict(zip(("query", "key", "value", "attn_mask"), args)), **kwargs}
     mask, sizes = given.get("attn_mask"), torch.Tensor.size(given["query"])[:-2]
     learned = isinstance(mask, torch.Tensor) and mask.requires_grad and torch.is_grad_enabled()
@@ -56,7 +64,7 @@ def _attention(function: Callable[..., Any], *args: Any, **kwargs: Any) -> torch
 
 
 def _with_a_row(x: torch.Tensor) -> torch.Tensor:
-    """``x`` with one item of zeros in each dim of batches and heads that has none."""
+    """Return ``x`` with one item of zeros in each empty dim of batches and heads."""
     x = plain(x)
     for dim in range(x.dim() - 2):
         if not x.shape[dim]:

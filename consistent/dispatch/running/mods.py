@@ -1,9 +1,9 @@
-"""What ``flex_attention`` is told by functions: ``score_mod`` and ``mask_mod``.
+"""The user functions of ``flex_attention``: ``score_mod`` and ``mask_mod``.
 
 They read tensors of their own, by closures, attributes or globals. A first call on numbers finds
-these, on all ranks alike: of a global tensor each rank then has the whole, and a plain one counts
-as B. So a gradient that they have is summed over the ranks, each of which has its places alone.
-Where a mask is made of a ``mask_mod``, each rank makes the whole of it.
+these tensors, the same on all ranks: each rank then holds the whole of a global tensor, and a plain
+tensor counts as B. So the gradient of such a tensor is summed over the ranks, since each rank
+computes only its own places. If a mask is made of a ``mask_mod``, each rank makes the whole of it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ Places = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class Mods:
-    """The functions of one call, as an argument that all calls have alike: plans do not depend on
-    them. ``clear`` lets go of them, since a plan keeps the arguments that it was made with."""
+    """The user functions of one ``flex_attention`` call, passed as an argument.
+
+    All instances are equal, so plans do not depend on the functions. A plan keeps the arguments
+    that it was made with; ``clear`` drops the references to the functions.
+    """
 
     def __init__(self, score_mod: Callable | None, block_mask: Any, placement: Placement) -> None:
         self._score, self._block_mask = score_mod, block_mask
@@ -45,17 +48,18 @@ class Mods:
         return "mods"
 
     def clear(self) -> None:
-        """Forget the functions, and what they read."""
+        """Drop the references to the functions and to the tensors that they read."""
         self._score = self._mask = self._block_mask = self._blocks = None
         self._read = _Reads(self._placement)
 
     def find(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Find what the functions read. All ranks call this alike."""
+        """Find the tensors that the functions read. All ranks must call this at the same time."""
         if self._block_mask is not None:
             for x in (self._block_mask.kv_num_blocks, self._block_mask.kv_indices):
                 compare(x, self._placement, "the block mask of flex_attention")
         at = [torch.zeros((), dtype=torch.int64, device=device) for _ in range(4)]
         score = torch.zeros((), dtype=dtype, device=device)
+        # The arguments of the functions are not tensors that they read on their own.
         self._read.made += [*at, score]
         with self._read:
             if self._score is not None:
@@ -68,16 +72,19 @@ class Mods:
 
     @property
     def learned(self) -> list[Tensor]:
-        """What the functions read that has a gradient."""
+        """The tensors that the functions read and that require grad."""
         return [x for _, x in self._read.known.values() if x.requires_grad]
 
     @property
     def block_size(self) -> tuple[int, int]:
-        """Rows and keys of a block."""
+        """Number of rows and of keys of a block."""
         return (1, 1) if self._block_mask is None else self._block_mask.BLOCK_SIZE
 
     def seen_blocks(self) -> Tensor | None:
-        """Whether any row of a block sees any key of another, on the CPU; None without a mask."""
+        """Return, on the CPU, whether any row of a block sees any key of another block.
+
+        Returns None if there is no mask, or a single block.
+        """
         mask = self._block_mask
         if mask is None or mask.kv_indices.shape[-1] == 1 == mask.kv_indices.shape[-2]:
             return None
@@ -86,14 +93,14 @@ class Mods:
         return self._blocks
 
     def scores(self, scores: Tensor, at: Places) -> Tensor:
-        """The scores as ``score_mod`` changes them."""
+        """Return the scores after ``score_mod``."""
         if self._score is None:
             return scores
         with self._read:
             return _over_places(self._score, (0,))(scores, *at)
 
     def sees(self, at: Places) -> Tensor | None:
-        """Whether a row sees a key; None where all do."""
+        """Return whether each row sees each key, or None if all rows see all keys."""
         if self._mask is None:
             return None
         with self._read:
@@ -101,7 +108,8 @@ class Mods:
 
 
 def _over_places(function: Callable, first: tuple[int, ...]) -> Callable:
-    """``function`` of numbers, for all batches, heads, rows and keys."""
+    """Map ``function``, which takes numbers, over all batches, heads, rows and keys."""
+    # The last vmap is the outermost, over batches.
     for place in (3, 2, 1, 0):
         dims = [0 if i == place else None for i in range(4)]
         function = torch.vmap(function, in_dims=(*first, *dims))
@@ -109,11 +117,11 @@ def _over_places(function: Callable, first: tuple[int, ...]) -> Callable:
 
 
 class Wholes(TorchFunctionMode):
-    """Inside, global tensors are the whole of them on this rank."""
+    """Mode in which ops see the whole value of a global tensor on this rank."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.known: dict[int, tuple[Tensor, Tensor]] = {}  # by id: (the tensor, what stands for it)
+        self.known: dict[int, tuple[Tensor, Tensor]] = {}  # id -> (the tensor, its replacement)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -121,7 +129,7 @@ class Wholes(TorchFunctionMode):
         args = tuple(map(self._taken, args))
         kwargs = {key: self._taken(x) for key, x in (kwargs or {}).items()}
         if func is _getitem and _by_tensors(args[1]):
-            # Under vmap Tensor.__getitem__ would ask for the number.
+            # Under vmap, Tensor.__getitem__ would read an index tensor's value as a number.
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
             return torch.ops.aten.index(args[0], index)
         return func(*args, **kwargs)
@@ -140,19 +148,23 @@ class Wholes(TorchFunctionMode):
         return is_global(x)
 
     def _enter(self, x: Any) -> Tensor:
+        # Holding ``x`` keeps its id from being reused.
         self.known[id(x)] = x, plain(_whole(x))
         return self.known[id(x)][1]
 
 
 class _Reads(Wholes):
-    """Wholes that the functions of a call on ``placement`` read. While it ``finds``, it notes plain
-    tensors that they read, too."""
+    """Mode that replaces the tensors that the functions of a call on ``placement`` read.
+
+    While ``finds`` is set, it also notes the plain tensors that they read. Once it is cleared, a
+    global tensor that was not read before raises.
+    """
 
     def __init__(self, placement: Placement) -> None:
         super().__init__()
         self._placement = placement
         self.finds = True
-        self.made: list[Tensor] = []  # by the functions themselves, in the first call
+        self.made: list[Tensor] = []  # tensors that the functions made, or got, in the first call
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -163,6 +175,7 @@ class _Reads(Wholes):
         return out
 
     def _is_read(self, x: Tensor) -> bool:
+        # A tensor that the functions did not make themselves was read from outside.
         return is_global(x) or self.finds and not any(x is y for y in self.made)
 
     def _enter(self, x: Any) -> Tensor:

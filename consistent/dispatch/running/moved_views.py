@@ -1,8 +1,8 @@
 """Views whose data boxing moved.
 
-On one device a view shares storage with its source. One that was moved is a copy that remembers its
-source: when it is read after the source was written, it is taken again; what is written into it is
-put into the source.
+On one device a view shares storage with its source. A view that was moved is a copy that remembers
+its source. If the source was written since, the view is taken from it again before it is read. A
+write into the view is put into the source.
 """
 
 from __future__ import annotations
@@ -25,21 +25,25 @@ from .agreed import all_ranks
 from .refused_gradients import Refused
 from .views import on_one_device, strides_decide
 
-# One entry for each moved view; while the list is not empty, the hook looks for moved views among
-# operands.
+# One entry for each moved view that is alive. While the list is empty, the hook skips looking for
+# moved views among operands.
 alive: list[None] = []
 
-# An element of these stands for several elements, or for a part of one: writing into them raises.
+# In these views an element of the source may occur several times or only in part, so a write into
+# them raises.
 _NOT_ONE_TO_ONE = frozenset("as_strided expand expand_as broadcast_to unfold real imag".split())
-# What torch says of a view whose gradient it cannot know any more.
+# Part of torch's error for a view whose gradient it cannot know any more.
 _WRITTEN = "its base or another view of its base has been modified inplace"
 _UNSAFE = frozenset("unsafe_chunk unsafe_split unsafe_split_with_sizes".split())
-_INEXACT = frozenset((torch.int64, torch.uint64))  # not all of their values are exact in float64
+# `put` carries integers as float64, which does not represent all values of these dtypes.
+_INEXACT = frozenset((torch.int64, torch.uint64))
 
 
 class MovedView:
-    """How a view is taken from its source, and the source and its version when it was last
-    taken."""
+    """Record of how a moved view is taken from its source, and of the source when last taken.
+
+    It holds the source and the source's write count at that time.
+    """
 
     __slots__ = (
         "_doubtful", "_given", "_graded", "_index", "_name", "_run", "_seen", "_tensors", "_value",
@@ -53,7 +57,15 @@ class MovedView:
         index: int | None,
         doubtful: bool = False,
     ) -> None:
-        """``doubtful``: strides decide whether this is a view."""
+        """Take note of the call that made the view.
+
+        Args:
+            name: name of the op.
+            run: function that takes the view.
+            given: (args, kwargs) of the call; the first tensor in them is the source.
+            index: position of the view in the call's result, or None if it is the result.
+            doubtful: whether strides decide if the result is a view.
+        """
         alive.append(None)  # first: `__del__` runs even if a line below raises
         self._name, self._run, self._given, self._index = name, run, given, index
         self._graded, self._value = is_recording(), None
@@ -68,9 +80,10 @@ class MovedView:
             writes.forget()
 
     def fresh(self, x: Any) -> Any:
-        """The view ``x`` of what its source holds now."""
+        """Return the view ``x`` of the present value of its source."""
         source, version = self._source()
         if (source is not self._seen[0] or version != self._seen[1]) and not self.is_cut():
+            # Checked only now, because it may communicate.
             if _is_copy(x):
                 return x
             self._value = self._retaken(source)
@@ -78,8 +91,12 @@ class MovedView:
         return x if self._value is None else self._value
 
     def _retaken(self, source: Any) -> Any:
-        """The view of ``source``, with a gradient if it had one. Torch refuses that of a source
-        that is one view of several whose base was written; as there, values can still be read."""
+        """Take the view of ``source`` again, with a gradient if it had one.
+
+        If the source is one of several views of a base that was written, torch refuses the
+        gradient. Then the values can still be read, and the error is raised in backward, as torch
+        does.
+        """
         try:
             with torch.set_grad_enabled(self._graded):
                 return self._taken_from(source)
@@ -93,26 +110,31 @@ class MovedView:
             return attach(refused, taken._spec)
 
     def _see(self, source: Any, version: tuple[int, int]) -> None:
-        # Its memory is held, so that no other has its address, by which writes are counted.
+        # Hold the storage: writes are counted by its address, which another could reuse otherwise.
         self._seen = source, version, writes.memory(source)
 
     def is_cut(self) -> bool:
-        """Whether the source has other memory by now, as after ``source.data = other``. A view
-        keeps the memory that it was taken from."""
+        """Return whether the source has other memory by now, as after ``source.data = other``.
+
+        A view keeps the memory that it was taken from.
+        """
         source, _, memory = self._seen
         now = writes.memory(source)
         return now is not None and now._cdata != memory._cdata
 
     def current(self, x: Any) -> Any:
-        """``fresh(x)`` if that takes no communication; else None."""
+        """Return ``fresh(x)`` if that takes no communication, else None."""
         source = up_to_date(self._tensors[0])
         same = source is self._seen[0] and writes.count(source) == self._seen[1]
         same = same or (source is not None and self.is_cut())
         return (x if self._value is None else self._value) if same else None
 
     def is_view(self) -> bool:
-        """Whether it is one on one device. Where strides decide, ranks believe those of the largest
-        shard, for a shard may have too few elements to tell. A collective, the first time."""
+        """Return whether the result would be a view on one device; a collective, the first time.
+
+        If strides decide, the ranks use the answer of the rank with the largest shard, because a
+        shard may have too few elements to tell.
+        """
         if self._doubtful:
             placement = self._tensors[0]._spec.placement
             if my_coordinate(placement) is not None:
@@ -126,7 +148,7 @@ class MovedView:
         return True
 
     def _on_one_device(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The source and the view as they lie in the memory of one device, without values."""
+        """Return source and view as meta tensors with the memory layout of a single device."""
         moved: Any = getattr(self._tensors[0], "_moved_view", None)
         with unseen(), HookOff():
             tensors = [on_one_device(x) for x in self._tensors]
@@ -135,12 +157,15 @@ class MovedView:
             return tensors[0], self._taken(tensors)
 
     def takes(self, value: Any) -> bool:
-        """Whether `put` can write such a value."""
+        """Return whether ``put`` can write a value of this dtype."""
         return self._name not in _NOT_ONE_TO_ONE and value.dtype not in _INEXACT
 
     def is_ambiguous(self) -> bool:
-        """Whether nobody knows what gradient a write has: torch refuses to write into a view that
-        was taken in another grad mode, and of ``unsafe_split`` says that the program must know."""
+        """Return whether it is unclear which gradient a write has.
+
+        Torch refuses to write into a view that was taken in another grad mode, and leaves writes
+        into views of ``unsafe_split`` to the responsibility of the program.
+        """
         if self._name == "detach" or not (is_recording() and self._tensors[0].requires_grad):
             return False
         return not self._graded or self._name in _UNSAFE
@@ -148,26 +173,30 @@ class MovedView:
     def put(self, value: Any) -> None:
         """Write ``value`` where the view was taken from; differentiable.
 
-        The value goes the way that the view's gradient would go: each element goes to its place.
+        The value goes the way of the view's gradient: the backward pass of taking the view carries
+        each element to its place.
         """
         source, tracked = self._source()[0], records((value,))
-        if self._name == "detach":
+        if self._name == "detach":  # e.g. x.data, through which writes have no history
             with torch.no_grad():
                 source.copy_(value)
             return
         has_gradients = source.is_floating_point() or source.is_complex()
+        # Integers have no gradients, so they are carried as floats.
         dtype = source.dtype if has_gradients else torch.float64
-        # A graph is recorded, and nothing of it is an inference tensor.
+        # The backward pass needs a graph, and inference tensors cannot be part of one.
         with torch.inference_mode(False), torch.enable_grad():
             blank = torch.zeros_like(source, dtype=dtype).requires_grad_()
             view = self._taken_from(blank)
+            # The gradient of ones is nonzero at the elements of the source that the view covers.
             (places,) = torch.autograd.grad(view, blank, torch.ones_like(view), retain_graph=True)
             value = value.clone() if writes.is_inference(value) else value
             (put,) = torch.autograd.grad(
                 view, blank, value.to(dtype), create_graph=tracked, retain_graph=True
             )
             if not tracked and has_gradients and not dtype.is_complex and B in value._spec.sbp:
-                # Where it lies whole on several ranks, the zeros of others are added: 0 + -0 is 0.
+                # A B value is summed with zeros of other ranks on this way, and 0 + -0 is 0: find
+                # the places of -0.0 by carrying the sign bits, and restore them.
                 signs = torch.signbit(value).to(dtype)
                 (minus,) = torch.autograd.grad(view, blank, signs, retain_graph=True)
                 put = put.masked_fill((put == 0) & (minus != 0), -0.0)
@@ -187,19 +216,19 @@ class MovedView:
 
 
 def fresh(x: Any) -> Any:
-    """``x``, or the same view of what its source holds now."""
-    moved: Any = getattr(x, "_moved_view", None)  # a plain tensor, which is B here, has none
+    """Return ``x``, or if it is a moved view, the same view of the present value of its source."""
+    moved: Any = getattr(x, "_moved_view", None)  # plain tensors lack the attribute
     return moved.fresh(x) if moved.__class__ is MovedView else x
 
 
 def up_to_date(x: Any) -> Any:
-    """``fresh(x)`` if that takes no communication; else None."""
+    """Return ``fresh(x)`` if that takes no communication, else None."""
     moved: Any = getattr(x, "_moved_view", None)
     return moved.current(x) if moved.__class__ is MovedView else x
 
 
 def freshened(args: tuple, kwargs: dict) -> tuple | None:
-    """(args, kwargs) with fresh tensors; None if all are fresh already."""
+    """Return (args, kwargs) with fresh tensors, or None if all are fresh already."""
     given: list[Any] = []
     collect((args, kwargs), given)
     new = [fresh(x) for x in given]
@@ -209,12 +238,12 @@ def freshened(args: tuple, kwargs: dict) -> tuple | None:
 
 
 def remember(out: Any, plan: Any, source: Any, args: tuple, kwargs: dict) -> Any:
-    """The views ``out``, which the call of ``plan`` has moved and which remember ``source`` now."""
+    """Make the views ``out`` of a call of ``plan``, which boxing moved, remember ``source``."""
     doubtful = strides_decide(plan, source, out)
     several = isinstance(out, tuple | list)
     views = [_cut_off(view) for view in (out if several else (out,))]
     for index, view in enumerate(views):
-        if view is source:  # as atleast_1d gives it
+        if view is source:  # e.g. atleast_1d may return its input
             continue
         at = index if several else None
         view._moved_view = MovedView(plan.name, plan.function, (args, kwargs), at, doubtful)
@@ -222,15 +251,18 @@ def remember(out: Any, plan: Any, source: Any, args: tuple, kwargs: dict) -> Any
 
 
 def _cut_off(view: Any) -> Any:
-    """``view``; without a gradient if none is recorded. What is a view in a rank's own memory asks
-    for the gradient of its base even then, and what was sent does not."""
+    """Return ``view``, detached if no gradient is recorded.
+
+    A view in a rank's own memory can require the gradient of its base even under ``no_grad``, but a
+    copy that was communicated does not.
+    """
     if is_recording() or not view.requires_grad:
         return view
     return attach(plain(view).detach(), view._spec)
 
 
 def write_through(plan: Any, args: tuple, kwargs: dict, view: Any) -> Any:
-    """Run an in-place op of a moved view on a copy, which is then put into the view's source."""
+    """Run an in-place op of a moved view on a copy, and put the result into the view's source."""
     if _is_copy(view):
         return plan.function(*args, **kwargs)
     moved = _writable(view, plan.name)
@@ -243,7 +275,7 @@ def write_through(plan: Any, args: tuple, kwargs: dict, view: Any) -> Any:
 
 
 def put(view: Any, value: Any, name: str) -> None:
-    """Write ``value`` where the moved ``view`` was taken from."""
+    """Write ``value`` where the moved view ``view`` was taken from."""
     if _is_copy(view):
         view.copy_(value)
     else:
@@ -251,8 +283,10 @@ def put(view: Any, value: Any, name: str) -> None:
 
 
 def _is_copy(view: Any) -> bool:
-    """Whether it turns out that the moved ``view`` is a copy on one device; then it is not a moved
-    view any more."""
+    """Return whether the moved view ``view`` turns out to be a copy on one device.
+
+    In that case it stops being a moved view.
+    """
     moved = view._moved_view
     if moved.__class__ is not MovedView or moved.is_view():
         return False
@@ -283,15 +317,18 @@ def moved_view_error(name: str) -> RuntimeError:
 
 
 def any_moved(args: tuple, kwargs: dict) -> bool:
-    """Whether a list op is about to write into a moved view: into its first list."""
+    """Return whether the first list of a list op, which it writes into, holds a moved view."""
     given: list[Any] = []
     collect((*args, *kwargs.values())[:1], given)
     return any(getattr(x, "_moved_view", False) for x in given)
 
 
 def refuse_moved(name: str, args: tuple, kwargs: dict) -> None:
-    """Raise if a list op is about to write into a moved view: into its first list, or, if it is a
-    fused step, into all but the gradients, which come second."""
+    """Raise if a list op is about to write into a moved view.
+
+    A list op writes into its first list; a fused step also into all others but the gradients, which
+    come second.
+    """
     rest = (*args, *kwargs.values())[2:] if name.startswith("_fused_") else ()
     if any_moved(args, kwargs) or any_moved((rest,), {}):
         raise moved_view_error(name)

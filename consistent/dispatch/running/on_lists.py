@@ -12,11 +12,14 @@ from .writes import wrote
 
 
 class OnLists(Plan):
-    """torch's function on lists of shards; all tensors of a position share one layout."""
+    """Plan that calls torch's function on lists of shards.
+
+    All tensors of a position share one layout.
+    """
 
     kind = "list"
     way = RUN
-    one_by_one: Callable[..., Any] | None = None  # the same, position by position
+    one_by_one: Callable[..., Any] | None = None  # the same op, called for each position
 
     def run(self, args: tuple, kwargs: dict, tensors: list) -> Any:
         if self.inplace and moved_views.alive:

@@ -1,5 +1,7 @@
-"""Plans that run an op on shards: operands are taken in and boxed, the op runs, the outputs get
-their specs."""
+"""Plans that run an op on shards: box the operands, run the op, attach specs to the outputs.
+
+Plain tensors among the operands become global first.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ _ON_OP_BEGIN, _ON_OP_END = callbacks("on_op_begin"), callbacks("on_op_end")
 
 
 class OnShards(Plan):
-    """torch's function on the shards, some of them boxed first."""
+    """Plan that calls torch's function on the shards, after boxing some of them."""
 
     kind = "run"
 
@@ -66,39 +68,42 @@ class OnShards(Plan):
         self.function, self.call, self.placement = function, call, placement
         self.inplace = call.inplace
         self.choice: Choice | None = None  # None: every rank computes the whole
-        self.adopt: tuple[int, ...] = ()  # plain tensors, taken in as broadcast
+        self.adopt: tuple[int, ...] = ()  # indices of plain tensors, which are taken as B
         self.boxes: tuple[tuple[int, Layout], ...] = ()
-        self.writes: tuple[int, ...] = ()  # boxed operands that the op writes to
-        self.template: tuple[tuple, dict] | None = None  # arguments with sizes for the shard
+        self.writes: tuple[int, ...] = ()  # indices of boxed operands that the op writes to
+        self.template: tuple[tuple, dict] | None = None  # arguments with sizes of the shard
         self.outside = False  # this rank is not in the placement and follows on meta tensors
-        self.follow: Follow | None = None  # what is done in place of just computing
-        self.may_differ = False  # it may raise on some ranks and not on others
+        self.follow: Follow | None = None  # replaces plain computing, on ranks outside
+        self.may_differ = False  # the op may raise on some ranks and not on others
         self.may_differ_in_backward = False
-        self.tells_world = False  # it may raise, and ranks outside follow, who see no values
+        self.tells_world = False  # the op may raise, and ranks outside, which see no values, follow
 
     @property
     def is_whole(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether every rank computes all of it, because the op has no row that fits."""
+        """True if every rank computes the whole op, because no row fits."""
         return self.choice is None
 
     @property
     def is_one_call(self) -> bool:
-        """Whether there is nothing to do but to call the function, with plain tensors as they are,
-        and to type its outputs."""
+        """True if the plan is one call of the function plus attaching the specs of its outputs.
+
+        Plain tensors are then passed as they are.
+        """
         if self.boxes or self.outside or self.follow or (self.inplace and 0 in self.adopt):
             return False
         return self.template is None or self.sizes is not None
 
     @property
     def is_one_call_once_boxed(self) -> bool:
-        """Whether the same is left to do once ``boxed`` was called."""
+        """True if the plan is one call of the function after ``boxed`` was called."""
+        # Subclasses replace `compute` or `run`, which the hook would not call.
         if type(self) is not OnShards or self.outside or self.follow or self.is_whole:
             return False
         writes = self.writes or (self.inplace and any(index == 0 for index, _ in self.boxes))
         return not (self.adopt or writes or self.template or is_view(self))
 
     def settle(self) -> OnShards:
-        """Say how the hook runs this plan, once it is complete."""
+        """Decide how the hook runs this plan. Call this once the plan is complete."""
         self.adopts = bool(self.adopt)
         if not (self.may_differ or self.tells_world or self.may_differ_in_backward):
             once_boxed = BOXED if self.is_one_call_once_boxed else RUN
@@ -106,7 +111,10 @@ class OnShards(Plan):
         return self
 
     def boxed(self, tensors: list) -> list:
-        """``tensors`` with those that are boxed first replaced by plain shards."""
+        """Replace the operands that are boxed first by plain shards, in the list ``tensors``.
+
+        Returns ``tensors``.
+        """
         check_mode.calling(self.name)
         box_operands(tensors, self.boxes)
         return tensors
@@ -142,12 +150,15 @@ class OnShards(Plan):
         return out
 
     def _writes_into_plain(self) -> bool:
-        """Whether the target is plain and stays so: outside of a user's Function it becomes global,
-        and inside it may be an argument, which is plain."""
+        """Return whether the target is plain and stays plain.
+
+        That is so inside of a user's Function, where the target may be an argument, which is plain.
+        Outside of one the target becomes global.
+        """
         return self.inplace and 0 in self.adopt and present() is not None
 
     def _put_back(self, written: Any, original: Any) -> None:
-        """Box what the op has written to a boxed copy back into ``original``."""
+        """Box the value that the op has written to a boxed copy back into ``original``."""
         if original._moved_view:
             moved_views.put(original, written, self.name)
             return
@@ -156,13 +167,15 @@ class OnShards(Plan):
 
     def _computed(self, tensors: list, args: tuple, kwargs: dict) -> Any:
         if self.outside:
-            # Ops on meta tensors may be written in Python, where shape and device of a global
-            # tensor are the logical ones.
+            # Meta kernels may be written in Python, and would read the logical shape and device of
+            # a global tensor there.
             tensors = [plain(t) for t in tensors]
         compute = partial(self.compute, tensors, args, kwargs)
         may_raise = not (self.name in DIVISIONS and _any_floats(tensors))
-        # Rank -1 is none: a program is captured.
+        # Rank -1 means that a program is captured, and nothing is sent.
         world = may_raise and self.tells_world and not is_apart() and current().rank >= 0
+        # From the inside out: the ranks of the placement agree, the nodes are watched, this rank
+        # follows. The world agrees last, so that ranks that only follow take part.
         if may_raise and self.may_differ:
             compute = self._agreed(compute, world)
         if self.may_differ_in_backward:
@@ -172,15 +185,18 @@ class OnShards(Plan):
         return on_all(all_ranks(), compute) if world else compute()
 
     def _agreed(self, compute: Callable[[], Any], world: bool) -> Callable[[], Any]:
-        """``compute``, after which the ranks of the placement tell each other how it went. Where
-        the ``world`` does so, those of a form meet before that, since it sends."""
+        """Return ``compute`` wrapped so that the ranks of the placement exchange errors after it.
+
+        If the ``world`` exchanges errors anyway, ``compute`` needs no wrapper, unless it runs a
+        form: a form communicates, so its ranks exchange errors before that.
+        """
         ranks, form = ranks_of(self.placement), None if self.choice is None else self.choice.form
         if form is not None:
             return partial(on_all_by_form, ranks, compute, form in RAISE_FIRST)
         return compute if world else partial(on_all, ranks, compute)
 
     def compute(self, tensors: list, args: tuple, kwargs: dict) -> Any:
-        """The op on shards that have the planned layouts."""
+        """Run the op on shards that have the planned layouts."""
         assert self.function is not None
         with HookOff():
             if self.template is not None:
@@ -193,8 +209,8 @@ class OnShards(Plan):
     def _typed(
         self, out: Any, specs: Sequence[TensorSpec], first: Any
     ) -> tuple[Any, Sequence[TensorSpec]]:
-        """(result, specs of its tensors)."""
-        if self.inplace:  # x[i] = v gives None
+        """Return (result, specs of its tensors)."""
+        if self.inplace:  # x[i] = v returns None
             return (first if out is not None else None), (specs[0],)
         if self.is_whole:
             return whole_result(out, self.placement)
@@ -203,8 +219,10 @@ class OnShards(Plan):
         return retype(out, self.outs), self.outs  # type: ignore[arg-type, return-value]
 
     def _moves_views(self, first: Any) -> bool:
-        """Whether the result is a view on one device, and here a copy, because boxing moved the
-        data."""
+        """Return whether the result is a copy that would be a view on one device.
+
+        It is a copy because boxing moved the data.
+        """
         if self.inplace or not is_view(self):
             return False
         return self._moved or getattr(first, "_moved_view", False)
@@ -223,8 +241,10 @@ class OnShards(Plan):
 
 
 class ByForm(OnShards):
-    """A form of ``forms/`` in place of torch's function; its outputs are as planned, except for
-    those whose shape depends on data."""
+    """Plan that runs a form of ``forms/`` in place of torch's function.
+
+    The specs of the outputs are as planned, except for outputs whose shape depends on data.
+    """
 
     kind = "form"
 
@@ -232,8 +252,8 @@ class ByForm(OnShards):
         self, name: str, function: Callable[..., Any], call: Call, placement: Placement
     ) -> None:
         super().__init__(name, function, call, placement)
-        self.operands: tuple[TensorSpec, ...] = ()  # their specs when the form runs
-        self.data_dependent = False  # the form gives (result, logical shapes of its tensors)
+        self.operands: tuple[TensorSpec, ...] = ()  # specs of the operands when the form runs
+        self.data_dependent = False  # the form returns (result, logical shapes of its tensors)
 
     @property
     def is_one_call(self) -> bool:
@@ -273,8 +293,10 @@ class ByForm(OnShards):
 
 
 class InPlaceOnCopy(OnShards):
-    """An in-place op that fits no layout of its target: it runs on a whole copy, which is then
-    boxed back."""
+    """Plan of an in-place op that fits no layout of its target.
+
+    The op runs on a whole copy of the target, which is then boxed back.
+    """
 
     kind = "whole"
 
@@ -324,7 +346,7 @@ def _any_floats(tensors: Sequence[torch.Tensor]) -> bool:
 def _typed_by_layout(
     out: Any, outs: Sequence[Any], operands: Sequence[TensorSpec]
 ) -> tuple[Any, list[TensorSpec]]:
-    """The tensors in ``out`` with specs for the sizes that they turned out to have."""
+    """Attach specs to the tensors in ``out`` by the sizes that their shards turned out to have."""
 
     def spec_of(position: int, x: torch.Tensor) -> TensorSpec:
         rule: OutLayout = outs[min(position, len(outs) - 1)]

@@ -1,8 +1,8 @@
-"""Operands boxed before an op runs.
+"""Boxing of operands before an op runs.
 
-Where messages travel while this rank computes, those of one op that are gathered go in one message,
-and gradients on their way back to leaves are reduced and scattered while backward goes on. Where
-ranks share memory there is no link to keep busy, and each operand is boxed by itself.
+Where messages travel while this rank computes, all operands of an op that are gathered go in one
+message, and gradients on their way back to leaves are reduced and scattered while backward goes on.
+Where ranks share memory there is no link to keep busy, and operands are boxed one by one.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from ...movement.several import Route, which_travel
 from ...spec import Layout
 from ...spec.tracer import callbacks
 
-_HANDLE_ARRIVING = callbacks("handle_arriving")  # autograd's
-_HANDLE_AHEAD = callbacks("handle_ahead")  # that of modules
+_HANDLE_ARRIVING = callbacks("handle_arriving")  # set by autograd/
+_HANDLE_AHEAD = callbacks("handle_ahead")  # set by modules that prefetch operands
 
 
 def box_operands(tensors: list, boxes: Sequence[tuple[int, Layout]]) -> None:
-    """Put the plain shards of those operands that are boxed first in their places."""
+    """Replace the operands that are boxed first by plain shards of their new layouts, in place."""
     routes: dict[int, Route] = {}
     for index, layout in boxes:
         src = tensors[index]._spec
@@ -35,7 +35,7 @@ def box_operands(tensors: list, boxes: Sequence[tuple[int, Layout]]) -> None:
 
 
 def _box_sent(tensors: list, routes: dict[int, Route]) -> None:
-    """Those whose messages travel while this rank computes."""
+    """Box the operands whose messages travel while this rank computes."""
     come, go_on = [None] * len(routes), None
     if _HANDLE_AHEAD:
         given = [tensors[index] for index in routes]
@@ -49,5 +49,6 @@ def _box_sent(tensors: list, routes: dict[int, Route]) -> None:
             made = box_several(given, along, there, arriving)
             for i, x in zip(positions, made, strict=True):
                 tensors[i] = x
+    # Prefetch for the next op only after the operands of this one were sent for.
     if go_on is not None:
         go_on()

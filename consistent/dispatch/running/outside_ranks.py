@@ -1,16 +1,15 @@
-"""What ranks outside a placement do where others run an op: they keep track of its shapes and its
-graph.
+"""Actions of ranks outside a placement while others run an op: they track its shapes and its graph.
 
-Mostly they run it too, on ``meta`` tensors. Three kinds of ops need more:
+Mostly they run the op too, on ``meta`` tensors. Three kinds of ops need more:
 
-* the result is known only by running it (``nonzero``, ``x[mask]``, ``unique``, ``equal``): the
+* the result is known only by running the op (``nonzero``, ``x[mask]``, ``unique``, ``equal``): the
   first rank of the placement announces it;
-* torch has no kernel of it for ``meta`` tensors, and the rule gives the shapes (``ctc_loss``): meta
-  tensors of these shapes stand in for the result;
-* the backward of torch's op asks for values (``x[mask] = v``, ``index_fill``): a node that passes
-  gradients of the right shapes stands in for it.
+* torch has no ``meta`` kernel of the op, and the rule gives the shapes (``ctc_loss``): meta tensors
+  of these shapes replace the result;
+* the backward pass of torch's op needs values (``x[mask] = v``, ``index_fill``): a node that passes
+  gradients of the right shapes replaces the op's node.
 
-Each function below is what a plan does in place of just computing; it is given the function that
+A ``Follow`` is what a plan calls in place of just computing. Its arguments are the function that
 computes the op, and the operands.
 """
 
@@ -46,17 +45,19 @@ class TensorMeta:
 
 
 def announced(first_rank: int, outside: bool) -> Follow:
-    """The first rank of the placement announces what came out. This is a collective of all ranks of
-    the world, those inside the placement included."""
+    """Return a ``Follow`` by which the first rank of the placement announces the result.
+
+    Its call is a collective of all ranks of the world, those inside the placement included.
+    """
 
     def follow(compute: Compute, tensors: Tensors) -> Any:
-        if is_apart():
+        if is_apart():  # no rank outside follows
             return compute()
         transport = current()
         out, note, error = None, None, None
         try:
             out = None if outside else compute()
-        except Exception as raised:  # on all ranks of the placement alike
+        except Exception as raised:  # the ranks of the placement all raise it or none does
             error = raised
         if transport.rank == first_rank and error is None:
             note = map_values(out, torch.Tensor, lambda x: _meta_of(x, x.requires_grad))
@@ -72,15 +73,17 @@ def announced(first_rank: int, outside: bool) -> Follow:
 
 
 def on_meta(compute: Compute, tensors: Tensors) -> Any:
-    """The op on meta tensors."""
-    # Torch saves what an op returns for its backward, and meta kernels written in Python would
-    # read the logical shape of a global tensor.
+    """Run the op on meta tensors, and return plain results."""
+    # Torch may save what an op returns for its backward. If that were global, meta kernels written
+    # in Python would read its logical shape.
     return map_values(compute(), torch.Tensor, plain)
 
 
 def with_node(compute: Compute, tensors: Tensors) -> Any:
-    """The op on meta tensors, under a node that replaces its own, whose backward asks for
-    values."""
+    """Run the op on meta tensors, with an autograd node that replaces the op's own.
+
+    The backward pass of the op's own node would need values.
+    """
     if not records(tensors):
         return on_meta(compute, tensors)
     with torch.no_grad():
@@ -90,21 +93,24 @@ def with_node(compute: Compute, tensors: Tensors) -> Any:
 
 
 def in_place_with_node(compute: Compute, tensors: Tensors) -> Any:
-    """``with_node`` for an op that writes to its first operand."""
+    """Do what ``with_node`` does, for an op that writes to its first operand."""
     return in_place(compute, tensors) if records(tensors) else on_meta(compute, tensors)
 
 
 def in_place(compute: Compute, tensors: Tensors) -> Any:
-    """Only the node of an op that writes to its first operand; nothing is computed."""
+    """Make only the node of an op that writes to its first operand, without computing anything."""
     target = tensors[0]
     wanted = TensorMeta(tuple(target.shape), target.dtype, records(tensors))
     (written,) = _stand_in((wanted,), tensors)
+    # `copy_` records a node through which gradients reach all operands, as for the op itself.
     return torch.Tensor.copy_(target, written)
 
 
 def as_planned(name: str, outs: Sequence[TensorSpec], differentiable: Sequence[bool]) -> Follow:
-    """Meta tensors of the shapes that the rule gives, packed as torch's op ``name`` packs its
-    results."""
+    """Return a ``Follow`` that makes meta tensors of the shapes that the rule gives.
+
+    They are packed as torch's op ``name`` packs its results.
+    """
     metas = [
         TensorMeta(spec.local_shape(None), spec.dtype, asked and spec.dtype.is_floating_point)
         for spec, asked in zip(outs, differentiable, strict=True)
@@ -115,7 +121,10 @@ def as_planned(name: str, outs: Sequence[TensorSpec], differentiable: Sequence[b
 
 
 def _stand_in(outcome: Any, tensors: Tensors) -> Any:
-    """``outcome`` with a meta tensor for each TensorMeta, in the graph made of ``tensors``."""
+    """Return ``outcome`` with each ``TensorMeta`` replaced by a meta tensor.
+
+    In the autograd graph the meta tensors depend on ``tensors``.
+    """
     metas: list[TensorMeta] = []
     map_values(outcome, TensorMeta, metas.append)
     made = iter(_StandIn.apply(tuple(metas), *map(plain, tensors)) if metas else ())
@@ -123,7 +132,7 @@ def _stand_in(outcome: Any, tensors: Tensors) -> Any:
 
 
 class _StandIn(torch.autograd.Function):
-    """The node that this rank has where the ranks of the placement have the op's own."""
+    """Autograd node on ranks outside, in place of the op's own node on ranks of the placement."""
 
     @staticmethod
     def forward(ctx: Any, metas: tuple[TensorMeta, ...], *tensors: torch.Tensor) -> tuple:
@@ -135,6 +144,7 @@ class _StandIn(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple:
+        # Through the same Function, so that backward can be differentiated again.
         made = _StandIn.apply(ctx.inputs, *(x for x in grads if x is not None))
         needed = ctx.needs_input_grad[1:]
         return None, *(x if wanted else None for x, wanted in zip(made, needed, strict=True))
@@ -149,7 +159,7 @@ def _has_gradients(x: torch.Tensor) -> bool:
 
 
 def map_values(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """``value`` with each ``kind`` inside it changed."""
+    """Apply ``change`` to each instance of ``kind`` inside ``value``."""
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, tuple) and hasattr(value, "_make"):  # a named tuple of the user's

@@ -1,4 +1,4 @@
-"""What one rank's values make the backward of an op raise, every rank of the placement raises.
+"""Agreement on errors in backward: if an op's backward raises on one rank, all of its ranks raise.
 
 ```
           before the node     the node             after it      torch's engine ends
@@ -6,13 +6,13 @@ rank 0    they will tell      gives gradients      tell          raises LinAlgEr
 rank 1    they will tell      raises LinAlgError                 tell, and raises the same
 ```
 
-So ``backward()`` raises the same on all of them, and a program that catches it goes on in step. It
-is done for the ops of ``rules/raising.py`` that refuse values in backward. Only a hook before a
-node and one after it can be had: after a node that raises the next code of ours is where the engine
-was called.
+So ``backward()`` raises the same error on all ranks of the placement, and a program that catches it
+stays in step. This is done for the ops of ``rules/raising.py`` whose backward refuses some values.
+Torch offers only a hook before a node and one after it. If the node raises, the hook after it does
+not run, and this library regains control only where it called the engine.
 
-Ranks outside the placement have other nodes and are not told. They learn of it when they
-communicate with those that were: from then on nothing that the two send each other fits.
+Ranks outside the placement have other nodes, and are not sent the error. They notice it when they
+next communicate with ranks of the placement: from then on the messages of the two do not match.
 """
 
 from __future__ import annotations
@@ -39,30 +39,34 @@ from .agreed import begin, end, on_all, ranks_of, tell, told_by
 
 T = TypeVar("T")
 
-# Nodes of autograd that refuse values. What torch's engine calls them, for an op may make several.
+# Autograd nodes that refuse some values. Listed by node name rather than op, since an op may make
+# several nodes.
 NODES = frozenset(
     f"Linalg{kind}Backward0" for kind in ("Eig", "Eigh", "Svd", "Det", "Slogdet", "SolveEx")
 )
 
-# Nodes that put an error off: where values are refused a second backward, torch puts a node that
-# raises behind the gradient, and so into one rank's graph alone.
+# Nodes that defer an error: if torch cannot differentiate again for these values, it puts a node
+# that raises behind the gradient, and so into the graph of one rank alone.
 PUTTING_OFF = frozenset({"IndexReduceBackward0", "ScatterReduceBackward0"})
 _PUT_OFF = "torch::autograd::Error"
 
-# Nodes whose gradient has a graph that depends on values, so that ranks have other nodes in it.
+# Node whose gradient has a graph that depends on values, so that its nodes differ between ranks.
 _DETERMINANT = "LinalgDetBackward0"
 
 
 class _Thread(threading.local):
-    telling: Ranks | None = None  # who will tell each other how the node that runs went
+    telling: Ranks | None = None  # ranks that will exchange errors after the node that runs now
 
 
 _thread = _Thread()
 
 
 def watched(placement: Placement, compute: Callable[[], T], operand: torch.Tensor) -> T:
-    """``compute()``, of ``operand`` first; in backward the ranks of ``placement`` will tell each
-    other how its nodes went."""
+    """Return ``compute()``, and let the ranks of ``placement`` exchange errors in backward.
+
+    ``operand`` is the first operand of the op.
+    """
+    # Sequence numbers grow, so nodes of this op have at least this one.
     first = torch._C._autograd._get_sequence_nr()  # pyright: ignore[reportAttributeAccessIssue]
     out, ranks = compute(), ranks_of(placement)
     for node in _made_since(first, out):
@@ -77,11 +81,11 @@ def watched(placement: Placement, compute: Callable[[], T], operand: torch.Tenso
 
 
 def run(engine: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Torch's engine. If a watched node raises, so do all of its ranks."""
+    """Run torch's engine. If a watched node raises on one of its ranks, all of them raise."""
     try:
         return engine(*args, **kwargs)
     except BaseException as error:
-        ranks = _ends()
+        ranks = _ends()  # in any case, so that a later pass does not find the mark of this one
         if ranks is not None and isinstance(error, Exception) and not is_shared(error):
             with _unknown_to_others(ranks):
                 tell(error, ranks)
@@ -90,7 +94,7 @@ def run(engine: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 
 @contextmanager
 def _unknown_to_others(ranks: Ranks) -> Iterator[None]:
-    """What is raised inside, all ``ranks`` raise, and no rank outside."""
+    """Note, if the body raises, that all ``ranks`` raise the error and no rank outside does."""
     try:
         yield
     except Exception:
@@ -100,7 +104,7 @@ def _unknown_to_others(ranks: Ranks) -> Iterator[None]:
 
 
 def _made_since(first: int, out: Any) -> Iterator[torch.autograd.graph.Node]:
-    """The nodes that lead to ``out``, made since the node with number ``first``."""
+    """Yield the nodes that lead to ``out`` and have a sequence number of at least ``first``."""
     waiting: set[Any] = {x.grad_fn for x in tree_leaves(out) if isinstance(x, torch.Tensor)}
     seen: set[Any] = {None}
     while waiting := waiting - seen:
@@ -123,7 +127,10 @@ def _went_well(*grads: Any) -> None:
 
 
 def _put_off_alike(ranks: Ranks, found: tuple[Any, ...], _: Any) -> tuple[Any, ...] | None:
-    """The gradients with a node that raises on all ranks where one has it on any."""
+    """Put a node that raises behind each gradient that has one on any of ``ranks``.
+
+    Returns None if no graph of the gradients is recorded.
+    """
     if not torch.is_grad_enabled():
         return None
     notes = current().gather_notes(pickle.dumps(_put_off(found)), ranks)
@@ -136,12 +143,14 @@ def _put_off_alike(ranks: Ranks, found: tuple[Any, ...], _: Any) -> tuple[Any, .
 
 
 def _put_off(found: Sequence[Any]) -> dict[int, str]:
-    """The errors that were put off, by the index of the gradient."""
+    """Return the deferred errors by the index of their gradient."""
     errors: dict[int, str] = {}
     for index, x in enumerate(found):
         node = None if x is None else x.grad_fn
         if node is not None and node.name() == _PUT_OFF:
             try:
+                # Calling the node is how its message can be read: it raises and has no other
+                # effect.
                 node(x)
             except RuntimeError as error:
                 errors[index] = str(error)
@@ -149,7 +158,7 @@ def _put_off(found: Sequence[Any]) -> dict[int, str]:
 
 
 class Refused(torch.autograd.Function):
-    """Passes a tensor on that has no derivative, as torch says in ``text``."""
+    """Identity whose backward raises the error ``text``, because torch has no derivative there."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, text: str, ranks: Ranks) -> torch.Tensor:
@@ -165,15 +174,17 @@ class Refused(torch.autograd.Function):
 def _as_one_node(
     ranks: Ranks, matrices: torch.Tensor, found: tuple[Any, ...], given: tuple[Any, ...]
 ) -> tuple[Any, ...] | None:
-    """The gradient of a determinant with a graph of one node, which is the same on all ranks."""
+    """Return the gradient of a determinant with a graph of one node, the same on all ranks."""
     if not torch.is_grad_enabled() or found[0] is None:
         return None
     return _OfDeterminant.apply(found[0].detach(), matrices, given[0], ranks), *found[1:]
 
 
 class _OfDeterminant(torch.autograd.Function):
-    """``found``: the gradient of the determinant of ``x``, given ``grad``. Its backward is torch's,
-    after which the ranks tell each other how it went."""
+    """Identity on ``found``, the gradient of the determinant of ``x`` for the gradient ``grad``.
+
+    Its backward is torch's, after which the ranks exchange errors.
+    """
 
     @staticmethod
     def forward(ctx: Any, found: Any, x: Any, grad: Any, ranks: Ranks) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""Code of the user's that every rank of a placement runs on whole, plain tensors.
+"""State of user code that every rank of a placement runs on whole, plain tensors.
 
-It may do whatever a program may: compute with global tensors that it reaches, call modules, read
-values, draw random numbers, differentiate. What it needs to know about itself is here.
+Such code may do anything: compute with global tensors that it reaches, call modules, read values,
+draw random numbers, differentiate. This module holds what the library must know about such a call.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from ..plans.shards import is_global, plain
 
 
 class Scene(NamedTuple):
-    """One call of such code, forward and backward.
+    """One call of user code, forward and backward.
 
     Attributes:
-        name: of what is called.
-        placement: its ranks run the code.
-        key: what its plain random numbers are drawn by.
-        is_followed: there are ranks that do not run it, and are told what came out.
-        is_recorded: it is run once on ``meta`` tensors, by a rank that records a program.
+        name: name of the function that is called.
+        placement: placement whose ranks run the code.
+        key: random state that seeds the plain random numbers of the code.
+        is_followed: whether some ranks do not run the code and are sent a description of its
+            result.
+        is_recorded: whether the code runs once on ``meta`` tensors, on a rank that records a
+            program.
     """
 
     name: str
@@ -43,8 +45,11 @@ class Scene(NamedTuple):
 
 
 def begin(name: str, placement: Placement) -> Scene:
-    """The call of ``name`` that comes now. It counts as one random op, whether it draws or not, so
-    that ranks outside ``placement`` keep count."""
+    """Return the ``Scene`` of a call of ``name`` that starts now.
+
+    The call counts as one random op, whether it draws or not, so that the counters of ranks outside
+    ``placement`` stay equal.
+    """
     key, transport = generator.get_state(), current()
     generator.advance_to(key.counter + 1)
     is_recorded = isinstance(transport, Outside)
@@ -61,7 +66,10 @@ _thread = _Thread()
 
 @contextmanager
 def running(scene: Scene, time: int = 0) -> Iterator[None]:
-    """Inside, the code of ``scene`` runs, for the ``time``-th time."""
+    """Mark this thread as running the code of ``scene`` inside the context.
+
+    ``time`` counts the runs of the same code, which draw different random numbers.
+    """
     before, _thread.scene = _thread.scene, scene
     try:
         with alike(scene.name, scene.placement, scene.key, time), apart(scene.is_followed):
@@ -71,13 +79,12 @@ def running(scene: Scene, time: int = 0) -> Iterator[None]:
 
 
 def present() -> Scene | None:
-    """The call that this thread is inside of, if any."""
+    """Return the call of user code that this thread is inside of, or None."""
     return _thread.scene
 
 
 def write_into_plain(function: Any, args: tuple, kwargs: dict, tensors: Sequence[Any]) -> Any:
-    """An op that writes into its plain first operand: torch's own, given the whole values of the
-    global ones."""
+    """Run an op that writes into its plain first operand on whole values of global operands."""
     whole = [gather(plain(t), t._spec) if is_global(t) else t for t in tensors]
     args, kwargs = with_tensors(args, kwargs, whole)
     return function(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Which ops give a view on one device, and how tensors lie there."""
+"""Ops that return a view on one device, and the memory layout that tensors have there."""
 
 from __future__ import annotations
 
@@ -17,35 +17,38 @@ VIEWS = frozenset(
     unsafe_chunk unsafe_split unsafe_split_with_sizes unbind diagonal linalg_diagonal flatten ravel
     unflatten unfold real imag detach""".split()
 )
-# Where these join dims, strides decide whether torch gives a view. They are looked at once somebody
-# could tell: when the source or the result was written.
+# If these join dims, strides decide whether torch returns a view. The strides are examined only
+# when the program could notice the difference: when the source or the result was written.
 _AT_TIMES = frozenset(("reshape", "reshape_as", "flatten", "ravel"))
 
 
 def is_view(plan: Any) -> bool:
-    """Whether the op's result would share storage with its input on one device."""
+    """Return whether the op's result would share storage with its input on one device."""
     if plan.name != "getitem":
         return plan.name in VIEWS
-    # Tensors and lists of numbers as an index make a copy, in torch as here.
+    # Indexing with tensors or lists of numbers makes a copy in torch, too.
     index = plan.call.args[1] if plan.call.args[1].__class__ is tuple else (plan.call.args[1],)
     return len(plan.call.operands) == 1 and not any(isinstance(part, list | bool) for part in index)
 
 
 def strides_decide(plan: Any, source: Any, out: Any) -> bool:
-    """Whether it depends on the strides of ``source`` that ``out``, which the call of ``plan`` has
-    made of it, is a view."""
+    """Return whether the strides of ``source`` decide if ``out``, made by ``plan``, is a view."""
     return plan.name in _AT_TIMES and _joins_dims(source._spec.shape, out._spec.shape)
 
 
 def _joins_dims(source: Sequence[int], target: Sequence[int]) -> bool:
-    """Whether some dim of ``target`` runs over several dims of ``source``. If not, torch gives a
-    view, whatever the strides are."""
+    """Return whether some dim of ``target`` is made of several dims of ``source``.
+
+    If none is, torch returns a view, whatever the strides are.
+    """
     return any(sum(source[d] != 1 for d in dims) > 1 for dims, _ in groups(source, target))
 
 
 def on_one_device(x: Any) -> torch.Tensor:
-    """A meta tensor that is laid out as the whole of ``x`` would be on one device: its dims in the
-    order of those of the shard, and as far apart."""
+    """Return a meta tensor with the strides that the whole of ``x`` would have on one device.
+
+    The order of its dims by stride, and the gaps between items, are those of the shard.
+    """
     if not is_global(x):
         return x.to("meta")
     shard, sizes = plain(x), tuple(x._spec.shape)
@@ -53,7 +56,7 @@ def on_one_device(x: Any) -> torch.Tensor:
     for d in sorted(range(len(sizes)), key=lambda d: (shard.stride(d), -d)):
         if shard.stride(d) == 0:  # expanded
             continue
-        gap = max(1, shard.stride(d) // local)  # what lies between two of its items
+        gap = max(1, shard.stride(d) // local)  # above 1 if items are spread out, as in x[:, ::2]
         strides[d] = whole = whole * gap
         whole, local = whole * max(1, sizes[d]), shard.stride(d) * max(1, shard.shape[d])
     return torch.empty_strided(sizes, strides, dtype=x._spec.dtype, device="meta")

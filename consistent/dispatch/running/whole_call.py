@@ -1,17 +1,18 @@
-"""User code that torch calls as one op: a ``torch.autograd.Function``, a scripted function, a
-custom op.
+"""User code that torch calls as one op, such as a ``torch.autograd.Function`` or a custom op.
 
-It has no rule and may read anything, so every rank runs it on whole plain tensors. Its backward is
-not known to be linear in the gradient, so backward gets whole gradients, too. Global tensors that
-it reaches otherwise are global there (``user_code``), and so is what it makes of them:
+Scripted functions count, too. Such code has no rule and may read anything, so every rank runs it on
+whole plain tensors. Its backward may not be linear in the gradient, so backward also gets whole
+gradients. Global tensors that the code reaches other than by its arguments stay global inside
+(``user_code``), and so do results computed from them:
 
 ```
 forward    x: S  --gather-->  whole  --the call-->  whole  --spread-->  y: B
 backward   dx: S  <--slice--  whole  <--the call--  whole  <--sum over ranks--  dy: P
 ```
 
-What it writes in place lands in the tensors that it was given, whether autograd counts the write or
-not: numpy, raw pointers and ``x.data`` write past it.
+If the code writes to an argument in place, the value ends up in the tensor that the caller passed,
+whether or not autograd counts the write: numpy, raw pointers and ``x.data`` write without its
+knowledge.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ _ON_OP_END, _WATCH_WRITES = callbacks("on_op_end"), callbacks("watch_writes")
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """In a result: the operand of that index itself."""
+    """Marker in a result for an operand that the call returned itself."""
 
     index: int
 
 
 class _Written(NamedTuple):
-    """An operand that the call wrote to. ``counted``: autograd knows of it."""
+    """An operand that the call wrote to; ``counted`` says whether autograd knows of the write."""
 
     index: int
     whole: torch.Tensor
@@ -70,10 +71,10 @@ def call_whole(
     kwargs: dict,
     marked: Sequence[tuple[int, str]] | None = None,
 ) -> Any:
-    """``run(*args, **kwargs)`` on whole tensors; the tensors that come out are B.
+    """Return ``run(*args, **kwargs)`` on whole tensors; the tensors in the result are B.
 
-    ``marked`` are (position, name) of the arguments that ``run`` says it writes to; None where it
-    does not say.
+    ``marked`` are (position, name) of the arguments that ``run`` declares to write to, or None if
+    it declares nothing.
     """
     given: list[Any] = []
     collect((args, kwargs), given)
@@ -85,6 +86,7 @@ def call_whole(
     met = [x for x in given if not is_global(x)]
     plain_values.compare(name, met, placement, (name, *((x.dtype, x.ndim) for x in met)))
     marks = None if marked is None else _marked(marked, args, kwargs, given)
+    # Outside the placement plain operands become meta shards, since the code does not run there.
     sources = [fresh(adopt(x, placement, name)) if plan.outside else fresh(x) for x in given]
     scene = begin(name, placement)
 
@@ -95,6 +97,7 @@ def call_whole(
     if scene.is_followed:
         follow = announced(placement.first_rank, plan.outside)
         out, written, drawn = follow(call, [plain(x) for x in sources])
+        # Ranks that did not run the code advance their random state by as much.
         generator.advance_to(drawn)
     else:
         out, written, _ = call()
@@ -109,7 +112,7 @@ def call_whole(
 
 
 def _plan(name: str, run: Callable[..., Any], given: list, placement: Placement) -> OnShards:
-    """What is done, for those who watch plans."""
+    """Make a plan that describes the call to tracers that watch plans."""
     specs = [x._spec for x in given if is_global(x)]
     call = Call(name, (), {}, tuple(Operand(i, spec) for i, spec in enumerate(specs)))
     plan, whole = OnShards(name, run, call, placement), Layout.whole(placement)
@@ -123,7 +126,7 @@ def _plan(name: str, run: Callable[..., Any], given: list, placement: Placement)
 def _marked(
     marked: Sequence[tuple[int, str]], args: tuple, kwargs: dict, given: list
 ) -> frozenset[int]:
-    """The indices of the operands that are given for the arguments ``marked``."""
+    """Return the indices of the operands that are passed for the arguments ``marked``."""
     found: list[Any] = []
     for position, name in marked:
         collect((args[position] if position < len(args) else kwargs.get(name),), found)
@@ -138,9 +141,9 @@ def _run(
     sources: list,
     marks: frozenset[int] | None,
 ) -> tuple:
-    """What the call returns, and each operand that it wrote to."""
+    """Return (result of the call, the operands that it wrote to)."""
     gathered: dict[int, torch.Tensor] = {}
-    for x in sources:  # one that is given twice is one tensor inside, too
+    for x in sources:  # a tensor that is passed twice is the same object twice inside, too
         if id(x) not in gathered:
             gathered[id(x)] = _whole(x)
     whole = [gathered[id(x)] for x in sources]
@@ -157,8 +160,10 @@ def _run(
 
 
 def _in_scene(scene: Scene, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """``run(*args, **kwargs)``. Where ranks follow that did not run it, they know of a result no
-    more than its shape, so a global one is made whole."""
+    """Run ``run`` as code of ``scene``, and make global results whole if other ranks follow.
+
+    Ranks that did not run the code know no more of a result than its shape.
+    """
     with running(scene), _recorded(scene):
         out = run(*args, **kwargs)
     if not scene.is_followed:
@@ -168,7 +173,7 @@ def _in_scene(scene: Scene, run: Callable[..., Any], *args: Any, **kwargs: Any) 
 
 @contextmanager
 def _recorded(scene: Scene) -> Iterator[None]:
-    """Say why user code raises on tensors that have no values."""
+    """Explain errors that user code raises because it runs on tensors without values."""
     try:
         yield
     except Exception as error:
@@ -183,15 +188,18 @@ def _recorded(scene: Scene) -> Iterator[None]:
 
 
 class _Watched:
-    """The whole tensor of an operand; ``marked`` says whether the call writes to it, if known."""
+    """The whole tensor of an operand, watched for writes.
+
+    ``marked`` says whether the call writes to it, or is None if that is not known.
+    """
 
     def __init__(self, index: int, whole: torch.Tensor, source: Any, marked: bool | None) -> None:
         self.index, self._whole, self._count = index, whole, _writes(whole)
         copied = whole.layout is torch.strided and not whole.is_meta and _is_copy(whole, source)
         self._marked = copied and bool(marked)
-        # Whether it was written to shows in its values alone. Looking at them is none of the step.
-        # Values tell what this step has written; another step may write where this one did not,
-        # so who records one watches the ops that write.
+        # Without a declaration only a comparison of values shows a write. `unseen` keeps the ops of
+        # the comparison out of the user's modes. A later step may write where this one did not, so
+        # a recorder of steps watches the ops that write instead of the values.
         self._before, self._recorded = None, []
         if copied and marked is None:
             self._recorded = [watch(whole) for watch in _WATCH_WRITES]
@@ -199,7 +207,7 @@ class _Watched:
                 self._before = whole.data.clone()
 
     def written(self) -> _Written | None:
-        """What the call has written to it, if anything."""
+        """Return what the call has written to the tensor, or None."""
         counted = _writes(self._whole) != self._count
         if counted or self._marked or self._differs():
             return _Written(self.index, self._whole, counted)
@@ -215,12 +223,12 @@ class _Watched:
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
-    """The bytes of ``x``, of which those of NaN equal themselves."""
+    """Return the bytes of ``x``, so that a NaN compares equal to itself."""
     return x.data.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
 
 
 def _is_copy(whole: torch.Tensor, source: Any) -> bool:
-    """Whether what is written into ``whole`` is not yet in ``source``."""
+    """Return whether a write into ``whole`` does not reach the memory of ``source``."""
     if not is_global(source):
         return False
     if source._moved_view:
@@ -233,7 +241,8 @@ def _whole(x: Any) -> torch.Tensor:
         return x
     if not torch.is_inference_mode_enabled():
         return gather(x, x._spec)
-    with torch.inference_mode(False), torch.no_grad():  # tensors made in it count no writes
+    # Tensors made in inference mode have no version counter, which would hide writes.
+    with torch.inference_mode(False), torch.no_grad():
         return gather(x, x._spec)
 
 
@@ -242,11 +251,12 @@ def _writes(x: torch.Tensor) -> int:
 
 
 def _put_back(x: Any, written: _Written) -> None:
-    """Write the written value of ``x`` into ``x``. A plain ``x`` was written itself."""
+    """Write the written value of ``x`` into ``x``, unless ``x`` is plain and has it already."""
     if not is_global(x):
         return
     if not written.counted:
         with torch.no_grad():
+            # Through `.data`, so that autograd does not count this write either.
             _land(x, plain(x).data, written.whole.detach())
     else:
         _land(x, x, written.whole)
@@ -266,14 +276,14 @@ def _everywhere(placement: Placement, x: torch.Tensor) -> TensorSpec:
 
 
 def _typed(out: Any, plan: OnShards, given: list, specs: list[TensorSpec]) -> Any:
-    """``out`` with its tensors made global, and each ``_Given`` replaced by its operand."""
+    """Return ``out`` with its tensors made global and each ``_Given`` replaced by its operand."""
 
     def typed(x: torch.Tensor) -> Any:
         if x.__class__ is not _Tensor:
             return x
         spec = _everywhere(plan.placement, x)
         specs.append(spec)
-        if plan.outside and not x.is_meta:  # made by a program that is recorded
+        if plan.outside and not x.is_meta:  # happens while a program is recorded
             x = torch.empty_like(x, device="meta")
         tracked = records((x,)) and not plan.outside
         return attach(spread(x, spec, alias=True) if tracked else x, spec)

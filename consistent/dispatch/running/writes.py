@@ -1,8 +1,8 @@
-"""How often memory was written to, while there are moved views, which ask.
+"""Counts of writes to memory, kept while moved views are alive.
 
-Torch counts no writes into inference tensors, and those into ``x.data`` apart from those into
-``x``. So writes are counted here by the memory that they reach; whoever compares two counts holds
-that memory, so that no other has its address meanwhile.
+Torch counts no writes into inference tensors, and counts writes into ``x.data`` apart from writes
+into ``x``. So writes are counted here by the storage that they reach. Code that compares two counts
+must hold the storage meanwhile, so that no other storage reuses its address.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from ..plans.shards import HookOff
 
-_written: dict[int, int] = {}  # by the address of a storage
+_written: dict[int, int] = {}  # address of a storage -> number of writes
 
 
 def wrote(x: Any) -> None:
@@ -24,8 +24,10 @@ def wrote(x: Any) -> None:
 
 
 def count(x: Any) -> tuple[int, int]:
-    """How often ``x``, or what shares its memory, was written to: as counted here, and by all that
-    torch knows of."""
+    """Return how often ``x`` or a tensor that shares its memory was written, as (here, by torch).
+
+    The first number counts the writes noted in this module, the second is torch's version counter.
+    """
     reached = memory(x)
     counted = 0 if reached is None else _written.get(reached._cdata, 0)
     if is_inference(x):
@@ -35,17 +37,17 @@ def count(x: Any) -> tuple[int, int]:
 
 
 def forget() -> None:
-    """Nobody asks any more."""
+    """Drop all counts; called when no moved view is left."""
     _written.clear()
 
 
 def memory(x: Any) -> Any:
-    """The storage of the shard; None of a sparse one, of which no views are moved."""
-    with HookOff():  # without a view, which autograd would be asked about
+    """Return the storage of the shard, or None for a sparse tensor, whose views are never moved."""
+    with HookOff():  # reads the storage of x itself, since a plain alias would involve autograd
         return torch.Tensor.untyped_storage(x) if x.layout is torch.strided else None
 
 
 def is_inference(x: Any) -> bool:
-    """Whether the shard was made in inference mode."""
+    """Return whether the shard was made in inference mode."""
     with HookOff():
         return x.is_inference()

@@ -1,1 +1,1 @@
-"""Pages: one HTML file each, which loads nothing."""
+"""HTML pages, each a single file that loads no other resources."""

@@ -1,4 +1,4 @@
-"""A timeline that a page draws: lanes one above the other, time to the right."""
+"""A timeline drawn by a page: one lane per row, with time to the right."""
 
 from __future__ import annotations
 
@@ -10,16 +10,24 @@ from mirrored.readable import in_a_line
 
 from .html import escaped
 
-MOST_DRAWN = 20_000  # events of a timeline; a trace holds them all
+MOST_DRAWN = 20_000  # maximum number of events in a timeline; a trace file holds them all
 
-# number of the lane, name, begin, length or -1 (both in microseconds), where, detail, and a colour
-# where it is not the lane's
+# (index of the lane, name, begin, length or -1 (both in microseconds), site, detail, and a colour
+# if it is not the lane's)
 Drawn = tuple[Any, ...]
 
 
 def canvas(title: str, note: str, lanes: Sequence[tuple[str, str]], events: Sequence[Drawn]) -> str:
-    """A heading, a note, and the timeline. ``lanes``: (name, one of the colours in style.py)."""
+    """Return a heading, a note and a timeline as HTML.
+
+    Args:
+        title: the heading.
+        note: HTML of the note.
+        lanes: (name, one of the colours in style.py) of each lane.
+        events: the events to draw, see ``Drawn``.
+    """
     drawn = {"lanes": [*map(_shown, lanes)], "events": [*map(_shown, events)]}
+    # In HTML, "</script>" inside a string would end the script element.
     data = json.dumps(drawn, separators=(",", ":")).replace("<", "\\u003c")
     return (
         f"<h2>{escaped(title)}</h2><p class=note>{note}</p><canvas id=time></canvas>"

@@ -1,4 +1,4 @@
-"""Pieces of pages: the frame that all share, sortable tables, bars, layouts as coloured labels."""
+"""Pieces of pages: the shared frame, sortable tables, bars, and layouts as coloured labels."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ...spec.bytes_text import bytes_text
 from .script import SCRIPT
 from .style import STYLE
 
-_SBP = re.compile(r"S\(\d+\)|P\((?:max|min)\)|(?<!\d )\b[BP]\b(?![(\w])")  # not of "4 B"
+_SBP = re.compile(r"S\(\d+\)|P\((?:max|min)\)|(?<!\d )\b[BP]\b(?![(\w])")  # not the unit of "4 B"
 _MOVE = re.compile(r"-(\w+(?:\([^)]*\))?)-&gt;")
 
 
 def escaped(text: object) -> str:
-    """``text`` with nothing in it that HTML takes for its own."""
+    """Return ``text`` with all characters that have a meaning in HTML escaped."""
     return html.escape(readable(str(text)))
 
 
 def frame(title: str, lead: str, body: str) -> str:
-    """A whole page, which loads nothing."""
+    """Return a complete page, which loads no other resources."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -34,14 +34,14 @@ def frame(title: str, lead: str, body: str) -> str:
 
 
 def numbers(shown: Sequence[tuple[object, str]]) -> str:
-    """Large numbers side by side, each with what it counts."""
+    """Return a row of large numbers, each with a label."""
     each = "".join(f"<div><b>{escaped(n)}</b><span>{word}</span></div>" for n, word in shown)
     return f"<div class=numbers>{each}</div>"
 
 
 def bars(rows: Sequence[tuple[str, int]], most: int = 12) -> str:
-    """A bar for each (name as HTML, bytes), and its share of them all; those after the first
-    ``most`` are one."""
+    """Return one bar for each (name as HTML, bytes), with its share of the total. The rows after
+    the first ``most`` become one bar."""
     left = sum(n for _, n in rows[most:])
     shown = [*rows[:most], *([(f"{len(rows) - most} others", left)] if left else [])]
     longest, total = max(n for _, n in shown), sum(n for _, n in shown)
@@ -59,8 +59,14 @@ def stacks(
     longest: float,
     shown: Callable[[float], str],
 ) -> str:
-    """A bar for each (name, value of each kind, text at its end), in parts that lie side by side,
-    under a list of what their colours mean. ``kinds`` has the colours, by names in style.py."""
+    """Return one stacked bar per row, under a legend of the colours.
+
+    Args:
+        kinds: colour of each kind of value, by names in style.py.
+        rows: (name, value of each kind, text at the end of the bar) of each bar.
+        longest: the value of a bar of full length.
+        shown: formats a value for the tooltip.
+    """
     met = [kind for kind in kinds if any(values.get(kind) for _, values, _ in rows)]
     legend = "".join(
         f"<span class=key style='background:var({kinds[kind]})'></span>{escaped(kind)}"
@@ -82,7 +88,7 @@ def stacks(
 
 
 def bar(value: int, longest: int, kind: str = "") -> str:
-    """A small bar with its bytes, for a cell or a line."""
+    """Return a small bar with its number of bytes, for a table cell or a line."""
     if not value:
         return ""
     share = 100 * value / max(longest, 1)
@@ -93,7 +99,7 @@ def bar(value: int, longest: int, kind: str = "") -> str:
 
 
 def search() -> str:
-    """A field that hides rows of the table ``lines`` that do not have its words."""
+    """Return a search field that hides the rows of the table ``lines`` that do not match."""
     return (
         "<div class=tools><input id=search type=search placeholder='Search: op, file, S(0) ...' "
         "aria-label=Search><span id=found class=note></span></div>"
@@ -101,13 +107,14 @@ def search() -> str:
 
 
 def labelled(text: str) -> str:
-    """``S(0), B -> S(0)`` with each SBP as a coloured label."""
+    """Return a text such as ``S(0), B -> S(0)`` as HTML, with each SBP as a coloured label."""
+    # Escape first: the labels that are added are HTML.
     marked = re.sub(_SBP, lambda m: _label(m[0]), escaped(text))
     return marked.replace("-&gt;", "&rarr;")
 
 
 def moved(text: str) -> str:
-    """``S(0) -all_gather(0)-> B`` with the move in grey between its SBPs."""
+    """Return a move such as ``S(0) -all_gather(0)-> B`` as HTML, with the move in grey."""
     marked = re.sub(_MOVE, r"<span class=move>\1 &rarr;</span>", escaped(text))
     return re.sub(_SBP, lambda m: _label(m[0]), marked)
 
@@ -123,8 +130,14 @@ def table(
     rows: Sequence[Sequence[str]],
     boxes: Collection[int] = (),
 ) -> str:
-    """A table whose columns sort by a click. ``heads``: (name, whether it holds numbers); ``rows``:
-    their cells, as HTML; ``boxes``: the numbers of the rows that are marked."""
+    """Return a table whose columns are sorted by a click.
+
+    Args:
+        name: id of the table.
+        heads: (name, whether the column holds numbers) of each column.
+        rows: the cells of each row, as HTML.
+        boxes: indices of the rows to mark.
+    """
     top = "".join(
         f'<th{" class=n" if number else ""}><button type="button">{escaped(text)}</button></th>'
         for text, number in heads
@@ -140,10 +153,10 @@ def table(
 
 
 def cell(text: str, kind: str = "") -> str:
-    """A cell that holds HTML."""
+    """Return a table cell that contains HTML."""
     return f'<td class="{kind}">{text}</td>' if kind else f"<td>{text}</td>"
 
 
 def number(value: int, text: str) -> str:
-    """A cell that is sorted by ``value``."""
+    """Return a table cell that is sorted by ``value``."""
     return f'<td class=n data-n="{value}">{escaped(text)}</td>'

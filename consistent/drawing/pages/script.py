@@ -1,4 +1,4 @@
-"""What a page does by itself: the button for light and dark, search, sorting, the timeline."""
+"""JavaScript of a page: the light/dark button, search, sorting and the timeline."""
 
 SCRIPT = r"""
 "use strict";

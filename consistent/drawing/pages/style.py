@@ -1,4 +1,4 @@
-"""The looks of pages: light or dark as the reader's system is, or as a button says."""
+"""CSS of pages, light or dark by the reader's system setting or by a button."""
 
 LIGHT = (
     "--paper:#fff;--card:#f6f8fa;--ink:#1f2328;--faint:#59636e;--line:#d1d9e0;--hover:#eaeef2;"

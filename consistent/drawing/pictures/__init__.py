@@ -1,1 +1,1 @@
-"""Pictures: boxes, lines and words at places, as SVG or PNG; and their colours."""
+"""Pictures of boxes, lines and text, as SVG or PNG, and their colours."""

@@ -1,7 +1,7 @@
-"""Boxes, lines and words at places: what a picture is made of, whoever paints it.
+"""Drawings made of boxes and text at positions, independent of the output format.
 
 Lengths are in pixels, from the left and from the top. Colours are ``#rrggbb`` or one of the names
-in ``INK``, which differ in light and dark.
+in ``INK``, which differ in light and dark mode.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FONT = "ui-sans-serif,system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-seri
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A rectangle. ``striped`` is drawn with stripes over its colour, and stands for addends."""
+    """A rectangle. ``striped`` draws stripes over its colour, which stand for addends."""
 
     x: float
     y: float
@@ -34,12 +34,12 @@ class Box:
     fill: str = ""
     edge: str = ""
     striped: bool = False
-    title: str = ""  # what a browser shows when the mouse rests on it
+    title: str = ""  # tooltip in a browser
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A line of text; ``y`` is its base line. ``anchor`` is "start", "middle" or "end"."""
+    """A line of text. ``y`` is its base line, and ``anchor`` is "start", "middle" or "end"."""
 
     x: float
     y: float
@@ -52,7 +52,7 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Shapes on a sheet; later ones lie on top."""
+    """Shapes on a sheet, where later shapes cover earlier ones."""
 
     width: float
     height: float
@@ -60,7 +60,7 @@ class Drawing:
     name: str = "picture"
 
     def svg(self) -> str:
-        """The drawing as an SVG file of its own, in light or dark as the viewer prefers."""
+        """Return the drawing as a standalone SVG file, in light or dark as the viewer prefers."""
         light, dark = (
             ";".join(f"--{name}:{both[i]}" for name, both in INK.items()) for i in (0, 1)
         )
@@ -68,7 +68,7 @@ class Drawing:
         return self._svg(' xmlns="http://www.w3.org/2000/svg"', f"<style>{looks}</style>\n")
 
     def inside(self) -> str:
-        """The drawing as a part of a page that has the colours in ``INK`` itself."""
+        """Return the drawing as SVG for a page that defines the colours in ``INK`` itself."""
         return self._svg("", "")
 
     def _svg(self, more: str, looks: str) -> str:

@@ -1,4 +1,4 @@
-"""Picture: text for a terminal, and a drawing for a file."""
+"""Base class of pictures: text for a terminal, and a drawing for a file."""
 
 from __future__ import annotations
 
@@ -15,35 +15,36 @@ _WAYS = ('.save("picture.svg")', '.save("picture.png")')
 
 
 class Picture:
-    """What ``visualize`` returns. ``print`` shows it; a notebook shows the drawing.
+    """The result of ``visualize``. ``print`` shows its text; a notebook shows the drawing.
 
     Colours are used where standard output is a terminal and NO_COLOR is not set.
     """
 
     def text(self, *, colour: bool = False, width: int = 80, blocks: bool = True) -> str:
-        """The picture as text, at most ``width`` characters wide.
+        """Return the picture as text, at most ``width`` characters wide.
 
         Args:
-            colour: with the codes by which a terminal shows colours.
+            colour: whether to add terminal colour codes.
             width: in characters, 40 or more.
             blocks: whether characters beyond ASCII may be used.
         """
         raise NotImplementedError
 
     def drawing(self) -> Drawing:
-        """The picture as boxes and words at places."""
+        """Return the picture as boxes and text at positions."""
         raise NotImplementedError
 
     def svg(self) -> str:
-        """The picture as an SVG file of its own."""
+        """Return the picture as a standalone SVG file."""
         return self.drawing().svg()
 
     def save(self, path: str | Path) -> Path:
-        """Write it to ``path``, as SVG, or as PNG where matplotlib is installed; folders are made.
+        """Write the picture to ``path`` as SVG, or as PNG if matplotlib is installed. Missing
+        folders are created.
 
         Raises:
             ValueError: the name ends neither in .svg nor in .png.
-            ImportError: it ends in .png, and matplotlib is not installed.
+            ImportError: the name ends in .png, and matplotlib is not installed.
         """
         target = Path(path)
         kind = target.suffix.lower()
@@ -61,10 +62,10 @@ class Picture:
 
     __repr__ = __str__
 
-    def _repr_svg_(self) -> str:  # asked by notebooks
+    def _repr_svg_(self) -> str:  # called by notebooks
         return self.svg()
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """``text`` in lines of at most ``width`` characters."""
+    """Wrap ``text`` into lines of at most ``width`` characters."""
     return textwrap.wrap(text, width, subsequent_indent="  ") or [""]

@@ -1,4 +1,4 @@
-"""A drawing as PNG, by matplotlib, where it is installed."""
+"""Rendering of a drawing as PNG by matplotlib, an optional dependency."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import Any
 
 from .drawing import INK, Box, Drawing
 
-_DPI = 100  # points to pixels: a font of n pixels has n * 72 / 100 points
+_DPI = 100  # pixels per inch: a font of n pixels has n * 72 / 100 points
 _ANCHORS = {"start": "left", "middle": "center", "end": "right"}
 
 
 def png(drawing: Drawing, path: Path) -> bytes:
-    """``drawing`` as the file ``path`` will hold it, in the colours for white paper and twice its
-    size in pixels.
+    """Return ``drawing`` as a PNG file.
+
+    It has the colours for white paper, and twice the drawing's size in pixels. ``path`` only names
+    the file in the error message.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -32,7 +34,7 @@ def png(drawing: Drawing, path: Path) -> bytes:
     sheet = figure.Figure(figsize=(drawing.width / _DPI, drawing.height / _DPI), dpi=_DPI)
     axes = sheet.add_axes((0, 0, 1, 1))
     axes.set_xlim(0, drawing.width)
-    axes.set_ylim(drawing.height, 0)
+    axes.set_ylim(drawing.height, 0)  # matplotlib's y axis points up, ours down
     axes.axis("off")
     for shape in drawing.shapes:
         if isinstance(shape, Box):

@@ -1,7 +1,8 @@
-"""The processes of one host: starts them, and says when one ends. It ends none because of another.
+"""The processes of one host: the agent starts them, and reports when one ends. It ends none of them
+because another one has ended.
 
-Each process has a context of ``torch.distributed.elastic.multiprocessing`` of its own, since a
-context of several ends all of them when one fails.
+Each process has its own context of ``torch.distributed.elastic.multiprocessing``, because a context
+of several processes ends all of them when one fails.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ _END_S = 5  # seconds that processes get to end by themselves
 
 
 class Agent:
-    """Starts processes of ``command`` and looks after them.
+    """Starts processes of ``command``, and watches them.
 
     Args:
-        number: of this launcher among all.
-        host, port: of the store.
+        number: number of this launcher among all launchers.
+        host, port: address of the store.
         command: the program and its arguments.
-        environment: what its processes find there beside this one's environment.
+        environment: variables that its processes get in addition to this process's environment.
 
     Attributes:
-        is_cut_off: the store cannot be reached, so that threads wait for it without an end.
+        is_cut_off: the store cannot be reached, so threads may wait for it forever.
     """
 
     def __init__(
@@ -67,7 +68,8 @@ class Agent:
         self._beat_at = 0.0
 
     def run(self, processes: int) -> int:
-        """Start so many, and return the exit status once the leader says that all is over."""
+        """Start ``processes`` processes, and return the exit status once the leader reports the
+        end."""
         try:
             for _ in range(processes):
                 self._start()
@@ -104,6 +106,8 @@ class Agent:
             self._look(name, context)
         if time.monotonic() > self._beat_at:
             self._beat_at = time.monotonic() + _BEAT_S
+            # Raises RuntimeError if the store does not answer in time; ``run`` then ends the
+            # processes.
             self._looks.ask(lambda store: store.check(["elastic/alive"]))
             self._say("beat")
         return None
@@ -118,12 +122,14 @@ class Agent:
         if context is None:
             return
         pid = context.pids()[0]
+        # The other message is "kill if stopped". The process's whole group is killed.
         if message["is"] == "kill" or _is_stopped(pid):
             os.killpg(pid, signal.SIGKILL)
 
     def _start(self) -> None:
         name = f"{self._number}-{uuid.uuid4().hex[:8]}"
         taken = set(self._places.values())
+        # The lowest free LOCAL_RANK.
         place = next(k for k in range(len(taken) + 1) if k not in taken)
         address = {"host": self._host, "port": self._port, "name": name}
         environment = {
@@ -142,7 +148,7 @@ class Agent:
         self._say("began", name=name, pid=context.pids()[0])
 
     def _look(self, name: str, context: PContext) -> None:
-        """Say it if a process has ended."""
+        """Report to the leader if a process has ended."""
         ended = context.wait(0)
         if ended is None:
             return

@@ -1,4 +1,4 @@
-"""The one place where it is decided who is in the world: a thread beside the store."""
+"""The thread at the store's host that decides who is in the world."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from .membership import Membership
 
 
 class Leader:
-    """Hosts the store and applies the rules to what it is told, until all is over.
+    """Host of the store, which applies the rules to the messages that it receives, until the
+    program is over.
 
     Args:
         host, port: where the store listens; port 0 takes a free one.

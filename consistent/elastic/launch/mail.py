@@ -1,7 +1,8 @@
-"""Messages between launchers and ranks: JSON in queues of the TCPStore that the first launcher has.
+"""Messages between launchers and ranks: JSON in queues of the TCPStore of the first launcher.
 
-A process reads its own queue in a thread that sleeps in the store, and writes into those of others.
-The store's host decides: who cannot reach it cannot be in a world that is made from then on.
+A process reads its own queue in a thread that blocks in the store, and writes into the queues of
+others. The store's host decides: a process that cannot reach it cannot be in a world that is formed
+from then on.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ _FOREVER = timedelta(days=30)
 
 
 def client(host: str, port: int, timeout: timedelta = _FOREVER) -> Any:
-    """A connection to the store, which waits as long for an answer."""
+    """Return a connection to the store, with this time-out for each answer."""
     return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
 
 
 def agent(number: int) -> str:
-    """The queue of the launcher of a host."""
+    """Return the name of the queue of the launcher of a host."""
     return f"agent/{number}"
 
 
 def worker(name: str) -> str:
-    """The queue of a process that may be a rank."""
+    """Return the name of the queue of a process that may become a rank."""
     return f"worker/{name}"
 
 
@@ -39,16 +40,16 @@ def send(store: Any, to: str, message: dict[str, Any]) -> None:
 
 
 def receive(store: Any, queue: str) -> dict[str, Any]:
-    """The next message of a queue; waits for it."""
+    """Wait for the next message of a queue, and return it."""
     return json.loads(store.queue_pop(f"elastic/{queue}", True))
 
 
 class Mailbox:
-    """Reads a queue in a thread, until ``close``.
+    """Reader of a queue in a thread, until ``close``.
 
     Args:
-        take: called there with each message.
-        lost: called there once if the store can no longer be reached.
+        take: called in the thread with each message.
+        lost: called in the thread once if the store can no longer be reached.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Mailbox:
         take: Callable[[dict[str, Any]], None],
         lost: Callable[[], None],
     ) -> None:
+        # Two connections, because the one that waits for a message is blocked.
         self._reads, self._writes = client(host, port), client(host, port)
         self._queue, self._take, self._lost = queue, take, lost
         self._thread = threading.Thread(target=self._run, name="consistent-mail", daemon=True)
@@ -69,7 +71,7 @@ class Mailbox:
         send(self._writes, to, message)
 
     def close(self) -> None:
-        """End the thread, as far as the store lets it."""
+        """End the thread, if the store can still be reached."""
         try:
             send(self._writes, self._queue, {"is": "close"})
         except RuntimeError:

@@ -1,4 +1,5 @@
-"""Who is in the world: decided in one place, of what processes and their launchers say there.
+"""The rules of who is in the world, decided in one place from the messages of the processes and
+their launchers.
 
 ```
 rank      "here"    it waits for a world                    --->  "world"  its rank in the next one
@@ -9,10 +10,10 @@ agent     "began", "ended"   a process of its host                "change" come 
                                                             --->  agent: "kill", "start", "finish"
 ```
 
-A world is followed by the next one when a member waits for it, that is when it has given up the
-step or has come out between two. All members that live must be waiting by then: one that is stopped
-or does not come in time is killed first, so that nobody who believes to be in the world before is
-left. Whoever cannot reach this place is in no world that is made from then on.
+The next world is formed after a member has given up the step, or has come out between two steps,
+and waits for a world. By then all living members must be waiting. A member that is suspended or
+does not come in time is killed first, so that no process is left that believes to be in the world
+before. A process that cannot reach this place is in no world that is formed from then on.
 
 Nothing here communicates or reads a clock.
 """
@@ -32,25 +33,25 @@ GATHERING_S = 5.0  # seconds for which more than the least are waited for at the
 
 @dataclass
 class Worker:
-    """A process that may be a rank."""
+    """A process that may become a rank."""
 
     agent: int
     pid: int = 0
     facts: dict[str, str] | None = None  # what must be equal for all
-    here_since: float | None = None  # it waits for a world since then
-    order: int = 0  # in which processes came
+    here_since: float | None = None  # since when it waits for a world; None if it does not
+    order: int = 0  # counts processes as they came
     done: bool = False
 
 
 @dataclass
 class Membership:
-    """The state, and the rules.
+    """The state of the decision, and its rules.
 
     Args:
-        least, most: numbers of ranks; fewer than ``least`` do not go on.
-        patience_s: how long a member may take until it waits, once another one does.
-        restarts: how many processes are started in place of those that are lost.
-        hosts: from how many the first world has ranks, at least.
+        least, most: smallest and largest number of ranks; fewer than ``least`` do not continue.
+        patience_s: how long a member may take until it waits for a world, once another one waits.
+        restarts: how many processes are started in place of lost ones.
+        hosts: the least number of hosts with ranks in the first world.
     """
 
     least: int
@@ -66,17 +67,18 @@ class Membership:
     code: int | None = None  # the exit status, once all is over
     _gone: list[str] = field(default_factory=list)  # of the last world, as text
     _asked: set[str] = field(default_factory=set)  # members that were asked to come out
-    _looked: bool = False  # whether stopped members were looked for
+    _looked: bool = False  # whether agents were told to kill suspended members
     _over: bool = False  # whether a member is done
     _finished: bool = False  # whether the agents have been told that all is over
     _came: int = 0
     _heard: float | None = None  # when something was said last
 
     def hear(self, said: dict[str, Any], now: float) -> list[Message]:
-        """What is to be sent, now that this has been said."""
+        """Take in a message, and return the messages to send in response."""
         out: list[Message] = []
         self._excuse(now)
         if "agent" in said:
+            # A negative beat marks a host that was given up; it may not come back.
             if self.beats.get(said["agent"], now) < 0:
                 return [(mail.agent(said["agent"]), {"is": "finish", "code": 1, "why": _CUT_OFF})]
             self.beats[said["agent"]] = now
@@ -93,8 +95,8 @@ class Membership:
         return out + self._silent(now) + self._next(now)
 
     def _excuse(self, now: float) -> None:
-        """Agents beat twice a second. If nobody was heard for longer, it is this process that was
-        stopped, and nobody else is to blame."""
+        """Extend all beats by the time in which this process itself was suspended. Agents beat
+        twice a second, so if no message came for much longer, the agents are not to blame."""
         gap = 0.0 if self._heard is None else now - self._heard
         self._heard = now
         if gap > SILENT_S / 2:
@@ -127,6 +129,7 @@ class Membership:
             self._gone.append(f"rank {rank} (process {gone.pid}) {how}")
             self.log.append(f"elastic: {self._gone[-1]}.")
             lost = {"is": "lost", "epoch": self.epoch, "words": _LOST.format(self._gone[-1])}
+            # Members that wait have given up the step already.
             out += [(mail.worker(each), lost) for each in self._left() if not self._waits(each)]
         if self.restarts > 0:
             self.restarts -= 1
@@ -134,7 +137,7 @@ class Membership:
         return out
 
     def _silent(self, now: float) -> list[Message]:
-        """Processes of hosts that have not been heard of are gone."""
+        """End the processes of hosts that have not been heard of for ``SILENT_S`` seconds."""
         out: list[Message] = []
         for number, beat in list(self.beats.items()):
             if 0 <= beat < now - SILENT_S:
@@ -144,7 +147,7 @@ class Membership:
         return out
 
     def _left(self) -> list[str]:
-        """Members that live and have not finished."""
+        """Return the members that live and have not finished."""
         return [n for n in self.members if n in self.workers and not self.workers[n].done]
 
     def _waits(self, name: str) -> bool:
@@ -173,8 +176,8 @@ class Membership:
         return self._form(waiting)
 
     def _tell_over(self, waiting: list[str]) -> list[Message]:
-        """A member is done, which it says only after all have come to the end: what waits has its
-        result, or is a newcomer."""
+        """Tell waiting processes that the program is over. A member reports "done" only after all
+        have reached the end, so a waiting process either has its result, or is a newcomer."""
         for name in waiting:
             self.workers[name].here_since, self.workers[name].done = None, True
         return [(mail.worker(name), {"is": "over"}) for name in waiting]
@@ -185,7 +188,8 @@ class Membership:
         return since
 
     def _first(self, waiting: list[str], now: float) -> list[Message]:
-        """The first world, or one of which no member of the last is left."""
+        """Form the first world, or one after all members of the last world are lost, once enough
+        processes wait."""
         late = now - max(map(self._since, waiting)) > GATHERING_S
         whole = len(waiting) == self.most if not self.epoch else len(waiting) == len(self.workers)
         from_all = self.epoch or len({self.workers[n].agent for n in waiting}) >= self.hosts
@@ -193,13 +197,13 @@ class Membership:
         return self._form(waiting) if whole or enough else []
 
     def _ask_out(self, left: list[str]) -> list[Message]:
-        """Newcomers wait, and all members work: they come out when their step is done."""
+        """Ask working members to come out after their step, because newcomers wait."""
         new = [name for name in left if name not in self._asked]
         self._asked.update(new)
         return [(mail.worker(name), {"is": "change", "epoch": self.epoch}) for name in new]
 
     def _hurry(self, absent: list[str], since: float, now: float) -> list[Message]:
-        """Members that do not come: those that are stopped are killed at once, and all when their
+        """Deal with members that do not come: suspended ones are killed at once, and all when their
         time is up."""
         if now - since > self.patience_s:
             return [self._to_agent(name, {"is": "kill", "name": name}) for name in absent]
@@ -224,7 +228,7 @@ class Membership:
             return [(mail.worker(name), {"is": "stop", "words": words}) for name in waiting]
         before = {name: rank for rank, name in enumerate(self.members)}
         far = len(before)
-        # Ranks of a host are consecutive, as placements take them to be.
+        # Ranks of a host are consecutive, as placements assume.
         waiting.sort(
             key=lambda n: (self.workers[n].agent, before.get(n, far), self.workers[n].order)
         )
@@ -242,7 +246,7 @@ class Membership:
         return [(mail.worker(name), {**world, "rank": rank}) for rank, name in enumerate(waiting)]
 
     def _finish(self) -> list[Message]:
-        """All processes have ended."""
+        """Tell the agents to finish, after all processes have ended."""
         if not self._came or self._finished:
             return []
         self._finished = True

@@ -1,4 +1,4 @@
-"""``python -m consistent run``: start ranks that may come and go."""
+"""Start of ranks that may come and go: ``python -m consistent run``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .membership import Membership
 
 
 def main(words: list[str]) -> int:
-    """Run the command; gives its exit status."""
+    """Run the command, and return its exit status."""
     given = _parser().parse_args(words)
     hosts, most_hosts = _hosts(given.nnodes)
     least = hosts * given.nproc_per_node if ":" in given.nnodes else 1
@@ -40,7 +40,7 @@ def main(words: list[str]) -> int:
     agent = Agent(given.node_rank, host, at, [*script, *given.arguments], _environment(given))
     try:
         code = agent.run(given.nproc_per_node)
-        if agent.is_cut_off:  # Python would end with the threads in the midst of their calls
+        if agent.is_cut_off:  # a normal exit would tear down threads that are inside store calls
             sys.stderr.flush()
             os._exit(code)
         return code

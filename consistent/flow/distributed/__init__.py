@@ -1,1 +1,1 @@
-"""Launching programs."""
+"""Launcher of programs, under the documents' name."""

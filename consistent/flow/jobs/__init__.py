@@ -1,1 +1,1 @@
-"""Jobs: a function of placeholders, what it is called with, what it gives back."""
+"""Jobs: functions of placeholders, their arguments, results and settings."""

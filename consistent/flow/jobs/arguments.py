@@ -1,4 +1,4 @@
-"""The arguments of a job, which are checked against its placeholders and put on its devices."""
+"""Arguments of a job: checked against its placeholders, then moved to its devices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..typing import Placeholder
 
 
 class Arguments:
-    """The placeholders of a job, by name."""
+    """Placeholders of a job by argument name, and the code that reads arguments for them."""
 
     def __init__(self, job: str, signature: inspect.Signature):
         self.job = job
@@ -45,16 +45,16 @@ class Arguments:
 
     @property
     def view(self) -> ViewName | None:
-        """The view that the placeholders belong to."""
+        """View that the placeholders belong to; None for a job without arguments."""
         for placeholder in self.placeholders.values():
             return placeholder.view
         return None
 
     def read(self, args: tuple, kwargs: dict, view: ViewName, placement: Placement) -> list[Any]:
-        """The arguments as global (consistent view) or mirrored tensors.
+        """Return the arguments as global tensors (consistent view) or mirrored tensors.
 
         Raises:
-            ValueError: on every rank, if on any rank one does not match its placeholder.
+            ValueError: on every rank, if on any rank an argument does not match its placeholder.
         """
         given: dict[str, Any] = {}
         try:
@@ -65,10 +65,14 @@ class Arguments:
         except (TypeError, ValueError) as error:
             fault = str(error)
         self._agree(fault)
+        # After the agreement: placing communicates, and every rank must get here.
         return [_placed(given[n], p, view, placement) for n, p in self.placeholders.items()]
 
     def _agree(self, fault: str) -> None:
-        """Raise on every rank if some rank has a fault; alone it would leave the others waiting."""
+        """Raise on every rank if some rank has a fault.
+
+        If a rank raised alone, the other ranks would wait for it.
+        """
 
         def failed(faults: list[str]) -> ValueError:
             rank, text = next((rank, text) for rank, text in enumerate(faults) if text)

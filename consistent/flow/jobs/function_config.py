@@ -1,4 +1,4 @@
-"""function_config: how a job runs, set before it is made."""
+"""``flow.function_config``: settings of a job, made before the job."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from ..scope import PlacementScope, View, ViewName
 
 
 class TrainConfig:
-    """``config.train``: the older way to choose an optimizer, and to say that a job trains."""
+    """``config.train``: the older way to choose an optimizer and to declare that a job trains."""
 
     def __init__(self) -> None:
         self.lr: float | None = None
         self.update: Mapping[str, Any] = {"naive_conf": {}}
 
     def primary_lr(self, value: float) -> None:
-        """The learning rate."""
+        """Set the learning rate."""
         self.lr = value
 
     def model_update_conf(self, conf: Mapping[str, Any]) -> None:
-        """The rule: ``{"naive_conf": {}}``, ``{"momentum_conf": {"beta": 0.9}}`` or
-        ``{"adam_conf": {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}}``."""
+        """Set the update rule.
+
+        ``conf`` is ``{"naive_conf": {}}``, ``{"momentum_conf": {"beta": 0.9}}`` or ``{"adam_conf":
+        {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}}``.
+        """
         if set(conf) - {"naive_conf", "momentum_conf", "adam_conf"} or len(conf) != 1:
             raise ValueError(
                 f"model_update_conf: {dict(conf)} is not known.\n"
@@ -35,7 +38,7 @@ class TrainConfig:
         self.update = conf
 
     def optimizer(self) -> Optimizer | None:
-        """The optimizer that the settings describe; None if no learning rate was set."""
+        """Return the optimizer that the settings describe, or None if no learning rate was set."""
         if self.lr is None:
             return None
         schedule = PiecewiseConstantScheduler([], [self.lr])
@@ -46,7 +49,7 @@ class TrainConfig:
 
 
 class FunctionConfig:
-    """Settings of a job. ``function_config()`` makes one."""
+    """Settings of a job; ``flow.function_config()`` makes one."""
 
     def __init__(self) -> None:
         self.dtype = torch.float32
@@ -55,15 +58,15 @@ class FunctionConfig:
         self.train = TrainConfig()
 
     def default_data_type(self, dtype: torch.dtype) -> None:
-        """The dtype of the job's variables."""
+        """Set the dtype of the job's variables."""
         self.dtype = dtype
 
     def default_logical_view(self, view: View) -> None:
-        """The view: ``scope.consistent_view()`` (the default) or ``scope.mirrored_view()``."""
+        """Set the view: ``scope.consistent_view()`` (the default) or ``scope.mirrored_view()``."""
         self.view = view.name
 
     def default_distribute_strategy(self, strategy: View) -> None:
-        """The older name of ``default_logical_view``."""
+        """Set the view; the older name of ``default_logical_view``."""
         self.default_logical_view(strategy)
 
     def default_placement_scope(self, scope: PlacementScope) -> None:
@@ -72,4 +75,4 @@ class FunctionConfig:
 
 
 function_config = FunctionConfig
-"""``function_config()``: ``FunctionConfig`` under the documents' name."""
+"""``FunctionConfig`` under the documents' name, ``function_config()``."""

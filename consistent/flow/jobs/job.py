@@ -1,4 +1,4 @@
-"""Jobs: a function of placeholders, called with numpy arrays or tensors.
+"""Jobs: functions of placeholders that are called with numpy arrays or tensors.
 
 ```
                    arguments            in the function    results
@@ -6,9 +6,9 @@ consistent view    whole batch  --cut-> global tensors    --join-> whole arrays
 mirrored view      list of parts -own-> mirrored tensors  --all--> lists of arrays
 ```
 
-Every rank calls the job with the same arguments and gets the same results. A job of type "train"
-then takes one step: gradients are those of the mean of the losses over the whole batch, under
-either view.
+Every rank calls the job with the same arguments and gets the same results. At the end of its
+function, a job of type "train" takes one optimizer step. Under either view, the gradients of this
+step are those of the mean of the losses over the whole batch.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def global_function(
     type: Kind | FunctionConfig | None = None,  # noqa: A002  (the documents' name)
     function_config: FunctionConfig | None = None,
 ) -> Callable[[Callable[..., Any]], Job]:
-    """Make the function below a job.
+    """Return a decorator that makes a function a job.
 
     Args:
-        type: "train" or "predict". The older form gives the config here, which trains if it has a
-            learning rate.
-        function_config: dtype of variables, view, placement.
+        type: "train" or "predict". In the older form this is the config, and the job trains if the
+            config has a learning rate.
+        function_config: dtype of variables, view and placement.
     """
     if isinstance(type, FunctionConfig):
         type, function_config = None, type
@@ -57,7 +57,7 @@ def global_function(
         )
 
     def make(function: Callable[..., Any]) -> Job:
-        # Annotations that are text may name variables of the place where the job is defined.
+        # Annotations as strings may name local variables of the code that defines the job.
         names = sys._getframe(1).f_locals
         return Job(
             function, inspect.signature(function, locals=names, eval_str=True), kind, settings
@@ -67,7 +67,7 @@ def global_function(
 
 
 class Job:
-    """A function of placeholders that runs on many devices. Made by ``global_function``."""
+    """A function of placeholders that runs on many devices; ``global_function`` makes jobs."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Job:
 
     @property
     def view(self) -> ViewName:
-        """The view that the config says, else the scope's, else that of the placeholders."""
+        """View of the config, else the view of the scope, else the view of the placeholders."""
         return self.settings.view or current_view() or self._arguments.view or "consistent"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -122,7 +122,7 @@ class Job:
         return placement
 
     def _copies(self, run: Run, inputs: list[Any]) -> Callable[..., Any]:
-        """The function as a module with a copy on every rank, under the mirrored view."""
+        """Return the function as a module with a copy on every rank, for the mirrored view."""
         size = devices.world_size()
         if run.placement.size != size:
             raise ValueError(
@@ -132,6 +132,7 @@ class Job:
                 f"  Start the program with {run.placement.size} ranks, or run the job under "
                 "scope.consistent_view()."
             )
+        # DataParallel needs all parameters before the first real call.
         if self._model is None:
             self._model = _Model(self._function, self._first_variables(run, inputs))
             self._parallel = DataParallel(self._model) if size > 1 else self._model
@@ -139,8 +140,11 @@ class Job:
         return self._parallel
 
     def _first_variables(self, run: Run, inputs: list[Any]) -> dict[str, torch.nn.Parameter]:
-        """Run the function once for the variables it makes; its random numbers are drawn again
-        afterwards."""
+        """Run the function once to create its variables, and return the trainable ones by name.
+
+        The state of the random generator is restored, so the real call draws the same numbers
+        again.
+        """
         trial = Run(run.job, run.view, run.placement, run.dtype)
         state = torch.get_rng_state()
         with session.start(trial), torch.no_grad():
@@ -168,8 +172,10 @@ class Job:
         self.steps += 1
 
     def _optimizer_for(self, run: Run, words: Minimizer) -> torch.optim.Optimizer:
-        """torch's optimizer of the variables used so far, one group per placement, at this step's
-        learning rate."""
+        """Return torch's optimizer of the variables used so far, at this step's learning rate.
+
+        The optimizer has one parameter group per placement.
+        """
         used = [v for v in run.used.values() if v.trainable]
         held = {id(p) for g in self._groups() for p in g["params"]}
         fresh: dict[Placement, list[Any]] = {}
@@ -181,6 +187,7 @@ class Job:
             if self._optimizer is None:
                 self._optimizer = words.make(parameters)
             else:
+                # A new group, so that the state of the earlier variables stays.
                 self._optimizer.add_param_group({"params": parameters})
         if self._optimizer is None:
             raise ValueError(
@@ -197,7 +204,7 @@ class Job:
 
 
 class _Model(torch.nn.Module):
-    """A job's function as a module, whose parameters DataParallel keeps equal."""
+    """A job's function as a module whose parameters DataParallel keeps equal."""
 
     def __init__(self, function: Callable[..., Any], variables: dict[str, torch.nn.Parameter]):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The results of a job: numpy arrays, the same ones on every rank."""
+"""Results of a job as numpy arrays, equal on every rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from ..typing import ListNumpy, Numpy, Several
 
 
 def returned(value: Any) -> Any:
-    """Global tensors whole, mirrored ones as lists with one array per device. A collective."""
+    """Convert global tensors to whole arrays, and mirrored ones to lists with one array per device.
+
+    This is a collective.
+    """
     if isinstance(value, MicroBatches):
         return returned(pack(value, len(value)))
     if isinstance(value, tuple | list):

@@ -1,4 +1,4 @@
-"""Micro-batches, and the decorator of all ops of this API, which chooses where they run."""
+"""Micro-batches, and the decorator of all ops of this API, which chooses where an op runs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..scope import current_placement
 
 
 class MicroBatches(list):
-    """A batch cut into parts; ops of this API run on one after the other."""
+    """A batch cut into parts; ops of this API run on one part after the other."""
 
 
 def unpack(x: Any, count: int) -> MicroBatches:
-    """``count`` micro-batches of ``x``, cut along dim 0; ``pack`` joins them again."""
+    """Cut ``x`` into ``count`` micro-batches along dim 0; ``pack`` joins them again."""
     if x.shape[0] % count:
         raise ValueError(
             f"unpack: dim 0 of x is {x.shape[0]}, and {count} micro-batches are asked for.\n"
@@ -30,7 +30,7 @@ def unpack(x: Any, count: int) -> MicroBatches:
 
 
 def pack(parts: MicroBatches, count: int) -> Any:
-    """The whole batch of ``count`` micro-batches."""
+    """Join ``count`` micro-batches to the whole batch."""
     if len(parts) != count:
         raise ValueError(
             f"pack: there are {len(parts)} micro-batches, and {count} are asked for.\n"
@@ -41,7 +41,7 @@ def pack(parts: MicroBatches, count: int) -> Any:
 
 
 def op(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` with its tensors on one placement, run for each micro-batch."""
+    """Decorate an op to run with all its tensors on one placement, once for each micro-batch."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -64,7 +64,7 @@ def op(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def at(x: Any, placement: Placement) -> Any:
-    """A global ``x`` on ``placement``: B on one device, S(0) over several."""
+    """Return a global ``x`` on ``placement``: B on one device, S(0) over several devices."""
     if not isinstance(x, GlobalTensor) or x.placement == placement:
         return x
     entry = S(0) if x.ndim and placement.size > 1 else B
@@ -78,8 +78,11 @@ def _part(values: Any, k: int) -> Any:
 
 
 def _placement(values: list[Any]) -> Placement | None:
-    """The scope's placement; without one that of the data, or the job's where the data is on
-    several."""
+    """Return the placement where an op runs, or None if no argument is a global tensor.
+
+    The placement of the scope comes first, then that of the data. Data on several placements run
+    where the job does.
+    """
     found = {v.placement for v in values if isinstance(v, GlobalTensor)}
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""Padding of convolutions and pools, as the documents name it: "SAME" and "VALID"."""
+"""Padding of convolutions and pools, named "SAME" and "VALID" as in the documents."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 
 def pair(size: int | Sequence[int]) -> tuple[int, int]:
-    """One number for both dims, or one each."""
+    """Return (height, width) from one number for both dims, or from one number each."""
     if isinstance(size, int):
         return size, size
     height, width = size
@@ -24,10 +24,10 @@ def same(
     dilation: tuple[int, int] = (1, 1),
     value: float = 0.0,
 ) -> tuple[Any, tuple[int, int]]:
-    """``x`` and the padding that torch is to add on both sides, so that ``padding`` holds.
+    """Return ``x`` and the padding that torch has to add on both sides to implement ``padding``.
 
-    "VALID" adds none. "SAME" gives ceil(n / stride) outputs; padding that cannot be halved puts one
-    more at the end, for which ``x`` itself is padded with ``value``.
+    "VALID" adds none. "SAME" gives ceil(n / stride) outputs. If a dim needs an odd number of
+    padding elements, one more goes to the end; ``x`` itself is then padded with ``value``.
     """
     if padding == "VALID":
         return x, (0, 0)

@@ -18,7 +18,7 @@ from .micro_batches import op
 
 
 class placement(Placement):  # noqa: N801  (the documents' name)
-    """``placement(type, ranks)``: which ranks hold a tensor, in what grid."""
+    """``placement(type, ranks)``: the ranks that hold a tensor, and the grid that they form."""
 
     def __init__(self, type: str, ranks: Any, axes: Sequence[str] | None = None):  # noqa: A002
         config.world_size()  # starts torch.distributed, so that ranks are checked against the world
@@ -26,12 +26,15 @@ class placement(Placement):  # noqa: N801  (the documents' name)
 
     @classmethod
     def all(cls, type: str) -> Placement:  # noqa: A002, A003
-        """All ranks of the world on one axis."""
+        """Return the placement of all ranks of the world on one axis."""
         return Placement(type, range(config.world_size()))
 
 
 def _either(name: str) -> Callable[..., Any]:
-    """torch's factory; with a placement, given or entered, the global one."""
+    """Return a factory that makes plain tensors, or global ones if there is a placement.
+
+    The placement may be an argument or an entered scope.
+    """
     local, made_global = getattr(torch, name), getattr(factories, name)
 
     @functools.wraps(made_global)
@@ -46,27 +49,30 @@ def _either(name: str) -> Callable[..., Any]:
 
 
 arange = _either("arange")
-"""``torch.arange``; with a placement, given or entered, ``consistent.arange``."""
+"""``torch.arange``, or ``consistent.arange`` if a placement is passed or entered."""
 empty = _either("empty")
-"""``torch.empty``; with a placement, given or entered, ``consistent.empty``."""
+"""``torch.empty``, or ``consistent.empty`` if a placement is passed or entered."""
 full = _either("full")
-"""``torch.full``; with a placement, given or entered, ``consistent.full``."""
+"""``torch.full``, or ``consistent.full`` if a placement is passed or entered."""
 ones = _either("ones")
-"""``torch.ones``; with a placement, given or entered, ``consistent.ones``."""
+"""``torch.ones``, or ``consistent.ones`` if a placement is passed or entered."""
 rand = _either("rand")
-"""``torch.rand``; with a placement, given or entered, ``consistent.rand``."""
+"""``torch.rand``, or ``consistent.rand`` if a placement is passed or entered."""
 randint = _either("randint")
-"""``torch.randint``; with a placement, given or entered, ``consistent.randint``."""
+"""``torch.randint``, or ``consistent.randint`` if a placement is passed or entered."""
 randn = _either("randn")
-"""``torch.randn``; with a placement, given or entered, ``consistent.randn``."""
+"""``torch.randn``, or ``consistent.randn`` if a placement is passed or entered."""
 zeros = _either("zeros")
-"""``torch.zeros``; with a placement, given or entered, ``consistent.zeros``."""
+"""``torch.zeros``, or ``consistent.zeros`` if a placement is passed or entered."""
 
 
 def to_global(
     x: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> GlobalTensor:
-    """``x`` under another placement or SBP; a plain ``x`` is this rank's piece and needs both."""
+    """Return ``x`` under another placement or SBP.
+
+    A plain ``x`` is this rank's piece of the result, and needs both placement and SBP.
+    """
     if isinstance(x, GlobalTensor):
         return x.to_global(placement=placement, sbp=sbp, **options)
     if placement is None or sbp is None:
@@ -81,5 +87,5 @@ def to_global(
 
 @op
 def reshape(x: Any, shape: Sequence[int]) -> Any:
-    """``x`` in another shape; one size may be -1."""
+    """Return ``x`` in another shape; one size may be -1."""
     return torch.reshape(x, tuple(shape))

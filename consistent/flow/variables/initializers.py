@@ -1,4 +1,4 @@
-"""Initial values of variables. An initializer fills a tensor, the same way under any SBP."""
+"""Initializers of variables: functions that fill a tensor, with equal values under any SBP."""
 
 from __future__ import annotations
 
@@ -13,39 +13,41 @@ Initializer = Callable[[torch.Tensor], object]
 
 
 def truncated_normal(stddev: float = 1.0, mean: float = 0.0) -> Initializer:
-    """Normal, drawn again until within two deviations of the mean."""
+    """Return an initializer that draws normal values within two deviations of the mean.
+
+    A value outside is drawn again.
+    """
     low, high = mean - 2 * stddev, mean + 2 * stddev
     return partial(init.trunc_normal_, mean=mean, std=stddev, a=low, b=high)
 
 
 def random_normal_initializer(mean: float = 0.0, stddev: float = 1.0) -> Initializer:
-    """Normal."""
+    """Return an initializer that draws normal values."""
     return partial(init.normal_, mean=mean, std=stddev)
 
 
 def random_uniform_initializer(minval: float = 0.0, maxval: float = 1.0) -> Initializer:
-    """Uniform."""
+    """Return an initializer that draws uniform values."""
     return partial(init.uniform_, a=minval, b=maxval)
 
 
 def constant_initializer(value: float = 0.0) -> Initializer:
-    """One value."""
+    """Return an initializer that sets every element to ``value``."""
     return partial(init.constant_, val=value)
 
 
 def zeros_initializer() -> Initializer:
-    """Zeros."""
+    """Return an initializer that sets every element to 0."""
     return init.zeros_
 
 
 def ones_initializer() -> Initializer:
-    """Ones."""
+    """Return an initializer that sets every element to 1."""
     return init.ones_
 
 
 def default_initializer(x: torch.Tensor) -> None:
-    """Initialise as torch does the weights of its linear and convolution layers; zeros for a
-    vector."""
+    """Fill a vector with zeros, other tensors as torch's linear and convolution layers do."""
     if x.ndim < 2:
         init.zeros_(x)
     else:

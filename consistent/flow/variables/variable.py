@@ -24,22 +24,26 @@ from .initializers import Initializer, default_initializer
 
 @dataclass
 class Variable:
-    """A named parameter."""
+    """A named parameter, with what is needed to initialize it."""
 
     name: str
     value: Any  # the global tensor
     initializer: Initializer
     seed: int | None
-    copy: torch.nn.Parameter | None = None  # the mirrored view's, in the same storage
+    copy: torch.nn.Parameter | None = None  # of the mirrored view, in the same storage
 
     @property
     def trainable(self) -> bool:
-        """Whether optimizers change it."""
+        """True if optimizers change the variable."""
         return self.value.requires_grad
 
     def initialize(self) -> None:
-        """Give it its initial values: they depend on seed and name, not on what else was drawn."""
+        """Set the initial values, which depend on seed and name only.
+
+        Random numbers that the program has drawn before do not matter.
+        """
         digest = hashlib.blake2b(self.name.encode(), digest_size=8).digest()
+        # A state of its own, so that the order in which variables are made does not matter.
         seed = generator.get_state().seed if self.seed is None else self.seed
         with (
             generator.separate(RngState(seed ^ int.from_bytes(digest, "little"), 0)),
@@ -48,12 +52,12 @@ class Variable:
             self.initializer(self.value)
 
     def load(self, whole: torch.Tensor) -> None:
-        """Take the values of ``whole``, which every rank has."""
+        """Copy the values of ``whole``, which every rank has."""
         with torch.no_grad():
             self.value.copy_(distribute(whole, self.value.placement, self.value.sbp))
 
     def seen_by(self, view: str) -> Any:
-        """The tensor that a job of ``view`` computes with."""
+        """Return the tensor that a job of ``view`` computes with."""
         if view == "consistent":
             return self.value
         if any(entry is not B for entry in self.value.sbp):
@@ -82,21 +86,21 @@ def get_variable(
     *,
     placement: Placement | None = None,
 ) -> Any:
-    """The variable ``name``: made at the first call, the same one at every later call, in any job.
+    """Return the variable ``name``, which the first call makes and later calls of any job share.
 
     Args:
-        name: by which every job finds it.
-        shape: needed where it is made.
-        dtype: without it that of the job, or torch's default.
-        initializer: what gives its first values.
-        trainable: whether it has a gradient.
-        random_seed: from which the initializer draws.
+        name: key by which every job finds the variable.
+        shape: shape of the variable, required for the call that makes it.
+        dtype: its dtype; without it the dtype of the job, or torch's default.
+        initializer: function that sets the initial values.
+        trainable: whether the variable has a gradient.
+        random_seed: seed of the random numbers that the initializer draws.
         distribute: its SBP.
         placement: its devices; without it those of the scope, or of the job.
 
     Raises:
-        ValueError: it was made with another shape, dtype or distribute; or there is none yet and no
-            shape.
+        ValueError: the variable was made with another shape, dtype or distribute; or there is no
+            such variable yet, and no shape to make it.
     """
     run = session.running()
     dtype = dtype or (run.dtype if run else torch.get_default_dtype())
@@ -120,6 +124,7 @@ def get_variable(
     elif shape is not None:
         _check_same(variable, (tuple(shape), dtype, distribute))
     if run is not None:
+        # The job's optimizer steps the variables that its function has used.
         run.used[name] = variable
     return variable.seen_by(run.view if run else "consistent")
 

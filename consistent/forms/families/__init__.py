@@ -1,4 +1,4 @@
-"""Local forms, a folder for each family of ops."""
+"""Local forms, in one folder per family of ops."""
 
 from . import indexing, layers, matrices, reductions
 

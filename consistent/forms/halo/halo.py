@@ -1,5 +1,6 @@
-"""The form "halo": a rank fetches the inputs along a split dim that its outputs look at, and runs
-the op on them (``spatial.py``, ``layout/on_halos.py``).
+"""The form "halo": fetch the inputs that this rank's outputs read along a split dim, run the op.
+
+The ops on the fetched inputs are in ``spatial.py`` and ``layout/on_halos.py``.
 
 ```
 forward    rank 0   rank 1             rank 0   rank 1
@@ -26,17 +27,20 @@ from ..registry import Shards, form
 
 
 class Fetched:
-    """The inputs that a rank fetched along ``dim``: those from ``start``, and padding where the
-    outputs look past the ends."""
+    """The range of inputs that a rank fetched along ``dim``.
+
+    The inputs begin at ``start``. ``low`` and ``high`` are the numbers of padding elements where
+    the outputs read past the ends.
+    """
 
     def __init__(self, dim: int, start: int, low: int, high: int, first: int, count: int) -> None:
         self.dim, self.start, self.low, self.high = dim, start, low, high
-        self.first, self.count = first, count  # of the outputs
+        self.first, self.count = first, count  # index range of this rank's outputs
 
 
 @form(FORM)
 def halo(shard: Shards) -> Tensor:
-    """Fetch along each split dim along which outputs look at neighbours, then run the op."""
+    """Fetch along each split dim where outputs read neighbouring shards, then run the op."""
     x, parts = shard.tensors[0], []
     for d in dict.fromkeys(e.dim for e in shard.specs[0].sbp if isinstance(e, Split)):
         if halo_of(shard.call, d) is not None and _is_served(shard, d):
@@ -45,12 +49,12 @@ def halo(shard: Shards) -> Tensor:
     return ON_FETCHED[shard.call.name](shard, x, parts)
 
 
-# Op name -> the op on what was fetched.
+# Op name -> function that runs the op on the fetched inputs.
 ON_FETCHED: dict[str, Callable[[Shards, Tensor, list[Fetched]], Any]] = {}
 
 
 def again(shard: Shards, x: Tensor, **changed: Any) -> Any:
-    """The op on ``x`` with some of its arguments changed."""
+    """Run the op on ``x`` with some of its arguments changed."""
     args, kwargs = [x, *shard.args[1:]], dict(shard.kwargs)
     kwargs.pop("input", None)
     kwargs.pop("self", None)
@@ -64,12 +68,12 @@ def again(shard: Shards, x: Tensor, **changed: Any) -> Any:
 
 
 def cropped(x: Tensor, part: Fetched, start: int) -> Tensor:
-    """The outputs of this rank, of which the first is at ``start``."""
+    """Return this rank's outputs from ``x``, where the first of them is at index ``start``."""
     return x.narrow(part.dim, start, part.count)
 
 
 def _is_served(shard: Shards, d: int) -> bool:
-    """Whether this form serves the axes that split ``d``."""
+    """Return whether this form serves the axes that split dim ``d``."""
     return any(shard.specs[0].sbp[a] == Split(d) for a in shard.axes)
 
 
@@ -95,19 +99,25 @@ def _fetched(shard: Shards, x: Tensor, d: int) -> tuple[Tensor, Fetched]:
 
 
 def place_of(shard: Shards) -> Coordinate:
-    """This rank's coordinate; outside the placement that of its first rank, which has the largest
-    shards."""
+    """Return this rank's coordinate. Outside the placement, return the coordinate of its first
+    rank, which has the largest shards."""
     return shard.coordinate or (0,) * shard.placement.ndim
 
 
 def fetch(
     shard: Shards, x: Tensor, spec: TensorSpec, d: int, wanted: Callable[[Coordinate], Ranges]
 ) -> Tensor:
-    """The ranges along dim ``d`` that this rank wants of the tensor with ``spec`` whose shard here
-    is ``x``, in order; differentiable.
+    """Fetch, in order, the ranges along dim ``d`` that this rank wants of a tensor. Differentiable.
 
-    ``wanted(c)`` gives the ranges of the rank at ``c``; what lies outside the tensor is left out.
-    Where no axis splits the dim this is a slice.
+    Where no axis splits the dim, this is a slice.
+
+    Args:
+        shard: the call.
+        x: this rank's shard of the tensor.
+        spec: spec of the tensor.
+        d: the dim to fetch along.
+        wanted: maps a rank's coordinate to the ranges it wants. Parts outside the tensor are left
+            out.
     """
     at, asked, own = place_of(shard), {}, {}
     for c in _group(spec, d, at):
@@ -117,7 +127,7 @@ def fetch(
 
 
 def _group(spec: TensorSpec, d: int, at: Coordinate) -> list[Coordinate]:
-    """Coordinates of the ranks that share dim ``d``, in the order of its pieces."""
+    """Return the coordinates of the ranks that share dim ``d``, in the order of its pieces."""
     group = [at]
     for axis, entry in enumerate(spec.sbp):
         if entry == Split(d):
@@ -127,8 +137,8 @@ def _group(spec: TensorSpec, d: int, at: Coordinate) -> list[Coordinate]:
 
 
 class _Messages:
-    """Which rank sends which part of its shard to which rank: (rank, start in the shard, size) and
-    (rank, size), in order."""
+    """The messages of this rank, in order. Sends are (rank, start in the shard, size), receives
+    (rank, size)."""
 
     def __init__(
         self,
@@ -152,6 +162,8 @@ class _Messages:
                 size = min(b, hi) - max(a, lo)
                 if size > 0:
                     self.receives.append((rank_at(c), size))
+        # True only if no rank of the group needs anything from another. All ranks must agree on it,
+        # because a rank that exchanges would wait for one that does not.
         every = [(to, source) for to in own for source in own if to != source]
         self.local = not any(overlaps(to, source) for to, source in every)
 
@@ -169,6 +181,7 @@ def _fetch(x: Tensor, m: _Messages) -> Tensor:
 
 
 def _give_back(x: Tensor, m: _Messages, n: int) -> Tensor:
+    # One element may have been sent to several ranks: their gradients add up.
     out = x.new_zeros(resized(x.shape, m.dim, n))
     if x.is_meta:
         return out

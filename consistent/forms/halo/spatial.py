@@ -1,4 +1,4 @@
-"""Ops on images, on the inputs along a split dim that were fetched for them."""
+"""Local forms of ops on images, applied to inputs that were fetched along a split dim."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Parts = list[Fetched]
 
 
 def bordered(x: Tensor, parts: Parts, value: float) -> Tensor:
-    """``x`` with ``value`` where its parts look past the ends."""
+    """Pad ``x`` with ``value`` where its fetched parts reach past the ends of the tensor."""
     pad = [0, 0] * x.ndim
     for part in parts:
         k = 2 * (x.ndim - 1 - part.dim)
@@ -34,7 +34,8 @@ def bordered(x: Tensor, parts: Parts, value: float) -> Tensor:
 
 
 def _paddings(shard: Shards, x: Tensor, parts: Parts, count: int) -> list[int]:
-    """The op's padding along each plane dim; 0 where the parts contain their padding."""
+    """Return the padding to pass to the op along each plane dim. It is 0 where the fetched parts
+    already contain padding."""
     own = {part.dim for part in parts}
     first = x.ndim - count
     return [0 if first + k in own else padding_at(shard.call, k) or 0 for k in range(count)]
@@ -44,7 +45,8 @@ def _paddings(shard: Shards, x: Tensor, parts: Parts, count: int) -> list[int]:
 
 
 def _local_groups(shard: Shards, x: Tensor) -> dict[str, int]:
-    """A rank with part of the channels has the same fraction of the groups."""
+    """Return the ``groups`` argument for this shard. A rank with a fraction of the channels has the
+    same fraction of the groups."""
     groups, count = shard.get("groups", 1), shard.tensors[1].ndim - 2
     channels = shard.specs[0].shape[x.ndim - count - 1]
     return {} if groups == 1 else {"groups": groups * x.shape[-count - 1] // channels}
@@ -63,6 +65,7 @@ def _convolve_transposed(shard: Shards, x: Tensor, parts: Parts) -> Tensor:
     for part in parts:
         at = part.dim - (x.ndim - count)
         stride, before = per_dim(shard.get("stride", 1), at, 1), padding_at(shard.call, at) or 0
+        # Input ``start`` writes to the whole's outputs from start * stride - padding on.
         out = cropped(out, part, part.first + before - part.start * stride)
     return out
 
@@ -84,8 +87,8 @@ def _averaged(count: int) -> Callable[[Shards, Tensor, Parts], Tensor]:
 
 
 def _recounted(shard: Shards, out: Tensor, part: Fetched, at: int) -> Tensor:
-    """Correct the averages: the border that was added was counted as elements, and torch leaves
-    some of it out of the count."""
+    """Rescale averages to torch's divisor. The border added by ``bordered`` was counted as
+    elements, but torch leaves some of it out of the count."""
     kernel, stride, before, _ = pool_window(shard.call, at)
     n, counted = shard.specs[0].shape[part.dim], shard.get("count_include_pad", True)
     factors = []
@@ -104,6 +107,7 @@ def _recounted(shard: Shards, out: Tensor, part: Fetched, at: int) -> Tensor:
 def _largest(count: int) -> Callable[[Shards, Tensor, Parts], Any]:
     def finish(shard: Shards, x: Tensor, parts: Parts) -> Any:
         padding = _paddings(shard, x, parts, count)
+        # Not 0: padding must never be the maximum.
         lowest = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
         bordered_x = bordered(x, parts, lowest)
         return _placed(shard, again(shard, bordered_x, padding=padding), bordered_x, parts, count)
@@ -112,7 +116,7 @@ def _largest(count: int) -> Callable[[Shards, Tensor, Parts], Any]:
 
 
 def _placed(shard: Shards, found: Any, x: Tensor, parts: Parts, count: int) -> Any:
-    """Maxima with their places in the whole plane, from places in the part."""
+    """Convert indices of maxima from positions in the fetched part to positions in the plane."""
     if isinstance(found, Tensor):
         return found
     values, places = found
@@ -142,7 +146,7 @@ def _adapted(count: int) -> Callable[[Shards, Tensor, Parts], Any]:
 
 def _resample(shard: Shards, x: Tensor, parts: Parts) -> Tensor:
     logical, made = shard.specs[0].shape, shard.outs[0].shape
-    if shard.get("size") is None:  # it is given scales
+    if shard.get("size") is None:  # the call gives scale factors
         out = again(shard, x)
     else:
         size = list(made[2:])

@@ -1,4 +1,4 @@
-"""Forms of ops that go by position."""
+"""Forms of ops that depend on the position of elements."""
 
 from . import join, on_halos, shape
 

@@ -1,4 +1,5 @@
-"""Joining and cutting along a split dim: ranks exchange what the new cuts move."""
+"""Forms that join and cut tensors along a split dim. Ranks exchange the elements that change
+ranks."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ from ..registry import Shards, form
 
 @form(JOINED)
 def joined(shard: Shards) -> Tensor:
-    """cat: the part of every operand that lies in this rank's piece of the result."""
+    """Run cat: fetch from every operand the part in this rank's piece of the result."""
     out = shard.outs[0]
     dim = shard.call.dim("dim", 0, ndim=out.ndim)
     pieces = []
     for x, spec, start in zip(shard.tensors, shard.specs, offsets(shard.call, dim), strict=True):
-        if start is None:
+        if start is None:  # torch's cat skips this operand
             continue
 
         def wanted(c: Coordinate, start: int = start) -> Ranges:
@@ -32,14 +33,14 @@ def joined(shard: Shards) -> Tensor:
 
 @form(PARTS)
 def parts(shard: Shards) -> tuple[Tensor, ...]:
-    """split and similar ops of a dim that is cut part by part: nothing is sent."""
+    """Run split and similar ops on a dim that is cut part by part, so that nothing is sent."""
     dim = next(e.dim for e in (shard.specs[0].sbp[a] for a in shard.axes) if isinstance(e, Split))
     return shard.tensors[0].split([shard.out_shape(i)[dim] for i in range(len(shard.outs))], dim)
 
 
 @form(CUT)
 def cut(shard: Shards) -> tuple[Tensor, ...]:
-    """split and similar ops: this rank's piece of every part, in one exchange."""
+    """Run split and similar ops: fetch this rank's piece of every part, in one exchange."""
     (spec,), outs = shard.specs, shard.outs
     dim = next(e.dim for e in (spec.sbp[a] for a in shard.axes) if e.is_split)  # type: ignore
     starts = [0]

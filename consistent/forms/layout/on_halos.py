@@ -1,4 +1,7 @@
-"""Ops that take elements from elsewhere along a dim, on the inputs that were fetched for them."""
+"""Local forms of ops that take elements from other places along a dim.
+
+They run on inputs that were fetched for them (the form "halo").
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def _pad(shard: Shards, x: Tensor, parts: Parts) -> Tensor:
     for part in parts:
         if mode in ("reflect", "replicate"):
             x = _reflected(shard, x, part, mode)
-    # The op itself adds a constant border; other borders are in the parts already.
+    # The op itself adds a constant border. Other borders are already in the fetched parts.
     constant = mode == "constant"
     own = {part.dim: (part.low, part.high) if constant else (0, 0) for part in parts}
     pad = [n for d in reversed(range(x.ndim)) for n in own.get(d, pads_at(shard.call, d))]
@@ -54,6 +57,7 @@ def _repeat_in_place(shard: Shards, x: Tensor, parts: Parts) -> Tensor:
 
 
 def _roll(shard: Shards, x: Tensor, parts: Parts) -> Tensor:
+    # The fetched ranges are already rolled along split dims.
     left = {d: by for d, by in shifts(shard.call).items() if d not in {part.dim for part in parts}}
     return x.roll(tuple(left.values()), tuple(left)) if left else x
 
@@ -77,8 +81,8 @@ def _slice(shard: Shards, x: Tensor, parts: Parts) -> Tensor:
 
 
 def _regroup(shard: Shards, x: Tensor, parts: Parts) -> Tensor:
-    """The elements of this rank's pieces, cut out of the fetched inputs, which are whole items of
-    the split dim."""
+    """Cut this rank's pieces out of the fetched inputs and reshape them. The inputs are whole items
+    of the split dim."""
     source, target = shard.specs[0].shape, shard.outs[0].shape
     found = {part.dim: part for part in parts}
     for ins, outs in reversed(groups(source, target)):

@@ -1,4 +1,4 @@
-"""Forms of ops that go by position: a shard must know where in the whole it lies."""
+"""Forms of shape ops for which a shard must know its position in the logical tensor."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ..registry import Shards, form
 
 @form("squeeze")
 def squeeze(shard: Shards) -> torch.Tensor:
-    """Drop those of the given dims that have logical size 1, not those that only the shard has 1
-    of."""
+    """Drop the dims of the call that have logical size 1, not dims of size 1 in the shard only."""
     (x,), (spec,) = shard.tensors, shard.specs
     return x.squeeze(tuple(d for d in squeezed_dims(shard.call) if spec.shape[d] == 1))
 
 
 @form("meshgrid")
 def meshgrid(shard: Shards) -> tuple[torch.Tensor, ...]:
-    """Output i repeats vector i, and has no value of the others."""
+    """Expand the shard of vector i along the other dims of output i. No values of other vectors are
+    needed."""
     made = []
     for i, x in enumerate(shard.tensors):
         at = next(e.dim for e in shard.outs[i].sbp if isinstance(e, Split))
@@ -31,6 +31,7 @@ def meshgrid(shard: Shards) -> tuple[torch.Tensor, ...]:
 
 @form("triangular")
 def triangular(shard: Shards) -> torch.Tensor:
-    """tril, triu: element (i, j) of the shard is (i + top, j + left) of the whole."""
+    """Run tril or triu. Element (i, j) of the shard is element (i + top, j + left) of the whole, so
+    the diagonal shifts by their difference."""
     *_, top, left = shard.region()[0]
     return shard.run(shard.tensors[0], shard.get("diagonal", 0) + top - left)

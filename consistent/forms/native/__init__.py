@@ -1,4 +1,4 @@
-"""The native ops of csrc/, loaded, checked and typed."""
+"""The native ops of csrc/: the build is loaded and checked on import, and ``load`` has types."""
 
 from mirrored.native import load_build
 

@@ -1,9 +1,9 @@
-"""The native ops, loaded and typed.
+"""Typed wrappers of the native ops, and their fake (meta) implementations.
 
-Random values do not depend on how a tensor is cut. Each is a function of `seed`, `counter` and the
-element's row-major index in the logical tensor. `starts` holds the first index that this rank has
-in each dim, `logical_sizes` the shape of the whole; without them the tensor is whole. CPU and CUDA
-give the same bits; `meta` tensors stay as they are.
+Random values do not depend on the layout of a tensor. Each is a function of `seed`, `counter` and
+the element's row-major index in the logical tensor. `starts` is this rank's first index in each
+dim, and `logical_sizes` is the shape of the logical tensor; without them the tensor is whole. CPU
+and CUDA give the same bits; `meta` tensors stay as they are.
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ def uniform_(
     starts: Ints = None,
     logical_sizes: Ints = None,
 ) -> Tensor:
-    """Fills with reals of [low, high), never high itself."""
+    """Fill ``out`` with reals of [low, high), never ``high`` itself."""
     _ops.uniform_(out, low, high, *_where(out, seed, counter, starts, logical_sizes))
     return out
 
@@ -68,7 +68,7 @@ def normal_(
     starts: Ints = None,
     logical_sizes: Ints = None,
 ) -> Tensor:
-    """Fills with normals."""
+    """Fill ``out`` with normal values."""
     _ops.normal_(out, mean, std, *_where(out, seed, counter, starts, logical_sizes))
     return out
 
@@ -83,7 +83,7 @@ def log_normal_(
     starts: Ints = None,
     logical_sizes: Ints = None,
 ) -> Tensor:
-    """Fills with exp of normals of this mean and deviation."""
+    """Fill ``out`` with exp of normal values of this mean and standard deviation."""
     _ops.log_normal_(out, mean, std, *_where(out, seed, counter, starts, logical_sizes))
     return out
 
@@ -97,7 +97,7 @@ def exponential_(
     starts: Ints = None,
     logical_sizes: Ints = None,
 ) -> Tensor:
-    """Fills with waiting times of this rate, each above 0."""
+    """Fill ``out`` with exponential waiting times of this rate, each above 0."""
     _ops.exponential_(out, rate, *_where(out, seed, counter, starts, logical_sizes))
     return out
 
@@ -112,7 +112,7 @@ def cauchy_(
     starts: Ints = None,
     logical_sizes: Ints = None,
 ) -> Tensor:
-    """Fills with Cauchy values."""
+    """Fill ``out`` with Cauchy values."""
     _ops.cauchy_(out, median, scale, *_where(out, seed, counter, starts, logical_sizes))
     return out
 
@@ -126,7 +126,7 @@ def geometric_(
     starts: Ints = None,
     logical_sizes: Ints = None,
 ) -> Tensor:
-    """Fills with the number of trials up to the first success, 1 or more."""
+    """Fill ``out`` with the number of trials up to the first success, 1 or more."""
     _ops.geometric_(out, p, *_where(out, seed, counter, starts, logical_sizes))
     return out
 
@@ -140,7 +140,8 @@ def bernoulli_(
     starts: Ints = None,
     logical_sizes: Ints = None,
 ) -> Tensor:
-    """Fills with ones of probability p, else zeros; a tensor p is split like `out`."""
+    """Fill ``out`` with ones of probability ``p``, else zeros. A tensor ``p`` is split like
+    ``out``."""
     op = _ops.bernoulli_tensor_ if isinstance(p, Tensor) else _ops.bernoulli_
     op(out, p, *_where(out, seed, counter, starts, logical_sizes))
     return out
@@ -156,7 +157,7 @@ def randint_(
     starts: Ints = None,
     logical_sizes: Ints = None,
 ) -> Tensor:
-    """Fills with integers of [low, high), in an integer, bool or floating dtype."""
+    """Fill ``out``, of an integer, bool or floating dtype, with integers of [low, high)."""
     _ops.randint_(out, low, high, *_where(out, seed, counter, starts, logical_sizes))
     return out
 
@@ -170,27 +171,26 @@ def dropout(
     starts: Ints = None,
     logical_sizes: Ints = None,
 ) -> Tensor:
-    """x * keep / (1 - p); backward draws the same mask again instead of storing it."""
+    """Return x * keep / (1 - p). Backward draws the same mask again instead of storing it."""
     return _ops.dropout(x, p, *_where(x, seed, counter, starts, logical_sizes))
 
 
 def randperm(
     n: int, *, seed: int, counter: int, device: torch.device | str | None = None
 ) -> Tensor:
-    """A permutation of 0 .. n-1 as int64, the same on every rank and device."""
+    """Return a permutation of 0 .. n-1 as int64, the same on every rank and device."""
     return _ops.randperm(n, signed(seed), counter, device=torch.device(device) if device else None)
 
 
 def reduce_shards(
     parts: Sequence[Tensor], dim: int, start: int, size: int, **epilogue: Any
 ) -> tuple[Tensor, Tensor]:
-    """(norm(activation(total)), total), total = scale * sum of parts + bias + residual, of the
-    slice [start, start + size) of ``dim``.
+    """Return (norm(activation(total)), total) of the slice [start, start + size) of ``dim``.
 
-    The parts are added in order, in float32 (float64 for float64). total is empty unless
-    ``keep_total``. ``epilogue``: scale, bias, residual, activation ("relu", "gelu", "gelu_tanh",
-    "silu"), norm ("layer", "rms") over the last ``normalized`` dims, weight, norm_bias, eps,
-    keep_total, dtype.
+    total is scale * sum of parts + bias + residual, and empty unless ``keep_total``. The parts are
+    added in order, in float32 (float64 for float64). ``epilogue``: scale, bias, residual,
+    activation ("relu", "gelu", "gelu_tanh", "silu"), norm ("layer", "rms") over the last
+    ``normalized`` dims, weight, norm_bias, eps, keep_total, dtype.
     """
     return _ops.reduce_shards(parts, dim, start, size, **epilogue)
 
@@ -198,12 +198,11 @@ def reduce_shards(
 def split_cross_entropy(
     logits: Tensor, target: Tensor, weight: Tensor | None, dim: int, start: int, smooth: bool
 ) -> Tensor:
-    """Numbers for each row over this rank's classes, which begin at ``start``: [3, rows], or [5,
-    rows] if ``smooth``.
+    """Return numbers for each row over this rank's classes, which begin at ``start``.
 
-    Largest logit m; sum of exp(x - r), with r = m, or 0 where m is -inf; x[target], 0 where it
-    is not held here; sum of weight * (x - r); sum of weight. In float32, or float64 for float64
-    logits.
+    They are [3, rows], or [5, rows] if ``smooth``: the largest logit m; the sum of exp(x - r), with
+    r = m, or 0 where m is -inf; x[target], or 0 where another rank holds it; the sum of weight * (x
+    - r); the sum of weight. They are in float32, or float64 for float64 logits.
     """
     return _ops.split_cross_entropy(logits, target, weight, dim, start, smooth)
 
@@ -211,14 +210,18 @@ def split_cross_entropy(
 def split_cross_entropy_backward(
     logits: Tensor, target: Tensor, rows: Tensor, weight: Tensor | None, dim: int, start: int
 ) -> Tensor:
-    """exp(logits - r) * scale - weight * shift, minus pick at the target; ``rows`` is [4, rows]: r,
-    scale, shift, pick."""
+    """Return exp(logits - r) * scale - weight * shift, minus pick at the target.
+
+    ``rows`` is [4, rows]: r, scale, shift, pick.
+    """
     return _ops.split_cross_entropy_backward(logits, target, rows, weight, dim, start)
 
 
 def masked_embedding(table: Tensor, index: Tensor, start: int, scale: float = 1.0) -> Tensor:
-    """scale * table[index - start], zeros where that row is not held. [held, width], [...] ->
-    [..., width]."""
+    """Return scale * table[index - start], with zeros where this rank does not hold the row.
+
+    The shapes are [held, width], [...] -> [..., width].
+    """
     return _ops.masked_embedding(table, index, start, scale)
 
 
@@ -231,23 +234,26 @@ def masked_embedding_backward(
     by_count: bool = False,
     scale: float = 1.0,
 ) -> Tensor:
-    """[..., width], [...] -> [rows, width]: each row held here gets scale * the sum of its
-    look-ups' gradients, in order; divided by their number if ``by_count``. Row ``padding_idx`` gets
-    none."""
+    """Return the gradient of the rows held here, by adding up the gradients of their look-ups.
+
+    The shapes are [..., width], [...] -> [rows, width]. Each row gets scale * the sum of its
+    look-ups' gradients, in order, divided by their number if ``by_count``. Row ``padding_idx`` gets
+    none.
+    """
     return _ops.masked_embedding_backward(
         gradient, index, rows, start, padding_idx, by_count, scale
     )
 
 
 def streamed_copy_(out: Tensor, source: Tensor) -> Tensor:
-    """Copies a contiguous tensor on the CPU into another of its dtype and shape, past the caches:
-    for large blocks that nobody reads soon."""
+    """Copy a contiguous CPU tensor into another of its dtype and shape, bypassing the caches. For
+    large blocks that nobody reads soon."""
     _ops.streamed_copy_(out, source)
     return out
 
 
 def _filled(out: Tensor, *_: object) -> None:
-    """Nothing to do without data."""
+    """Do nothing: the fake implementation of an op that fills its first argument in place."""
 
 
 def _register_fakes() -> None:

@@ -1,4 +1,4 @@
-"""The sum of a partial tensor's addends with what follows it, in one pass over them."""
+"""Sum of a partial tensor's addends together with the ops that follow it, in one pass."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ _aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """norm(activation(scale * sum)): what follows a sum, without its tensors.
+    """Ops that follow a sum, without their tensors: norm(activation(scale * sum)).
 
     Args:
+        scale: factor of the sum.
         activation: "none", "relu", "gelu", "gelu_tanh", "silu".
         norm: "none", "layer", "rms", over the last ``normalized`` dims.
+        normalized: number of dims that ``norm`` covers.
+        eps: epsilon of ``norm``.
     """
 
     scale: float = 1.0
@@ -35,7 +38,7 @@ class Epilogue:
 def _at_silu(grad: Tensor, x: Tensor) -> Tensor:
     if not torch.is_grad_enabled():
         return _aten.silu_backward(grad, x)
-    s = x.sigmoid()  # that op has no derivative
+    s = x.sigmoid()  # silu_backward has no derivative, so use ops that have one
     return grad * s * (1 + x * (1 - s))
 
 
@@ -54,8 +57,8 @@ ACTIVATIONS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The tensors that an epilogue reads beside the parts; each may be absent. bias: one number per
-    column; residual: of the result's shape."""
+    """Tensors that an epilogue reads in addition to the parts; each may be absent. ``bias`` has one
+    number per column, and ``residual`` has the shape of the result."""
 
     bias: Tensor | None = None
     residual: Tensor | None = None
@@ -67,17 +70,17 @@ class Source(Protocol):
     """A source of the parts, which also takes the gradient of their sum."""
 
     def open(self, tensors: Sequence[Tensor]) -> AbstractContextManager[tuple[list[Tensor], Slice]]:
-        """The parts, to be read inside the block, and what of them is kept."""
+        """Open the parts for reading inside the block, with the slice of them that is kept."""
         ...
 
     def back(self, grad: Tensor) -> Sequence[Tensor]:
-        """The gradient of the kept sum -> of each tensor."""
+        """Return the gradient of each tensor, from the gradient of the kept sum."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """[start, start + size) of ``dim``."""
+    """The index range [start, start + size) of ``dim``."""
 
     dim: int
     start: int
@@ -86,7 +89,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Parts that this rank has, of one shape."""
+    """Source of ``count`` parts of one shape that this rank already has."""
 
     kept: Slice
     shape: tuple[int, ...]
@@ -110,14 +113,14 @@ def reduce_shards(
     kept: Slice | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """norm(activation(scale * sum of parts + bias + residual)), of what is kept, in one pass.
+    """Return the kept slice of norm(activation(scale * sum of parts + bias + residual)).
 
     ```
     [n, m], [n, m], ... -> [n, m]          kept=Slice(0, 1, 2):  -> [2, m], rows 1 and 2
     ```
 
-    The parts are added in their order, in float32 (float64 for float64). Differentiable any number
-    of times.
+    All is computed in one pass over the parts, which are added in their order, in float32 (float64
+    for float64). Differentiable any number of times.
 
     Raises:
         ValueError: there are no parts.
@@ -141,13 +144,14 @@ def reduce_from(
     given: Given,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """``reduce_shards`` of the parts that ``source`` makes of ``tensors``."""
+    """Apply ``reduce_shards`` to the parts that ``source`` opens from ``tensors``."""
     beside = (given.bias, given.residual, given.weight, given.norm_bias)
     return _Reduce.apply(source, epilogue, dtype, *beside, *tensors)[0]
 
 
 class _Reduce(torch.autograd.Function):
-    """
+    """Autograd function of a sum of parts with its epilogue.
+
     ```
     forward    parts -> total -> out
     backward   grad of out -> of total, by torch's ops -> of every part: the same, scaled
@@ -175,12 +179,14 @@ class _Reduce(torch.autograd.Function):
                 weight=weight,
                 norm_bias=norm_bias,
                 eps=epilogue.eps,
+                # Backward recomputes activation and norm from the total; a plain sum needs neither.
                 keep_total=shaped and any(ctx.needs_input_grad),
                 dtype=dtype,
             )
         ctx.source, ctx.epilogue, ctx.shaped, ctx.inner = source, epilogue, shaped, parts[0].dtype
         ctx.save_for_backward(total, weight, norm_bias, bias)
-        ctx.set_materialize_grads(False)
+        ctx.set_materialize_grads(False)  # an unused total has gradient None instead of zeros
+        # The total is an output, so that a second derivative flows through the saved tensor.
         return out, total
 
     @staticmethod
@@ -213,7 +219,8 @@ def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 
 def through_activation(activation: str, total: Tensor, grad: Tensor) -> Tensor:
-    """Gradient of activation(total) -> of total, by torch ops that can be differentiated again."""
+    """Return the gradient of total from the gradient of activation(total). It uses torch ops that
+    can be differentiated again."""
     return ACTIVATIONS[activation][1](_wide(grad), _wide(total)).to(total.dtype)
 
 
@@ -224,7 +231,8 @@ def _through(
     norm_bias: Tensor | None,
     grad: Tensor,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Gradients of total, weight and norm_bias, by torch ops that can be differentiated again."""
+    """Return the gradients of total, weight and norm_bias, by ops that can be differentiated
+    again."""
     dtype = total.dtype
     x, grad = _wide(total), _wide(grad)
     activate, slope = ACTIVATIONS[epilogue.activation]
@@ -238,8 +246,11 @@ def _through(
 def _through_norm(
     epilogue: Epilogue, y: Tensor, weight: Tensor | None, norm_bias: Tensor | None, grad: Tensor
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """y = weight * z + norm_bias, z = (y - mean) * scale: of the gradient of z only the part that
-    changes neither mean nor scale reaches y."""
+    """Return the gradients of y, weight and norm_bias.
+
+    The norm is weight * z + norm_bias with z = (y - mean) * scale. Only the part of z's gradient
+    that changes neither mean nor scale reaches y.
+    """
     dims = tuple(range(y.ndim - epilogue.normalized, y.ndim))
     lead = tuple(range(y.ndim - epilogue.normalized))
     if epilogue.norm == "layer":

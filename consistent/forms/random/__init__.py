@@ -1,4 +1,4 @@
-"""Random numbers that do not depend on how a tensor is cut."""
+"""Forms of random ops whose numbers do not depend on the layout of a tensor."""
 
 from . import draw, dropout, generator
 

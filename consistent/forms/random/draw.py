@@ -1,9 +1,9 @@
-"""Random values of global tensors: each a function of (seed, op counter, logical index), whatever
-the layout.
+"""Random values of global tensors: each is a function of (seed, op counter, logical index).
 
-Every op takes one key on every rank, also on ranks that hold ``meta`` shards, so that the counters
-agree. A ``generator=`` of the user's is honoured: the key is drawn from it, which gives the same
-numbers on all ranks if they seeded it alike, as they must with torch's own seed.
+They do not depend on the layout. Every op takes one key on every rank, also on ranks that hold
+``meta`` shards, so that the counters agree. A user's ``generator=`` is honoured: the key is drawn
+from it, which gives the same numbers on all ranks if they seeded it with the same seed, as they
+must with torch's global seed.
 """
 
 from __future__ import annotations
@@ -33,11 +33,15 @@ _DRAWN = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def key_from(given: torch.Generator | None, what: str, placement: Placement | None) -> RngState:
-    """The key of one op, ``what``, on ``placement`` (None if it draws nothing): the next of the
-    global state, or one drawn from the user's generator.
+    """Return the key of one op, from the global state or drawn from the user's generator.
+
+    Args:
+        given: the user's generator, or None.
+        what: name of the op.
+        placement: placement of the op's tensor, or None if the op draws nothing.
 
     Raises:
-        RuntimeError: ranks of ``placement`` are about to draw other numbers.
+        RuntimeError: ranks of ``placement`` are about to draw different numbers.
     """
     if given is None:
         seed, counter = generator.next_key(what, placement)
@@ -47,12 +51,13 @@ def key_from(given: torch.Generator | None, what: str, placement: Placement | No
 
 
 def key_of(shard: Shards) -> RngState:
-    """The key of the call of a form."""
+    """Return the random key for the call of a form."""
     return key_from(shard.kwargs.get("generator"), shard.call.name, shard.placement)
 
 
 def _compare(given: torch.Generator, what: str, placement: Placement | None) -> None:
-    """The first times, raise on all ranks if their generators would draw other numbers."""
+    """Raise on all ranks if their generators would draw different numbers. Only the first few calls
+    of an op compare."""
 
     def state() -> str:
         return f"generator= of seed {given.initial_seed()}, {digest(given.get_state())}"
@@ -63,8 +68,8 @@ def _compare(given: torch.Generator, what: str, placement: Placement | None) -> 
 def fill(
     draw: Callable[..., Any], x: Tensor, spec: TensorSpec, key: RngState, *params: Any
 ) -> None:
-    """Fill ``x``, this rank's shard of ``spec``, by one of the native ops. On a P axis the first
-    rank holds the value, the others zeros."""
+    """Fill ``x``, this rank's shard of ``spec``, with one of the native ops. On a P axis the first
+    rank holds the value, and the others hold zeros."""
     at = my_coordinate(spec.placement)
     if at is None:
         return
@@ -82,8 +87,8 @@ def fill(
 
 
 def boxes(spec: TensorSpec, at: Coordinate) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
-    """(starts in the logical tensor, place in the shard) of each box that the rank at ``at``
-    holds."""
+    """Yield (starts in the logical tensor, slices of the shard) of each box of the rank at
+    ``at``."""
     by_dim = []
     for runs in spec.runs(at):
         ends = [0, *itertools.accumulate(size for _, size in runs)]
@@ -100,7 +105,7 @@ def _fill_box(
     key: RngState,
     *params: Any,
 ) -> None:
-    """``fill`` of a box that begins at ``starts`` of the logical tensor."""
+    """Fill one box that begins at ``starts`` of the logical tensor, as ``fill`` does."""
     sizes = tuple(spec.shape)
     where = {"seed": key.seed, "counter": key.counter}
     if x.is_complex():
@@ -115,7 +120,7 @@ def _fill_box(
 
 
 def _adds(spec: TensorSpec, at: Coordinate) -> bool:
-    """Whether the rank at ``at`` is first on each axis where ``spec`` is P."""
+    """Return whether the rank at ``at`` is first on each axis where ``spec`` is P."""
     return not any(entry is P and step for entry, step in zip(spec.sbp, at, strict=True))
 
 
@@ -124,14 +129,15 @@ def _adds(spec: TensorSpec, at: Coordinate) -> bool:
 
 @form("random_fill")
 def random_fill(shard: Shards) -> Tensor:
-    """x.uniform_(), x.normal_(), ...; bernoulli(x) draws with x as probabilities."""
+    """Run ``x.uniform_()``, ``x.normal_()`` and similar ops. ``bernoulli(x)`` takes ``x`` as
+    probabilities."""
     x, spec, call = shard.tensors[0], shard.outs[0], shard.call
     key = key_of(shard)
     if call.inplace and not records((x,)):
         out = x
     else:
-        # Numbers are drawn outside autograd; an in-place op on a tensor with a history copies them
-        # into it.
+        # Numbers are drawn outside autograd. An in-place op on a tensor that autograd tracks copies
+        # them into it, so that autograd sees the write.
         out = torch.empty_like(x, requires_grad=False)
     _FILLS[call.name](shard, out, spec, key)
     if call.inplace and out is not x:
@@ -141,7 +147,8 @@ def random_fill(shard: Shards) -> Tensor:
 
 
 class _Drawn(torch.autograd.Function):
-    """Numbers drawn with ``sources`` as parameters, whose gradient is 0, as in torch."""
+    """Autograd function for drawn numbers. The gradient of their parameters ``sources`` is 0, as in
+    torch."""
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, *sources: Tensor) -> Tensor:
@@ -161,10 +168,11 @@ def _drawn(out: Tensor, *sources: Tensor) -> Tensor:
 def fill_normal(
     x: Tensor, spec: TensorSpec, key: RngState, mean: Any = 0.0, std: Any = 1.0
 ) -> None:
-    """Normal values; a complex one has half of the variance in each part."""
+    """Fill ``x`` with normal values. A complex value has half of the variance in each part."""
     if x.is_complex():
         fill(load.normal_, x, spec, key, 0.0, std / math.sqrt(2))
         at = my_coordinate(spec.placement)
+        # On a P axis only the first rank holds values, so only that rank adds the mean.
         if mean and at is not None and _adds(spec, at):
             x.add_(mean)
     else:
@@ -172,19 +180,19 @@ def fill_normal(
 
 
 def fill_integers(x: Tensor, spec: TensorSpec, key: RngState, low: int, high: int) -> None:
-    """Whole numbers in [low, high)."""
+    """Fill ``x`` with random integers of [low, high)."""
     fill(load.randint_, x, spec, key, low, high)
 
 
 def fill_uniform(
     x: Tensor, spec: TensorSpec, key: RngState, low: Any = 0.0, high: Any = 1.0
 ) -> None:
-    """Numbers in [low, high)."""
+    """Fill ``x`` with uniform numbers of [low, high)."""
     fill(load.uniform_, x, spec, key, low, high)
 
 
 def permutation(n: int, key: RngState, device: torch.device) -> Tensor:
-    """0 to n - 1 in random order: the same on every rank."""
+    """Return the integers 0 to n - 1 in a random order that is the same on every rank."""
     seed, counter = key
     return load.randperm(n, seed=seed, counter=counter, device=device)
 
@@ -200,8 +208,8 @@ def _bernoulli(shard: Shards, x: Tensor, spec: TensorSpec, key: RngState) -> Non
 
 
 def _random(shard: Shards, x: Tensor, spec: TensorSpec, key: RngState) -> None:
-    """random_(), random_(to), random_(from, to); without ``to``, up to the largest integer that the
-    dtype holds exactly."""
+    """Fill ``x`` for random_(), random_(to) or random_(from, to). Without ``to``, values go up to
+    the largest integer for which the dtype holds all integers exactly."""
     low, high = shard.get("from", 0), shard.get("to")
     if len(shard.args) == 2 and "to" not in shard.kwargs:
         low, high = 0, low
@@ -214,15 +222,16 @@ def _most(dtype: torch.dtype) -> int:
     if dtype is torch.bool:
         return 2
     if dtype.is_floating_point:
-        return round(2 / torch.finfo(dtype).eps) + 1
+        return round(2 / torch.finfo(dtype).eps) + 1  # integers up to 2 / eps are exact
     return min(torch.iinfo(dtype).max + 1, (1 << 63) - 1)
 
 
 def _by(draw: Callable[..., Any], **params: float) -> Callable[..., None]:
-    """A fill whose parameters are those of torch, with torch's defaults."""
+    """Return a fill function that reads its parameters from the call, under torch's names.
+    ``params`` has torch's defaults."""
 
     def run(shard: Shards, x: Tensor, spec: TensorSpec, key: RngState) -> None:
-        # ``from`` is a keyword of Python.
+        # ``from`` is a Python keyword, hence the trailing underscore in the parameter's name.
         values = [shard.get(name.rstrip("_"), default) for name, default in params.items()]
         draw(x, spec, key, *values)
 
@@ -253,7 +262,7 @@ _FILLS: dict[str, Callable[..., None]] = {
 
 @form("random_like")
 def random_like(shard: Shards) -> Tensor:
-    """rand_like, randn_like, randint_like: only the operand's shape is read."""
+    """Run rand_like, randn_like or randint_like, which read only the operand's shape."""
     spec = shard.outs[0]
     key = key_of(shard)
     out = torch.empty(shard.out_shape(), dtype=spec.dtype, device=shard.tensors[0].device)
@@ -269,8 +278,8 @@ def random_like(shard: Shards) -> Tensor:
 
 @form("normal_of")
 def normal_of(shard: Shards) -> Tensor:
-    """torch.normal(mean, std) where one of them, or both, is a tensor; their gradient is 0, as
-    in torch."""
+    """Run torch.normal(mean, std) where ``mean``, ``std`` or both are tensors. Their gradient is 0,
+    as in torch."""
     mean, std = (
         *shard.args,
         *(shard.kwargs[n] for n in ("mean", "std") if n in shard.kwargs),
@@ -292,7 +301,8 @@ def normal_of(shard: Shards) -> Tensor:
 
 @form("seeded")
 def seeded(shard: Shards) -> Any:
-    """torch's own op, on whole tensors: ``multinomial``, ``poisson``, ..."""
+    """Run torch's own op (``multinomial``, ``poisson``, ...) on whole tensors. Every rank uses the
+    same seed."""
     given = shard.kwargs.get("generator")
     if given is not None:
         _compare(given, shard.call.name, shard.placement)
@@ -301,7 +311,7 @@ def seeded(shard: Shards) -> Any:
         return shard.run(*shard.args, **shard.kwargs)
 
 
-# Simulated ranks share torch's generators.
+# Simulated ranks are threads that share torch's generators, so only one may seed them at a time.
 _torch_generators = threading.RLock()
 
 
@@ -313,17 +323,17 @@ _seeding = _Seeding()
 
 
 def is_seeding() -> bool:
-    """Whether torch's generators are seeded for one op, which draws now."""
+    """Return whether this thread is running an op for which torch's generators were seeded."""
     return _seeding.depth > 0
 
 
 @contextmanager
 def seeded_generators(key: RngState, devices: Sequence[torch.device]) -> Iterator[None]:
-    """Inside, torch's generators of these devices start from ``key``; afterwards they are as
-    before."""
+    """Seed torch's generators for these devices by ``key`` inside the block. Their states are
+    restored afterwards."""
     generators = [torch.default_generator]
     generators += [torch.cuda.default_generators[d.index] for d in set(devices) if d.type == "cuda"]
-    # Mixed by multiplication, so that neighbouring keys give seeds far apart.
+    # Multiplied by a large odd number, so that neighbouring keys give seeds that are far apart.
     seed = (key.seed + (key.counter + 1) * 0x9E3779B97F4A7C15) & 0x7FFF_FFFF_FFFF_FFFF
     with _torch_generators:
         before = [g.get_state() for g in generators]

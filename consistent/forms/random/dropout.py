@@ -1,7 +1,7 @@
-"""Dropout in all its kinds, and rrelu: a mask or slope is a function of the logical index of its
-element.
+"""Dropout in all its variants, and rrelu.
 
-The key is taken on every rank at each call in training, so that a rate of 0 counts like any other.
+Each mask or slope is a function of the element's logical index. In training the key is taken on
+every rank at each call, so that a rate of 0 advances the op counter like any other rate.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .generator import RngState
 
 
 def dropped(x: Tensor, p: float, spec: TensorSpec, key: RngState) -> Tensor:
-    """``x`` with a part ``p`` of its elements zero and the rest divided by 1 - p;
-    differentiable."""
+    """Set a fraction ``p`` of the elements of ``x`` to zero and divide the rest by 1 - p.
+    Differentiable."""
     if x.is_complex():
         return x * dropped(torch.ones_like(x.real.detach()), p, spec, key)
     at, sizes = my_coordinate(spec.placement), tuple(spec.shape)
@@ -39,8 +39,16 @@ def dropped_runs(
     key: RngState,
     starts: tuple[int, ...] = (),
 ) -> Tensor:
-    """``dropped`` of what has these runs of each dim of a logical tensor of ``sizes``. Where
-    ``starts`` of the first dims are given, it is one run of each of them."""
+    """Apply ``dropped`` to a tensor that has several runs of each dim of the logical tensor.
+
+    Args:
+        x: the tensor.
+        p: the fraction to drop.
+        runs: (start, size) of the runs of each dim that ``x`` holds.
+        sizes: shape of the logical tensor.
+        key: the key to draw by.
+        starts: starts of the first dims, for which ``x`` holds a single run; used by the recursion.
+    """
     dim = len(starts)
     if dim == x.ndim:
         return _dropped_box(x, p, sizes, key, starts)
@@ -65,18 +73,20 @@ def _written(shard: Shards, value: Tensor) -> Tensor:
 
 
 def _off(shard: Shards) -> bool:
-    """Whether nothing is dropped. The key is taken all the same: p = 0 counts like any other p."""
+    """Return whether nothing is dropped. The key is still taken, because p = 0 counts like any
+    other p."""
     return shard.get("p", 0.5) == 0 or shard.get("train") is False
 
 
 def _key(shard: Shards) -> RngState:
-    """The key of the call. Seeds may differ where nothing is dropped."""
+    """Return the key of the call. Where nothing is dropped, the ranks' seeds may differ and are not
+    compared."""
     return key_from(None, shard.call.name, None if _off(shard) else shard.placement)
 
 
 @form("dropout")
 def dropout(shard: Shards) -> Tensor:
-    """torch.dropout on a shard: the mask is a function of the logical index."""
+    """Run torch.dropout on a shard, with a mask that is a function of the logical index."""
     key = _key(shard)
     if _off(shard):
         return shard.tensors[0]
@@ -85,7 +95,7 @@ def dropout(shard: Shards) -> Tensor:
 
 @form("native_dropout")
 def native_dropout(shard: Shards) -> tuple[Tensor, Tensor]:
-    """The dropped tensor, and the mask."""
+    """Return the dropped tensor and the mask."""
     key, x = _key(shard), shard.tensors[0]
     ones = torch.ones(x.shape, dtype=torch.float32, device=x.device)
     if _off(shard):
@@ -96,7 +106,7 @@ def native_dropout(shard: Shards) -> tuple[Tensor, Tensor]:
 
 @form("feature_dropout")
 def feature_dropout(shard: Shards) -> Tensor:
-    """Whole channels are dropped: the mask's index is over the first two dims."""
+    """Drop whole channels: the index of the mask is over the first two dims."""
     key, x = _key(shard), shard.tensors[0]
     if _off(shard):
         return x
@@ -104,7 +114,7 @@ def feature_dropout(shard: Shards) -> Tensor:
 
 
 def _feature_mask(shard: Shards, x: Tensor, p: float, key: RngState) -> Tensor:
-    """Zeros and 1 / (1 - p), one for each of the first two dims, as ``[n, c, 1, ...]``."""
+    """Return a mask of zeros and 1 / (1 - p) with one number per channel, as ``[n, c, 1, ...]``."""
     spec, rest = shard.specs[0], x.ndim - 2
     starts = spec.region(shard.coordinate)[0]
     ones = torch.ones((*x.shape[:2], *[1] * rest), dtype=_real(x.dtype), device=x.device)
@@ -124,19 +134,19 @@ def _real(dtype: torch.dtype) -> torch.dtype:
 
 @form("alpha_dropout")
 def alpha_dropout(shard: Shards) -> Tensor:
-    """alpha_dropout and feature_alpha_dropout: what is dropped becomes -alpha; mean and variance
-    are kept."""
+    """Run alpha_dropout or feature_alpha_dropout. Dropped elements become -alpha, and mean and
+    variance are kept."""
     key, x, p = _key(shard), shard.tensors[0], shard.get("p", 0.5)
     if _off(shard):
         return x
-    if p == 1:
+    if p == 1:  # the scale below would divide by zero
         return _written(shard, x * torch.zeros_like(x))
     if shard.call.name == "alpha_dropout":
         ones = torch.ones(x.shape, dtype=_real(x.dtype), device=x.device)
         kept = dropped(ones, p, shard.specs[0], key) != 0
     else:
         kept = _feature_mask(shard, x, p, key) != 0
-    alpha = 1.7580993408473766
+    alpha = 1.7580993408473766  # SELU's scale * alpha, as in torch
     a = 1 / math.sqrt((alpha * alpha * p + 1) * (1 - p))
     noise = kept.to(_real(x.dtype))
     return _written(shard, x * (noise * a) + ((noise - 1) * (alpha * a) + alpha * a * p))
@@ -144,7 +154,7 @@ def alpha_dropout(shard: Shards) -> Tensor:
 
 @form("rrelu")
 def rrelu(shard: Shards) -> Tensor:
-    """A slope for each element that is not positive, drawn in [lower, upper)."""
+    """Scale each element that is not positive by a slope drawn from [lower, upper)."""
     x = shard.tensors[0]
     slopes = torch.empty_like(x, requires_grad=False)
     key = key_of(shard)

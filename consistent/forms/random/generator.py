@@ -3,18 +3,19 @@
 Numbers are drawn by Philox from (seed, count, logical element index), so they depend on the program
 and the seed but not on placement or SBP.
 
-The seed is that of torch's default CPU generator, and the count belongs to that generator. It
-travels in the generator's state, in bits that torch leaves empty (a state holds each 32-bit word of
-the Mersenne twister in 64 bits), so that whatever seeds, saves, clones or restores torch's
-generator does so with this state, too: ``torch.manual_seed``, ``get_rng_state``, ``fork_rng``,
-``torch.save`` of a state, activation checkpointing. Torch's own numbers are not touched by it, nor
-the count by them: a rank that draws plain numbers of its own still draws the same global ones.
+The seed is that of torch's default CPU generator, and the count belongs to that generator. The
+count is stored in the generator's state, in bits that torch leaves empty (a state holds each 32-bit
+word of the Mersenne twister in 64 bits). Whatever seeds, saves, clones or restores torch's
+generator therefore does so with the count, too: ``torch.manual_seed``, ``get_rng_state``,
+``fork_rng``, ``torch.save`` of a state, activation checkpointing. Torch's own numbers do not depend
+on the count, nor the count on them: a rank that draws plain numbers of its own still draws the same
+global numbers.
 
-Every rank must seed alike. A rank with another seed would draw other numbers: the pieces of a split
-tensor would be random all the same, but a broadcast tensor would differ between ranks. So ranks
-compare seed and count the first times that an op of some name draws, and in check mode each time. A
-program that never seeds draws from a fixed seed, since torch's own default differs from process to
-process.
+Every rank must use the same seed. A rank with another seed would draw other numbers: the pieces of
+a split tensor would still be random, but a broadcast tensor would differ between ranks. So ranks
+compare seed and count the first few times that an op of some name draws, and in check mode each
+time. A program that never seeds draws from a fixed seed, since torch's own default differs from
+process to process.
 """
 
 from __future__ import annotations
@@ -36,29 +37,30 @@ from ...spec import Placement
 
 # torch's long-standing default seed.
 DEFAULT_SEED = 67280421310721
-# Seeds that people choose are small; the ones that torch draws for itself have 53 random bits.
+# Seeds that people choose are small. The seeds that torch draws for itself have 53 random bits, so
+# a seed of 2^32 or more at import means that nobody has seeded yet.
 _UNSEEDED = torch.initial_seed() if torch.initial_seed() >= 1 << 32 else None
 
-# Byte offset of the first words in a state of the Mersenne twister; each has 32 bits to spare.
+# Byte offset of the Mersenne twister's words in a state; each word has 32 unused bits.
 _FIRST_WORD = 24
-_HALF = 31  # bits of the count in one word; the sign stays free
-_STATE_BYTES = 5000  # the least that a state of a CPU generator has
+_HALF = 31  # bits of the count stored in one word; the sign bit is not used
+_STATE_BYTES = 5000  # minimum size of a CPU generator's state
 
 
 class RngState(NamedTuple):
-    """The state that has to be restored to draw the same numbers again."""
+    """State that must be restored to draw the same numbers again."""
 
     seed: int
     counter: int
 
     def words(self) -> str:
-        """The state in words, for messages."""
+        """Return the state as text, for error messages."""
         return f"seed {self.seed}, random op {self.counter}"
 
 
 def _empty() -> MutableMapping[torch.Generator, int]:
-    """Generators -> numbers. Before torch 2.13 nothing can refer weakly to a generator, so one that
-    has a count stays alive."""
+    """Return an empty map from generators to counts. Before torch 2.13 a generator cannot be weakly
+    referenced, so a generator that has a count stays alive."""
     try:
         weakref.ref(torch.default_generator)
     except TypeError:
@@ -71,7 +73,7 @@ _thread = threading.local()
 
 
 def count(of: torch.Generator) -> int:
-    """How many random ops of global tensors drew from ``of`` since it was seeded."""
+    """Return how many random ops of global tensors have drawn from ``of`` since it was seeded."""
     return _counts.get(of, 0)
 
 
@@ -84,7 +86,7 @@ def set_count(of: torch.Generator, value: int) -> None:
 
 
 def with_count(state: torch.Tensor, value: int) -> torch.Tensor:
-    """``state``, as torch gave it out, with the count in it."""
+    """Write the count into ``state``, as torch returned it, and return ``state``."""
     if value:
         words = _words(state)
         words[1], words[3] = value & ((1 << _HALF) - 1), value >> _HALF
@@ -92,22 +94,22 @@ def with_count(state: torch.Tensor, value: int) -> torch.Tensor:
 
 
 def count_in(state: torch.Tensor) -> int:
-    """The count in a state; 0 in one of a program that had none."""
+    """Return the count stored in a state, which is 0 if none was stored."""
     if state.numel() < _STATE_BYTES or state.dtype is not torch.uint8:
-        return 0  # the state of a device's generator
+        return 0  # the state of a CUDA generator, which holds no count
     words = _words(state)
     return words[1] + (words[3] << _HALF)
 
 
 def _words(state: torch.Tensor) -> Any:
-    """The first two words, as four int32: every other one is spare. They are accessed without
-    torch, so that no mode or profiler sees it."""
+    """Return a view of the state's first two words as four int32; every other int32 is unused. The
+    memory is accessed without torch, so that no mode or profiler sees the access."""
     return (ctypes.c_int32 * 4).from_address(state.data_ptr() + _FIRST_WORD)
 
 
 @contextmanager
 def separate(state: RngState) -> Iterator[None]:
-    """Inside, this thread has a state of its own, as simulated ranks in one process need."""
+    """Give this thread its own state inside the block, as simulated ranks in one process need."""
     before = getattr(_thread, "separate", None)
     _thread.separate = state
     try:
@@ -117,7 +119,7 @@ def separate(state: RngState) -> Iterator[None]:
 
 
 def get_state() -> RngState:
-    """The present state."""
+    """Return the current state of this thread."""
     own = getattr(_thread, "separate", None)
     if own is not None:
         return own
@@ -129,8 +131,13 @@ def get_state() -> RngState:
 
 
 def next_key(what: str, placement: Placement | None) -> RngState:
-    """(seed, counter) for one random op; the counter advances by one on every rank. The first times
-    that ``what`` draws on ``placement``, its ranks compare them; None: nothing is drawn."""
+    """Return (seed, counter) for one random op, and advance the counter by one on every rank.
+
+    Args:
+        what: name of the op. The first few times that it draws on ``placement``, the ranks compare
+            their keys.
+        placement: the ranks that draw, or None if nothing is drawn.
+    """
     state = get_state()
     if check_mode.enabled:
         _check_alike(state)
@@ -141,12 +148,12 @@ def next_key(what: str, placement: Placement | None) -> RngState:
 
 
 def is_separate() -> bool:
-    """Whether this thread has a state of its own."""
+    """Return whether this thread has its own state, apart from torch's generator."""
     return getattr(_thread, "separate", None) is not None
 
 
 def advance_to(counter: int) -> None:
-    """The next random op is the one of this number."""
+    """Set the number of the next random op to ``counter``."""
     if is_separate():
         _thread.separate = RngState(_thread.separate.seed, counter)
     else:
@@ -154,8 +161,8 @@ def advance_to(counter: int) -> None:
 
 
 def compare(what: str, placement: Placement | None, drawn_from: Callable[[], str]) -> None:
-    """The first times that ``what`` draws on ``placement``, raise on all its ranks if they draw
-    from other states; one small collective.
+    """Raise on all ranks of ``placement`` if they draw from different states. Only the first few
+    calls for ``what`` compare, with one small collective each.
 
     Raises:
         RuntimeError: names the state of each rank.

@@ -1,10 +1,10 @@
-"""Numbers that are drawn for plain tensors where every rank runs the same code on whole values, as
-in a user's ``autograd.Function``: what comes out counts as B, so they must be the same on all.
+"""Random numbers for plain tensors where every rank runs the same code on whole values.
 
-Torch's generators may be anywhere: a rank may have drawn plain numbers of its own before. So the
-code is lent a stream that begins from the key of a random op of global tensors, and each generator
-gets its own state back afterwards. The seed and the count of global random ops stay what they are,
-and ops on global tensors inside draw as everywhere.
+A user's ``autograd.Function`` is such code: its results count as B, so the numbers must be the same
+on all ranks. Torch's generators may be at any position, because a rank may have drawn plain numbers
+of its own before. So the code draws from a temporary stream that begins from the key of a random op
+of global tensors, and each generator gets its own state back afterwards. The seed and the count of
+global random ops stay unchanged, and ops on global tensors inside draw as they do everywhere.
 """
 
 from __future__ import annotations
@@ -26,11 +26,16 @@ _64 = (1 << 64) - 1
 
 @contextmanager
 def alike(what: str, placement: Placement, key: RngState, salt: int) -> Iterator[None]:
-    """Inside, plain numbers are drawn from a stream given by ``key`` and ``salt``. If ``what``, the
-    code inside, has drawn any, ranks compare the key the first times.
+    """Draw plain numbers inside the block from a stream given by ``key`` and ``salt``.
+
+    Args:
+        what: name of the code inside. The first few times that it draws, ranks compare the key.
+        placement: the ranks that run the code.
+        key: the key of a random op of global tensors.
+        salt: number that separates streams of the same key.
 
     Raises:
-        RuntimeError: ranks have drawn by other keys.
+        RuntimeError: ranks have drawn by different keys.
     """
     if generator.is_separate():  # simulated ranks share torch's generators
         yield
@@ -45,13 +50,14 @@ def alike(what: str, placement: Placement, key: RngState, salt: int) -> Iterator
 
 
 class _Lent:
-    """One of torch's generators while it draws from another stream."""
+    """One of torch's generators while it draws from a temporary stream."""
 
     def __init__(self, own: torch.Generator, seed: int) -> None:
         self._own, self._seed, self._before = own, own.initial_seed(), own.get_state()
         state = _scratch(own.device).manual_seed(seed).get_state()
         if own.device.type == "cpu":
-            _words(state)[0] = _words(self._before)[0]  # the seed; global random ops draw by it
+            # Keep the seed, from which global random ops draw.
+            _words(state)[0] = _words(self._before)[0]
             generator.with_count(state, generator.count(own))
         self._begin = _position(state)
         own.set_state(state)
@@ -59,11 +65,13 @@ class _Lent:
             self._seed = own.initial_seed()
 
     def take_back(self) -> bool:
-        """Go on as before, unless the code inside has seeded again. Returns whether it drew."""
+        """Restore the generator's state, unless the code inside has seeded it. Return whether the
+        code drew or seeded."""
         if self._own.initial_seed() != self._seed:
             return True
         drawn = _position(self._own.get_state()) != self._begin
         if self._own.device.type == "cpu":
+            # The code inside may have run global random ops, so the count moves on.
             generator.with_count(self._before, 0)
             generator.with_count(self._before, generator.count(self._own))
         self._own.set_state(self._before)
@@ -71,7 +79,7 @@ class _Lent:
 
 
 def _generators(device: torch.device) -> list[torch.Generator]:
-    """Those that plain ops on the CPU and on ``device`` draw from."""
+    """Return the generators that plain ops on the CPU and on ``device`` draw from."""
     if device.type != "cuda" or not torch.cuda.is_initialized():
         return [torch.default_generator]
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -84,13 +92,14 @@ def _scratch(device: torch.device) -> torch.Generator:
 
 
 def _words(state: torch.Tensor) -> ctypes.Array:
-    """The first words of a state. They are accessed without torch, so that no mode sees it."""
+    """Return a view of the state's first words. The memory is accessed without torch, so that no
+    mode sees the access."""
     return (ctypes.c_uint64 * 3).from_address(state.data_ptr())
 
 
 def _position(state: torch.Tensor) -> bytes:
-    """Where in its stream a generator is: its state without the count of global random ops, which
-    stands in two words behind the first three."""
+    """Return a generator's position in its stream, as bytes. It is the state without the count of
+    global random ops, which is stored in the two words after the first three."""
     where, size = state.data_ptr(), state.numel()
     if size <= 40:
         return ctypes.string_at(where, size)
@@ -98,7 +107,7 @@ def _position(state: torch.Tensor) -> bytes:
 
 
 def _mixed(key: RngState, salt: int) -> int:
-    """A seed from three numbers, by the finaliser of SplitMix64."""
+    """Mix three numbers into one seed, with the finaliser of SplitMix64."""
     found = 0
     for value in (key.seed, key.counter, salt):
         found = (found + value + 0x9E3779B97F4A7C15) & _64

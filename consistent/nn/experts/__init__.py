@@ -1,4 +1,4 @@
-"""Mixtures whose tokens are sent to the ranks that have their experts."""
+"""Expert parallelism: tokens are sent to the ranks that hold their experts."""
 
 from .forward import install_experts, take_off_experts
 from .kinds import count_of, takes_routed

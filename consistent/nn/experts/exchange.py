@@ -1,4 +1,4 @@
-"""Rows that go to the ranks which have their experts, and come back: on plain tensors.
+"""Send rows to the ranks that hold their experts, and results back, on plain tensors.
 
 ```
 2 ranks, 4 experts, top 1     rank 0: experts 0, 1            rank 1: experts 2, 3
@@ -8,9 +8,9 @@ there                         c a e   of experts 0 1 0        b f d   of experts
 and back                      c a | b                         e | f d
 ```
 
-The ranks first tell each other how many rows of each expert come, and how many they send to each
-rank, in one small message; then the rows are one all-to-all, and so is the way back. The gradient
-of each is the other.
+First the ranks exchange, in one small message, how many rows they send for each expert and to each
+rank. Then one all-to-all sends the rows, and another one the results. Each of the two is the
+backward of the other.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ _ON_ROUTED = callbacks("on_routed")
 
 @dataclass(frozen=True)
 class Owners:
-    """Who has which experts.
+    """Assignment of experts to the ranks of one group.
 
     Args:
-        ranks: those among which the experts are divided.
-        me: this rank's place among them.
-        sizes: how many experts each has; they lie in this order.
-        told: all ranks that run the module, some of them in other groups.
+        ranks: the ranks among which the experts are divided.
+        me: this rank's position in ``ranks``.
+        sizes: the number of experts of each rank; experts are assigned in the order of ranks.
+        told: all ranks that run the module, those of other groups too; they get this group's
+            errors.
     """
 
     ranks: Ranks
@@ -51,16 +52,16 @@ class Owners:
 
 
 class Routes:
-    """Where the rows of this rank go, and what comes to it.
+    """Routing of one call: the rows that this rank sends to each rank, and those that it receives.
 
     Args:
-        index: [tokens, k] of whole numbers, the experts of each token. The number behind the last
-            one says that a token is dropped there, which adds nothing.
-        owners: who has them.
+        index: [tokens, k] of whole numbers, the experts of each token. The number after the last
+            expert marks a dropped choice, which adds nothing to the token.
+        owners: the assignment of experts to ranks.
 
     Raises:
-        ValueError: an index is none of the experts, on any of the ranks; all of them raise it.
-            So do those of other groups.
+        ValueError: an index is out of range on any rank. All ranks raise it, those of other groups
+            too.
     """
 
     def __init__(self, index: Tensor, owners: Owners) -> None:
@@ -74,16 +75,23 @@ class Routes:
         here = sizes[owners.me]
         _check([each[here] for each in told], owners, n)
         self.coming = [each[:here] for each in told]
-        # From each rank to each.
+        # counts[i, j]: the number of rows from rank i to rank j.
         self.counts = torch.tensor([each[here + 1 :] for each in told])
-        # Rows in the order of their experts; those that are dropped come last, and are left out.
+        # Positions of the rows in the order of their experts. Dropped ones sort last and are cut.
         self.order = known.argsort(stable=True)[: int(self.counts[owners.me].sum())]
         for notify in _ON_ROUTED:
             notify(owners.ranks, self.counts.sum(0).tolist())
 
     def _told(self, counts: Tensor, wrong: Tensor) -> list[list[int]]:
-        """What each rank tells this one: how many rows come from it to each expert that is here,
-        how many of its indices are wrong, and how many rows it sends to each rank."""
+        """Exchange the row counts, and return what each rank sent to this one.
+
+        From each rank: the rows that it sends to each expert of this rank, then the number of its
+        wrong indices, then the rows that it sends to each rank.
+
+        Args:
+            counts: [experts], this rank's rows for each expert.
+            wrong: the number of this rank's indices that are out of range.
+        """
         sizes, me = list(self.owners.sizes), self.owners.me
         parts = counts.split(sizes)
         of_all = torch.stack([wrong, *(part.sum() for part in parts)])
@@ -94,14 +102,18 @@ class Routes:
         return _cut(numbers, [length] * len(sizes))
 
     def _balanced(self) -> list[int]:
-        """In a simulation each expert gets as many rows of each rank."""
+        """Return the numbers that a simulation assumes: equally many rows for each expert."""
         n, me, sizes = sum(self.owners.sizes), self.owners.me, list(self.owners.sizes)
         by_rank = _cut([piece(self.rows, n, k)[1] for k in range(n)], sizes)
         return [*by_rank[me], 0, *map(sum, by_rank)] * len(sizes)
 
     def send(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(the rows that come of all ranks' ``x`` [tokens, ...], the place of each one's expert
-        among those that are here)."""
+        """Send the rows of ``x`` [tokens, ...] to their experts' ranks, and return what arrives.
+
+        Returns:
+            the rows that arrive from all ranks, and for each row the index of its expert among the
+            experts of this rank.
+        """
         rows = x.index_select(0, self.order // self.k)
         arrived = swap(rows, self.counts, self.owners.me, self.owners.ranks)
         number = torch.arange(len(self.coming[0])).repeat(len(self.coming))
@@ -109,8 +121,15 @@ class Routes:
         return arrived, expert.to(x.device)
 
     def give_back(self, made: Tensor, weights: Tensor) -> Tensor:
-        """The sum over each token's experts of what they made of it, [tokens, ...], times its
-        ``weights`` [tokens, k]."""
+        """Send results back to their tokens' ranks, and return each token's weighted sum.
+
+        Args:
+            made: this rank's results, a row for each one that arrived.
+            weights: [tokens, k], the weights of each token's experts.
+
+        Returns:
+            [tokens, ...], the sum over each token's experts of result times weight.
+        """
         back = swap(made, self.counts.T, self.owners.me, self.owners.ranks)
         every = back.new_zeros(self.rows, *back.shape[1:]).index_copy(0, self.order, back)
         every = every.unflatten(0, weights.shape)
@@ -135,5 +154,5 @@ def _check(wrong: list[int], owners: Owners, n: int) -> None:
         if len(owners.told) > len(owners.ranks):
             tell(error, owners.told)
         raise
-    if len(owners.told) > len(owners.ranks):  # other groups do not know of each other
+    if len(owners.told) > len(owners.ranks):  # other groups wait to learn that no error occurred
         tell(None, owners.told)

@@ -1,4 +1,4 @@
-"""The forward of a module of experts where each token goes to the ranks that have its experts.
+"""Run the forward of a module of experts on the ranks that hold each token's experts.
 
 ```
                           rank 0                  rank 1
@@ -8,17 +8,18 @@ the module's own forward  on weights [2, ...]     on weights [2, ...]       plai
 sent back, weighted       tokens of its batch     tokens of its batch       global, S(0)
 ```
 
-How many rows a rank gets depends on values, and a spec is known to all plans of a program, so the
-rows in between are no global tensors: the experts' own code runs on plain ones, as if the rank's
-experts were all. It is told that each row has one expert, of weight one. The weights of a token are
-multiplied where it came from, so that they are not sent, and neither are their gradients.
+The number of rows that a rank receives depends on values, but the spec of a global tensor must be
+known in advance. The rows between sending and returning are therefore plain tensors: the module's
+own code runs on them as if this rank's experts were the only ones. Each row is passed with one
+expert, of weight one. A token's weights are applied on the rank that it came from, so neither the
+weights nor their gradients are sent.
 
-Where another axis splits the weights inside each expert, ranks that differ along it have the same
-tokens, and send and get the same rows. There the module's own forward runs on these rows as global
-tensors of such ranks alone, and its weights are split as they lie.
+If another axis splits the weights inside each expert, the ranks that differ along it have the same
+tokens, and send and receive the same rows. The module's own forward then runs on these rows as
+global tensors on these ranks only, with the weights split in the layout that they have.
 
-A call in which tokens are whole along an axis of the experts runs op by op: each rank has all of
-the rows then, and multiplies those of its experts.
+If tokens are replicated along an axis of the experts, the call runs op by op instead: each rank has
+all rows and multiplies those of its experts.
 """
 
 from __future__ import annotations
@@ -43,11 +44,12 @@ from .exchange import Owners
 from .kinds import takes_routed
 from .routed import Routed, in_one_message
 
-_numbers = itertools.count()  # every rank makes the same modules global, in the same order
+# A number means the same module on all ranks: they parallelize modules in the same order.
+_numbers = itertools.count()
 
 
 def install_experts(module: nn.Module, plan: Plan) -> None:
-    """Let the modules inside ``module`` whose experts ``plan`` divides send tokens to them."""
+    """Make each submodule whose experts ``plan`` divides among ranks send tokens to them."""
     for name, part in module.named_modules():
         if not isinstance(part.__dict__.get("forward"), ExpertsForward) and takes_routed(part):
             axes, inside = _axes([plan.layouts(f"{name}.{key}") for key in part._parameters])
@@ -56,8 +58,14 @@ def install_experts(module: nn.Module, plan: Plan) -> None:
 
 
 def _axes(found: list[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The axes along which experts are divided, where all tensors of a module are; and those along
-    which some are split inside each expert. No axes where one is neither, and not whole."""
+    """Return the placement axes that divide experts, and the axes that split inside each expert.
+
+    All tensors of a module must be divided along an axis of the first kind. No axes are returned if
+    the tensors' layouts do not allow sending tokens.
+
+    Args:
+        found: the layouts of the module's tensors, None for one without layouts.
+    """
     if None in found:
         return (), ()
     axes, inside = list[int](), list[int]()
@@ -82,13 +90,15 @@ def take_off_experts(module: nn.Module) -> None:
 
 
 class ExpertsForward:
-    """Python finds it before the class's ``forward``, in the module's ``__dict__``. A class, so
-    that a module that has it can be copied and pickled.
+    """Forward of a module of experts that sends tokens to the ranks of their experts.
+
+    It is stored in the module's ``__dict__``, where Python finds it before the class's ``forward``.
+    A class and not a closure, so that a module with it can be copied and pickled.
 
     Args:
-        module: whose forward it is.
-        axes: of its tensors' placement, along which its experts are divided.
-        inside: those along which some of its tensors are split inside each expert.
+        module: the module of experts.
+        axes: the axes of its tensors' placement along which its experts are divided.
+        inside: the axes along which some of its tensors are split inside each expert.
     """
 
     def __init__(
@@ -118,22 +128,26 @@ class ExpertsForward:
         return attach(out, TensorSpec.of(spec.placement, spec.sbp, shape, out.dtype))
 
     def _on_inside(self, spec: TensorSpec, at: tuple[int, ...]) -> TensorSpec:
-        """How the experts that are here lie on the ranks that differ from the one at ``at`` in
-        ``inside`` only."""
+        """Return the spec of this rank's experts over the ranks that share them.
+
+        These are the ranks that differ from the one at ``at`` only along the axes ``inside``.
+        """
         local = spec.local_shape(at)
         placement = _along(spec.placement, self.inside, at)
         entries = tuple(spec.sbp[axis] for axis in self.inside)
         return TensorSpec.of(placement, entries, (local[0], *spec.shape[1:]), spec.dtype)
 
     def own(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own forward."""
+        """Call the module's own forward."""
         if self.inner is not None:
             return self.inner(*args, **kwargs)
         return type(self.module).forward(self.module, *args, **kwargs)
 
     def _added_up(self, out: Any) -> Any:
-        """``out`` without addends along the axes of the experts: the choice op by op would let the
-        layers after it run on pieces, and move those."""
+        """Return ``out`` with partial sums along the experts' axes reduced to B.
+
+        Left as P, the following layers would run on pieces, which would have to be moved.
+        """
         if not is_global(out):
             return out
         sbp = tuple(
@@ -143,8 +157,10 @@ class ExpertsForward:
         return out.to_global(sbp=sbp)
 
     def _sent_from(self, x: Any, index: Any, weights: Any) -> TensorSpec | None:
-        """How tokens lie where they are sent from; None where they are not to be sent. Specs alone
-        decide, which all ranks know."""
+        """Return the spec in which tokens are sent to experts; None if the call runs op by op.
+
+        The decision depends only on specs, so it is the same on all ranks.
+        """
         if not all(map(is_global, (x, index, weights, *self._tensors().values()))):
             return None
         spec, lead = x._spec, index.ndim - 1
@@ -153,9 +169,9 @@ class ExpertsForward:
         if not fits or index.is_floating_point() or others != {spec.placement}:
             return None
         if spec.placement.size != current().size and not is_apart():
-            return None  # ranks outside know the result from following the ops
+            return None  # ranks outside the placement infer the result by following the ops
         if self.inside and current().records:
-            return None  # what is sent inside could not be told in one message
+            return None  # messages inside the experts do not fit into one recorded message
         split = [isinstance(entry, Split) and entry.dim < lead for entry in spec.sbp]
         split = [each and axis not in self.inside for axis, each in enumerate(split)]
         wide = [axis for axis in self.axes if spec.placement.shape[axis] > 1]
@@ -164,22 +180,24 @@ class ExpertsForward:
         return spec.with_sbp(tuple(e if s else B for e, s in zip(spec.sbp, split, strict=True)))
 
     def _tensors(self) -> dict[str, Any]:
-        """The module's tensors, as forward sees them."""
+        """Return the module's tensors in the layout in which forward sees them, by name."""
         keys = self.module._parameters
         return {key: getattr(self.module, key) for key in keys if keys[key] is not None}
 
 
 @lru_cache(maxsize=1 << 10)
 def _along(placement: Placement, axes: tuple[int, ...], at: tuple[int, ...]) -> Placement:
-    """The ranks that differ from the one at ``at`` in ``axes`` only."""
+    """Return the placement of the ranks that differ from the one at ``at`` in ``axes`` only."""
     places = tuple(slice(None) if axis in axes else at[axis] for axis in range(placement.ndim))
     return Placement(placement.type, placement.ranks[places].tolist())
 
 
 @lru_cache(maxsize=1 << 10)
 def owners(placement: Placement, axes: tuple[int, ...], count: int, at: tuple[int, ...]) -> Owners:
-    """Who has which of ``count`` experts, among the ranks that differ from the one at ``at`` in
-    ``axes`` only."""
+    """Return the owners of ``count`` experts divided along ``axes``, for the group of one rank.
+
+    The group has the ranks that differ from the one at ``at`` only along ``axes``.
+    """
     entries = tuple(Split(0) if axis in axes else B for axis in range(placement.ndim))
     spec = TensorSpec.of(placement, entries, (count,), torch.int64)
     ways = (range(n) if axis in axes else [at[axis]] for axis, n in enumerate(placement.shape))

@@ -1,4 +1,4 @@
-"""Which modules are stacks of experts, and which of these take tokens that were routed."""
+"""Recognize modules that are stacks of experts, and those that take routed tokens."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import re
 from torch import nn
 
 COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "n_experts")
-"""Attributes that say how many experts a module has."""
+"""Names of attributes that hold the number of experts of a module."""
 
 _INDEX = re.compile(r"ind(ex|ices)|selected_experts", re.IGNORECASE)
 _WEIGHTS = re.compile(r"weights", re.IGNORECASE)
 
 
 def count_of(part: nn.Module) -> int | None:
-    """How many experts ``part`` says that it has, or its first weight of three dims has."""
+    """Return the number of experts of ``part``; None if it has none.
+
+    Read from an attribute in ``COUNTS``, otherwise from the first parameter with three dims.
+    """
     for name in COUNTS:
         value = getattr(part, name, None)
         if isinstance(value, int):
@@ -25,15 +28,16 @@ def count_of(part: nn.Module) -> int | None:
 
 
 def takes_routed(part: nn.Module) -> bool:
-    """Whether ``forward(tokens, index, weights)`` of ``part`` is the sum over each token's experts,
-    which ``index`` names, of what they make of it, times ``weights``; and all of its tensors are
-    stacks of its experts'.
+    """Return whether ``part`` is a module of experts that takes tokens with their routing.
 
-    So are the experts of transformers' mixtures, whose arguments have such names.
+    Its ``forward(tokens, index, weights)`` returns for each token the sum over the experts in
+    ``index`` of their results times ``weights``, and all of its tensors are stacks with one entry
+    for each expert. The test goes by the names of the arguments, which the experts of transformers'
+    mixtures have.
     """
     try:
         names = list(inspect.signature(part.forward).parameters)
-    except ValueError:  # a scripted module's has none
+    except ValueError:  # the forward of a scripted module has no signature
         return False
     if len(names) < 3 or not _INDEX.search(names[1]) or not _WEIGHTS.search(names[2]):
         return False

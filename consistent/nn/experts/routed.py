@@ -1,4 +1,4 @@
-"""A module of experts run on rows that come from all ranks: on plain tensors."""
+"""Run a module of experts on rows that come from all ranks, on plain tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .kinds import COUNTS
 
 
 class Forward(Protocol):
-    """A module's own forward, and a number that tells it from others in this program."""
+    """Protocol of a module's own forward, with a number that identifies the module in a program."""
 
     module: nn.Module
     number: int
@@ -34,14 +34,17 @@ class Forward(Protocol):
 
 @dataclass(frozen=True)
 class Routed:
-    """(tokens, index, weights, this rank's stacks of weights) -> what all experts make of this
+    """Function that routes this rank's tokens through the experts of all ranks.
+
+    Maps (tokens, index, weights, this rank's stacks of weights) to the experts' output for this
     rank's tokens.
 
     Args:
-        forward: the module's.
+        forward: the module's own forward.
         keys: the names of its stacks.
-        owners: who has which of its experts.
-        specs: of its stacks, on the ranks among which each expert is split; none where it is not.
+        owners: the assignment of its experts to ranks.
+        specs: the specs of its stacks on the ranks among which each expert is split; empty if
+            experts are not split.
     """
 
     forward: Forward
@@ -52,7 +55,8 @@ class Routed:
     def __call__(self, x: Tensor, index: Tensor, weights: Tensor, *stacks: Tensor) -> Tensor:
         routes = Routes(index.reshape(-1, index.shape[-1]), self.owners)
         rows, expert = routes.send(x.reshape(-1, x.shape[-1]))
-        # A rank without rows has its part in the graph all the same, and a gradient of zeros.
+        # A rank that receives no rows runs a row of zeros, so that its weights are part of the
+        # graph and get a gradient of zeros.
         empty = rows.shape[0] == 0
         if empty:
             rows, expert = pad(rows, (0, 0, 0, 1)), pad(expert, (0, 1))
@@ -64,7 +68,7 @@ class Routed:
     def _of_rows(
         self, rows: Tensor, expert: Tensor, weights: Tensor, stacks: Sequence[Tensor]
     ) -> Any:
-        """What the module's own forward makes of them, each of which has one expert."""
+        """Return the output of the module's own forward for rows with one expert each."""
         given = [rows, expert, weights]
         if not self.specs:
             with _shown(self.forward.module, dict(zip(self.keys, stacks, strict=True))):
@@ -90,8 +94,8 @@ class Routed:
 
 @contextmanager
 def _shown(module: nn.Module, stacks: Mapping[str, Tensor]) -> Iterator[None]:
-    """Inside, ``module`` has the experts in ``stacks``, and no others."""
-    seen = module.__dict__
+    """Give ``module`` the experts in ``stacks``, and no others, inside the context."""
+    seen = module.__dict__  # Python finds attributes here before parameters
     here = next(iter(stacks.values())).shape[0]
     numbers = {key: here for key in COUNTS if isinstance(seen.get(key), int)}
     before = {key: seen[key] for key in (*stacks, *numbers) if key in seen}
@@ -109,8 +113,11 @@ def _shown(module: nn.Module, stacks: Mapping[str, Tensor]) -> Iterator[None]:
 
 
 def in_one_message(run: Routed, tensors: list[Tensor]) -> Tensor:
-    """``run(*tensors)``, for those who record a step, to whom sizes that depend on values have to
-    be inside one message. Its backward is another one, which runs it again."""
+    """Return ``run(*tensors)``, with all of its communication as one message of the transport.
+
+    A recorded step needs this, since sizes that depend on values must not be visible outside a
+    message. The backward is another message, which runs the forward again.
+    """
     return _InOneMessage.apply(run, *tensors)
 
 
@@ -143,13 +150,13 @@ class _Forward:
 
 @dataclass(frozen=True)
 class _Backward:
-    """(gradient, tokens, index, weights, stacks) -> gradients of all but the index."""
+    """Function (gradient, tokens, index, weights, stacks) -> gradients of all but the index."""
 
     run: Routed
 
     def __call__(self, xs: list[Tensor]) -> list[Tensor]:
         grad, x, index, *others = xs
-        with without_modes():  # a program runs below autograd
+        with without_modes():  # a recorded program runs below autograd, which is needed here
             x, *others = (each.detach().requires_grad_() for each in (x, *others))
             out = self.run(x, index, *others)
             return list(torch.autograd.grad(out, (x, *others), grad))

@@ -1,4 +1,4 @@
-"""move: a training job that goes on, on other ranks or under another plan."""
+"""Move a running training job to other ranks or to another plan (``move``)."""
 
 from .move import move
 

@@ -1,4 +1,4 @@
-"""All ranks move the same job to the same place, or none does."""
+"""Make sure that all ranks move the same job to the same place, or that no rank does."""
 
 from __future__ import annotations
 
@@ -22,18 +22,23 @@ _ERRORS: dict[str, type[Exception]] = {
 
 
 class _Note(NamedTuple):
-    """What a rank tells the others before anything moves."""
+    """Note that a rank sends to the others before anything moves."""
 
-    error: tuple[str, str] | None  # its class and its words
-    described: str  # a hash of what the rank is about to do
-    plain: dict[str, str]  # a hash of each tensor that a rank has by itself
+    error: tuple[str, str] | None  # class and message of the rank's error
+    described: str  # a hash of the move that the rank has planned
+    plain: dict[str, str]  # a hash of each plain tensor, which the rank holds whole
     seed: int
     count: int
 
 
 def agreed(prepare: Callable[[], Carried]) -> tuple[Carried, list[str]]:
-    """What ``prepare`` gives on every rank of the world, and the names of plain tensors that have
-    other values on ranks that come in. Two small collectives at most.
+    """Run ``prepare``, and return its result if it succeeds and agrees on every rank of the world.
+
+    Takes at most two small collectives.
+
+    Returns:
+        the result of ``prepare``, and the names of plain tensors that have other values on ranks
+        that join the job.
 
     Raises:
         TypeError, ValueError, RuntimeError: on every rank, if ``prepare`` raises on any, or the
@@ -42,14 +47,14 @@ def agreed(prepare: Callable[[], Carried]) -> tuple[Carried, list[str]]:
     carried, own = None, None
     try:
         carried = prepare()
-    except Exception as error:  # sent to the others, and raised below
+    except Exception as error:  # sent to the other ranks, and raised below
         own = error
     try:
         notes: list[_Note] = gathered(_note(carried, own))
         if own is not None:
             raise own
     finally:
-        del own  # an error that its own frame keeps would keep the job's tensors, too
+        del own  # breaks the cycle of error and frame, which would keep the job's tensors alive
     _raise_others(notes)
     assert carried is not None
     job = carried.job
@@ -64,13 +69,14 @@ def _note(carried: Carried | None, error: Exception | None) -> _Note:
         return _Note((type(error).__name__, str(error)), "", {}, 0, 0)
     job = carried.job
     comes_in = set(job.placement.ranks.ravel().tolist()) - set(job.old.ranks.ravel().tolist())
+    # A hash keeps the message small; the lines themselves are gathered only if hashes differ.
     described = hashlib.blake2b("\n".join(_described(job)).encode(), digest_size=16).hexdigest()
     plain = {name: digest(x) for name, x in job.plain.items()} if comes_in else {}
     return _Note(None, described, plain, *generator.get_state())
 
 
 def _described(job: Job) -> list[str]:
-    """What this rank is about to do, line by line."""
+    """Return a description of the move that this rank has planned, line by line."""
     lines = [f"from {job.old} to {job.placement}, inputs {job.inputs}"]
     lines += map(str, job.tensors())
     for name, border in job.plan.modules.items():
@@ -111,7 +117,11 @@ def _raise_difference(described: list[list[str]]) -> None:
 
 
 def _check_seeds(notes: list[_Note], old: Placement, new: Placement) -> None:
-    """Random numbers of the job go on on ranks that come in as they would have on the others."""
+    """Raise if the random state of a new rank differs from that of the job's old first rank.
+
+    Raises:
+        RuntimeError: the job's random numbers would be others on that rank.
+    """
     first = notes[old.first_rank]
     for rank in new.ranks.ravel().tolist():
         note = notes[rank]
@@ -127,7 +137,11 @@ def _check_seeds(notes: list[_Note], old: Placement, new: Placement) -> None:
 
 
 def _plain_differences(notes: list[_Note], job: Job) -> list[str]:
-    """Names of plain tensors that a rank which comes in does not have as the old first rank."""
+    """Return the names of plain tensors that differ between the old first rank and a joining rank.
+
+    Raises:
+        ValueError: a plain tensor differs in more than its values.
+    """
     held = notes[job.old.first_rank].plain
     old = set(job.old.ranks.ravel().tolist())
     found: dict[str, None] = {}

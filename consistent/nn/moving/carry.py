@@ -1,4 +1,4 @@
-"""The new shards of a job: allocated, filled by messages, and put where the old ones were."""
+"""Allocate a job's new shards, fill them by messages, and put them in place of the old ones."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ _ON_MOVE = callbacks("on_move")
 
 
 class Carried:
-    """The new shards of a job's tensors. Making one allocates them; nothing is sent or changed
-    until ``send`` and ``put``."""
+    """New shards of a job's tensors.
+
+    Making an instance allocates them. Nothing is sent before ``send``, and nothing in the job
+    changes before ``put``.
+    """
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -36,8 +39,7 @@ class Carried:
         self._plain: dict[str, Tensor] = {}
 
     def send(self, plain_names: Sequence[str]) -> None:
-        """Fill the new shards, and send the plain tensors of these names from the first rank that
-        the job was on."""
+        """Fill the new shards, and broadcast the named plain tensors from the old first rank."""
         whole = [i for i, each in enumerate(self._items) if not _is_partial(each.src)]
         run_exchanges(
             [self._old[i] for i in whole],
@@ -56,7 +58,7 @@ class Carried:
 
     @torch.no_grad()
     def put(self) -> None:
-        """Lay every tensor of the job again. Nothing is sent."""
+        """Replace the shards of all tensors of the job by the new ones, without communication."""
         job = self.job
         kept = [
             (masters, p)
@@ -79,8 +81,11 @@ class Carried:
             notify()
 
     def watch(self) -> None:
-        """Sum the gradients of the parameters over the ranks that hold them now. All ranks do so in
-        one order, which is that in which leaves begin to be watched: those that stay too."""
+        """Watch the parameters again, to sum their gradients over the ranks that hold them now.
+
+        Gradients are summed in the order in which their leaves began to be watched, which must be
+        the same on all ranks. Leaves that stay where they are are therefore watched again, too.
+        """
         leaves = [each.tensor for each in self.job.params if each.tensor.requires_grad]
         for leaf in leaves:
             _C.unwatch(leaf)
@@ -93,13 +98,13 @@ def _is_partial(spec: TensorSpec) -> bool:
 
 
 def _shard(old: Tensor, each: Moved) -> Tensor:
-    """Room for this rank's new shard; the old one where both are the same piece."""
+    """Return memory for this rank's new shard, or the old shard if both are the same piece."""
     src, dst = each.src, each.dst
     at, to = my_coordinate(src.placement), my_coordinate(dst.placement)
     if to is None:
         return torch.empty(dst.local_shape(None), dtype=dst.dtype, device="meta")
     if _is_partial(src):
-        return old  # ``run`` makes it
+        return old  # not used: ``run`` returns the new shard of a partial sum
     same_device = src.placement.type == dst.placement.type
     if at is not None and same_device and src.runs(at) == dst.runs(to):
         return old
@@ -107,17 +112,17 @@ def _shard(old: Tensor, each: Moved) -> Tensor:
 
 
 def _data(x: Any) -> Tensor:
-    """The memory of a shard, as a tensor of which no graph knows."""
+    """Return the shard of ``x`` as a tensor with the same storage, detached from any graph."""
     with HookOff():
         return torch.Tensor.data.__get__(x)  # type: ignore[attr-defined]
 
 
 def _check_unshared(job: Job) -> None:
-    """Raise if a graph, or a view, holds a tensor of the job and would see it change.
+    """Raise if an autograd graph or a view holds a tensor of the job and would see it change.
 
     Raises:
-        RuntimeError: names the tensor.
-        ValueError: it is not strided.
+        RuntimeError: a tensor is in use; the message names it.
+        ValueError: a tensor is not strided.
     """
     for each in job.tensors():
         x = each.tensor
@@ -134,7 +139,8 @@ def _check_unshared(job: Job) -> None:
                 "detach_() it."
             )
         with HookOff():
-            # Itself, the node that collects a leaf's gradients, and the leaf whose gradient it is.
+            # References that are expected: the tensor's own Python object, the accumulate-grad
+            # node of a leaf, and the leaf if ``x`` is its gradient.
             holders = 1 + (x.requires_grad and x.is_leaf) + (each in job.grads.values())
             count = torch.Tensor._use_count(x)  # type: ignore[attr-defined]
         if count > holders:
@@ -146,19 +152,22 @@ def _check_unshared(job: Job) -> None:
 
 
 def _put(x: Any, local: Tensor, spec: TensorSpec) -> None:
-    """From now on the object ``x`` is the shard ``local`` under ``spec``. Torch's own ``data`` does
-    not take a tensor from or to ``meta``, so the two Python objects change what they stand for."""
+    """Make the object ``x`` the global tensor with the shard ``local`` and ``spec``.
+
+    Assigning torch's ``data`` cannot move a tensor from or to ``meta``, so the two Python objects
+    swap their tensors.
+    """
     with HookOff():
         is_leaf = x.requires_grad and x.is_leaf
         hooks, later_hooks = x._backward_hooks, x._post_accumulate_grad_hooks
         if is_leaf:
             local.requires_grad_()
         torch._C._swap_tensor_impl(x, local)  # type: ignore[attr-defined]
-        if is_leaf:  # they are kept with what the object stood for
+        if is_leaf:  # hooks are stored with the tensor that was swapped out
             x._backward_hooks, x._post_accumulate_grad_hooks = hooks, later_hooks
             _C.unwatch(local)
             local.register_hook(_refuse)
-        # A graph that is still there keeps the old tensor, and need not keep its memory.
+        # A graph may still hold the old tensor; this frees its memory.
         local.data = torch.empty(0, dtype=local.dtype, device=local.device)
     attach(x, spec)
     x.__dict__.pop("_moved_view", None)

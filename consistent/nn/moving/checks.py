@@ -1,4 +1,4 @@
-"""Whether a job can be moved at all. Every check is made before anything changes."""
+"""Check that a job can be moved, before anything changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_moment(model: Any) -> None:
     """Raise inside a forward of ``model``, a backward, ``no_sync`` or inference mode.
 
     Raises:
-        RuntimeError: says which.
+        RuntimeError: the message names which of them is under way.
     """
     if torch._C._current_graph_task_id() != -1:  # type: ignore[attr-defined]
         raise RuntimeError(
@@ -51,11 +51,11 @@ def check_moment(model: Any) -> None:
 
 
 def _module_under_way(model: Any) -> torch.nn.Module | None:
-    """The innermost module of ``model`` that is being called, else one that has gathered parameters
-    now.
+    """Return the innermost module of ``model`` that is being called.
 
-    Modules keep no note of being called, so that calls cost nothing more: Python's own frames say
-    so. Those of other functions are not looked into, because a look keeps their variables alive.
+    Without one, return a module that has gathered parameters now, or None. Modules do not record
+    that they are called, which would make calls slower. Python's frames are searched instead, but
+    only those of module calls: reading ``f_locals`` of a frame keeps its variables alive.
     """
     modules = set(model.modules()) if isinstance(model, torch.nn.Module) else set()
     codes = {_CALL, *(getattr(each.forward, "__code__", None) for each in modules)}
@@ -77,8 +77,8 @@ def check_model(model: Any) -> None:
     """Raise if ``model`` was not parallelized as a whole.
 
     Raises:
-        TypeError: it is not a module.
-        ValueError: it was not given to ``parallelize``, or parts of it were by themselves.
+        TypeError: ``model`` is not a module.
+        ValueError: it was not parallelized, or parts of it were parallelized separately.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(
@@ -109,7 +109,7 @@ def check_model(model: Any) -> None:
 
 
 def check_tensors(slots: Sequence[Sequence[Slot]]) -> Placement:
-    """The one placement of a model's tensors.
+    """Return the placement that all tensors of a model share.
 
     Raises:
         ValueError: the model has no global tensors, or they are on several placements.
@@ -135,11 +135,11 @@ def check_tensors(slots: Sequence[Sequence[Slot]]) -> Placement:
 
 
 def check_optimizers(given: Any, model: torch.nn.Module) -> list[Optimizer]:
-    """The optimizers that were given, one or several or none.
+    """Return the list of optimizers in ``given``, which is one, several or None.
 
     Raises:
-        TypeError: one is not an optimizer.
-        ValueError: a parameter of one is not the model's.
+        TypeError: an entry is not an optimizer.
+        ValueError: a parameter of an optimizer is not a parameter of ``model``.
     """
     found = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
     own = {id(p) for p in model.parameters()}
@@ -164,8 +164,8 @@ def check_placement(given: Any) -> None:
     """Raise if ``given`` is not a placement in this world.
 
     Raises:
-        TypeError: it is none.
-        ValueError: it names ranks that the world does not have.
+        TypeError: it is not a placement.
+        ValueError: it names ranks that the world does not have, or is on GPUs and there are none.
     """
     if not isinstance(given, Placement):
         raise TypeError(
@@ -185,11 +185,12 @@ def check_placement(given: Any) -> None:
 
 
 def check_added(model: torch.nn.Module, old: Placement, new: Placement) -> None:
-    """Raise if a parameter that was added after ``parallelize`` was trained without ranks that
-    come in.
+    """Raise if new ranks join a job that has a plain parameter, added after ``parallelize``.
+
+    The new ranks have neither trained that parameter nor have they its optimizer state.
 
     Raises:
-        ValueError: names it.
+        ValueError: the message names the parameter.
     """
     comes_in = sorted(set(new.ranks.ravel().tolist()) - set(old.ranks.ravel().tolist()))
     added = [name for name, p in model.named_parameters() if not is_global(p)]

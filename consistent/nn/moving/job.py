@@ -1,4 +1,4 @@
-"""What a training job holds: its global tensors, each with the specs before and after a move."""
+"""Collect the tensors of a training job, each with its specs before and after a move."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..slots import Slot, plain_attributes, plain_slots
 
 @dataclass(eq=False)
 class Moved:
-    """A global tensor of the job, and how it lies before and after the move."""
+    """Global tensor of the job, with its specs before (``src``) and after (``dst``) the move."""
 
     name: str
     tensor: Any
@@ -33,15 +33,16 @@ class Moved:
 
 @dataclass(eq=False)
 class Job:
-    """A model with its optimizers, and where both are to go.
+    """Training job: a model, its optimizers, their tensors, and the target of the move.
 
     Attributes:
-        old, placement: where it is, and where it goes.
-        params: parameters that are global, each once.
-        buffers: the same.
-        grads: position of a parameter -> its gradient.
-        state: the optimizers' tensors, copies of master weights among them.
-        plain: tensors that every rank has whole by itself, by name.
+        old, placement: the placement before and after the move.
+        plan, inputs: the plan and the layouts of inputs after the move.
+        params: the global parameters, each once.
+        buffers: the global buffers, each once.
+        grads: position of a parameter in ``params`` -> its gradient.
+        state: the optimizers' global tensors, copies of master weights among them.
+        plain: name -> plain tensor, of which every rank holds a whole one.
     """
 
     model: torch.nn.Module
@@ -57,14 +58,14 @@ class Job:
     plain: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def tensors(self) -> list[Moved]:
-        """All that are moved, in an order that is the same on every rank."""
+        """Return all tensors that are moved, in an order that is the same on every rank."""
         return [*self.params, *self.buffers, *self.grads.values(), *self.state]
 
     def enter(self, slots: Sequence[Sequence[Slot]]) -> None:
-        """Note what the job holds.
+        """Collect the tensors of the model and of its optimizers.
 
         Args:
-            slots: the places of its parameters and buffers, those of one tensor in one list.
+            slots: the places of the global parameters and buffers, one list for each tensor.
         """
         layouts_of: dict[int, Layouts] = {}
         plan = self.plan.on(self.placement)
@@ -94,7 +95,11 @@ class Job:
     def _enter_optimizer(
         self, what: str, optimizer: Optimizer, layouts_of: dict[int, Layouts]
     ) -> None:
-        """Lay out an optimizer's tensors as it steps their parameter if of its shape, else as B."""
+        """Collect an optimizer's tensors.
+
+        State of a parameter's shape gets the layout in which the parameter is stepped, and all
+        other state becomes B.
+        """
         names = {id(each.tensor): each.name for each in self.params}
         masters, known = masters_of(optimizer), {id(each.tensor) for each in self.tensors()}
         whole = (B,) * self.placement.ndim
@@ -123,13 +128,16 @@ class Job:
 
 
 def params_of(optimizer: Optimizer) -> Iterator[Any]:
-    """The parameters of an optimizer, in order."""
+    """Return an iterator over the parameters of an optimizer, in order."""
     for group in optimizer.param_groups:
         yield from group["params"]
 
 
 def _of_no_parameter(what: str, optimizer: Optimizer) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What an optimizer keeps beside the state of each parameter, in dicts that have a name."""
+    """Return named dicts of the optimizer's values outside the state of its parameters.
+
+    These are its parameter groups, state of other keys, and attributes of the optimizer.
+    """
     for k, group in enumerate(optimizer.param_groups):
         yield f"{what} group {k}", {key: x for key, x in group.items() if key != "params"}
     own = {id(p) for p in params_of(optimizer)}
@@ -140,7 +148,7 @@ def _of_no_parameter(what: str, optimizer: Optimizer) -> Iterator[tuple[str, dic
 
 
 def _named(name: str, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The tensors in a dict's values, by a name that is the same on every rank."""
+    """Return the tensors in a dict's values, each with a name that is the same on every rank."""
     for key, value in values.items():
         found = tensors_in(value)
         for i, x in enumerate(found):

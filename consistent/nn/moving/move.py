@@ -1,4 +1,4 @@
-"""move: take a live training job to other ranks of the world, or to another plan.
+"""Move a live training job to other ranks of the world, or to another plan (``move``).
 
 ```
             ranks 0-3, zero3                       ranks 0-1, data
@@ -7,13 +7,14 @@ weight      S(0): a quarter on each      --->      B: whole on 0 and 1; ranks 2 
 state       S(0)                         --->      B
 ```
 
-1. Each rank plans by itself and allocates what it is to hold; all ranks compare.
-2. What a rank needs and does not hold is sent to it: once, and nothing else is. Ranks also ask
-   what the new plan's hooks have to know of each other.
-3. All ranks say that they have everything.
-4. The tensors of the job take over what came, and the new plan's hooks replace the old one's.
+1. Each rank plans the move and allocates its new shards; all ranks compare their plans.
+2. Each rank receives the pieces that it needs and does not hold, once, and nothing else. Ranks also
+   run the collectives that the hooks of the new plan need.
+3. All ranks confirm that they have received everything.
+4. The tensors of the job take over the new shards, and the new plan's hooks replace the old ones.
 
-An error in 1 to 3 is raised on every rank, and the job is as it was. Nothing moves in step 4.
+An error in 1 to 3 is raised on every rank, and the job is as it was before. Step 4 does not
+communicate.
 """
 
 from __future__ import annotations
@@ -56,35 +57,36 @@ def move(
     *,
     inputs: SbpLike | Mapping[str, SbpLike] | None = None,
 ) -> torch.nn.Module:
-    """Take a training job to other ranks of the same world, or to another plan, between two steps.
-    Its next losses are those that it would have had.
+    """Move a training job to other ranks of the same world, or to another plan, between two steps.
 
-    Parameters, buffers, gradients and the optimizer's tensors stay the same Python objects and lie
-    as the new plan says; so what refers to them (tied weights, parameter groups, schedulers) goes
-    on. Ranks that leave follow on ``meta``, as all ranks outside a placement do; ranks that come in
-    get their shards. Random numbers of global tensors do not depend on ranks, and go on. A data
-    loader is made again: ``loader(data, placement)``, and ``load_state_dict(old.state_dict())``.
+    Training continues with the losses that it would have had without the move. Parameters, buffers,
+    gradients and the optimizer's tensors stay the same Python objects, in the layouts of the new
+    plan, so that references to them (tied weights, parameter groups, schedulers) stay valid. Ranks
+    that leave the job follow on ``meta``, like all ranks outside a placement; ranks that join get
+    their shards. Random numbers of global tensors do not depend on ranks, and continue. Make the
+    data loader again: ``loader(data, placement)``, and ``load_state_dict(old.state_dict())``.
 
-    Every rank of the world calls this with the same arguments. Each receives only what it needs and
-    does not hold. Until all has arrived a rank holds both what it had and what it gets.
+    Every rank of the world calls this with the same arguments. Each rank receives only the pieces
+    that it needs and does not hold. Until all have arrived, a rank holds both its old and its new
+    shards.
 
     Args:
-        model: a module that was given to ``parallelize``.
-        optimizer: that of its parameters, or several, or None. Without an optimizer its state would
-            be left where it is, so name all that there are.
-        placement: where the job goes; without it, where it is.
-        plan: as ``parallelize`` takes it; without it the plan that the model has, which must fit
-            the placement's axes.
-        inputs: as ``parallelize`` takes it; without it as it was given there.
+        model: a module that was parallelized.
+        optimizer: all optimizers of its parameters: one, several or None. The state of an optimizer
+            that is left out would stay in its old layout.
+        placement: the new placement; by default the present one.
+        plan: the new plan, as ``parallelize`` takes it; by default the model's present plan, which
+            must fit the placement's axes.
+        inputs: the layouts of inputs, as ``parallelize`` takes them; by default the present ones.
 
     Returns:
         ``model``.
 
     Raises:
-        TypeError, ValueError: an argument cannot be used, or ranks give different ones.
+        TypeError, ValueError: an argument cannot be used, or ranks pass different ones.
         RuntimeError: a forward, a backward, ``no_sync`` or an optimizer's step is under way.
 
-    Errors are raised on every rank, and nothing has moved.
+    Errors are raised on every rank, and nothing has moved then.
     """
 
     def prepare() -> Carried:
@@ -95,7 +97,7 @@ def move(
     try:
         carried.send(different)
         ask_for_install(carried.job.placement, carried.job.plan)
-        gathered(None)  # all have everything
+        gathered(None)  # a barrier: all ranks have received everything
     except BaseException as error:
         current().abandon(f"move: rank {current().rank} raises {error!r}")
         raise
@@ -109,7 +111,7 @@ def move(
 
 
 def _planned(model: Any, optimizer: Any, placement: Any, plan: Any, inputs: Any) -> Carried:
-    """What is to be moved, with room for it on this rank."""
+    """Check the arguments, and return the job's tensors with their new shards allocated."""
     check_moment(model)
     check_model(model)
     slots = global_slots(model)

@@ -1,5 +1,5 @@
-"""Optimizers that step whole matrices: each matrix on the one rank that owns it.
+"""Optimizers that step whole matrices, each on the one rank that owns it.
 
-Files: ``deal`` says who owns which, ``owners`` keeps it, ``whole`` is a step, ``states`` are what
-owners keep between steps, ``matrix_step`` is the function of users.
+Files: ``deal`` assigns matrices to ranks, ``owners`` stores the assignment, ``whole`` runs a step,
+``states`` handles optimizer state between steps, ``matrix_step`` is the function for users.
 """

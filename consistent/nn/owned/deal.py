@@ -1,4 +1,4 @@
-"""Which rank owns which matrix: arithmetic on shapes alone, so that all ranks deal alike.
+"""Assign matrices to ranks, from their shapes alone, so that all ranks agree.
 
 ```
 12 blocks on 2 ranks        rank 0                       rank 1
@@ -6,8 +6,9 @@
 1536 x 1536  proj           blocks 0, 2, 4, ...          blocks 1, 3, 5, ...
 ```
 
-The most costly goes first, to the rank with the least cost so far. Equal ones follow each other, so
-ranks get equal numbers of each shape where these divide; then the deal is even by any measure.
+The most expensive matrix is assigned first, to the rank with the least cost so far. Equal shapes
+follow one another, so each rank gets the same number of each shape if the numbers divide; the
+assignment is then even for any cost function.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ import math
 from collections.abc import Sequence
 
 Shape = tuple[int, ...]
-Load = tuple[float, int]  # the cost of what a rank owns, and how many these are
+Load = tuple[float, int]  # the cost and the number of the parameters that a rank owns
 
 
 def flops_of(shape: Shape) -> float:
-    """The work of stepping a parameter: for a matrix of m rows and n >= m columns m * m * (2 n +
-    m), as in an iteration of Newton and Schulz. What has more dims counts as its rows by all else,
-    and a vector as its elements."""
+    """Return the work of stepping a parameter of ``shape``.
+
+    For a matrix of m rows and n >= m columns it is m * m * (2 n + m), as in an iteration of Newton
+    and Schulz. A tensor with more dims counts as a matrix of its first dim by all others, and a
+    vector as its number of elements.
+    """
     size = math.prod(shape)
     if len(shape) < 2 or not size:
         return float(size)
@@ -36,15 +40,16 @@ def deal(
     ranks: Sequence[int],
     loads: dict[int, Load],
 ) -> list[int]:
-    """The owner of each parameter.
+    """Return the owner of each parameter.
 
     Args:
-        shapes, costs: of the parameters.
-        ranks: those among which they are dealt out.
-        loads: what ranks own already; what they get is added.
+        shapes, costs: the shape and the cost of each parameter.
+        ranks: the ranks that may become owners.
+        loads: the load of each rank from earlier calls; the new parameters are added in place.
     """
     owners = [0] * len(shapes)
     place = {rank: k for k, rank in enumerate(ranks)}
+    # By cost, and equal shapes next to each other; the index makes the order unique.
     order = sorted(range(len(shapes)), key=lambda i: (-costs[i], sorted(shapes[i]), i))
     for i in order:
         owners[i] = min(ranks, key=lambda rank: (*loads.get(rank, (0.0, 0)), place[rank]))

@@ -1,7 +1,7 @@
-"""matrix_step: an optimizer whose code sees whole matrices, each on the one rank that owns it.
+"""Run an optimizer on whole matrices, each on the one rank that owns it (``matrix_step``).
 
-Everything hangs on two hooks of the optimizer's own, which are kept innermost: hooks of users see
-parameters as they lie.
+It works by a pre-hook and a post-hook of the optimizer's step. These are kept innermost, so that
+users' hooks see the parameters in their usual layouts.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .whole import WholeStep
 
 Some = TypeVar("Some", bound=Optimizer)
 
-# Package and class of optimizers that step whole matrices without being asked to: their code is
-# known to step each parameter by itself, and to raise for no values.
+# Package and class of optimizers that get whole matrices automatically: their code is known to step
+# each parameter independently, and never to raise because of values.
 _KNOWN = (("torch", "Muon"), ("pytorch_optimizer", "Muon"))
 
 
@@ -38,36 +38,39 @@ def matrix_step(
     groups: Callable[[dict[str, Any]], bool] | None = None,
     cost: Callable[[Shape], float] | None = None,
 ) -> Some:
-    """Let ``optimizer`` step whole matrices: each is owned by one of the ranks that hold it, which
-    gets its shards, runs the optimizer's own code on the whole, and sends the others theirs.
+    """Make ``optimizer`` step whole matrices, each on one of the ranks that hold its shards.
+
+    This rank, the owner, receives the other shards, runs the optimizer's own code on the whole
+    matrix, and sends the new shards back.
 
     ```
     model = consistent.parallelize(GPT(), placement, "zero3")
     optimizer = consistent.matrix_step(SOAP(model.parameters(), lr=3e-3))
     ```
 
-    It is for optimizers that multiply, invert or decompose matrices (Shampoo, SOAP, Dion), and that
-    step each parameter by itself: on a rank the others have no gradient meanwhile, so a norm over
-    all parameters would be one over those of the rank. ``torch.optim.Muon`` and the ``Muon`` of
-    ``pytorch_optimizer`` step so by themselves. Each rank owns about as much work as the others.
-    A step sends one exchange there, of parameters and gradients, and one back, of parameters.
+    Use it for optimizers that multiply, invert or decompose matrices (Shampoo, SOAP, Dion), and
+    that step each parameter independently. During the step, parameters owned by other ranks have no
+    gradient on this rank, so a norm over all parameters would cover only those of this rank.
+    ``torch.optim.Muon`` and the ``Muon`` of ``pytorch_optimizer`` are handled automatically,
+    without this call. The work is divided evenly among the ranks. A step takes one exchange to the
+    owners, of parameters and gradients, and one back, of parameters.
 
-    The state of a parameter is on its owner alone. ``optimizer.state_dict()`` has it as global
-    tensors on every rank, and is a collective.
+    The state of a parameter is stored only on its owner. ``optimizer.state_dict()`` returns it as
+    global tensors on every rank, and is a collective.
 
     Args:
-        optimizer: any, before its first step or after it.
-        groups: whether the parameters of a group are stepped whole; without it those of all groups
-            but such with ``"use_muon": False``. The others step as the plan says.
-        cost: the work of stepping a parameter of some shape, in any unit, the same on every rank;
-            without it the flops of an iteration of Newton and Schulz.
+        optimizer: any optimizer, before or after its first step.
+        groups: (parameter group) -> whether its parameters are stepped whole; by default all groups
+            except those with ``"use_muon": False``. Other parameters step as the plan says.
+        cost: (shape) -> the work of stepping a parameter, in any unit, the same on every rank; by
+            default the flops of an iteration of Newton and Schulz.
 
     Returns:
         ``optimizer``.
 
     Raises:
-        TypeError: it is not an optimizer, or none of its parameters is global.
-        RuntimeError: it has stepped whole matrices, and this is called again.
+        TypeError: ``optimizer`` is not an optimizer, or none of its parameters is global.
+        RuntimeError: ``optimizer`` has stepped whole matrices already.
     """
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
@@ -104,7 +107,7 @@ def _install(optimizer: Any) -> None:
 
 
 def _guarded(step: Any) -> Callable[..., Any]:
-    """``step``, where an error of one owner is raised on all ranks, with the old values."""
+    """Return ``step`` wrapped to restore old values on an error, and to raise it on all ranks."""
 
     @functools.wraps(step)
     def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -136,10 +139,10 @@ def _after(optimizer: Any, args: tuple, kwargs: dict) -> None:
 
 @torch.no_grad()
 def enter(optimizer: Any) -> None:
-    """Bring what ``optimizer`` steps whole to its owners."""
+    """Bring the parameters, gradients and states that ``optimizer`` steps whole to their owners."""
     owners = owners_of(optimizer)
     assert owners is not None
-    if owners.under_way is not None:  # an error in its first step, past ``_guarded``
+    if owners.under_way is not None:  # an earlier step raised without passing ``_guarded``
         owners.under_way.undo()
     owners.deal(optimizer)
     owned = [(p, owners.of(p)) for p in owners.params(optimizer)]
@@ -151,14 +154,14 @@ def enter(optimizer: Any) -> None:
 
 @torch.no_grad()
 def leave(optimizer: Any) -> None:
-    """Bring the new values back, once every owner has stepped."""
+    """Bring the new values back to all shards, once every owner has stepped."""
     owners = owners_of(optimizer)
     if owners is None or owners.under_way is None:
         return
     whole, owners.under_way = owners.under_way, None
     try:
         if whole.takes_part():
-            tell_error(None, whole.ranks)
+            tell_error(None, whole.ranks)  # raises if another owner has raised
     except BaseException:
         whole.undo()
         raise
@@ -172,8 +175,7 @@ _PLANNED = "_has_a_plan"  # name of a parameter's attribute
 
 
 def install_known(module: nn.Module) -> None:
-    """From now on optimizers of this module's parameters that are known to need whole matrices step
-    so by themselves."""
+    """Make known matrix optimizers of this module's parameters use ``matrix_step`` by default."""
     params: list[Any] = list(module.parameters())
     for param in params:
         if is_global(param):
@@ -188,7 +190,10 @@ def _watch() -> None:
 
 
 def _look(optimizer: Any) -> None:
-    """Called before each step of any optimizer."""
+    """Apply ``matrix_step`` to an optimizer that needs it, and keep its hooks innermost.
+
+    Called before each step of any optimizer.
+    """
     if "_innermost" not in optimizer.__dict__ and "_looked_at" not in optimizer.__dict__:
         params = [p for group in optimizer.param_groups for p in group["params"] if is_global(p)]
         if params:
@@ -197,6 +202,7 @@ def _look(optimizer: Any) -> None:
             if any(p.placement.size > 1 for p in params) and (is_known or _is_owned(optimizer)):
                 matrix_step(optimizer)
     if "_innermost" in optimizer.__dict__:
+        # Innermost: the last of the pre-hooks, and the first of the post-hooks.
         before, after = optimizer.__dict__["_innermost"]
         optimizer._optimizer_step_pre_hooks.move_to_end(before)
         optimizer._optimizer_step_post_hooks.move_to_end(after, last=False)
@@ -208,5 +214,5 @@ def _is_known(optimizer: Any) -> bool:
 
 
 def _is_owned(optimizer: Any) -> bool:
-    """Whether owners have its state: so do those of a copy, which keeps no hooks."""
+    """Return whether the optimizer's state is on owners, as for a copy, which has no hooks yet."""
     return any(isinstance(state, OwnedState) for state in optimizer.state.values())

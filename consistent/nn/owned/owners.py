@@ -1,4 +1,4 @@
-"""What an optimizer steps whole, and on which ranks."""
+"""Owners of the parameters that an optimizer steps whole."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ...spec import Placement
 from ...tensor.storage.step_layout import OwnedState
 from .deal import Load, Shape, deal
 
-_NAME = "_owned"  # of an optimizer's attribute; `sharded/step.py` reads it too
+_NAME = "_owned"  # name of an optimizer's attribute; `sharded/step.py` reads it, too
 
 
 class Owners:
-    """The owners of an optimizer's parameters.
+    """Assignment of an optimizer's parameters to owner ranks.
 
     Args:
-        takes: whether the parameters of a group are stepped whole.
-        cost: the work of stepping a parameter of this shape.
+        takes: (parameter group) -> whether its parameters are stepped whole.
+        cost: (shape) -> the work of stepping a parameter.
     """
 
     def __init__(
@@ -34,22 +34,24 @@ class Owners:
         self._of: dict[Any, int] = {}
         self._loads: dict[int, Load] = {}
         self.under_way: Any = None
-        """The step that is under way."""
+        """The ``WholeStep`` that is under way, or None."""
 
     def params(self, optimizer: torch.optim.Optimizer) -> Iterator[Any]:
-        """The parameters that are stepped whole, those of groups that were added since too."""
+        """Return the parameters that are stepped whole, including those of groups added later."""
         for group in optimizer.param_groups:
             if self.takes(group):
                 yield from (p for p in group["params"] if is_global(p))
 
     def of(self, param: Any) -> Placement:
-        """The placement of the one rank that owns ``param``."""
+        """Return the placement of the one rank that owns ``param``."""
         return _alone(param.placement.type, self._of[param])
 
     def deal(self, optimizer: torch.optim.Optimizer) -> None:
-        """Give each parameter that has none an owner: a rank of its placement. Ranks ask each other
-        who holds the state of a parameter, if it was stepped whole by another optimizer, of which
-        this one is a copy."""
+        """Assign an owner, one of the ranks of its placement, to each parameter without one.
+
+        If this optimizer is a copy of one that stepped whole matrices, the parameters keep the
+        owners that hold their state.
+        """
         new = [p for p in self.params(optimizer) if p not in self._of]
         if not new:
             return
@@ -71,18 +73,18 @@ class Owners:
         self._of[param] = rank
 
     def forget(self) -> None:
-        """Deal everything again at the next step: its parameters have gone elsewhere."""
+        """Forget all owners, because the parameters have moved; the next step assigns new ones."""
         self._of.clear()
         self._loads.clear()
 
 
 def owners_of(optimizer: Any) -> Owners | None:
-    """The owners of what ``optimizer`` steps whole; None if it steps nothing so."""
+    """Return the owners of the parameters that ``optimizer`` steps whole; None without owners."""
     return optimizer.__dict__.get(_NAME)
 
 
 def give_owners(optimizer: Any, owners: Owners) -> None:
-    """From now on ``owners_of(optimizer)`` is ``owners``."""
+    """Set the owners that ``owners_of(optimizer)`` returns."""
     optimizer.__dict__[_NAME] = owners
 
 
@@ -92,5 +94,5 @@ def _alone(kind: str, rank: int) -> Placement:
 
 
 def is_mine(owner: Placement) -> bool:
-    """Whether this rank is the one of ``owner``."""
+    """Return whether this rank is the one rank of the placement ``owner``."""
     return current().rank_in(owner) == owner.first_rank

@@ -1,4 +1,4 @@
-"""The state of what is stepped whole: plain tensors on the owner, and on the other ranks nothing.
+"""Store the optimizer state of whole matrices: plain tensors on the owner, nothing elsewhere.
 
 ```
              rank 0 owns w                        rank 1
@@ -28,8 +28,11 @@ from .owners import is_mine, owners_of
 
 
 def settle(optimizer: Optimizer, param: Any, owner: Placement) -> None:
-    """Bring a state that is not yet with its owner there: one that was loaded, was made while the
-    optimizer stepped in another way, or has moved. A collective where a tensor is global."""
+    """Bring a parameter's state to its owner if it is not there yet.
+
+    This is the case if the state was loaded, was made while the optimizer stepped in another way,
+    or has moved. A collective if the state has global tensors.
+    """
     state = optimizer.state.get(param)
     if isinstance(state, OwnedState) and state.owner == owner:
         return
@@ -46,7 +49,7 @@ def settle(optimizer: Optimizer, param: Any, owner: Placement) -> None:
 
 
 class _Told(NamedTuple):
-    """A tensor of an owner's state, as other ranks are told of it."""
+    """Shape and dtype of a tensor in an owner's state, as sent to the other ranks."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -55,12 +58,17 @@ class _Told(NamedTuple):
 def told_states(
     optimizer: Optimizer, as_global: Callable[[Tensor, TensorSpec], Any]
 ) -> dict[int, tuple[Any, dict[str, Any]]]:
-    """Number of a parameter -> (the parameter, its state with global tensors on its owner), the
-    same on every rank. Numbers and words are those of the owner, and so are tensors without dims,
-    which stay plain. A collective of the world if the optimizer has stepped anything whole.
+    """Return the owned states as global tensors on their owners, the same on every rank.
+
+    Values that are no tensors are taken from the owner, and so are tensors without dims, which stay
+    plain. A collective of the world if the optimizer has stepped a parameter whole.
 
     Args:
-        as_global: makes a global tensor of a plain one and its spec.
+        optimizer: the optimizer.
+        as_global: (plain tensor, spec) -> global tensor.
+
+    Returns:
+        number of a parameter -> (the parameter, its state).
     """
     found = {
         number: (param, state)
@@ -89,8 +97,7 @@ def _described(state: OwnedState) -> dict[str, Any]:
 def _laid(
     told: dict[str, Any], state: OwnedState, as_global: Callable[[Tensor, TensorSpec], Any]
 ) -> dict[str, Any]:
-    """What was told of a state, with its own tensors on the owner, and elsewhere ones on
-    ``meta``."""
+    """Return a state with global tensors: the owner's own tensors, and meta ones elsewhere."""
     own = [x for x in tensors_in(dict(state)) if x.ndim]
     tensors = iter(own)
 
@@ -102,8 +109,10 @@ def _laid(
 
 
 def tell(optimizer: Any, state_dict: dict[str, Any]) -> None:
-    """Let ``state_dict`` be the same on every rank: a hook of the optimizer's. What others have
-    entered for a parameter stays."""
+    """Put the owned states into ``state_dict``, so that it is the same on every rank.
+
+    A state_dict post-hook of the optimizer. Entries that other hooks added for a parameter stay.
+    """
     states = told_states(optimizer, lambda x, spec: attach(x.detach(), spec))
     if not states:
         return
@@ -112,17 +121,18 @@ def tell(optimizer: Any, state_dict: dict[str, Any]) -> None:
         own = optimizer.state[param]
         entered = {key: x for key, x in state.get(number, {}).items() if key not in own}
         state[number] = {**told, **entered}
-        if not state[number]:  # it was passed over so far
+        if not state[number]:  # no step has stepped this parameter yet
             del state[number]
 
 
 def show_owned(optimizers: Any) -> None:
-    """From now on the states that owners have are global tensors on every rank, until the next step
-    deals parameters out again and brings them to their owners. A collective of the world if there
-    are any.
+    """Turn owned states into global tensors on every rank, until the next step.
+
+    The next step assigns owners again and brings the states to them. A collective of the world if
+    there are owned states.
 
     Args:
-        optimizers: one, several, or what is none and is passed over.
+        optimizers: one optimizer or several; other objects are skipped.
     """
     several = optimizers if isinstance(optimizers, list | tuple) else [optimizers]
     for optimizer in several:

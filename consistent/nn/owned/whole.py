@@ -1,5 +1,4 @@
-"""One step of whole matrices: parameters are plain and whole on their owners, and the optimizer's
-own code runs on them.
+"""Run one optimizer step on whole matrices, which are plain tensors on their owners.
 
 ```
 zero3        rank 0 owns w          rank 1 owns v
@@ -10,9 +9,9 @@ step         w      v.grad = None   v      w.grad = None
 after        w[:4]  v[:4]           w[4:]  v[4:]
 ```
 
-A parameter that another rank owns has no gradient while the step lasts, so an optimizer passes it
-over. What a rank has already is not sent. Nothing that others hold is changed before all owners
-have stepped, so that an error leaves the old values everywhere.
+A parameter that another rank owns has no gradient during the step, so the optimizer skips it. Only
+pieces that a rank does not have are sent to it. Shards are not changed before all owners have
+stepped, so an error leaves the old values on all ranks.
 """
 
 from __future__ import annotations
@@ -43,7 +42,14 @@ _Base: Any = torch.Tensor
 
 
 class WholeStep:
-    """A step that is under way. Making one brings all that has a gradient to its owners."""
+    """Step of whole matrices that is under way.
+
+    Making an instance brings all parameters that have a gradient to their owners.
+
+    Args:
+        optimizer: the optimizer.
+        owned: (parameter, placement of its owner) of all parameters that it steps whole.
+    """
 
     def __init__(self, optimizer: Any, owned: Sequence[tuple[Any, Placement]]) -> None:
         self._optimizer = optimizer
@@ -58,11 +64,11 @@ class WholeStep:
             item.enter(whole, grad, self._masters)
 
     def takes_part(self) -> bool:
-        """Whether this rank is one of those that step."""
+        """Return whether this rank is in the placement of a parameter that is stepped whole."""
         return current().rank in self.ranks
 
     def leave(self) -> None:
-        """Bring the new values back, and let all lie as before."""
+        """End the step: bring the new values back, and restore the parameters' layouts."""
         values = [item.value() for item in self._items]
         self.undo()
         routes = [(item.one, item.spec) for item in self._items]
@@ -73,16 +79,17 @@ class WholeStep:
                 self._masters.keep(item.param)
 
     def undo(self) -> None:
-        """Let all lie as before the step, with the values of that time. Nothing is sent."""
+        """Restore layouts, values and gradients from before the step, without communication."""
         for item in self._items:
             item.leave()
             state = self._optimizer.state.get(item.param)
-            if item.is_mine and not isinstance(state, OwnedState):  # the optimizer has put another
+            # The optimizer may have replaced the OwnedState by a new dict.
+            if item.is_mine and not isinstance(state, OwnedState):
                 self._optimizer.state[item.param] = OwnedState(dict(state or {}), item.owner)
 
 
 class _Item:
-    """A parameter in a step."""
+    """Parameter in a step of whole matrices."""
 
     def __init__(self, param: Any, owner: Placement, grad: Any) -> None:
         self.param, self.owner, self.grad = param, owner, grad
@@ -93,7 +100,7 @@ class _Item:
         self.master: Tensor | None = None
 
     def boxes(self) -> list[tuple[Tensor, Route]]:
-        """The shards of the parameter and of its gradient, and where they go."""
+        """Return the shards of the parameter and its gradient, with their routes to the owner."""
         local, spec = plain(self.grad).detach(), self.grad._spec
         if local.is_sparse:
             raise TypeError(
@@ -101,17 +108,17 @@ class _Item:
                 "gradient, and its owner steps it whole. Step it by an optimizer of its own, "
                 "such as torch.optim.SparseAdam, or make the module with sparse=False."
             )
-        if any(entry.is_partial for entry in spec.sbp):  # added up inside no_sync()
+        if any(entry.is_partial for entry in spec.sbp):  # accumulated inside no_sync()
             settled = gradients.settled_spec(self.param).with_dtype(spec.dtype)
             local, spec = run(local, spec, settled), settled
         one = self.one.with_dtype(spec.dtype)
         return [(self.shard, (self.spec, self.one)), (local, (spec, one))]
 
     def enter(self, whole: Tensor, grad: Tensor, masters: Any) -> None:
-        """On the owner the parameter is ``whole`` and has ``grad``; elsewhere it has none."""
+        """Make the parameter ``whole`` with ``grad`` on its owner, without gradient elsewhere."""
         if masters is not None:
             self.master = master = masters.of(self.param, whole, self.one)
-            whole = master.clone()  # an error leaves the copy as it was
+            whole = master.clone()  # the master copy must survive an error in the step
         gradients.set_raw_grad(self.param, None)
         self.param.__dict__["_in_step"] = self
         if self.is_mine:
@@ -121,7 +128,7 @@ class _Item:
             _C.set_gradient(self.param, grad.to(whole.dtype))
 
     def value(self) -> Tensor:
-        """The value after the step; on ``meta`` where another rank has it."""
+        """Return the value after the step; a meta tensor if another rank owns the parameter."""
         if not self.is_mine:
             return torch.empty(self.spec.shape, dtype=self.spec.dtype, device="meta")
         stepped = _Base.detach(self.param)
@@ -130,7 +137,7 @@ class _Item:
         return stepped.to(self.spec.dtype)
 
     def leave(self) -> None:
-        """Be the shard again, with the gradient of before."""
+        """Restore the parameter's shard and its gradient from before the step."""
         if self.is_mine:
             _C.set_gradient(self.param, None)
             with HookOff():
@@ -143,11 +150,11 @@ class _Item:
 def _boxed(
     boxes: Sequence[tuple[Tensor, Route]], into: Sequence[Tensor] | None = None
 ) -> list[Tensor]:
-    """Box shards between a placement and owners in it, all in one exchange for each placement.
+    """Box shards between a placement and owners in it, with one exchange for each placement.
 
     Args:
         boxes: shards and their routes.
-        into: what to fill; without it new tensors.
+        into: the tensors to fill; by default new ones.
     """
     made = [_room(dst) for _, (_, dst) in boxes] if into is None else list(into)
     check_mode.calling("matrix_step")
@@ -155,6 +162,7 @@ def _boxed(
         begun = [(begin(x, *route)[0], route) for x, route in boxes]
         groups: dict[Placement, list[int]] = {}
         for i, (_, (src, dst)) in enumerate(begun):
+            # One of the two is the single owner; the other one's ranks take part in the exchange.
             larger = src if src.placement.size >= dst.placement.size else dst
             groups.setdefault(larger.placement, []).append(i)
         for at in groups.values():

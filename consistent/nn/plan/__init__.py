@@ -1,4 +1,4 @@
-"""What is decided for a module: how each tensor lies, and what is boxed at a module's border."""
+"""Plans of modules: the layouts of each tensor, and the boxing at the borders of modules."""
 
 from .layouts import Border, Layouts, Nd, nd_text, read_nd
 from .plan import Plan

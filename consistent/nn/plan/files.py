@@ -1,4 +1,4 @@
-"""A plan as YAML, to be read and edited."""
+"""Convert plans and strategies to YAML, for people to read and edit, and back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .names import as_patterns, path_matches
 
 KEYS = ("axes", "tensors", "modules", "notes")
 _KEEP = "keep_bytes"
-# What a strategy says beside its plan (auto/strategies/strategy.py), and of which type it is.
+# Entries of a strategy besides its plan (auto/strategies/strategy.py) -> their types.
 STRATEGY = {
     "device_type": str,
     "stages": int,
@@ -33,8 +33,10 @@ def to_text(
     tied: Mapping[str, str],
     keep_bytes: int | None,
 ) -> str:
-    """YAML text; blocks that repeat are one pattern. ``keep_bytes`` is None if it is the usual
-    one."""
+    """Return a plan as YAML text, with one pattern for the tensors of repeated blocks.
+
+    ``keep_bytes`` is None if it is the default value.
+    """
     found: dict[str, Any] = {"axes": list(axes)}
     found["tensors"] = {k: _of_layouts(v) for k, v in as_patterns(tensors, tied).items()}
     found["modules"] = {
@@ -48,10 +50,15 @@ def to_text(
 
 
 def from_text(text: str, where: str) -> dict[str, Any]:
-    """The four entries of a plan, read from YAML.
+    """Return the entries of a plan, read from YAML.
+
+    Args:
+        text: the YAML text.
+        where: the name of the file, for errors.
 
     Raises:
-        ValueError: it is no YAML, or not that of a plan.
+        ValueError: the text is not YAML, is not a plan, or is a strategy with stages or
+            micro-batches, which a plan cannot express.
     """
     found = _loaded(text, where)
     strategy = found.get("strategy") or {}
@@ -65,10 +72,14 @@ def from_text(text: str, where: str) -> dict[str, Any]:
 
 
 def strategy_of(text: str, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(the entries of a strategy, those of its plan), read from YAML.
+    """Return (the entries of a strategy, the entries of its plan), read from YAML.
+
+    Args:
+        text: the YAML text.
+        where: the name of the file, for errors.
 
     Raises:
-        ValueError: it is no YAML, or not that of a strategy.
+        ValueError: the text is not YAML, or not a strategy.
     """
     found = _loaded(text, where)
     strategy = found.get("strategy")
@@ -81,7 +92,7 @@ def strategy_of(text: str, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def strategy_text(strategy: Mapping[str, Any]) -> str:
-    """What follows a plan's text in a strategy's file."""
+    """Return the YAML text that follows the plan in a strategy's file."""
     return yaml_text.dumped({"strategy": dict(strategy)}, width=100)
 
 

@@ -1,4 +1,4 @@
-"""The entries of a plan: a tensor's four layouts, and what is boxed at a module's border."""
+"""Entries of a plan: a tensor's four layouts, and the boxing at a module's border."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from ...spec import B, NdSbp, Placement, Sbp, SbpLike, as_nd_sbp, as_sbp
 from ...spec.nearest import suggestion
 
-# One entry for each axis; None leaves that axis as it is.
+# One entry for each axis of the placement; None leaves the layout along that axis as it is.
 Nd = tuple[Sbp | None, ...]
 Codecs = tuple[str | None, ...]
 _KEPT = "-"
@@ -17,16 +17,17 @@ _KEPT = "-"
 
 @dataclass(frozen=True)
 class Layouts:
-    """How a parameter or buffer lies; each layout has one SBP for each axis.
+    """Layouts of a parameter or buffer; each has one SBP for each axis of the placement.
 
     Args:
-        sbp: between uses.
-        use: as forward and backward see it; without it, as ``sbp``.
-        grad: of ``.grad``; without it, as ``sbp``.
-        step: as the optimizer sees it, and its state; without it, as ``sbp``.
-        gather: for each axis the codec by which it is gathered for ``use``, None for none; without
-            it, none at all.
-        reduce: for each axis the codec by which its gradient is summed from ``use``.
+        sbp: the layout in which the tensor is stored between uses.
+        use: the layout in which forward and backward see it; by default ``sbp``.
+        grad: the layout of ``.grad``; by default ``sbp``.
+        step: the layout of the parameter in the optimizer's step, and of its state; by default
+            ``sbp``.
+        gather: for each axis, the codec with which the tensor is gathered for ``use``, or None; by
+            default there is none on any axis.
+        reduce: for each axis, the codec with which its gradient is reduced after ``use``, or None.
     """
 
     sbp: NdSbp
@@ -44,7 +45,11 @@ class Layouts:
 
     @classmethod
     def like(cls, given: Any) -> Layouts:
-        """``given`` itself, an SBP, or a mapping of the four names to SBPs."""
+        """Convert an SBP, or a mapping of this class's arguments, to ``Layouts``.
+
+        Raises:
+            ValueError: the mapping has an unknown key or no ``sbp``.
+        """
         if isinstance(given, Layouts):
             return given
         if isinstance(given, Mapping):
@@ -62,21 +67,20 @@ class Layouts:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all four are the same, and there is no codec."""
+        """Return whether all four layouts are the same, and there is no codec."""
         return self.is_one and not self.gather and not self.reduce
 
     def map(self, change: Any) -> Layouts:
-        """``change`` applied to each of the four."""
+        """Return layouts with ``change`` applied to each of the four."""
         return replace(self, **{name: change(getattr(self, name)) for name in NAMES})
 
     @property
     def is_one(self) -> bool:
-        """Whether the four are the same."""
+        """Return whether the four layouts are the same."""
         return self.sbp == self.use == self.grad == self.step
 
     def on(self, placement: Placement) -> Layouts:
-        """How the tensor is laid out on ``placement``: B along an axis of one rank, where all SBPs
-        say the same."""
+        """Return the layouts with B along axes of one rank, where all SBPs mean the same."""
         made = self.map(lambda sbp: _alone(sbp, placement, B))
         for name in CODED:
             if said := getattr(self, name):
@@ -89,7 +93,7 @@ CODED = ("gather", "reduce")
 
 
 def _codecs(given: Any) -> Codecs:
-    """Names of codecs, one for each axis; ``-`` or None is none."""
+    """Return the codec of each axis from a tuple or a text; ``-`` or None stands for no codec."""
     if given is None or isinstance(given, str):
         given = str(given or _KEPT).strip().removeprefix("(").removesuffix(")").split(",")
     names = tuple(None if e is None or e.strip() == _KEPT else e.strip() for e in given)
@@ -97,24 +101,24 @@ def _codecs(given: Any) -> Codecs:
 
 
 def codecs_text(codecs: Codecs) -> str:
-    """``int8`` on one axis, ``(-, int8)`` on several."""
+    """Return codecs as text: ``int8`` for one axis, ``(-, int8)`` for several."""
     texts = [name or _KEPT for name in codecs]
     return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
 
 
 def _alone(nd: Any, placement: Placement, entry: Sbp | None) -> Any:
-    """``nd`` with ``entry`` on the axes of one rank."""
+    """Return ``nd`` with ``entry`` on the axes of ``placement`` that have one rank."""
     return tuple(entry if n == 1 else e for n, e in zip(placement.shape, nd, strict=True))
 
 
 @dataclass(frozen=True)
 class Border:
-    """What is boxed where a module is called.
+    """Boxing of the arguments and results of a module's calls.
 
     Args:
-        inputs: position or keyword of an argument -> its layout when forward gets it.
-        outputs: position or key in the result -> its layout when the caller gets it; a result
-            that is one tensor is at position 0.
+        inputs: position or keyword of an argument -> the layout in which forward gets it.
+        outputs: position or key in the result -> the layout in which the caller gets it; a result
+            that is a single tensor is at position 0.
     """
 
     inputs: Mapping[int | str, Nd] = field(default_factory=dict)
@@ -129,18 +133,22 @@ class Border:
 
     @property
     def boxes(self) -> bool:
-        """Whether anything is boxed."""
+        """Return whether any tensor is boxed."""
         ways = [*self.inputs.values(), *self.outputs.values()]
         return any(entry is not None for nd in ways for entry in nd)
 
     def on(self, placement: Placement) -> Border:
-        """What is left to be boxed on ``placement``: nothing along an axis of one rank."""
+        """Return the border without boxing along the axes of ``placement`` that have one rank."""
         sides = (self.inputs, self.outputs)
         return Border(*({k: _alone(nd, placement, None) for k, nd in x.items()} for x in sides))
 
     @classmethod
     def like(cls, given: Any) -> Border:
-        """``given`` itself, or a mapping with ``inputs`` and ``outputs``."""
+        """Convert a mapping with ``inputs`` and ``outputs`` to a ``Border``.
+
+        Raises:
+            ValueError: the mapping has another key.
+        """
         if isinstance(given, Border):
             return given
         unknown = sorted(map(str, set(given) - {"inputs", "outputs"}))
@@ -162,7 +170,7 @@ def _ways(given: Any) -> dict[int | str, Nd]:
 
 
 def read_nd(value: SbpLike | Nd) -> Nd:
-    """An nd-sbp in which ``-`` or None leaves an axis as it is: ``(-, S(1))``."""
+    """Return the entries of an nd-sbp such as ``(-, S(1))``; ``-`` is an unchanged axis, None."""
     if isinstance(value, str):
         text = value.strip().removeprefix("(").removesuffix(")") if "," in value else value
         parts = [part.strip() for part in text.split(",") if part.strip()]
@@ -173,13 +181,13 @@ def read_nd(value: SbpLike | Nd) -> Nd:
 
 
 def nd_text(nd: Nd) -> str:
-    """``S(0)`` on one axis, ``(B, S(0))`` on several; ``-`` where an axis is left as it is."""
+    """Return an nd-sbp as text: ``S(0)``, or ``(B, S(0))``; ``-`` is an axis left as it is."""
     texts = [_KEPT if entry is None else str(entry) for entry in nd]
     return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
 
 
 def join_axes(parts: list[Layouts | None]) -> Layouts:
-    """The layouts of one tensor from those that each axis gives it; None is B."""
+    """Join the layouts that each axis gives a tensor into one; None stands for B."""
     whole = Layouts((B,))
     found = [part or whole for part in parts]
     laid: dict[str, Any] = {name: sum((getattr(p, name) for p in found), ()) for name in NAMES}
@@ -190,7 +198,7 @@ def join_axes(parts: list[Layouts | None]) -> Layouts:
 
 
 def join_borders(parts: list[Border | None]) -> Border:
-    """What is boxed at one border from what each axis says of it; None leaves it as it is."""
+    """Join the borders that each axis gives a module into one; None leaves that axis as it is."""
     sides = []
     for side in ("inputs", "outputs"):
         given = [getattr(part, side) if part else {} for part in parts]

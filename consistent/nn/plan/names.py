@@ -1,4 +1,4 @@
-"""Names of tensors and modules: patterns, the nearest right name, and names of repeated blocks."""
+"""Match names of tensors and modules with patterns, and group the names of repeated blocks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a whole number between dots
 
 
 def match(name: str, patterns: Iterable[str]) -> str | None:
-    """The first of ``patterns`` that matches all of ``name``; ``name`` itself comes before."""
+    """Return the first of ``patterns`` that matches all of ``name``; None if there is none.
+
+    In a mapping, ``name`` itself as a key precedes all patterns.
+    """
     if isinstance(patterns, Mapping) and name in patterns:
         return name
     for pattern in patterns:
@@ -21,26 +24,33 @@ def match(name: str, patterns: Iterable[str]) -> str | None:
 
 
 def match_path(name: str, patterns: Mapping[str, Any]) -> str | None:
-    """``match`` where ``*`` stops at a dot: ``layers.*`` is not a part of a layer."""
+    """Return the key that matches ``name``, with ``*`` stopping at a dot; None if there is none.
+
+    Thus ``layers.*`` matches a layer, but not a module inside a layer.
+    """
     if name in patterns:
         return name
     return next((p for p in patterns if is_pattern(p) and path_matches(name, p)), None)
 
 
 def path_matches(name: str, pattern: str) -> bool:
-    """Whether each part of ``name`` between dots matches its part of ``pattern``."""
+    """Return whether each part of ``name`` between dots matches its part of ``pattern``."""
     parts, wanted = name.split("."), pattern.split(".")
     return len(wanted) == len(parts) and all(map(fnmatch.fnmatchcase, parts, wanted))
 
 
 def is_pattern(text: str) -> bool:
-    """Whether ``text`` has wildcards."""
+    """Return whether ``text`` has wildcards."""
     return "*" in text or "?" in text or "[" in text
 
 
 def grouped(entries: Mapping[str, Any]) -> list[tuple[str, list[str], Any]]:
-    """(text, names, value): entries of repeated blocks, whose names differ in numbers only and
-    whose values are equal, in the order first met. The text has ``{0-11}`` for the numbers."""
+    """Group the entries of repeated blocks, and return (text, names, value) of each group.
+
+    The names in a group differ only in their numbers, and their values are equal. The text is the
+    name with a range such as ``{0-11}`` for the numbers. Groups are in the order of first
+    occurrence.
+    """
     groups: dict[tuple, list[str]] = {}
     for name, value in entries.items():
         groups.setdefault((_NUMBER.sub("{}", name), value), []).append(name)
@@ -69,9 +79,14 @@ def as_patterns(
     tied: Mapping[str, str] | None = None,
     matches: Callable[[str, str], bool] = fnmatch.fnmatchcase,
 ) -> dict[str, Any]:
-    """``entries`` with one pattern for those of repeated blocks, where it matches no others.
+    """Return ``entries`` with one pattern for each group of repeated blocks.
 
-    ``tied``: further names -> names in ``entries``. ``matches(name, pattern)``.
+    A group keeps its names if its pattern would match other entries, too.
+
+    Args:
+        entries: name -> value.
+        tied: further name -> the name in ``entries``.
+        matches: (name, pattern) -> whether the pattern matches.
     """
     found: dict[str, Any] = {}
     owner = {**{name: name for name in entries}, **(tied or {})}

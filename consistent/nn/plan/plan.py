@@ -1,4 +1,4 @@
-"""Plan: what is decided for a module, as data that prints, and is saved and loaded as YAML."""
+"""Plan of a module as data that can be printed, and saved and loaded as YAML."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from . import files, table, yaml_text
 from .layouts import Border, Layouts, join_axes, join_borders
 from .names import match, match_path
 
-# Enough for a model whose step takes some milliseconds, and little beside what a process needs.
+# Enough for a model whose step takes some milliseconds, and little compared to a process's memory.
 KEEP_BYTES = 4 << 20
 
 
 class Plan:
-    """How each parameter and buffer of a module lies, and what is boxed at modules' borders.
+    """Layouts of each parameter and buffer of a module, and the boxing at modules' borders.
 
     ```
     plan = Plan({"*.fc1.weight": S(0), "*.fc2.weight": S(1)})
@@ -31,18 +31,18 @@ class Plan:
     Args:
         tensors: name, or pattern as in ``fnmatch``, of parameters and buffers -> an SBP, or
             ``Layouts``, or a mapping with ``sbp`` and those of ``use``, ``grad`` and ``step`` that
-            differ from it. A name counts before patterns, and of these the first that matches.
-            What nothing matches is B.
+            differ from it. An exact name precedes patterns, and of these the first match counts.
+            Tensors without a match are B.
         modules: name or pattern of modules -> a ``Border``, or a mapping with ``inputs`` and
             ``outputs``, each ``{position or keyword: SBP}``. Here ``*`` stops at a dot.
         axes: names of the placement's axes, in order.
-        notes: sentences on what was left as it is, and why.
+        notes: sentences on modules and tensors that the plan leaves as they are, and why.
         tied: further name of a tensor -> the name that it has in ``tensors``.
         shapes: logical shapes of the tensors, for printing.
-        keep_bytes: if all tensors that are used in another layout than they lie in have at most so
-            many bytes on a rank when they are gathered, they are gathered together where the module
-            is called, and kept until its backward has ended. Otherwise, or with 0, each module
-            inside gathers its own where it is called, and again in backward.
+        keep_bytes: a limit on gathered parameters, those whose ``use`` differs from ``sbp``. If all
+            of them take at most this many bytes on a rank, they are gathered together when the
+            module is called, and kept until its backward has ended. Otherwise, or with 0, each
+            submodule gathers its own parameters when it is called, and again in backward.
     """
 
     def __init__(
@@ -65,19 +65,21 @@ class Plan:
         self.keep_bytes = keep_bytes
 
     def layouts(self, name: str) -> Layouts | None:
-        """The layouts of the tensor of that name or tied name; None if the plan has none."""
+        """Return the layouts of a tensor by its name or tied name; None if the plan has none."""
         found = match(self.tied.get(name, name), self.tensors)
         return None if found is None else self.tensors[found]
 
     def border(self, name: str) -> Border | None:
-        """What is boxed at the border of the module of that name; None if nothing is."""
+        """Return the border of the module called ``name``; None if nothing is boxed there."""
         found = match_path(name, self.modules)
         return None if found is None else self.modules[found]
 
     def on(self, placement: Placement) -> Plan:
-        """What is laid out and boxed on ``placement``: on an axis of one rank, where S, B and P say
-        the same, tensors are B, which asks for nothing to be gathered, and no border boxes. A plan
-        that only says how tensors lie, in which nothing is gathered or boxed, is done as it is."""
+        """Return the plan without boxing along the axes of ``placement`` that have one rank.
+
+        S, B and P mean the same on such an axis, so tensors become B there, which need no gather,
+        and borders box nothing. A plan in which nothing is gathered or boxed is returned unchanged.
+        """
         if all(n > 1 for n in placement.shape):
             return self
         if not self.modules and all(each.is_one for each in self.tensors.values()):
@@ -96,21 +98,21 @@ class Plan:
         )
 
     def keeping(self, keep_bytes: int | None) -> Plan:
-        """The plan with another ``keep_bytes``, where it is given."""
+        """Return a copy of the plan, with another ``keep_bytes`` unless it is None."""
         made = copy(self)
         if keep_bytes is not None:
             made.keep_bytes = keep_bytes
         return made
 
     def part(self, tensors: Sequence[str], modules: Sequence[str]) -> Plan:
-        """What it says of a part of a model that has tensors and modules of these names."""
+        """Return the plan for a part of a model with these names of tensors and modules."""
         said = {name: x for name in tensors if (x := self.layouts(name)) is not None}
         borders = {name: x for name in modules if (x := self.border(name)) is not None}
         return Plan(said, borders, axes=self.axes, notes=self.notes, keep_bytes=self.keep_bytes)
 
     @classmethod
     def join(cls, plans: Sequence[Plan], axes: Sequence[str] = ()) -> Plan:
-        """One plan for all axes from a plan for each of them, by names without wildcards."""
+        """Join a plan for each axis into one plan for all axes; names must have no wildcards."""
         names = dict.fromkeys(name for plan in plans for name in plan.tensors)
         borders = dict.fromkeys(name for plan in plans for name in plan.modules)
         return cls(
@@ -122,11 +124,11 @@ class Plan:
         )
 
     def save(self, path: str | Path) -> Path:
-        """Write the plan as YAML, which may be edited and loaded again."""
+        """Write the plan to a YAML file, which may be edited and loaded again."""
         return yaml_text.write(path, self.yaml())
 
     def yaml(self) -> str:
-        """The text that ``save`` writes."""
+        """Return the YAML text that ``save`` writes."""
         keeps = None if self.keep_bytes == KEEP_BYTES else self.keep_bytes
         return files.to_text(
             self.axes, self.tensors, self.modules, self.notes, tied=self.tied, keep_bytes=keeps
@@ -134,7 +136,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Read what ``save`` wrote.
+        """Read a plan from a file that ``save`` wrote.
 
         Raises:
             ValueError: the file is not a plan.

@@ -1,4 +1,4 @@
-"""A plan as text: one line for what repeats in every block."""
+"""Print a plan as a table, with one line for entries that repeat in every block."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from .names import grouped
 def tensor_lines(
     tensors: Mapping[str, Layouts], shapes: Mapping[str, Sequence[int]], tied: Mapping[str, str]
 ) -> list[str]:
-    """Name, how often, shape, and the layouts; use, grad, step and codecs only where there are
-    any."""
+    """Return the table of the tensors: name, number of repetitions, shape and layouts.
+
+    The columns for use, grad, step and codecs are left out if no tensor needs them.
+    """
     aliases: dict[str, list[str]] = {}
     for alias, name in tied.items():
         aliases.setdefault(name, []).append(alias)
@@ -39,7 +41,7 @@ def tensor_lines(
 
 
 def border_lines(modules: Mapping[str, Border]) -> list[str]:
-    """Name, how often, and what is boxed on the way in and out."""
+    """Return the table of the borders: name, repetitions, boxing of inputs and of outputs."""
     keyed = {
         name: (_ways(border.inputs), _ways(border.outputs)) for name, border in modules.items()
     }
@@ -49,14 +51,14 @@ def border_lines(modules: Mapping[str, Border]) -> list[str]:
 
 
 def border_text(name: str, border: Border) -> str:
-    """The borders of one module, as a part of a sentence."""
+    """Return the border of one module as a part of a sentence."""
     sides = (("inputs", _ways(border.inputs)), ("outputs", _ways(border.outputs)))
     boxed = " and ".join(f"{side} boxed to {ways}" for side, ways in sides if ways)
     return f"{name or 'the module'} with {boxed or 'nothing boxed'}"
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of cells that stand below each other, the first row underlined."""
+    """Return the rows as lines of aligned columns, with the first row underlined."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in rows]
     return [lines[0], "  ".join("-" * w for w in widths), *lines[1:]]

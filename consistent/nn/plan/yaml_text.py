@@ -1,4 +1,4 @@
-"""Files of YAML that people write and edit: plans, strategies, machines."""
+"""Read and write YAML files that people edit: plans, strategies, machines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_LEVELS = 50
 
 
 def write(path: str | Path, text: str) -> Path:
-    """Write ``text`` to ``path``, whole or not at all; folders are made."""
+    """Write ``text`` to ``path`` atomically, and make missing folders."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     whole_files.write(target, text.encode())
@@ -22,11 +22,12 @@ def write(path: str | Path, text: str) -> Path:
 
 
 def read(path: str | Path) -> str:
-    """The text of a file.
+    """Return the text of a file.
 
     Raises:
-        ValueError: it is not a plain file of text, or larger than any plan is.
+        ValueError: the path is not a regular file of text, or is larger than any plan.
     """
+    # Nonblocking: opening a pipe without a writer would wait forever.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(descriptor)
@@ -45,11 +46,17 @@ def read(path: str | Path) -> str:
 
 
 def loaded(text: str, what: str, where: str) -> Any:
-    """The value of a YAML text. It may not refer to parts of itself: a text of ten lines that do
-    stands for more than fits into memory.
+    """Return the value of a YAML text, which must not have aliases.
+
+    A text of ten lines with aliases can expand to more than fits into memory.
+
+    Args:
+        text: the YAML text.
+        what: the kind of file, for errors.
+        where: the name of the file, for errors.
 
     Raises:
-        ValueError: it is no YAML, refers to itself, or is nested deeper than any plan.
+        ValueError: the text is not YAML, has an alias, or is nested deeper than any plan.
     """
     yaml = _yaml(what)
     kind = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -74,7 +81,7 @@ def loaded(text: str, what: str, where: str) -> Any:
 
 
 def dumped(value: Any, **options: Any) -> str:
-    """A value as YAML; ``options`` are those of PyYAML's ``safe_dump``."""
+    """Return ``value`` as YAML text; ``options`` are those of PyYAML's ``safe_dump``."""
     return _yaml("plan").safe_dump(value, sort_keys=False, **options)
 
 

@@ -1,4 +1,4 @@
-"""A strategy's name -> how it lays out a module along one axis of a placement."""
+"""Planners: functions that lay out a module along one axis, by the names of their strategies."""
 
 from .registry import PLANNERS, axis_names, plan_for
 

@@ -1,4 +1,4 @@
-"""What a planner is asked: a module, and the axis that it is laid out along."""
+"""Input of a planner: a module, and the placement axis to lay it out along."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..plan import Plan
 
 @dataclass(frozen=True)
 class Asked:
-    """One axis to plan for.
+    """Request to a planner: a module and one axis.
 
     Args:
         module: the whole module; its tensors are plain.
         tensors: first name -> tensor, each tensor once.
         names: first name -> all names of that tensor.
-        ranks: how many ranks the axis has.
+        ranks: the number of ranks along the axis.
         axis: the axis's name, for notes.
-        others: plans of other axes that are known already.
+        others: the plans of other axes that were made before.
     """
 
     module: torch.nn.Module
@@ -32,17 +32,17 @@ class Asked:
     others: Sequence[Plan] = field(default_factory=tuple)
 
     def first_name(self, name: str) -> str:
-        """The first name of the tensor of that name."""
+        """Return the first name of the tensor called ``name``, or ``name`` if it is unknown."""
         if name in self.tensors:
             return name
         return next((first for first, names in self.names.items() if name in names), name)
 
     def is_parameter(self, name: str) -> bool:
-        """Whether the tensor of that first name is a parameter, not a buffer."""
+        """Return whether the tensor with this first name is a parameter, not a buffer."""
         return isinstance(self.tensors[name], torch.nn.Parameter)
 
     def split_by_others(self, name: str) -> set[int]:
-        """The dims of that tensor that other axes split, counted from the front."""
+        """Return the dims of the tensor that other axes split, counted from the front."""
         dims: set[int] = set()
         for plan in self.others:
             layouts = plan.tensors.get(name)

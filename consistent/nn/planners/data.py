@@ -1,4 +1,4 @@
-"""data: every rank has all of the module; gradients are summed over the ranks."""
+"""Data parallelism: every rank has the whole module; gradients are summed over the ranks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from .asked import Asked
 
 @dataclass(frozen=True)
 class data_parallel:  # noqa: N801  (a plan, as zero3 is)
-    """The plan ``"data"``, by which every rank has the whole module, with a codec by which
-    gradients are summed in fewer bytes.
+    """Plan ``"data"`` with a codec for gradients, which are summed in fewer bytes.
+
+    Every rank has the whole module.
 
     ```
     consistent.parallelize(model, placement, consistent.data_parallel(reduce="powersgd:4"))
@@ -20,11 +21,12 @@ class data_parallel:  # noqa: N801  (a plan, as zero3 is)
     ```
 
     Args:
-        reduce: ``"bf16"``, 2 bytes a number; ``"int8"`` or ``"fp8"``, a byte and a float32 for each
-            256; ``"powersgd:4"``, matrices as products of rank 4, or another, and vectors as they
-            are; or None, as they are. What is left out is kept on each rank, as large as the
-            parameter, and added to the next gradient. Each rank adds up a share of a gradient and
-            sends it on by the same codec, so that all ranks get the same bits.
+        reduce: the codec: ``"bf16"``, 2 bytes for each number; ``"int8"`` or ``"fp8"``, one byte
+            for each number and a float32 for each 256; ``"powersgd:4"``, matrices as products of
+            rank 4 (or another rank), and vectors unchanged; or None for no codec. The rounding
+            error is kept on each rank, in a buffer as large as the parameter, and added to the next
+            gradient. Each rank sums a share of a gradient and sends the sum with the same codec, so
+            all ranks get the same bits.
     """
 
     reduce: str | None = None
@@ -43,5 +45,5 @@ class data_parallel:  # noqa: N801  (a plan, as zero3 is)
 
 
 def plan_data(asked: Asked) -> Plan:
-    """All B, which is what a plan that says nothing means."""
+    """Return the empty plan, in which all tensors are B."""
     return data_parallel()(asked)

@@ -1,4 +1,4 @@
-"""expert: mixtures whose experts are split over the ranks; and how tensor splits inside experts."""
+"""Plan mixtures of experts: experts divided among ranks, or each expert split by ``tensor``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ _UP = frozenset("gate_up_proj gate_proj up_proj w1 w3 input_linear".split())
 
 
 def stacked_experts(asked: Asked) -> Iterator[tuple[str, str, int]]:
-    """(first name of the tensor, its key, number of experts) of weights [E, ...] that hold all
-    experts of a module."""
+    """Return the weights [E, ...] that stack all E experts of a module.
+
+    Each is (first name of the tensor, its key in the module, number of experts).
+    """
     for name, part in asked.module.named_modules():
         count = count_of(part)
         named = _EXPERTS.search(name) or "Experts" in type(part).__name__
@@ -29,7 +31,7 @@ def stacked_experts(asked: Asked) -> Iterator[tuple[str, str, int]]:
 
 
 def plan_expert(asked: Asked) -> Plan:
-    """Weights [E, ...] are split along E. All else is B."""
+    """Return the plan in which weights [E, ...] of experts are split along E, and all else is B."""
     plan = Plan()
     for name, _, count in stacked_experts(asked):
         if count < asked.ranks:
@@ -49,7 +51,7 @@ def plan_expert(asked: Asked) -> Plan:
 
 
 def beside_experts(planner: Callable[[Asked], Plan]) -> Callable[[Asked], Plan]:
-    """Experts are split over the ranks, and of all else each rank has what ``planner`` says."""
+    """Return a planner that divides experts among ranks and plans all else with ``planner``."""
 
     def plan(asked: Asked) -> Plan:
         experts, rest = plan_expert(asked), planner(asked)
@@ -66,9 +68,12 @@ def _lists(asked: Asked) -> Iterator[tuple[str, int]]:
 
 
 def split_experts_inside(plan: Plan, asked: Asked) -> None:
-    """For tensor: the features inside each expert are split, those of the last layer along its
-    input. What is fused with a gate is split too: the op that takes both apart exchanges pieces,
-    and a whole gradient of all experts would cost more."""
+    """Split the features inside each expert in a plan of ``tensor``.
+
+    The last layer is split along its input, the others along their output. A weight fused with a
+    gate is split, too: the op that separates both has to exchange pieces, but a whole gradient of
+    all experts would cost more.
+    """
     for name, key, _ in stacked_experts(asked):
         shape = asked.tensors[name].shape
         role = name.split(".")[-2] if key == "weight" else key
@@ -82,9 +87,11 @@ def split_experts_inside(plan: Plan, asked: Asked) -> None:
 
 
 def _add_up_after(plan: Plan, asked: Asked, but: Collection[str] = ()) -> None:
-    """Experts give addends. They are added up where the mixture ends, for the choice op by op would
-    let the layers after it run on pieces, and move those. Of the modules in ``but``, to which
-    tokens are sent, nothing is said."""
+    """Reduce the experts' partial sums to B at the output of each mixture.
+
+    Otherwise the next layers would run on pieces, which would have to be moved. The modules in
+    ``but``, to which tokens are sent, are left out.
+    """
     split = [name for name, _, _ in stacked_experts(asked) if name in plan.tensors]
     for name, part in asked.module.named_modules():
         inside = f"{name}.experts"
@@ -95,6 +102,6 @@ def _add_up_after(plan: Plan, asked: Asked, but: Collection[str] = ()) -> None:
 
 
 def _features(asked: Asked, name: str) -> tuple[int, int]:
-    """The dims of a weight [E, ...] that are as long as its layer's output and its input."""
+    """Return the dims of a weight [E, ...] that correspond to its layer's output and input."""
     owner = asked.module.get_submodule(name.rpartition(".")[0])
     return (2, 1) if getattr(owner, "is_transposed", False) else (1, 2)

@@ -1,8 +1,8 @@
-"""hf: the plan that a model of transformers carries itself, ``model.tp_plan``.
+"""Plan a transformers model by its own tensor-parallel plan, ``model.tp_plan``.
 
-Each word of it says how one module or parameter lies. What it says about the tensors' conversion
-between local and global ones has no meaning here, since all tensors are global: an output that is
-to be "gathered" is right as it lies, and is gathered where something needs all of it.
+Each word of that plan gives the layout of a module or parameter. Instructions to convert between
+local and distributed tensors are ignored, since all tensors are global here: an output marked as
+"gathered" keeps its layout, and is gathered where an op needs all of it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _Style = Callable[[Plan, Asked, str], None]
 
 
 def plan_hf(asked: Asked) -> Plan:
-    """The model's own plan.
+    """Return the model's own plan.
 
     Raises:
-        ValueError: the model has none, or it has a word that is not known.
+        ValueError: the model has no plan, or its plan has an unknown word.
     """
     words = _words_of(asked.module)
     plan = Plan()
@@ -65,8 +65,10 @@ def _style(word: str, pattern: str, model: str) -> _Style:
 
 
 def _out_dim(asked: Asked, name: str) -> int:
-    """The dim of a weight that is as long as its layer's output. ``name`` is that of a parameter,
-    whose last dims count: those of experts are [experts, out, in]."""
+    """Return the dim of the parameter ``name`` that corresponds to its layer's output.
+
+    It is one of the last two dims, as weights of experts are [experts, out, in].
+    """
     owner, _, _ = name.rpartition(".")
     part = _module(asked, owner)
     if part is not None and type(part).__name__ == "Conv1D":
@@ -92,7 +94,7 @@ def _split(plan: Plan, asked: Asked, name: str, dim: int) -> None:
 
 
 def _own(asked: Asked, name: str) -> list[str]:
-    """The parameters that a word is said of: one, or the weight and bias of a module."""
+    """Return the parameters that ``name`` stands for: itself, or a module's weight and bias."""
     if asked.first_name(name) in asked.tensors:
         return [name]
     found = [f"{name}.weight", f"{name}.bias"]

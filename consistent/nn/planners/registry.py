@@ -1,4 +1,4 @@
-"""The strategies by name, and how those of several axes make one plan."""
+"""Strategies by name, and the join of the strategies of several axes into one plan."""
 
 from __future__ import annotations
 
@@ -45,15 +45,19 @@ PLANNERS: dict[str, Callable[[Asked], Plan]] = {
 def plan_for(
     module: torch.nn.Module, tensors: Sequence[Sequence[Slot]], placement: Placement, given: Any
 ) -> Plan:
-    """What ``given`` says for a module: a plan in which every tensor stands by its first name, and
-    every SBP has been checked against its shape.
+    """Return the plan that ``given`` means for a module, with each tensor by its first name.
+
+    All SBPs are checked against the shapes of their tensors.
 
     Args:
+        module: the module.
         tensors: the places of each tensor.
+        placement: the placement of the module.
         given: a strategy's name, one for each axis, patterns, a ``Plan``, or None for all B.
 
     Raises:
-        ValueError: a name is unknown, a pattern matches nothing, an SBP does not fit its tensor.
+        ValueError: a name is unknown, a pattern matches nothing, or an SBP does not fit its tensor.
+        TypeError: ``given`` is of another type.
     """
     if given is None:
         given = {}
@@ -75,7 +79,7 @@ def plan_for(
 
 
 def axis_names(placement: Placement) -> tuple[str, ...]:
-    """The names of the placement's axes; their numbers where they have none."""
+    """Return the names of the placement's axes, or their numbers if they have no names."""
     return placement.axes or tuple(str(axis) for axis in range(placement.ndim))
 
 
@@ -101,7 +105,7 @@ def _one_name(name: str | WithCodecs, placement: Placement) -> dict[str, Any]:
 def _is_by_axis(
     given: Mapping[str, Any], tensors: Sequence[Sequence[Slot]], placement: Placement
 ) -> bool:
-    """Whether ``given`` says something for each axis, not for names of tensors."""
+    """Return whether the keys of ``given`` are axes, and not names of tensors."""
     if given and set(given) <= set(axis_names(placement)):
         return True
     names = [slot.name for places in tensors for slot in places]
@@ -126,8 +130,11 @@ def _joined(
     placement: Placement,
     given: Mapping[str, Any],
 ) -> Plan:
-    """One plan from one for each axis. Those of zero come last, for they split what is left, and
-    among them first those that divide experts."""
+    """Return one plan from a plan for each axis.
+
+    Axes with a zero strategy are planned last, because they split dims that the other axes leave
+    whole; among them, those that divide experts come first.
+    """
     axes = _axes_of(given, placement)
     first = {places[0].name: places[0].value for places in tensors}
     names = {places[0].name: [slot.name for slot in places] for places in tensors}
@@ -140,11 +147,16 @@ def _joined(
 
 
 def _late(name: str) -> tuple[bool, bool]:
+    # A sort key: False precedes True.
     return name.startswith("zero"), not name.endswith("expert")
 
 
 def _axes_of(given: Mapping[str, Any], placement: Placement) -> tuple[str, ...]:
-    """The keys of ``given`` as names of the placement's axes, in their order."""
+    """Return the names of the placement's axes, in order, as ``given`` uses them.
+
+    Raises:
+        ValueError: a key of ``given`` is not an axis.
+    """
     names = axis_names(placement)
     if placement.axes is None and len(given) == placement.ndim and not set(given) <= set(names):
         return tuple(given)
@@ -164,7 +176,7 @@ def _on_one_axis(given: Any, asked: Asked, tensors: Sequence[Sequence[Slot]]) ->
     if isinstance(given, str | Sbp | int | tuple | list):
         raise _sbp_for_all(given)
     plan = given if isinstance(given, Plan) else Plan(given)
-    line = Placement("cpu", [0])  # of one axis; which ranks it has does not matter here
+    line = Placement("cpu", [0])  # any placement of one axis serves to resolve the patterns
     return resolve(asked.module, tensors, line, plan)
 
 

@@ -1,4 +1,4 @@
-"""A plan's patterns resolved against a module: what is said of each tensor and each border."""
+"""Resolve the patterns of a plan against the tensors and modules of a module."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def resolve(
     placement: Placement,
     plan: Plan,
 ) -> Plan:
-    """``plan`` with every tensor by its first name, all SBPs checked against their shapes.
+    """Return ``plan`` with each tensor by its first name, and SBPs checked against its shape.
 
     Raises:
         ValueError: a pattern matches nothing, an SBP does not fit, or tied names disagree.
@@ -40,7 +40,7 @@ def resolve(
 
 
 def check_names(module: torch.nn.Module, names: Sequence[str], plan: Plan) -> None:
-    """Raise ValueError if a pattern of ``plan`` matches none of these names of tensors."""
+    """Raise ``ValueError`` if a pattern for tensors in ``plan`` matches none of ``names``."""
     known = set(names)
     for pattern in plan.tensors:
         if pattern not in known and not any(match(name, {pattern: None}) for name in names):
@@ -54,7 +54,7 @@ def check_names(module: torch.nn.Module, names: Sequence[str], plan: Plan) -> No
 
 
 def check_modules(module: torch.nn.Module, names: Sequence[str], plan: Plan) -> None:
-    """Raise ValueError if a pattern of ``plan`` matches none of these names of modules."""
+    """Raise ``ValueError`` if a pattern for modules in ``plan`` matches none of ``names``."""
     known = set(names)
     for pattern in plan.modules:
         if pattern not in known and all(
@@ -67,7 +67,13 @@ def check_modules(module: torch.nn.Module, names: Sequence[str], plan: Plan) -> 
 
 
 def _layouts_of(places: Sequence[Slot], placement: Placement, plan: Plan) -> Layouts:
-    """What the plan says of a tensor by any of its names; ``"*"`` where no other pattern does."""
+    """Return the layouts that the plan gives a tensor by any of its names; B without a match.
+
+    The pattern ``"*"`` counts only if no other pattern matches one of the names.
+
+    Raises:
+        ValueError: the names of a tied tensor get different layouts, or an SBP does not fit.
+    """
     named = [(slot, match(slot.name, plan.tensors)) for slot in places]
     said = [(slot, pattern) for slot, pattern in named if pattern not in (None, "*")]
     said = said or [(slot, pattern) for slot, pattern in named if pattern is not None]
@@ -83,7 +89,10 @@ def _layouts_of(places: Sequence[Slot], placement: Placement, plan: Plan) -> Lay
 
 
 def _fit(slot: Slot, pattern: str, layouts: Layouts, placement: Placement) -> Layouts:
-    """``layouts`` with dims counted from the front; a pattern leaves tensors without dims B."""
+    """Return ``layouts`` checked against a tensor, with dims counted from the front.
+
+    A pattern leaves tensors without dims B; an exact name does not.
+    """
     no_dims = slot.value.ndim == 0 and pattern != slot.name  # such as a counter among weights
 
     def fit(sbp: tuple[Sbp, ...]) -> tuple[Sbp, ...]:

@@ -1,9 +1,9 @@
-"""What the linear layers of a module do, found from the module tree: attention and MLP pairs.
+"""Find attention and MLP pairs among the linear layers of a module, from the module tree.
 
-A pair is what Megatron splits: *columns* first (each rank computes some of the features), then
-*rows* (each rank takes the features that it has, and the results are added up). Attention is found
-by the names that models give to q, k, v and the output; an MLP by its widths, d -> m and m -> d in
-one block. What is not found is left as it is.
+A pair is the unit that Megatron splits: layers split by *columns* first (each rank computes some of
+the features), then layers split by *rows* (each rank uses its features, and the results are
+summed). Attention is found by the names that models give to q, k, v and the output, and an MLP by
+its widths, d -> m and m -> d in one block. Other layers are left whole.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ QUERY = frozenset(
 )
 KEY = frozenset("k_proj key k k_lin key_proj to_k wk linear_k w_k k_linear keys".split())
 VALUE = frozenset("v_proj value v v_lin value_proj to_v wv linear_v w_v v_linear values".split())
-# Columns of q, k and v in one layer, one after the other or by heads.
+# Layers that compute q, k and v together, with their columns one after the other or by heads.
 FUSED = frozenset(
     """c_attn qkv qkv_proj Wqkv in_proj_qkv att_proj to_qkv qkv_linear query_key_value
     kv_b_proj""".split()
 )
-# Of these, the names of layers that have them one after the other: each rank gets a piece of each.
-# Of a layer that has them otherwise, what takes q, k and v apart exchanges what is of other heads.
+# Those of FUSED with q, k and v one after the other: each rank gets a piece of each of them. With
+# another order, the op that separates q, k and v exchanges the columns of other ranks' heads.
 STACKED = frozenset("c_attn qkv qkv_proj Wqkv".split())
-# The same of an MLP's gate and what it multiplies.
+# Layers that compute an MLP's gate and the features that it multiplies together.
 FUSED_GATE = frozenset("gate_up_proj up_gate_proj gate_up Wi w12 fc12".split())
 OUT = frozenset(
     """o_proj out_proj dense out_lin o to_out c_proj wo proj Wo linear_out projection w_o out
@@ -38,43 +38,43 @@ OUT = frozenset(
 
 @dataclass
 class Linear:
-    """A layer ``y = x @ w + b``, whichever way its weight lies."""
+    """Linear layer ``y = x @ w + b``, whose weight may be stored as w or transposed."""
 
     name: str
     module: nn.Module
     ins: int
     outs: int
-    out_dim: int  # the dim of the weight that is as long as the output
-    parts: tuple[int, ...] = ()  # sizes of what stands one after the other in the output
+    out_dim: int  # the dim of the weight that corresponds to the output
+    parts: tuple[int, ...] = ()  # sizes of the parts stacked in the output, such as q, k and v
 
     @property
     def in_dim(self) -> int:
-        """The dim of the weight that is as long as the input."""
+        """Return the dim of the weight that corresponds to the input."""
         return 1 - self.out_dim
 
     @property
     def leaf(self) -> str:
-        """The last part of its name."""
+        """Return the last part of the layer's name."""
         return self.name.rpartition(".")[2]
 
 
 @dataclass
 class Pair:
-    """Layers to be split by columns, and those to be split by rows after them."""
+    """Layers to split by columns, and the layers after them to split by rows."""
 
     name: str
     kind: str  # "attention" or "mlp"
     columns: list[Linear]
     rows: list[Linear]
-    whole: list[Linear] = field(default_factory=list)  # left as they are
+    whole: list[Linear] = field(default_factory=list)  # layers that are not split
     note: str = ""
 
 
 def linears(module: nn.Module) -> dict[str, Linear]:
-    """Name -> linear layer, each layer once."""
+    """Return the linear layers of ``module`` by name, each layer once."""
     found: dict[str, Linear] = {}
     for name, part in module.named_modules():
-        if isinstance(part, torch.jit.ScriptModule):  # it has no linear layers of Python's
+        if isinstance(part, torch.jit.ScriptModule):  # its layers are not Python modules
             continue
         weight = part._parameters.get("weight")
         if weight is None or weight.ndim != 2:
@@ -87,14 +87,14 @@ def linears(module: nn.Module) -> dict[str, Linear]:
 
 
 def pairs(module: nn.Module, layers: Mapping[str, Linear], ranks: int) -> list[Pair]:
-    """Attention and MLP pairs, those of attention first."""
+    """Return the attention pairs of ``module``, and then its MLP pairs."""
     free, inside = dict(layers), _inside(layers)
     found = list(_attention(module, free, inside, ranks))
     return found + list(_mlps(module, free, inside))
 
 
 def _inside(layers: Mapping[str, Linear]) -> dict[str, list[Linear]]:
-    """Name of a module -> the layers in it, in their order."""
+    """Return the linear layers inside each module, by the module's name, in order."""
     found: dict[str, list[Linear]] = {"": list(layers.values())}
     for name, layer in layers.items():
         above = name.rpartition(".")[0]
@@ -130,7 +130,16 @@ def _attention(
 def _out_of(
     above: str, own: Mapping[str, Linear], near: Sequence[Linear], ways: Sequence[Linear]
 ) -> Linear | None:
-    """The output layer: beside q, k and v, or ``near``, in the module ``above``."""
+    """Return the output layer of attention; None if it was not found.
+
+    It is a sibling of q, k and v, or among the layers ``near`` in the parent module ``above``.
+
+    Args:
+        above: the name of the parent of the module that has q, k and v.
+        own: key -> linear layer, of the module that has q, k and v.
+        near: the linear layers in the parent.
+        ways: the layers of q, k and v.
+    """
     for n, layer in own.items():
         if n in OUT and layer not in ways:
             return layer
@@ -146,7 +155,7 @@ def _out_of(
 
 
 def _checked(module: nn.Module, part: nn.Module, pair: Pair, ranks: int) -> Pair:
-    """``pair``, or the reason why it is not split."""
+    """Return ``pair``, with all layers whole and a note if it cannot be split over ``ranks``."""
     heads = heads_of(module, part)
     if not pair.rows:
         why = "its output layer was not found"
@@ -167,11 +176,11 @@ def _checked(module: nn.Module, part: nn.Module, pair: Pair, ranks: int) -> Pair
 
 
 def _stacked(part: nn.Module, layer: Linear, heads: Sequence[int]) -> tuple[int, ...]:
-    """Sizes of q, k and v in the output of a layer that has one after the other."""
+    """Return the sizes of q, k and v stacked in a layer's output; empty if they are not stacked."""
     count, keys = heads
     if layer.leaf not in STACKED or layer.outs % (count + 2 * keys):
         return ()
-    if type(part).__name__.startswith("CodeGen"):  # has them so in each of four groups of heads
+    if type(part).__name__.startswith("CodeGen"):  # stacks q, k and v in each of four head groups
         return ()
     width = layer.outs // (count + 2 * keys)
     return count * width, keys * width, keys * width
@@ -182,7 +191,7 @@ _KEY_HEADS = "num_key_value_heads num_kv_heads n_kv_heads n_head_kv num_key_valu
 
 
 def heads_of(module: nn.Module, part: nn.Module) -> list[int] | None:
-    """Numbers of heads of queries, and of keys where they are others; None if not known."""
+    """Return the numbers of query heads and of key heads; None if they are not known."""
     for holder in (part, getattr(part, "config", None), getattr(module, "config", None)):
         heads = _number(holder, _HEADS)
         if heads is not None:
@@ -207,7 +216,10 @@ def _number(holder: Any, names: Sequence[str]) -> int | None:
 def _mlps(
     module: nn.Module, free: dict[str, Linear], inside: Mapping[str, list[Linear]]
 ) -> Iterator[Pair]:
-    """Blocks from the innermost out: layers d -> m, or one d -> 2m, and one m -> d after them."""
+    """Return the MLP pairs, searched from the innermost modules outwards.
+
+    A pair has layers d -> m, or one layer d -> 2m, and after them one layer m -> d.
+    """
     names = [name for name, _ in module.named_modules()]
     for name in sorted(names, key=lambda n: -n.count(".") - bool(n)):
         layers = [layer for layer in inside.get(name, ()) if layer.name in free]
@@ -220,7 +232,7 @@ def _mlps(
 
 
 def _holds_blocks(part: nn.Module) -> bool:
-    """Whether it holds a list of blocks, so that layers in it need not follow one another."""
+    """Return whether ``part`` has a list of blocks, so that its layers need not run in sequence."""
     return any(isinstance(m, nn.ModuleList) and len(m) for m in part.modules())
 
 
@@ -238,10 +250,11 @@ def _pairs_in(name: str, layers: Sequence[Linear]) -> Iterator[Pair]:
 
 
 class _Waiting:
-    """Layers of the module ``name`` that may yet be the columns of a pair.
+    """Layers of the module ``name`` that may still become the columns of a pair.
 
-    What a layer gives may come to another one next if they are in one part of the module, or in two
-    (an actor and a critic, say), from the end of one to the beginning of the other.
+    A layer's output may go to another layer if both are in one part of the module, or if it is at
+    the end of one part and the other layer at the beginning of another part. (Parts are the
+    module's children, such as an actor and a critic.)
     """
 
     def __init__(self, name: str, layers: Sequence[Linear]) -> None:
@@ -249,7 +262,7 @@ class _Waiting:
         self._parts: dict[tuple[str, ...], list[Linear]] = {}  # all layers of each part
         for layer in layers:
             self._parts.setdefault(self._part(layer), []).append(layer)
-        # (in, out of a pair) -> part -> the layers that wait
+        # (input width, output width) -> part -> the layers that may become columns
         self._there: dict[tuple[int, int], dict[tuple[str, ...], list[Linear]]] = {}
 
     def add(self, layer: Linear) -> None:
@@ -257,7 +270,7 @@ class _Waiting:
         own.setdefault(self._part(layer), []).append(layer)
 
     def before(self, down: Linear) -> list[Linear]:
-        """The layers whose outputs ``down`` may take."""
+        """Return the layers whose outputs ``down`` may take as input."""
         found, part = self._there.get((down.outs, down.ins), {}), self._part(down)
         if self._parts[part][0] is not down:
             return list(found.get(part, ()))
@@ -266,12 +279,12 @@ class _Waiting:
         return [layer for waiting in found.values() for layer in waiting]
 
     def leave(self, layers: Sequence[Linear]) -> None:
-        """These wait no more: all of a part that have their widths."""
+        """Remove layers, with all layers of the same part and the same widths."""
         for layer in layers:
             self._there[_widths(layer)].pop(self._part(layer), None)
 
     def _at_the_end(self, part: tuple[str, ...], waiting: list[Linear]) -> list[Linear]:
-        """The layers of a part after which nothing else follows in it."""
+        """Return those of the ``waiting`` layers that are at the end of their part."""
         count = 0
         for layer, last in zip(reversed(waiting), reversed(self._parts[part])):
             if layer is not last:
@@ -284,7 +297,7 @@ class _Waiting:
 
 
 def _widths(layer: Linear) -> tuple[int, int]:
-    """What goes in, and what one that takes its output has to take."""
+    """Return the layer's input width, and the input width of a layer that takes its output."""
     if layer.leaf in FUSED_GATE and layer.outs % 2 == 0:
         return layer.ins, layer.outs // 2
     return layer.ins, 0 if layer.leaf in FUSED_GATE else layer.outs

@@ -1,5 +1,8 @@
-"""``plan="auto"``: the plan that a search finds. The search stands on all that is here, so it lies
-above and is entered when the package is made."""
+"""Let a search find the plan for ``plan="auto"``.
+
+The search builds on this package, so it cannot be imported here: ``consistent/__init__.py``
+registers it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _search: Search | None = None
 
 
 def use_search(search: Search) -> None:
-    """From now on ``plan="auto"`` is what ``search(module, placement, example, memory)`` finds."""
+    """Register the search that ``plan="auto"`` uses."""
     global _search
     _search = search
 
@@ -29,12 +32,21 @@ def use_search(search: Search) -> None:
 def searched(
     module: torch.nn.Module, placement: Placement, plan: Any, example: Any, memory: int | None
 ) -> Any:
-    """``plan``, or what is found where it is "auto". The first rank of the placement searches for
-    all of them, as each may have a batch of its own as an example: one small collective.
+    """Return ``plan``, or the plan that the search finds if it is "auto".
+
+    Only the first rank of the placement searches, since each rank may have another batch as its
+    example. The others receive the plan in one small collective.
+
+    Args:
+        module: the module to plan for.
+        placement: its placement.
+        plan: the ``plan`` argument of ``parallelize``.
+        example: a batch for the search.
+        memory: the bytes that a rank may hold.
 
     Raises:
-        ValueError: "auto" has no example, or another plan has one; or, on all ranks, what the
-            search says.
+        ValueError: "auto" has no example, or another plan has one or a ``memory``. Errors of the
+            search are raised on all ranks.
     """
     if not isinstance(plan, str) or plan != "auto":
         if example is not None or memory is not None:
@@ -57,7 +69,7 @@ def searched(
     if current().rank == placement.first_rank:
         try:
             found = _search(module, placement, example, memory)
-        except Exception as error:  # every rank is to raise it
+        except Exception as error:  # sent to the other ranks, which raise it, too
             failed, found = error, _as_sent(error)
     found = gathered(found, tuple(placement.ranks.ravel().tolist()))[0]
     if failed is not None:
@@ -68,8 +80,10 @@ def searched(
 
 
 def _as_sent(error: Exception) -> Exception:
-    """An error that can be made again elsewhere: those of other libraries may need more than what
-    they say."""
+    """Return ``error`` in a form that other ranks can unpickle.
+
+    The constructor of another library's exception may need more than the message.
+    """
     if type(error).__module__ == "builtins":
         return error
     return RuntimeError(f"{type(error).__name__}: {error}")

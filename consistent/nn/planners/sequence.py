@@ -1,11 +1,11 @@
-"""tensor+sequence: as tensor, and between blocks activations are split along the sequence.
+"""Tensor and sequence parallelism: between blocks, activations are split along the sequence.
 
 ```
 S(1) -norm-> S(1) -all_gather-> B -> columns -> rows -> addends -reduce_scatter-> S(1)
 ```
 
-An all-gather and a reduce-scatter send together what tensor's all-reduce sends; norms, dropout and
-residuals work on pieces.
+An all-gather and a reduce-scatter together send as much as the all-reduce of ``tensor``. Norms,
+dropout and residuals run on pieces of the sequence.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .asked import Asked
 from .roles import Linear, Pair
 from .tensor import lay_out
 
-# Arguments by which a block is given activations.
+# Arguments with which a block gets activations.
 _GIVEN = (0, "hidden_states", "x", "key_value_states", "encoder_hidden_states")
 _MIXTURE = re.compile(r"moe|sparse|mixture", re.IGNORECASE)
 _SEQUENCE = Split(1)  # of [batch, sequence, features]
 
 
 def plan_sequence(asked: Asked) -> Plan:
-    """The plan of tensor with pieces of the sequence between blocks."""
+    """Return the plan of ``tensor``, with activations split along the sequence between blocks."""
     plan, pairs = lay_out(asked)
     split = [pair for pair in pairs if pair.rows]
     if not any(pair.kind == "attention" for pair in split):
@@ -44,7 +44,7 @@ def plan_sequence(asked: Asked) -> Plan:
 
 
 def _gather_before(plan: Plan, asked: Asked, pair: Pair) -> None:
-    """One gather for the layers that share an input."""
+    """Gather the input of a pair's first layers, once for all layers that share it."""
     layers: list[Linear] = [*pair.columns, *pair.whole]
     if len(layers) == 1:
         _gather(plan, layers[0].name, (0,))
@@ -58,7 +58,7 @@ def _gather_before(plan: Plan, asked: Asked, pair: Pair) -> None:
 
 
 def _holds_only(asked: Asked, pair: Pair) -> bool:
-    """Whether the module is the MLP itself: its parameters are those of the pair."""
+    """Return whether the pair's module is the MLP itself, with no parameters besides the pair's."""
     own = {id(p) for p in asked.module.get_submodule(pair.name).parameters()}
     layers = {id(p) for x in (*pair.columns, *pair.rows) for p in x.module.parameters()}
     return own <= layers
@@ -70,7 +70,7 @@ def _gather(plan: Plan, name: str, given: tuple[int | str, ...]) -> None:
 
 
 def _heads(plan: Plan, asked: Asked, pairs: list[Pair]) -> list[str]:
-    """Linear layers outside pairs whose weight is split: heads over the vocabulary."""
+    """Return the names of split linear layers outside pairs: the heads over the vocabulary."""
     taken = {layer.name for pair in pairs for layer in (*pair.columns, *pair.rows, *pair.whole)}
     found = []
     for name, part in asked.module.named_modules():

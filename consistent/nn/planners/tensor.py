@@ -1,13 +1,14 @@
-"""tensor: Megatron's layout, found from the module tree.
+"""Tensor parallelism: Megatron's layout, found from the module tree.
 
 ```
 x: B -> columns S(0) -> features split -> rows S(1) -> addends -> one all-reduce -> B
 ```
 
-Of queries, keys and values in one layer, one after the other, each rank has columns of each
-(``S(0, of=...)``), and so of an MLP's gate and what it multiplies: taking them apart sends nothing.
-Biases of columns are split as their outputs; those of rows are whole, and added once. Embeddings
-and heads are split over the vocabulary. Everything else is B.
+If one layer computes queries, keys and values one after the other, each rank has columns of each of
+them (``S(0, of=...)``), so separating them sends nothing. The same holds for an MLP's gate and the
+features that it multiplies. Biases of column layers are split like their outputs; biases of row
+layers are replicated, and added once. Embeddings and heads are split over the vocabulary.
+Everything else is B.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ _EMBEDDINGS = frozenset(
 
 
 def plan_tensor(asked: Asked) -> Plan:
-    """Columns and rows of each pair, embeddings and heads over the vocabulary."""
+    """Return Megatron's plan: pairs by columns and rows, embeddings and heads by vocabulary."""
     return lay_out(asked)[0]
 
 
 def lay_out(asked: Asked) -> tuple[Plan, list[Pair]]:
-    """The plan, and the pairs that were found."""
+    """Return Megatron's plan, and the pairs of layers that were found."""
     layers = linears(asked.module)
     found = pairs(asked.module, layers, asked.ranks)
     plan = Plan()
@@ -56,7 +57,7 @@ def lay_out(asked: Asked) -> tuple[Plan, list[Pair]]:
 
 
 def add_pair(plan: Plan, asked: Asked, pair: Pair) -> None:
-    """Split the layers of ``pair``; the sum after the rows is made where they end."""
+    """Split the layers of ``pair``, and reduce the partial sums at the output of its rows."""
     for layer in pair.columns:
         _split(plan, asked, layer, layer.out_dim, bias=True)
     for layer in pair.rows:
@@ -80,7 +81,7 @@ def _set(plan: Plan, asked: Asked, name: str, dim: int, parts: tuple[int, ...] =
 
 
 def _add_vocabulary(plan: Plan, asked: Asked, layers: dict[str, Linear]) -> None:
-    """Embeddings of tokens, and heads that give one number for each of as many tokens."""
+    """Split token embeddings, and linear layers with as many outputs as an embedding has tokens."""
     sizes: set[int] = set()
     for name, part in asked.module.named_modules():
         if isinstance(part, nn.Embedding) and name.rpartition(".")[2] in _EMBEDDINGS:
@@ -93,7 +94,7 @@ def _add_vocabulary(plan: Plan, asked: Asked, layers: dict[str, Linear]) -> None
 
 
 def _grouped_notes(found: list[Pair]) -> list[str]:
-    """A note once for all blocks that it is true of."""
+    """Return the notes of the pairs, each once for all blocks that it holds for."""
     notes: dict[str, list[str]] = {}
     for pair in found:
         if pair.note:

@@ -1,4 +1,4 @@
-"""zero1, zero2, zero3: what every rank would have twice is split over the ranks.
+"""ZeRO strategies (zero1, zero2, zero3): split tensors that ranks would otherwise hold redundantly.
 
 ```
          parameter     .grad          optimizer and its state
@@ -7,8 +7,8 @@ zero2    B             S              S
 zero3    S, used as B  S              S
 ```
 
-Which dim is split: the first, for its pieces are one run of memory; the longest, where the first
-has fewer items than there are ranks. A dim that another axis splits is left to that axis.
+The first dim is split, because its pieces are contiguous in memory, or the longest dim if the first
+is shorter than the number of ranks. Dims that another axis splits are not considered.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from .asked import Asked
 
 @dataclass(frozen=True)
 class zero1:  # noqa: N801  (a plan, written as the name of it is)
-    """The plan ``"zero1"``, by which the optimizer's state is split, with a codec by which
-    gradients are summed in fewer bytes.
+    """Plan ``"zero1"`` with a codec for gradients, which are summed in fewer bytes.
+
+    The optimizer's state is split.
 
     ```
     consistent.parallelize(model, placement, consistent.zero1(reduce="int8"))
     ```
 
     Args:
-        reduce: by what gradients are summed, as in ``data_parallel``. The updated shares are
-            gathered as they are.
+        reduce: the codec for summing gradients, as in ``data_parallel``. The updated shards are
+            gathered without a codec.
     """
 
     reduce: str | None = None
@@ -41,19 +42,20 @@ class zero1:  # noqa: N801  (a plan, written as the name of it is)
 
 
 def plan_zero1(asked: Asked) -> Plan:
-    """The optimizer's state is split."""
+    """Return the plan in which the optimizer's state is split."""
     return zero1()(asked)
 
 
 def plan_zero2(asked: Asked) -> Plan:
-    """Gradients and the optimizer's state are split."""
+    """Return the plan in which gradients and the optimizer's state are split."""
     return _plan(asked, lambda s: Layouts((B,), grad=(s,), step=(s,)))
 
 
 @dataclass(frozen=True)
 class zero3:  # noqa: N801  (a plan, written as the name of it is)
-    """The plan ``"zero3"``, by which parameters are split and gathered for use; so are gradients
-    and the optimizer's state. With codecs what is sent has fewer bytes.
+    """Plan ``"zero3"`` with codecs, by which fewer bytes are sent.
+
+    Parameters, gradients and the optimizer's state are split; parameters are gathered for use.
 
     ```
     consistent.parallelize(model, placement, consistent.zero3(gather="int8", reduce="int8"))
@@ -61,12 +63,13 @@ class zero3:  # noqa: N801  (a plan, written as the name of it is)
     ```
 
     Args:
-        gather: by what parameters are gathered: ``"bf16"``, 2 bytes a number; ``"int8"`` or
-            ``"fp8"``, a byte and a float32 for each 256; or None, as they are. Ranks compute with
-            the rounded values, the same on all of them; the optimizer steps the exact ones.
-        reduce: by what gradients are summed: one of these names, or ``"powersgd:4"``, matrices as
-            products of rank 4, or another, and vectors as they are. What is left out is kept on
-            each rank, as large as the gathered parameter, and added to the next gradient.
+        gather: the codec for gathering parameters: ``"bf16"``, 2 bytes for each number; ``"int8"``
+            or ``"fp8"``, one byte for each number and a float32 for each 256; or None for no codec.
+            All ranks compute with the same rounded values; the optimizer steps the exact ones.
+        reduce: the codec for summing gradients: one of these names, or ``"powersgd:4"``, matrices
+            as products of rank 4 (or another rank), and vectors unchanged. The rounding error is
+            kept on each rank, in a buffer as large as the gathered parameter, and added to the next
+            gradient.
     """
 
     gather: str | None = None
@@ -80,7 +83,7 @@ class zero3:  # noqa: N801  (a plan, written as the name of it is)
 
 
 def plan_zero3(asked: Asked) -> Plan:
-    """Parameters are split and gathered for use; so are gradients and the optimizer's state."""
+    """Return the plan that splits parameters (gathered for use), gradients and optimizer state."""
     return zero3()(asked)
 
 

@@ -1,25 +1,24 @@
-"""Parameters that lie in another layout than they are used in (ZeRO-3): they are gathered while the
-module that owns them runs, and again in backward.
+"""Gather sharded parameters (ZeRO-3) while the module that owns them runs, and again in backward.
 
 ```
             before forward       forward      after it       backward                       after it
-weight      S(0) -gather-> B     B            S(0)           S(0) -gather-> B, used, let go  S(0)
+weight      S(0) -gather-> B     B            S(0)           S(0) -gather-> B, used, freed   S(0)
 its grad                                                     P -reduce-scatter-> S(0)        S(0)
 ```
 
-If all of them are small together (``Plan.keep_bytes``) they are gathered when the whole module is
-called, in one message, and autograd keeps what it saves of them until backward has ended:
+If all of them together are small (``Plan.keep_bytes``), they are gathered when the whole module is
+called, in one message, and autograd keeps the tensors that it saves until backward has ended:
 
 ```
             before the call     the call     after it        backward                       after it
-weights     S(0) -gather-> B    B            S(0), B saved   B, used and let go             S(0)
+weights     S(0) -gather-> B    B            S(0), B saved   B, used and freed              S(0)
 their grads                                                  P -reduce-scatter-> S(0)       S(0)
 ```
 
-The module keeps the parameter that lies as S, and so do ``state_dict``, ``named_parameters`` and
-optimizers at any moment. Forward reads ``self.weight``, and an entry of the module's ``__dict__``,
-which Python looks at before torch's table of parameters, gives it the gathered one. Code that
-reads a parameter elsewhere finds the global tensor that lies as S, with the same values.
+The sharded parameter stays in the module, so ``state_dict``, ``named_parameters`` and optimizers
+see it at any moment. When forward reads ``self.weight``, it finds the gathered parameter in the
+module's ``__dict__``, which Python searches before torch's table of parameters. Code that reads a
+parameter elsewhere finds the sharded global tensor, with the same values.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ from .prefetch import Orders, Wanted, find
 
 
 class ShardedParameter(NamedTuple):
-    """A parameter that lies split, by its place in a module; the layout that forward sees it in,
-    and by what it is sent in fewer bytes, if it is."""
+    """Place of a sharded parameter in a module, its layout in forward, and its codecs if any."""
 
     owner: nn.Module
     key: str
@@ -55,22 +53,27 @@ class ShardedParameter(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """The parameter. One that was replaced since has another value here."""
+        """Return the parameter that is in this place now; it may have been replaced since."""
         return self.owner._parameters.get(self.key)
 
 
 class GatheredParameters:
-    """The parameters that are gathered while one module runs, and its place in the orders in which
-    they are prefetched."""
+    """Parameters that are gathered while one module runs, with the hooks that gather them.
+
+    Args:
+        parameters: the places of the parameters.
+        orders: the prefetch orders of the whole module, of which these parameters are one step;
+            None without prefetching.
+    """
 
     def __init__(self, parameters: tuple[ShardedParameter, ...], orders: Orders | None) -> None:
         self.parameters, self.orders = parameters, orders
-        # The positions of parameters that backward began with. They are kept from forward until
-        # then: letting them go would save nothing, for backward gathers them before all else.
+        # The positions of parameters that a backward began with. They are kept from forward until
+        # backward: freeing them would save no memory, since backward gathers them first of all.
         self.opens_backward: set[int] = set()
 
     def before_forward(self, module: nn.Module, args: Any) -> None:
-        """Gather.
+        """Gather the parameters (forward pre-hook).
 
         Raises:
             RuntimeError: torch.jit.trace records ``module``.
@@ -89,8 +92,7 @@ class GatheredParameters:
             Run(self).begin()
 
     def wanted(self) -> list[tuple[Any, TensorSpec, Coder | None]]:
-        """The parameters that are to be gathered, each once: with the spec that forward sees it in,
-        and its codecs."""
+        """Return (parameter, spec in forward, codecs) of each parameter to gather, each once."""
         found: dict[int, tuple[Any, TensorSpec, Coder | None]] = {}
         for each in self.parameters:
             param = each.value
@@ -99,16 +101,18 @@ class GatheredParameters:
         return list(found.values())
 
     def parts(self) -> list[Wanted]:
-        """What is sent for when these parameters are prefetched."""
+        """Return the shards and specs with which these parameters are prefetched."""
         return [(plain(x).detach(), x._spec, dst, coder) for x, dst, coder in self.wanted()]
 
     def after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Let go."""
+        """Release the gathered parameters (forward hook)."""
         Run.end_of(self)
 
     def retire(self) -> None:
-        """Gather nothing more: a graph that is still there would gather parameters ahead, which may
-        be on other ranks now."""
+        """Stop gathering, because the parameters may be on other ranks now.
+
+        Otherwise a graph that is still alive would prefetch them.
+        """
         self.parameters = ()
 
     def __deepcopy__(self, memo: dict) -> GatheredParameters:
@@ -118,20 +122,19 @@ class GatheredParameters:
 
 
 class GatheredTogether(GatheredParameters):
-    """All parameters of a module that are gathered when it is called: small ones, which are kept
-    until its backward has ended.
+    """Parameters of a whole module that are gathered at its call, and kept until its backward ends.
 
-    One call between two backward passes keeps them, so that many calls do not hold them many
-    times. In the others, and where a program has hooks for saved tensors in use, as a checkpoint
-    has, each module inside gathers its own.
+    Used if they are small together. Only one call between two backward passes keeps them, so that
+    many calls do not hold many copies. In other calls, and inside other hooks for saved tensors
+    such as those of a checkpoint, each submodule gathers its own parameters.
     """
 
     def __init__(
         self, parameters: tuple[ShardedParameter, ...], orders: Orders | None = None
     ) -> None:
         super().__init__(parameters, orders)
-        self.keeper = True  # whether it may keep them
-        self._kept_at = -1  # backward passes that had ended where a call last kept them
+        self.keeper = True  # whether calls may keep the gathered parameters
+        self._kept_at = -1  # the number of ended backward passes when a call last kept them
 
     def _begin(self) -> None:
         if join_kept(self) or not self._may_keep():
@@ -151,17 +154,18 @@ class GatheredTogether(GatheredParameters):
 
 
 class Run:
-    """One run of a module's forward on gathered parameters, from ``begin`` to ``end``."""
+    """Run of a module's forward on gathered parameters, from ``begin`` to ``end``."""
 
     def __init__(self, unit: GatheredParameters) -> None:
         self.unit = unit
         self.hooks: saved.SavedShards | None = None
         self.gathered: dict[int, Gathering] = {}  # by the parameter's id
+        # (__dict__ of a module, key, value put there, whether it had the key, its value before)
         self.put: list[tuple[dict, str, Any, bool, Any]] = []
 
     @staticmethod
     def end_of(unit: GatheredParameters) -> None:
-        """End the innermost run of ``unit``, and those inside it."""
+        """End the innermost run of ``unit``, and all runs inside it."""
         found = under_way()
         if any(run.unit is unit for run in found):
             while True:
@@ -171,7 +175,7 @@ class Run:
                     return
 
     def begin(self) -> None:
-        """Gather, and show forward what was gathered."""
+        """Gather the parameters, and put them where forward reads them."""
         under_way().append(self)  # first, so that it is ended wherever this raises
         if torch.is_grad_enabled():
             self.hooks = saved.enter()
@@ -182,7 +186,7 @@ class Run:
             order.go_on(self.unit, lambda following: following.parts())
 
     def _show(self) -> None:
-        """Let modules read what was gathered."""
+        """Put the gathered parameters into the ``__dict__`` of their modules."""
         owners: dict[nn.Module, None] = {}
         for each in self.unit.parameters:
             found = self.gathered.get(id(each.value))
@@ -190,7 +194,7 @@ class Run:
                 self._put(each.owner, each.key, found.seen)
                 owners[each.owner] = None
         for owner in owners:
-            if isinstance(owner, nn.RNNBase):
+            if isinstance(owner, nn.RNNBase):  # its forward reads weights from a list
                 weights = [getattr(owner, name, None) for name in owner._flat_weights_names]
                 self._put(owner, "_flat_weights", weights)
 
@@ -223,9 +227,9 @@ class Run:
         attributes[key] = value
 
     def end(self) -> None:
-        """Let go. Forward may have raised, and so may ``begin``."""
+        """Release the gathered parameters, also after an error in forward or in ``begin``."""
         for attributes, key, value, had, before in reversed(self.put):
-            if attributes.get(key) is value:
+            if attributes.get(key) is value:  # else forward has assigned another one, which stays
                 if had:
                     attributes[key] = before
                 else:
@@ -244,25 +248,31 @@ class Run:
 
 
 class KeptRun(Run):
-    """One that gathers for the modules inside too, and whose values autograd keeps itself."""
+    """Run that gathers for all submodules, and lets autograd keep the gathered values.
+
+    No hooks for saved tensors are used, so what autograd saves is not gathered again in backward.
+    """
 
     unit: GatheredTogether
 
     def __init__(self, unit: GatheredTogether) -> None:
         super().__init__(unit)
-        # (shard, its writes) of parameters of which autograd has saved something.
+        # (shard, its version counter) of parameters of which autograd has saved something.
         self.saved: list[tuple[Any, int]] = []
 
     def begin(self) -> None:
-        """Gather, and show forward what was gathered: with a graph, for whom forward may switch
-        gradients on inside."""
+        """Gather the parameters, and put them where forward reads them.
+
+        The gather records a graph even without gradients, since forward may enable them inside.
+        """
         under_way().append(self)
         with torch.set_grad_enabled(not torch.is_inference_mode_enabled()):
             self._gather(None)
         self._show()
 
     def _release(self, each: Gathering) -> None:
-        is_saved = torch._C._storage_Use_Count(each.storage) > 1  # not by what forward saw alone
+        # More than one reference: besides the tensor that forward saw, autograd holds a view.
+        is_saved = torch._C._storage_Use_Count(each.storage) > 1
         each.release()
         if is_saved:
             self.saved.append((each.local, each.local._version))
@@ -275,24 +285,27 @@ class KeptRun(Run):
 
 
 class OneByOne:
-    """A call in which the modules inside gather for themselves."""
+    """Run of a ``GatheredTogether`` in which the submodules gather their own parameters."""
 
     def __init__(self, unit: GatheredTogether) -> None:
         self.unit = unit
 
     def begin(self) -> None:
-        """So that ``Run.end_of`` finds this, and not a call around it."""
+        """Push this run, so that ``Run.end_of`` ends it and not a run around it."""
         under_way().append(self)
 
     def end(self) -> None:
-        """There is nothing to let go."""
+        """Do nothing, since nothing was gathered here."""
 
 
 def join_kept(unit: GatheredParameters) -> bool:
-    """Whether the parameters of ``unit`` are gathered, by a ``KeptRun`` that is under way. One that
-    meets hooks for saved tensors that were not in use when it began is ended, and is the last of
-    its module: a checkpoint calls the modules inside it again when the run has ended, and has to
-    find as many tensors saved as the first time."""
+    """Return whether a ``KeptRun`` that is under way has gathered the parameters of ``unit``.
+
+    If other hooks for saved tensors have been entered since that run began, it is ended, and its
+    module does not keep parameters again. Such hooks may belong to a checkpoint, which calls the
+    modules inside it again after the run has ended, and must find the same number of saved tensors
+    as the first time.
+    """
     for each in under_way():
         if not isinstance(each, KeptRun) or not unit.parameters:
             continue
@@ -306,11 +319,17 @@ def join_kept(unit: GatheredParameters) -> bool:
 
 
 def _boxed(made: list[Gathering], arrived: Any, arriving: Any) -> list[Any]:
-    """The parameters as forward is to see them, of which ``arrived`` may be the values."""
+    """Return the gathered parameters as forward sees them.
+
+    Args:
+        made: the gatherings.
+        arrived: the prefetched values of all of them; None to gather now.
+        arriving: the function through which their gradients pass in backward.
+    """
     check_mode.calling("gathered parameter")
     params, coders = [each.param for each in made], [each.coder for each in made]
     routes = [(each.src, each.dst) for each in made]
-    if torch.is_inference_mode_enabled():  # a tensor made there does not count writes into it
+    if torch.is_inference_mode_enabled():  # tensors made there have no version counter
         with torch.inference_mode(False), torch.no_grad(), HookOff():
             wholes = arrived or gather_each([each.local for each in made], routes, coders)
     else:

@@ -1,4 +1,4 @@
-"""One gathering of one parameter: by a run of forward, and again where backward needs it."""
+"""Gather one parameter for a run of forward, and again when backward needs it."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ from .prefetch import Orders, find
 
 
 class Gathering:
-    """A parameter as one run of forward gathers it.
+    """Gathering of one parameter in one run of forward.
 
-    While forward runs, ``seen`` is what it sees. Afterwards autograd has what is needed to gather
-    once more: the shard, its writes, and how many views of the gathered values it has saved.
+    While forward runs, ``seen`` is the gathered tensor. Afterwards this object stays with autograd
+    and holds what a second gather needs: the shard, its version, and the number of saved views of
+    the gathered values.
 
     Args:
         param: the parameter, a global tensor.
-        dst: the spec that forward sees it in.
-        coder: by what it is sent in fewer bytes, if it is.
-        orders: in which it is prefetched, if it is.
-        key: (the parameters that are gathered with it, its position among them).
+        dst: the spec in which forward sees it.
+        coder: its codecs; None without codecs.
+        orders: the prefetch orders; None without prefetching.
+        key: (the ``GatheredParameters`` that it belongs to, its position among them).
     """
 
     __slots__ = (
@@ -46,31 +47,33 @@ class Gathering:
     def __init__(
         self, param: Any, dst: TensorSpec, coder: Coder | None, orders: Orders | None, key: Any
     ) -> None:
-        self.param: Any = param  # until it is released, as `seen` is
+        self.param: Any = param  # None after release, like `seen`
         self.coder, self.orders, self.key = coder, orders, key
         self.src: TensorSpec = param._spec
         self.dst = dst
         with HookOff():
-            self.local = Tensor.detach(param)  # shares memory and the count of writes
+            self.local = Tensor.detach(param)  # shares storage and version counter
         self.version = self.local._version
         self.seen: Any = None
-        self.views = self.taken = 0  # saved by autograd, and taken in backward so far
-        self.oldest: int | None = None  # writes into the gathered values before the first of them
-        self.whole: Tensor | None = None  # the values, where backward keeps them
+        self.views = self.taken = 0  # views that autograd saved, and that backward has taken
+        self.oldest: int | None = None  # version of the gathered values at the first saved view
+        self.whole: Tensor | None = None  # the gathered values, while backward keeps them
 
     def show(self, seen: Any) -> None:
-        """Forward sees ``seen`` from now on, a global tensor; what it writes there is noted."""
+        """Set the global tensor that forward sees, and begin to track in-place writes to it."""
         self.seen, self.writes = seen, seen._version
         self.storage, self.aliases = storage_of(plain(seen)), []
         _thread.aliases[self.storage] = self.aliases
 
     def hide(self) -> None:
-        """Forward sees it no more; another tensor may get this memory."""
+        """Stop tracking writes to the gathered values, whose storage may be reused."""
         _thread.aliases.pop(self.storage, None)
 
     def release(self) -> None:
-        """Write what forward has written into the gathered values into the parameter, of which each
-        rank keeps its part, and let the values go. Nothing is sent."""
+        """Drop the gathered values, after copying forward's in-place writes to the parameter.
+
+        Each rank copies its own part, so nothing is sent.
+        """
         param, seen = self.param, self.seen
         self.param = self.seen = None
         if seen._version == self.writes and not any(alias._version for alias in self.aliases):
@@ -78,12 +81,18 @@ class Gathering:
         with torch.no_grad(), HookOff():
             mine = run(plain(seen).detach(), seen._spec, param._spec)
             plain(param).detach().copy_(mine)
+        # If no write came after a saved view, backward may gather the new values without an error.
         if self.oldest is None or self.oldest == seen._version:
             self.version = self.local._version
 
     def take(self) -> Tensor:
-        """The gathered values, for backward. The caller of the last view of a backward gets the
-        only reference to them."""
+        """Return the gathered values for backward.
+
+        The caller that takes the last saved view gets the only reference to them.
+
+        Raises:
+            RuntimeError: the parameter was written to since forward.
+        """
         if self.local._version != self.version:
             raise modified(self.src.shape, self.local._version, self.version)
         whole = self.whole
@@ -94,12 +103,12 @@ class Gathering:
         if whole is None or opens:
             whole = self._gather_again(whole)
         self.taken += 1
-        last = self.taken % self.views == 0
+        last = self.taken % self.views == 0  # modulo: a retained graph may run backward again
         self.whole = whole if not last and _let_go_after_backward(self) else None
         return whole
 
     def _gather_again(self, whole: Tensor | None) -> Tensor:
-        """``whole`` or, if it is None, the values that come; sends for the next ones."""
+        """Return ``whole``, or gathered values if it is None, and start the next prefetch."""
         if self.orders is None:
             return self._fetched() if whole is None else whole
         order = self.orders.backward
@@ -116,23 +125,26 @@ class Gathering:
         return whole
 
     def dst_bytes(self, dtype: torch.dtype) -> int:
-        """Bytes of the gathered values in ``dtype``."""
+        """Return the bytes of the gathered values in ``dtype``."""
         at = my_coordinate(self.dst.placement)
         return math.prod(self.dst.local_shape(at)) * dtype.itemsize
 
     def forget(self) -> None:
-        """Backward has ended, and needed less than was saved."""
+        """Drop the values that backward kept, when it ended without taking all saved views."""
         self.whole, self.taken = None, 0
 
 
 def _wanted_for(key: Any) -> list[Any]:
-    """Asked of the parameter: whether a graph that saved it lives is a rank's own affair."""
+    """Return the shard and specs to prefetch the parameter that ``key`` stands for.
+
+    Read from the module and not from saved graphs, which may be alive on some ranks only.
+    """
     gathered, position = key
     return gathered.parts()[position : position + 1]
 
 
 def modified(shape: Any, found: int, saved: int) -> RuntimeError:
-    """Torch's own words for a saved tensor that was written to before backward."""
+    """Return torch's error for a saved tensor that was written to in place before backward."""
     return RuntimeError(
         "one of the variables needed for gradient computation has been modified by an inplace "
         f"operation: a tensor of shape {list(shape)} is at version {found}; expected version "
@@ -141,7 +153,7 @@ def modified(shape: Any, found: int, saved: int) -> RuntimeError:
 
 
 def storage_of(x: Tensor) -> int:
-    """What tensors that share memory have in common, while one of them is alive."""
+    """Return an identifier of the storage of ``x``, valid while a tensor with it is alive."""
     with HookOff():
         held = parts_of(x)[-1] if is_sparse(x) else x
         return held.untyped_storage()._cdata
@@ -149,17 +161,18 @@ def storage_of(x: Tensor) -> int:
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        # The aliases that `.data` made of gathered values, by their storage; each counts writes by
-        # itself.
+        # Storage of gathered values -> their aliases made by `.data`, which have version counters
+        # of their own.
         self.aliases: dict[int, list[Any]] = {}
         self.kept: dict[int, weakref.WeakSet[Gathering]] = {}
-        self.opened = -1  # the last backward that has taken something
+        self.opened = -1  # the last backward (graph task) that has taken gathered values
 
 
 _thread = _Thread()
 
 
 def _watch(alias: Any) -> None:
+    # Called for each `x.data`, whose version counter does not count for `x`.
     if _thread.aliases:
         found = _thread.aliases.get(storage_of(plain(alias)))
         if found is not None:
@@ -173,15 +186,18 @@ Tracer(on_data=_watch).always()
 
 
 def _opens_backward() -> bool:
-    """Whether this is the first time that the backward which runs takes something."""
+    """Return whether the running backward takes gathered values for the first time."""
     task = torch._C._current_graph_task_id()
     before, _thread.opened = _thread.opened, task
     return task not in (-1, before)
 
 
 def _let_go_after_backward(each: Gathering) -> bool:
-    """Let ``each`` go when this backward ends, if not earlier: a backward that stops at some inputs
-    does not take all views. Returns False outside of a backward."""
+    """Drop the values of ``each`` when this backward ends; return False outside of a backward.
+
+    They may be dropped earlier, with the last view. A backward that stops at some inputs does not
+    take all views.
+    """
     task = torch._C._current_graph_task_id()
     if task == -1:
         return False

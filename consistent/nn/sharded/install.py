@@ -1,4 +1,4 @@
-"""Which module gathers which parameters: a plan's ``use`` becomes hooks of modules."""
+"""Install the hooks with which modules gather their parameters, as a plan's ``use`` says."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .prefetch import Orders, orders_on
 
 
 def install_use(module: nn.Module, plan: Plan) -> None:
-    """Let the modules inside ``module`` gather their parameters for as long as they run.
+    """Make the modules inside ``module`` gather their parameters while they run.
 
-    A parameter is gathered by the module that owns it; one that several modules own (tied) by the
-    innermost module that has them all inside, once for all of its uses.
+    A parameter is gathered by the module that owns it. A tied parameter is gathered by the
+    innermost module that contains all of its owners, once for all of its uses.
 
     Args:
         module: a module whose parameters are global tensors.
-        plan: says by ``use`` in which SBPs forward and backward see each parameter. Those that are
-            used as they lie are left alone.
+        plan: the plan, whose ``use`` is the layout in which forward and backward see a parameter.
+            Parameters that are used in the layout in which they are stored are left alone.
     """
     runners: dict[nn.Module, list[ShardedParameter]] = {}
     for places in _places(module, plan):
@@ -32,6 +32,8 @@ def install_use(module: nn.Module, plan: Plan) -> None:
         return
     parameters = [each for found in runners.values() for each in found]
     together = GatheredTogether(tuple(parameters))
+    # The order of hooks matters: the whole module's gather begins before those of the modules
+    # inside it and ends after them, even where ``module`` itself is one of these.
     if small := _gathered_bytes(parameters) <= plan.keep_bytes:
         module.register_forward_pre_hook(together.before_forward)
     orders = _orders(module, parameters[0])
@@ -43,7 +45,7 @@ def install_use(module: nn.Module, plan: Plan) -> None:
 
 
 def coders_of(module: nn.Module) -> list[Coder]:
-    """The codecs by which parameters are sent that ``module`` gathers when it is called."""
+    """Return the codecs of the parameters that ``module`` gathers when it is called."""
     hooks = [getattr(hook, "__self__", None) for hook in module._forward_pre_hooks.values()]
     gathered = [hook for hook in hooks if isinstance(hook, GatheredParameters)]
     coders = [each.coder for hook in gathered for each in hook.parameters]
@@ -58,7 +60,7 @@ def _orders(module: nn.Module, parameter: ShardedParameter) -> Orders | None:
 
 
 def _gathered_bytes(parameters: list[ShardedParameter]) -> int:
-    """Bytes of the largest shards that are gathered, as every rank counts them."""
+    """Return the bytes of all gathered parameters on the rank with most, the same on every rank."""
     found: dict[int, int] = {}
     for each in parameters:
         param = each.value
@@ -67,7 +69,7 @@ def _gathered_bytes(parameters: list[ShardedParameter]) -> int:
 
 
 def _places(module: nn.Module, plan: Plan) -> list[list[tuple[str, ShardedParameter]]]:
-    """The named places of each parameter that is used in another layout than it lies in."""
+    """Return the named places of each parameter that is used in another layout than stored."""
     found: dict[int, list[tuple[str, ShardedParameter]]] = {}
     for name, param in module.named_parameters(remove_duplicate=False):
         layouts = plan.layouts(name)
@@ -81,7 +83,7 @@ def _places(module: nn.Module, plan: Plan) -> list[list[tuple[str, ShardedParame
 
 
 def _runner(module: nn.Module, names: list[str]) -> nn.Module:
-    """The innermost module that has all of ``names`` inside, and a forward that calls them."""
+    """Return the innermost module with a forward that contains all parameters in ``names``."""
     paths = [name.split(".")[:-1] for name in names]
     shared = []
     for level in zip(*paths, strict=False):
@@ -90,7 +92,8 @@ def _runner(module: nn.Module, names: list[str]) -> nn.Module:
         shared.append(level[0])
     while shared:
         found, around = (module.get_submodule(".".join(p)) for p in (shared, shared[:-1]))
-        # Torch's attention reads its projection's weight without calling the projection.
+        # nn.MultiheadAttention reads the weight of its output projection without calling it, so
+        # hooks of the projection would not run.
         if _has_forward(found) and not isinstance(around, nn.MultiheadAttention):
             return found
         shared.pop()

@@ -1,4 +1,4 @@
-"""master_weights: an optimizer that steps copies of its parameters in float32.
+"""Let an optimizer step float32 copies of its parameters (``master_weights``).
 
 ```
           parameter          the step sees                 after it
@@ -6,8 +6,8 @@ weight    bf16, B    --->    its copy, f32, S(0)    --->   bf16, B: the copy, ro
 .grad     bf16, B    --->    f32, S(0)                     as it was
 ```
 
-Steps that are smaller than the distance between two numbers in bfloat16 add up in the copy.
-Copies and the optimizer's state lie as the plan's ``step`` says, so that ZeRO splits them over the
+Steps that are smaller than the distance between two bfloat16 numbers accumulate in the copy. Copies
+and the optimizer's state have the layout of the plan's ``step``, so ZeRO splits them over the
 ranks.
 """
 
@@ -30,27 +30,28 @@ _LOW = (torch.bfloat16, torch.float16)
 
 
 def master_weights(optimizer: Optimizer, dtype: torch.dtype = torch.float32) -> Optimizer:
-    """Let ``optimizer`` keep a copy in ``dtype`` of each parameter of a shorter dtype, and step
-    that. Its state is in ``dtype`` too.
+    """Make ``optimizer`` step copies in ``dtype`` of its bfloat16 and float16 parameters.
+
+    The optimizer's state is in ``dtype``, too.
 
     ```
     model = consistent.parallelize(GPT().bfloat16(), placement, "zero1")
     optimizer = master_weights(torch.optim.AdamW(model.parameters(), lr=1e-4))
     ```
 
-    Copies are made of the parameters in the first step, and again where a parameter was written to
-    since the last one. They are part of ``optimizer.state_dict()``.
+    Copies are made in the first step, and made again if a parameter was written to since the last
+    step. They are part of ``optimizer.state_dict()``.
 
     Args:
-        optimizer: any, before its first step, whose parameters are global tensors.
-        dtype: of the copies.
+        optimizer: any optimizer of global tensors, before its first step.
+        dtype: the dtype of the copies.
 
     Returns:
         ``optimizer``.
 
     Raises:
-        TypeError: a parameter of a shorter dtype is a plain tensor.
-        RuntimeError: the optimizer has state, which is in the parameters' dtype.
+        TypeError: a bfloat16 or float16 parameter is a plain tensor.
+        RuntimeError: the optimizer has state already, in the parameters' dtype.
     """
     params = [p for group in optimizer.param_groups for p in group["params"]]
     if any(p.dtype in _LOW and not is_global(p) for p in params):
@@ -74,16 +75,23 @@ def master_weights(optimizer: Optimizer, dtype: torch.dtype = torch.float32) -> 
 
 
 class Masters:
-    """The copies of an optimizer's parameters."""
+    """Copies of an optimizer's parameters in a longer dtype."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
-        # Parameter -> its copy as a global tensor, and the count of writes into the parameter.
+        # Parameter -> (its copy as a global tensor, version of the parameter that the copy is of;
+        # -1 for a copy that was loaded, which counts as newer than the parameter).
         self.copies: dict[Any, tuple[Any, int]] = {}
         self.loading: dict[int, dict[str, Any]] = {}
 
     def of(self, param: Any, part: Tensor, spec: TensorSpec) -> Tensor:
-        """The shard of the copy under ``spec``, whose values are ``part`` if it is new."""
+        """Return the shard of the parameter's copy in the layout of ``spec``.
+
+        Args:
+            param: the parameter; if its dtype needs no copy, ``part`` is returned.
+            part: the parameter's shard under ``spec``, the values of a new copy.
+            spec: the layout of the step.
+        """
         if param.dtype not in _LOW:
             return part
         laid = spec.with_dtype(self.dtype)
@@ -96,31 +104,34 @@ class Masters:
         return plain(copy)
 
     def _is_older(self, param: Any, copy: Any, part: Tensor, laid: TensorSpec) -> bool:
-        """Whether ``param`` was written to since the last step, by ``param.data`` too, whose writes
-        torch counts apart: then the values say it."""
+        """Return whether ``param`` was written to since the last step.
+
+        Writes through ``param.data`` have a version counter of their own. If it was used, the
+        values are compared instead.
+        """
         if self.copies[param][1] != param._version:
             return True
         same_layout = param._data_given and copy._spec is laid and not part.is_meta
         return same_layout and not torch.equal(plain(copy).to(part.dtype), part)
 
     def keep(self, param: Any) -> None:
-        """The step has ended: what is written into ``param`` from now on is newer."""
+        """Mark the copy of ``param`` as current at the end of a step; later writes are newer."""
         param._data_given = False
         if param in self.copies:
             self.copies[param] = self.copies[param][0], param._version
 
     def is_kept(self, param: Any) -> bool:
-        """Whether the copy of ``param`` is newer than all writes into it."""
+        """Return whether ``param`` has a copy that is newer than all writes to ``param``."""
         return param in self.copies and self.copies[param][1] in (-1, param._version)
 
 
 def masters_of(optimizer: torch.optim.Optimizer) -> Masters | None:
-    """The copies that ``optimizer`` keeps; None if ``master_weights`` was not called for it."""
+    """Return the copies of ``optimizer``; None if ``master_weights`` was not called for it."""
     return optimizer.__dict__.get("_masters")
 
 
 def ordered(optimizer: Any) -> dict[int, Any]:
-    """Parameters by the numbers that they have in ``state_dict``."""
+    """Return the optimizer's parameters by their numbers in ``state_dict``."""
     params = dict.fromkeys(p for group in optimizer.param_groups for p in group["params"])
     return dict(enumerate(params))
 
@@ -135,7 +146,10 @@ def _add_masters(optimizer: Any, state_dict: dict) -> None:
 
 
 def _set_aside(optimizer: Any, state_dict: dict) -> dict:
-    """Torch would convert all state to the parameters' dtype."""
+    """Set loaded state aside, which torch would convert to the parameters' dtype.
+
+    Returns the state_dict that torch loads, without the copies.
+    """
     masters: Masters = optimizer.__dict__["_masters"]
     masters.loading = {number: dict(kept) for number, kept in state_dict["state"].items()}
     state = {
@@ -158,7 +172,7 @@ def _bring_back(optimizer: Any) -> None:
 
 
 def _global(value: Any, param: Any) -> Any:
-    """A copy that was saved whole, or as it lay."""
+    """Return a loaded copy, plain and whole or global, as a global tensor."""
     if is_global(value):
         return value
     return distribute(value.detach(), param.placement, step_spec(param).sbp)

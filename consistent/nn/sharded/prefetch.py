@@ -1,14 +1,17 @@
-"""Gathering the next parameters while these are used: by messages, which travel meanwhile, or in a
-thread, where ranks share memory and have a core to spare for it.
+"""Prefetch the next parameters while the present ones are used.
+
+They are gathered by messages that travel during computation, or in a thread, if ranks share memory
+and have a spare core.
 
 ```
 program              gather 0   submit 1   forward 0   result 1   submit 2   forward 1   result 2
 thread or messages                         gather 1               gather 2
 ```
 
-What comes next is what came next the last time, in forward as in backward; where that was once
-wrong it is not tried again. So whether something is gathered ahead depends on the program alone,
-and not on what is faster on some rank.
+The next parameters are predicted to be those that came next the last time, in forward and in
+backward. After a wrong prediction, nothing is prefetched at that point again. Whether a parameter
+is prefetched thus depends only on the program, not on the speed of a rank, so all ranks prefetch
+the same.
 """
 
 from __future__ import annotations
@@ -36,20 +39,21 @@ from ...movement.world import my_coordinate
 from ...spec import Placement, TensorSpec
 
 Key = Any
-# A shard, its spec, the wanted spec, and by what it is sent in fewer bytes, if it is.
+# A shard, its spec, the spec to gather it to, and its codecs if any.
 Wanted = tuple[Tensor, TensorSpec, TensorSpec, Coder | None]
-# Whether nothing is gathered ahead in threads, and by messages.
+# Whether prefetching is off in threads, and by messages.
 _off = (False, False)
 
-# Parameters are sent for at least for so many times as long at a time as one more communication
-# keeps a rank busy, where as many follow.
+# Prefetches are grouped until sending takes this many times as long as starting one communication.
 _WORTH = 4
 
 
 @contextmanager
 def switched_off(messages: bool = True) -> Iterator[None]:
-    """Inside, nothing is gathered in threads, where a mode of this thread would not see it, nor, if
-    ``messages``, by messages that are waited for later."""
+    """Switch off prefetching in threads inside the context, and with ``messages`` by messages, too.
+
+    A mode of this thread, such as a dispatch mode, would not see the ops of another thread.
+    """
     global _off
     before, _off = _off, (True, messages)
     try:
@@ -59,7 +63,7 @@ def switched_off(messages: bool = True) -> Iterator[None]:
 
 
 class _Group:
-    """What was sent for at once. ``take`` waits for it, and gives each part once."""
+    """Group of parameters that are prefetched together; ``take`` waits, and returns a part once."""
 
     def __init__(self, wait: Callable[[], list[Any]]) -> None:
         self._wait = wait
@@ -68,56 +72,64 @@ class _Group:
     def take(self, i: int) -> Tensor:
         if self._made is None:
             self._made = list(self._wait())
-        made, self._made[i] = self._made[i], None
+        made, self._made[i] = self._made[i], None  # the caller gets the only reference
         return made
 
 
 @dataclass(frozen=True)
 class Sending:
-    """How parameters are sent for: ``start`` starts gathering all it is given, and gives what waits
-    for the results; at least ``group_bytes`` are sent for at a time, where as many follow. Nothing
-    is where ``group_bytes`` is negative."""
+    """Method of prefetching.
+
+    Args:
+        start: starts to gather parameters, and returns a function that waits for the results.
+        group_bytes: the least bytes to prefetch at a time, if enough parameters follow. With a
+            negative number nothing is prefetched; 0 stands for a thread.
+    """
 
     start: Callable[[list[Wanted]], Callable[[], list[Tensor]]]
     group_bytes: int
 
 
 class _Coming(NamedTuple):
-    """What is on its way: for ``key``, which follows ``after``; parts of ``group`` from ``first``
-    on."""
+    """Prefetch under way of the parameters of ``key``, which was predicted to follow ``after``.
+
+    Its results are the entries of ``group`` from ``first`` on.
+    """
 
     after: Key
     key: Key
-    parts: list[tuple[Tensor, int, TensorSpec]]  # shard, its writes, wanted
+    parts: list[tuple[Tensor, int, TensorSpec]]  # shard, its version, the spec to gather it to
     group: _Group
     first: int
 
 
 class Ahead:
-    """The order in which one module's parameters are gathered: in forward, in backward, or by
-    forward that is run again in backward."""
+    """Order in which a module's parameters are gathered, by which the next ones are predicted.
+
+    There is one for forward, one for backward, and one for a forward that backward runs again.
+    """
 
     def __init__(self, sending: Sending) -> None:
         self._sending = sending
-        self._follows: dict[Key, Key | None] = {}
+        self._follows: dict[Key, Key | None] = {}  # the next key; None after a wrong prediction
         self._before: Key | None = None
         self._coming: deque[_Coming] = deque()
-        self._task = -1  # the backward that goes on
+        self._task = -1  # autograd's id of the running backward, -1 outside of one
 
     def restart(self) -> None:
-        """A forward or backward begins: nothing came before."""
+        """Start over, because a forward or backward begins."""
         self._before = None
         self._coming.clear()
 
     def drop(self) -> None:
-        """Wait for what is on its way, and forget it."""
+        """Wait for prefetches that are under way, and drop their results."""
         for coming in self._coming:
-            with suppress(Exception):  # whoever communicates next is told
+            with suppress(Exception):  # the next communication raises the error
                 coming.group.take(coming.first)
         self.restart()
 
     def arrived(self, key: Key) -> _Coming | None:
-        """What was gathered ahead for ``key``, which is next."""
+        """Record that ``key`` is gathered now, and return its prefetch if there is one."""
         task = torch._C._current_graph_task_id()
         if task != self._task:
             self._task = task
@@ -133,7 +145,15 @@ class Ahead:
         return coming
 
     def go_on(self, key: Key, wanted_for: Callable[[Key], list[Wanted]]) -> None:
-        """Send for what came after ``key`` the last time, while one group at most is on its way."""
+        """Start to prefetch the keys that followed ``key`` the last time.
+
+        Nothing is started while too many groups are under way: more than one by messages, or any in
+        a thread.
+
+        Args:
+            key: the parameters that are gathered now.
+            wanted_for: returns the shards and specs of a key.
+        """
         if check_mode.enabled or _off[self._sending.group_bytes > 0]:
             return
         groups = {id(coming.group) for coming in self._coming}
@@ -161,7 +181,7 @@ class Ahead:
 
 
 def find(coming: _Coming | None, local: Tensor, dst: TensorSpec) -> Tensor | None:
-    """The gathered values of ``local``, if they are there and it was not written to since."""
+    """Return the prefetched values of ``local``, or None if there are none or it has changed."""
     if coming is None:
         return None
     for i, (shard, writes, wanted) in enumerate(coming.parts):
@@ -172,42 +192,47 @@ def find(coming: _Coming | None, local: Tensor, dst: TensorSpec) -> Tensor | Non
 
 
 class Orders:
-    """The three orders of one module."""
+    """The three gather orders of one module: forward, backward, and forward again in backward."""
 
     def __init__(self, sending: Sending) -> None:
         self._sending = sending
         self.forward, self.again, self.backward = (Ahead(sending) for _ in range(3))
 
     def in_forward(self) -> Ahead:
-        """The order that a forward is in which runs now."""
+        """Return the order of the forward that runs now, which may be inside a backward."""
         return self.forward if torch._C._current_graph_task_id() == -1 else self.again
 
     def begin_forward(self, module: Any, args: Any) -> None:
-        """A hook of the whole module."""
+        """Start the forward order over (forward pre-hook of the whole module)."""
         self.in_forward().restart()
 
     def drop(self) -> None:
-        """Wait for what is on its way, and forget it."""
+        """Wait for prefetches that are under way in all orders, and drop their results."""
         for order in (self.forward, self.again, self.backward):
             order.drop()
 
     def __deepcopy__(self, memo: dict) -> Orders:
         return self
 
-    def __reduce__(self) -> Any:  # a module that is loaded asks nobody for cores
+    def __reduce__(self) -> Any:
+        # Loading must not run the collective that asks for spare cores: no prefetch in a thread.
         by_messages = self._sending.group_bytes > 0
         return Orders, (self._sending if by_messages else Sending(_by_messages, -1),)
 
 
 def is_possible_on(placement: Placement) -> bool:
-    """Whether this rank is one of ``placement``, and parameters can come while it computes. The
-    first call is a collective of its ranks."""
+    """Return whether this rank is in ``placement`` and can prefetch parameters while it computes.
+
+    The first call is a collective of the placement's ranks.
+    """
     return travel(placement) or _have_cores(placement)
 
 
 def orders_on(placement: Placement) -> Orders | None:
-    """The orders of gathers on ``placement``, or None if nothing is prefetched there. A collective
-    of its ranks, the first time."""
+    """Return new gather orders for a module on ``placement``; None if it cannot prefetch.
+
+    The first call is a collective of the placement's ranks.
+    """
     if travel(placement):
         return Orders(by_messages())
     if not _have_cores(placement):
@@ -220,13 +245,15 @@ def orders_on(placement: Placement) -> Orders | None:
 
 
 def by_messages() -> Sending:
-    """How parameters are sent for where messages travel while this rank computes."""
+    """Return the method of prefetching by messages that travel while this rank computes."""
     return Sending(_by_messages, _WORTH * start_bytes("cpu"))
 
 
 def travel(placement: Placement) -> bool:
-    """Whether this rank is one of ``placement``, and messages travel between them while it
-    computes. The first call is a collective of its ranks."""
+    """Return whether this rank is in ``placement`` and messages travel there while it computes.
+
+    The first call is a collective of the placement's ranks.
+    """
     return _is_inside(placement) and current().overlaps(_ranks(placement), placement.type)
 
 
@@ -255,7 +282,7 @@ def _by_messages(wanted: list[Wanted]) -> Callable[[], list[Tensor]]:
 
 
 def _outside_inference() -> AbstractContextManager[Any]:
-    """A tensor made in inference mode would count no writes."""
+    """Leave inference mode inside the context, since tensors made there have no version counter."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 

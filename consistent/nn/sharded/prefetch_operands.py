@@ -1,13 +1,13 @@
-"""Parameters that ops gather for themselves: those of the next op are sent for while this one runs.
+"""Prefetch parameters that ops gather themselves: those of the next op while this op runs.
 
 ```
 program    linear 0 (gathers 0)   send for 1   linear 1   send for 2   linear 2
 messages                          gather 1 ..............  gather 2 ........
 ```
 
-This is for parameters that are used as they lie, split, where an op finds it cheaper to gather its
-weight than its input. It is known from the last call of the module what comes next, as for those
-that a module gathers (``prefetch.py``).
+This serves parameters that are used in their stored, split layout, if an op finds it cheaper to
+gather its weight than its input. The next parameters are predicted from the last call of the
+module, as for parameters that a module gathers (``prefetch.py``).
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from ..plan import Plan
 from .prefetch import Ahead, Orders, Wanted, by_messages, find
 
 _PLACE = "_consistent_place"
-_Key = tuple[tuple[nn.Module, str, TensorSpec], ...]  # of an op's parameters; as they are gathered
+# (module, key in it, spec to gather to) of each parameter of an op.
+_Key = tuple[tuple[nn.Module, str, TensorSpec], ...]
 
 
 class _Orders(Orders):
-    """The orders of one module, which start over when a backward has ended."""
+    """Gather orders of one module, which start over when a backward has ended."""
 
     def __init__(self) -> None:
         super().__init__(by_messages())
@@ -47,7 +48,7 @@ class _Orders(Orders):
 
 
 class _Place:
-    """Where a parameter is, and the orders of the module that was parallelized with it."""
+    """Place of a parameter in a module, with the orders of the parallelized module around it."""
 
     def __init__(self, orders: Orders, owner: nn.Module, key: str) -> None:
         self.orders, self.owner, self.key = orders, owner, key
@@ -63,7 +64,7 @@ class _Place:
 
 
 def install_ahead(module: nn.Module, plan: Plan) -> None:
-    """Let ops in ``module`` send for the parameters of the next op, if both gather theirs."""
+    """Make ops in ``module`` prefetch the parameters of the next op, if both gather parameters."""
     orders = _Orders()
     for name, param in module.named_parameters(remove_duplicate=False):
         layouts = plan.layouts(name)
@@ -75,7 +76,7 @@ def install_ahead(module: nn.Module, plan: Plan) -> None:
 
 
 def drop_ahead(module: nn.Module) -> None:
-    """Wait for what is on its way to parameters of ``module``, and forget it."""
+    """Wait for prefetches of the parameters of ``module``, and drop their results."""
     places = [param.__dict__.get(_PLACE) for param in module.parameters()]
     for orders in dict.fromkeys(place.orders for place in places if place is not None):
         orders.drop()
@@ -89,7 +90,12 @@ def forget_place(param: Any) -> None:
 def _ahead(
     given: Sequence[Any], routes: Sequence[Route]
 ) -> tuple[list[Tensor | None], Callable[[], None]]:
-    """What has arrived of ``given``, and what sends for the next ones."""
+    """Return the prefetched values of an op's operands, and a function that prefetches the next.
+
+    Args:
+        given: the operands that the op gathers.
+        routes: (stored spec, spec to gather to) of each.
+    """
     places = [x.__dict__.get(_PLACE) for x in given]
     key: _Key = tuple(
         (place.owner, place.key, dst)

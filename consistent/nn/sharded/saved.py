@@ -1,15 +1,17 @@
-"""What autograd saves of gathered parameters: how it lies in them, not their values.
+"""Saved-tensor hooks that save views of gathered parameters without their values.
 
 ```
 forward    shard -gather-> whole   an op saves a view of it: kept as (shard, sizes, strides, offset)
-backward   shard -gather-> whole   the view is taken again; the last one that is taken lets it go
+backward   shard -gather-> whole   the view is made again; the last view to be taken frees the whole
 ```
 
-A copy of the whole parameter in another dtype, as autocast makes it, is kept in the same way, and
-cast again. That it is one is read from the graph, so that of a frozen parameter is kept itself.
+A copy of the whole parameter in another dtype, as autocast makes it, is saved in the same way, and
+cast again in backward. Such a copy is recognized by its graph. The copy of a frozen parameter has
+no graph, so it is saved with its values.
 
-Torch calls only the innermost pair of hooks for saved tensors, so tensors that are not views of a
-gathered parameter are passed on to the hooks below: those of a checkpoint around the module, say.
+Torch calls only the innermost pair of hooks for saved tensors. Tensors that are not views of a
+gathered parameter are therefore passed on to the hooks below, such as those of a checkpoint around
+the module.
 """
 
 from __future__ import annotations
@@ -27,15 +29,17 @@ from .gathering import Gathering, modified
 
 _autograd: Any = getattr(torch._C, "_autograd")  # noqa: B009  (not in torch's stubs)
 
-# Nodes of views, which leave each number where it is in memory.
+# Autograd nodes of ops that return a view of the whole storage.
 _VIEWS = frozenset(f"{name}Backward0" for name in ("T", "Transpose", "Permute", "View", "Alias"))
 
 _Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
 
 
 class _View(NamedTuple):
-    """A saved tensor that is a view of a gathered parameter, or of a copy of it in ``dtype``;
-    ``spec`` if it was seen as global."""
+    """Saved tensor that is a view of a gathered parameter, or of its copy in ``dtype``.
+
+    ``spec`` is the spec of a view that was a global tensor, otherwise None.
+    """
 
     source: Gathering
     size: tuple[int, ...]
@@ -52,8 +56,10 @@ class _View(NamedTuple):
 
 
 class _Alias(NamedTuple):
-    """Any other saved tensor. Torch counts no writes where hooks are in use, so they are counted
-    here."""
+    """Any other saved tensor, with its version.
+
+    Torch does not check the version of saved tensors if hooks are in use, so it is checked here.
+    """
 
     value: Tensor
     version: int
@@ -70,18 +76,22 @@ class _Alias(NamedTuple):
 
 
 class SavedShards:
-    """A pair of hooks for saved tensors, from ``enter`` to ``leave``, and the gathered parameters
-    that it knows."""
+    """Pair of saved-tensor hooks, in use from ``enter`` to ``leave``, with the gatherings it knows.
+
+    Args:
+        below: the pair of hooks that was innermost before; None if there was none.
+    """
 
     def __init__(self, below: _Hooks | None) -> None:
         self.below = below
         self.depth = 0
         self.known: dict[int, Gathering] = {}  # by the storage of the gathered values
-        # By the graph's node and its output; with the gathered values, and the writes into them.
+        # (node, output number) of the gathered values in the graph -> (gathering, gathered values,
+        # their version).
         self.made: dict[tuple[Any, int], tuple[Gathering, Tensor, int]] = {}
 
     def add(self, whole: Tensor, source: Gathering) -> None:
-        """From now on, save views of ``whole`` by ``source``."""
+        """Save views of the gathered values ``whole`` by ``source`` from now on."""
         with HookOff():
             if not whole.numel() or whole.is_meta or is_sparse(whole):
                 return
@@ -90,7 +100,7 @@ class SavedShards:
                 self.made[whole.grad_fn, whole.output_nr] = source, whole, whole._version
 
     def drop(self, gathered: Sequence[Gathering]) -> None:
-        """Their memory may become that of other tensors."""
+        """Forget ``gathered``, whose storage may be reused by other tensors."""
         for each in gathered:
             source = self.known.pop(each.storage, None)
             for key in [key for key, (made, *_) in self.made.items() if made is source]:
@@ -114,7 +124,10 @@ class SavedShards:
         return self.below[0](x)
 
     def _cast(self, x: Tensor) -> Gathering | None:
-        """The gathered parameter of which ``x`` is a copy in another dtype, or a view of one."""
+        """Return the gathering whose values ``x`` is a copy of in another dtype, or a view of such.
+
+        Returns None if ``x`` is no such copy.
+        """
         node = x.grad_fn
         while node is not None and node.name() in _VIEWS:
             node = node.next_functions[0][0]
@@ -124,7 +137,7 @@ class SavedShards:
         if source is None or x.untyped_storage().nbytes() != source.dst_bytes(x.dtype):
             return None
         if whole._version != writes:
-            return None  # forward has written into them: the copy may be older
+            return None  # forward has written to them since, so the copy may have older values
         source.oldest = writes if source.oldest is None else source.oldest
         return source
 
@@ -136,19 +149,19 @@ class SavedShards:
 
 
 def innermost() -> _Hooks | None:
-    """The hooks for saved tensors that are in use."""
+    """Return the innermost saved-tensor hooks in use; None if there are none."""
     return _autograd._top_saved_tensors_default_hooks(False)
 
 
 def others_in_use() -> bool:
-    """Whether hooks for saved tensors are in use that are not of this file."""
+    """Return whether saved-tensor hooks other than those of this file are in use."""
     top = innermost()
     hooks = None if top is None else getattr(top[0], "__self__", None)
     return top is not None and not (isinstance(hooks, SavedShards) and hooks.below is None)
 
 
 def enter() -> SavedShards:
-    """The innermost hooks, which are to know about parameters that are gathered from now on."""
+    """Return this file's hooks on top of torch's stack, and push them if they are not there."""
     top = innermost()
     found = None if top is None else getattr(top[0], "__self__", None)
     if not isinstance(found, SavedShards):
@@ -159,7 +172,7 @@ def enter() -> SavedShards:
 
 
 def leave(hooks: SavedShards, gathered: Sequence[Gathering]) -> None:
-    """The mirror image of ``enter``, after which forward sees ``gathered`` no more."""
+    """Undo ``enter``, and forget the gatherings ``gathered``, which forward no longer sees."""
     hooks.drop(gathered)
     hooks.depth -= 1
     if not hooks.depth:
@@ -167,4 +180,5 @@ def leave(hooks: SavedShards, gathered: Sequence[Gathering]) -> None:
 
 
 def _is_lazy(x: Tensor) -> bool:
+    # Views by conj() or as negatives: their values differ from those in the storage.
     return x.is_conj() or x.is_neg()

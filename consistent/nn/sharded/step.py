@@ -1,4 +1,4 @@
-"""Parameters whose optimizer steps in another layout than they lie in (ZeRO-1, ZeRO-2).
+"""Step parameters in another layout than they are stored in (ZeRO-1, ZeRO-2).
 
 ```
            before the step      step                        after it
@@ -6,9 +6,9 @@ weight     B -> S(0), a view    state is made as S(0) too   S(0) -gather-> B, in
 .grad      B -> S(0), a view                                as it was
 ```
 
-The parameter itself takes the layout for as long as the step runs, so that any optimizer makes its
-state in that layout and computes on it, without knowing: ops on global tensors are right in every
-layout. Before the step nothing is sent; after it each rank gathers what others have updated.
+The parameter itself has the other layout while the step runs. Ops on global tensors are correct in
+every layout, so any optimizer makes its state in that layout and computes in it, without changes to
+its code. Nothing is sent before the step; after it, each rank gathers what the others have updated.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from ..plan import Plan
 
 
 def install_step(module: nn.Module, plan: Plan) -> None:
-    """Let optimizers step in the layouts that the plan says, and gradients lie as it says.
+    """Make optimizers step in the layouts of the plan, and give gradients the plan's layouts.
 
     Args:
         module: a module whose parameters are global tensors.
-        plan: ``step`` of a parameter is the layout in which any ``torch.optim.Optimizer`` that has
-            it steps, ``grad`` the one of its gradient after backward.
+        plan: the plan. ``step`` is the layout in which any ``torch.optim.Optimizer`` steps the
+            parameter, and ``grad`` the layout of its gradient after backward.
     """
     params: list[tuple[str, Any]] = list(module.named_parameters(remove_duplicate=False))
     for name, param in params:
@@ -65,13 +65,13 @@ def install_step(module: nn.Module, plan: Plan) -> None:
 
 
 def forget_step(param: Any) -> None:
-    """Take back what ``install_step`` said of ``param``: it steps as it lies."""
+    """Undo ``install_step`` for ``param``, so that it steps in its stored layout."""
     forget_step_layout(param)
     gradients.forget_gradient_layout(param)
 
 
 def in_step(param: Any) -> bool:
-    """Whether an optimizer steps ``param`` now, or has raised while it did."""
+    """Return whether an optimizer steps ``param`` now, or has raised in its step."""
     return "_in_step" in param.__dict__
 
 
@@ -80,7 +80,7 @@ _ON_OPTIMIZER_STEP = callbacks("on_optimizer_step")
 
 @cache
 def install_hooks() -> None:
-    """Enter and leave the layouts around the steps of all optimizers, from now on."""
+    """Install hooks that enter and leave the step layouts around the steps of all optimizers."""
     register_optimizer_step_pre_hook(_before)
     register_optimizer_step_post_hook(_after)
 
@@ -88,6 +88,7 @@ def install_hooks() -> None:
 def _before(optimizer: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
     if torch.compiler.is_compiling():
         return None
+    # First: a callback may give the optimizer owners (``matrix_step``), which decides what follows.
     for notify in _ON_OPTIMIZER_STEP:
         notify(optimizer)
     if not _concerns(optimizer):
@@ -99,9 +100,11 @@ def _before(optimizer: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | N
 def around_closure(
     args: tuple, kwargs: dict, out: Callable[[], None], back: Callable[[], None]
 ) -> tuple[tuple, dict] | None:
-    """The arguments of a step, of which the closure runs between ``out`` and ``back``: it computes
-    a loss, and so it sees the parameters as they lie, and they stay so if it raises. None if
-    there is no closure."""
+    """Return a step's arguments with its closure wrapped in ``out`` and ``back``; None without one.
+
+    The closure computes a loss, so it has to see the parameters in their stored layouts. They stay
+    in these layouts if it raises.
+    """
 
     def outside(closure: Callable[[], Any]) -> Callable[[], Any]:
         @wraps(closure)
@@ -126,12 +129,12 @@ def _after(optimizer: Any, args: tuple, kwargs: dict) -> None:
 
 
 def _concerns(optimizer: Any) -> bool:
-    # Steps are compiled without global tensors only, and Dynamo would trace what is asked here.
+    # Only steps without global tensors are compiled, and Dynamo would trace the code below.
     return not torch.compiler.is_compiling() and any(True for _ in _of(optimizer))
 
 
 def _of(optimizer: Any) -> Iterator[Any]:
-    """The parameters of an optimizer that step in a layout of their own."""
+    """Return the parameters of an optimizer that step in another layout or dtype than stored."""
     masters, owners = (optimizer.__dict__.get(name) for name in ("_masters", "_owned"))
     for group in optimizer.param_groups:
         if owners is not None and owners.takes(group):  # one rank steps each of them whole
@@ -143,11 +146,10 @@ def _of(optimizer: Any) -> Iterator[Any]:
 
 @torch.no_grad()
 def enter(optimizer: Any) -> None:
-    """Lay the parameters of ``optimizer``, their gradients and their state as the step wants
-    them."""
+    """Bring the parameters of ``optimizer``, their gradients and state to the step's layouts."""
     masters = optimizer.__dict__.get("_masters")
     for param in _of(optimizer):
-        if "_in_step" not in param.__dict__:  # a step that raised has left it so
+        if "_in_step" not in param.__dict__:  # there already if an earlier step raised
             param.__dict__["_in_step"] = _InStep(param, masters)
         state = optimizer.state.get(param)
         if state:
@@ -156,7 +158,7 @@ def enter(optimizer: Any) -> None:
 
 @torch.no_grad()
 def leave(optimizer: Any) -> None:
-    """Undo ``enter``, keeping the new values, which are gathered in as few messages as can be."""
+    """Undo ``enter`` with the new values, which are gathered in as few messages as possible."""
     found = [(param, param.__dict__.get("_in_step")) for param in _of(optimizer)]
     inside = [(param, each) for param, each in found if each is not None]
     gather_into([coming for param, each in inside for coming in each.coming(param)])
@@ -166,7 +168,7 @@ def leave(optimizer: Any) -> None:
 
 
 class _Coming(NamedTuple):
-    """A shard ``value`` that is to be boxed from ``src`` to ``dst``, into ``out``."""
+    """Shard ``value`` that has to be boxed from ``src`` to ``dst``, into ``out``."""
 
     out: Tensor
     value: Tensor
@@ -175,7 +177,10 @@ class _Coming(NamedTuple):
 
 
 class _InStep:
-    """A parameter in the layout of its step, and what it was before."""
+    """Parameter in the layout of its step, with its state from before the step.
+
+    Making an instance brings the parameter to the layout of the step.
+    """
 
     def __init__(self, param: Any, masters: Any) -> None:
         self.spec: TensorSpec = param._spec
@@ -192,8 +197,7 @@ class _InStep:
         _C.watch_if_leaf(param)
 
     def _enter_grad(self, param: Any) -> Any:
-        """The gradient that the step sees: a view of the one that there is where no copy is
-        needed."""
+        """Set and return the gradient that the step sees, a view of the present one if possible."""
         grad = self.grad
         if grad is None or grad._spec is self.target:
             return grad
@@ -207,8 +211,7 @@ class _InStep:
         return seen
 
     def coming(self, param: Any) -> list[_Coming]:
-        """What is to be gathered: the updated pieces of all ranks, into the memory that the
-        parameter had."""
+        """Return the updated shard, to be gathered into the parameter's old memory, if any."""
         if param._spec is not self.target or self.target is self.spec:
             return []
         value, laid = plain(param).detach(), self.target.with_dtype(self.spec.dtype)
@@ -218,7 +221,7 @@ class _InStep:
         return [] if laid is self.spec else [_Coming(self.whole, value, laid, self.spec)]
 
     def leave(self, param: Any) -> None:
-        if param._spec is not self.target:  # somebody has laid it again meanwhile
+        if param._spec is not self.target:  # the layout was changed during the step
             return
         if self.target is not self.spec:
             memory.take_over(param, attach(self.whole, self.spec))
@@ -232,20 +235,20 @@ class _InStep:
 
 
 def gather_into(coming: list[_Coming]) -> None:
-    """Box each shard into its place."""
+    """Box each shard into its ``out``, together in few messages where ``out`` allows."""
     alone = [each for each in coming if each.out.is_meta or not each.out.is_contiguous()]
     together = [each for each in coming if not each.out.is_meta and each.out.is_contiguous()]
     routes = [(each.src, each.dst) for each in together]
     with HookOff():
         run_several([each.value for each in together], routes, [each.out for each in together])
-        for each in together:  # a transport writes past torch, which counts writes
+        for each in together:  # transports write to memory without raising the version counter
             torch.autograd.graph.increment_version(each.out)
         for each in alone:
             each.out.copy_(run(each.value, each.src, each.dst))
 
 
 def _part(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
-    """The shard under ``dst``: a view of ``local`` where ranks only cut, else boxed."""
+    """Return the shard under ``dst``: a view of ``local`` if the boxing only slices, else boxed."""
     if src is dst:
         return local
     cut = all(isinstance(m, Move) and m.kind == "slice" for m in plan_boxing(src, dst))
@@ -260,7 +263,7 @@ def _part(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
 
 
 def _follow(state: dict, spec: TensorSpec) -> None:
-    """Lay state that was loaded in another layout as the parameter lies."""
+    """Box optimizer state that was loaded in another layout to the layout ``spec``."""
     for value in state.values():
         if is_global(value) and value._spec.shape == spec.shape:
             laid = spec.with_dtype(value.dtype)

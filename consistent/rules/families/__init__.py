@@ -1,4 +1,4 @@
-"""The rows, a folder for each family of ops."""
+"""Rows of the table of rules, in a folder for each family of ops."""
 
 from . import elementwise, indexing, layers, matrices, reductions
 

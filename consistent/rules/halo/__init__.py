@@ -1,4 +1,4 @@
-"""Ops whose outputs look at their neighbours along a split dim: which inputs a rank needs."""
+"""Halos: the inputs that a rank needs for ops that look at neighbours along a split dim."""
 
 from . import halo, spatial
 

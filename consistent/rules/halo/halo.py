@@ -1,9 +1,8 @@
-"""Ops whose outputs need neighbours of a split dim: a rank fetches the inputs that its outputs look
-at, and no more.
+"""Halos: the inputs that a rank needs for ops that look at neighbours along a split dim.
 
-A ``Halo`` says which inputs these are. Convolution, pooling and resampling look around a place
-(``spatial.py``); slices, pads, rolls, repeats and regrouped dims look elsewhere
-(``layout/halos.py``). The form "halo" fetches them and runs the op on them.
+A rank fetches the inputs that its outputs need, and no more. Convolution, pooling and resampling
+look around a position (``spatial.py``); slices, pads, rolls, repeats and regrouped dims look
+elsewhere (``layout/halos.py``). The form "halo" fetches the inputs and runs the op on them.
 """
 
 from __future__ import annotations
@@ -20,16 +19,21 @@ Ranges = list[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Halo:
-    """Which inputs along a dim the outputs ``[first, end)`` along ``place`` look at; beyond the
-    ends is padding."""
+    """Inputs along a dim that the outputs need.
+
+    ``ranges(first, end)`` returns the inputs that the outputs ``[first, end)`` along dim ``place``
+    need; positions beyond the ends of the dim are padding.
+    """
 
     place: int
     ranges: Callable[[int, int], Ranges]
 
 
 def with_halo(call: Call, parts: int, dims: Sequence[int]) -> list[Signature]:
-    """Signatures for those of ``dims`` that the form may split: every rank has an output and an
-    input of its own."""
+    """Return signatures that split one of ``dims`` and fetch neighbours, by the form "halo".
+
+    A dim is split only if every rank has an output and an input of its own.
+    """
     x, made = call.operands[0], []
     for d in dims:
         found = halo_of(call, d)
@@ -44,7 +48,7 @@ def with_halo(call: Call, parts: int, dims: Sequence[int]) -> list[Signature]:
 
 
 def clipped(ranges: Ranges, n: int) -> Ranges:
-    """The parts of ``ranges`` that lie in ``[0, n)``."""
+    """Return the parts of ``ranges`` within ``[0, n)``."""
     inside = ((max(a, 0), min(b, n)) for a, b in ranges)
     return [(a, b) for a, b in inside if a < b]
 
@@ -52,14 +56,14 @@ def clipped(ranges: Ranges, n: int) -> Ranges:
 def fetched_bytes(
     x: Operand, d: int, m: int, ranges: Callable[[int, int], Ranges], parts: int
 ) -> int:
-    """Bytes that the busiest rank gets from others, where the ranks split ``m`` outputs."""
+    """Return the bytes that the busiest rank fetches if the ranks split ``m`` outputs."""
     return max(fetched_by_rank(x, d, m, ranges, parts))
 
 
 def fetched_by_rank(
     x: Operand, d: int, m: int, ranges: Callable[[int, int], Ranges], parts: int
 ) -> list[int]:
-    """Bytes that each rank gets from others, where the ranks split ``m`` outputs."""
+    """Return the bytes that each rank fetches from others if the ranks split ``m`` outputs."""
     n, found = x.shape[d], []
     for k in range(parts):
         start, size = piece(n, parts, k)
@@ -72,8 +76,10 @@ def fetched_by_rank(
 
 
 def halo_of(call: Call, d: int) -> Halo | None:
-    """The halo of the op along dim ``d`` of its first operand; None if a rank's outputs do not look
-    at a few ranges of inputs."""
+    """Return the halo of the op along dim ``d`` of its first operand.
+
+    None if the inputs that a rank's outputs need are not a few ranges.
+    """
     find = HALOS.get(call.name)
     return None if find is None else find(call, d)
 

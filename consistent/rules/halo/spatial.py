@@ -1,4 +1,4 @@
-"""The halo of ops on images along one of their dims: convolution, pooling, resampling, blocks."""
+"""Halos of ops on images along one of their dims: convolution, pooling, resampling, blocks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from .halo import HALOS, Halo, Ranges
 
 
 def per_dim(value: Any, at: int, default: int = 0) -> int:
-    """The entry for dim ``at`` of an int, a list of one int for all dims, or a list with one for
-    each."""
+    """Return the entry for dim ``at`` of an int, a list of one int for all dims, or one per dim."""
     if value is None or value == [] or value == ():
         return default
     if isinstance(value, int):
@@ -20,7 +19,7 @@ def per_dim(value: Any, at: int, default: int = 0) -> int:
 
 
 def padding_at(call: Call, at: int) -> int | None:
-    """Padding on either side along plane dim ``at``; None where the sides differ."""
+    """Return the padding on either side along plane dim ``at``; None if the sides differ."""
     given = call.get("padding", 0)
     if given == "valid":
         return 0
@@ -32,7 +31,10 @@ def padding_at(call: Call, at: int) -> int | None:
 
 
 def sliding(stride: int, before: int, span: int) -> Callable[[int, int], Ranges]:
-    """Windows of ``span`` inputs, ``stride`` apart, the first one ``before`` the start."""
+    """Return the ranges for windows of ``span`` inputs, ``stride`` apart.
+
+    The first window starts ``before`` inputs before the start of the dim.
+    """
     return lambda o, e: [(o * stride - before, (e - 1) * stride - before + span)] if o < e else []
 
 
@@ -56,13 +58,14 @@ def _transposed(call: Call, d: int) -> Halo | None:
         return None
     stride, before = per_dim(call.get("stride", 1), at, 1), padding_at(call, at) or 0
     span = per_dim(call.get("dilation", 1), at, 1) * (weight.shape[2 + at] - 1)
+    # The inputs whose windows reach an output: the first one rounds up, the last one down.
     return Halo(
         d, lambda o, e: [(-((span - o - before) // stride), (e - 1 + before) // stride + 1)]
     )
 
 
 def pool_window(call: Call, at: int) -> tuple[int, int, int, int]:
-    """(kernel, stride, padding, dilation) of a pool along plane dim ``at``."""
+    """Return (kernel, stride, padding, dilation) of a pool along plane dim ``at``."""
     kernel = per_dim(call.get("kernel_size"), at)
     dilation = per_dim(call.get("dilation", 1), at, 1) if "dilation" in call.params else 1
     stride = per_dim(call.get("stride"), at, kernel)
@@ -81,7 +84,7 @@ def _pooled(count: int) -> Callable[[Call, int], Halo | None]:
 
 
 def _adapted(count: int) -> Callable[[Call, int], Halo | None]:
-    """Adaptive pooling into parts of one size."""
+    """Return a function that finds the halo of adaptive pooling into parts of one size."""
 
     def find(call: Call, d: int) -> Halo | None:
         n, m = call.operands[0].shape[d], call.outs[0].shape[d]
@@ -93,8 +96,10 @@ def _adapted(count: int) -> Callable[[Call, int], Halo | None]:
 
 
 def scales_of(call: Call) -> tuple[float | None, ...]:
-    """The scales that an upsampling is given, one per dim; none where it is given sizes only.
-    Operators that take a size may be given scales beside it, one by one."""
+    """Return the scales of an upsampling, one per dim; empty if the call has only sizes.
+
+    Operators that take a size may get scales as well, one by one.
+    """
     given = call.get("scales")
     if isinstance(given, Sequence):
         return tuple(given)
@@ -102,16 +107,18 @@ def scales_of(call: Call) -> tuple[float | None, ...]:
 
 
 def scaled_by(n: int, m: int) -> tuple[int, int] | None:
-    """(m / n, 1) or (1, n / m), whichever is of whole numbers; None if neither is."""
+    """Return (m / n, 1) or (1, n / m), whichever has whole numbers; None if neither does."""
     if n == 0 or m == 0 or (m % n and n % m):
         return None
     return (m // n, 1) if m % n == 0 else (1, n // m)
 
 
 def _resampled(count: int, up: int, down: int) -> Callable[[Call, int], Halo | None]:
-    """Enlarging by a whole number, where an output looks ``up`` inputs to either side of its own,
-    or reducing by one, where it looks at the inputs of its ``down`` neighbours on either side as
-    well. Not served with ``align_corners``."""
+    """Return a function that finds the halo of resampling by a whole number.
+
+    Enlarging, an output needs ``up`` inputs on either side of its own. Reducing, it also needs the
+    inputs of its ``down`` neighbours on either side. There is no halo with ``align_corners``.
+    """
 
     def find(call: Call, d: int) -> Halo | None:
         n, m = call.operands[0].shape[d], call.outs[0].shape[d]
@@ -131,7 +138,7 @@ def _resampled(count: int, up: int, down: int) -> Callable[[Call, int], Halo | N
 
 
 def block_rows(call: Call) -> tuple[int, int]:
-    """(rows, columns) of places for a block, in im2col and col2im."""
+    """Return (rows, columns) of the positions of blocks, in im2col and col2im."""
     image = call.operands[0].shape[-2:] if call.name == "im2col" else call.get("output_size")
     found = []
     for at, n in enumerate(image):
@@ -141,14 +148,17 @@ def block_rows(call: Call) -> tuple[int, int]:
 
 
 def block_window(call: Call, at: int) -> tuple[int, int, int]:
-    """(stride, padding, span) of the blocks along plane dim ``at``."""
+    """Return (stride, padding, span) of the blocks along plane dim ``at``."""
     taps = per_dim(call.get("kernel_size"), at) - 1
     span = per_dim(call.get("dilation", 1), at, 1) * taps + 1
     return per_dim(call.get("stride", 1), at, 1), per_dim(call.get("padding", 0), at), span
 
 
 def _blocks_of(call: Call, d: int) -> Halo | None:
-    """im2col: the columns are places row by row; each rank takes the rows that hold its own."""
+    """Return the halo of im2col: a rank needs the image rows of its block positions.
+
+    Columns of the result are block positions, row by row.
+    """
     x = call.operands[0]
     if d != x.ndim - 2:
         return None
@@ -157,7 +167,7 @@ def _blocks_of(call: Call, d: int) -> Halo | None:
 
 
 def _blocks_to(call: Call, d: int) -> Halo | None:
-    """col2im: a row of the image looks at the rows of places whose blocks reach it."""
+    """Return the halo of col2im: an image row needs the block positions whose blocks reach it."""
     x = call.operands[0]
     if d != x.ndim - 1:
         return None
@@ -170,6 +180,7 @@ def _blocks_to(call: Call, d: int) -> Halo | None:
     return Halo(x.ndim - 1, ranges)
 
 
+# Mode -> (up, down) of ``_resampled``: without and with antialiasing.
 _AROUND = {"linear": (1, 0), "bilinear": (1, 0), "trilinear": (1, 0), "bicubic": (2, 1)}
 _SMOOTHED = {"bilinear": (2, 1), "bicubic": (3, 2), "lanczos": (4, 3)}
 

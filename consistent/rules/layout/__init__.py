@@ -1,4 +1,4 @@
-"""Ops that move, repeat or drop elements by position, and what a view does to splits."""
+"""Rules of ops that move, repeat or drop elements by position, and of views."""
 
 from . import halos, join, shape, subscript, view
 

@@ -1,10 +1,10 @@
-"""What a view makes of a dim that is cut in another way than into balanced pieces.
+"""Views of a tensor with a cut: how the view is split if the pieces are not balanced.
 
 ```
 [2, 8] -> [16]     S(1, cut="zigzag")          -> S(0, cut="zigzag", of=8)     runs side by side
 [16] -> [2, 8]     S(0, cut="zigzag", of=8)    -> S(1, cut="zigzag")
 [12] -> [3, 4]     S(0, of=4)                  -> S(1)
-[12] -> [3, 4]     S(0, blocks=4)              -> S(0, blocks=1)               items become longer
+[12] -> [3, 4]     S(0, blocks=4)              -> S(0, blocks=1)               4 items become one
 [3, 4] -> [12]     S(0, blocks=1)              -> S(0, blocks=4)
 ```
 """
@@ -23,8 +23,11 @@ Shape = Sequence[int]
 def viewed(
     entry: Split, groups: list[tuple[range, range]], source: Shape, target: Shape, parts: int
 ) -> Split | None:
-    """How the view of shape ``target`` is split where a tensor of shape ``source`` is ``entry``;
-    None where no single dim is."""
+    """Return how a view of shape ``target`` is split, if its operand is split as ``entry``.
+
+    None if no split of a single dim gives every rank the same elements. ``source`` is the operand's
+    shape, and ``groups`` pairs the dims of both shapes with equal products.
+    """
     pair = next((g for g in groups if entry.dim in g[0]), None)
     if pair is None:
         return None
@@ -32,6 +35,7 @@ def viewed(
     n = source[entry.dim]
     before = math.prod(source[ins.start : entry.dim])
     after = math.prod(source[entry.dim + 1 : ins.stop])
+    # Runs are compared in elements of the group: those of a dim occur once per index before it.
     held = [_scaled(entry.runs(n, parts, k), after) for k in range(parts)]
     for o in outs:
         repeats = math.prod(target[outs.start : o])
@@ -47,13 +51,16 @@ def viewed(
 def _candidates(
     entry: Split, n: int, after: int, span: int, before: int, repeats: int, m: int
 ) -> list[Split]:
-    """Cuts of a dim of ``m`` items that may be right; one that is, is found by comparing runs."""
+    """Return splits of a dim of ``m`` items that may be right; the caller compares their runs.
+
+    Only their cuts matter: the dim in them is a placeholder.
+    """
     if m == 0:
         return []
     cut = entry.cut or Cut(None, False, None, None)
     blocks, sizes, of = (_times(x, after, span) for x in (cut.blocks, cut.sizes, cut.of))
     length = _times(n, after, span)
-    ways: list[object] = [None, of]  # the shortest way to say it comes first
+    ways: list[object] = [None, of]  # values of ``of=``; the shortest text comes first
     if isinstance(length, int) and before != repeats:
         ways.append(length)
         if isinstance(of, tuple):
@@ -70,8 +77,10 @@ def _is_given(of: object) -> bool:
 
 
 def _times(x: int | tuple[int, ...] | None, after: int, span: int) -> object:
-    """``x`` items of ``after`` elements in items of ``span``; None where that is no whole
-    number."""
+    """Return how many items of ``span`` elements are ``x`` items of ``after`` elements.
+
+    None if the number is not whole.
+    """
     if x is None:
         return None
     if isinstance(x, tuple):
@@ -87,7 +96,11 @@ def _scaled(runs: Runs, by: int) -> Runs:
 def _alike(
     have: Sequence[Runs], length: int, times: int, made: Sequence[Runs], other: int, repeats: int
 ) -> bool:
-    """Whether runs of ``length`` elements, so many times, are those of ``other`` elements."""
+    """Return whether the runs ``have`` and ``made`` are the same elements on every rank.
+
+    ``have`` repeats every ``length`` elements, ``times`` times; ``made`` repeats every ``other``
+    elements, ``repeats`` times.
+    """
     common = math.gcd(times, repeats)  # the rest is repeated on both sides
     return all(
         _repeated(a, length, times // common) == _repeated(b, other, repeats // common)

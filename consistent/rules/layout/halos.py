@@ -1,5 +1,7 @@
-"""The halo of ops that take elements from elsewhere along a dim: slices, windows, pads, rolls,
-flips, differences, repeats, regrouped dims."""
+"""Halos of ops that take elements from elsewhere along a dim.
+
+These are slices, windows, pads, rolls, flips, differences, repeats and regrouped dims.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from .view import heads
 
 
 def wrapped(first: int, end: int, n: int) -> Ranges:
-    """The places ``[first, end)`` modulo ``n``, as ranges within a dim of ``n``."""
+    """Return the positions ``[first, end)`` modulo ``n``, as ranges within a dim of ``n``."""
     found: Ranges = []
     while first < end:
         a = first % n
@@ -40,20 +42,22 @@ def _sliced(call: Call, d: int) -> Halo | None:
 
 
 def pads_at(call: Call, d: int) -> tuple[int, int]:
-    """How many elements a pad adds before and after dim ``d``."""
+    """Return how many elements a pad adds before and after dim ``d``."""
     pad = call.get("pad")
     k = 2 * (call.operands[0].ndim - 1 - d)
     return (pad[k], pad[k + 1]) if k < len(pad) else (0, 0)
 
 
 def pad_mode(call: Call) -> str:
-    """The mode of a pad."""
+    """Return the mode of a pad, "constant" if the op has none."""
     return call.get("mode", "constant") if "mode" in call.params else "constant"
 
 
 def mirrored(mode: str, place: int, n: int) -> int:
-    """The index in a dim of ``n`` whose value a pad puts at ``place``: the nearest, or reflected at
-    the ends."""
+    """Return the index in a dim of ``n`` whose value a pad puts at ``place``.
+
+    Outside the dim it is the nearest index (mode "replicate"), or reflected at the ends.
+    """
     if 0 <= place < n:
         return place
     if mode == "replicate":
@@ -65,7 +69,7 @@ def _padded(call: Call, d: int) -> Halo | None:
     mode, n, (before, after) = pad_mode(call), call.operands[0].shape[d], pads_at(call, d)
     if mode == "constant":
         return Halo(d, lambda o, e: [(o - before, e - before)])
-    if before < 0 or after < 0:  # torch wraps and reflects what is cut off as well
+    if before < 0 or after < 0:  # torch also wraps and reflects elements that are cut off
         return None
     if mode == "circular":
         return Halo(d, lambda o, e: wrapped(o - before, e - before, n))
@@ -78,7 +82,7 @@ def _padded(call: Call, d: int) -> Halo | None:
 
 
 def shifts(call: Call) -> dict[int, int]:
-    """{dim: shift} of a roll; none where it rolls the flattened tensor."""
+    """Return {dim: shift} of a roll; empty if it rolls the flattened tensor."""
     if call.name in ("fft_fftshift", "fft_ifftshift"):
         back = call.name == "fft_ifftshift"
         return {d: (call.operands[0].shape[d] + back) // 2 for d in call.dims("dim")}
@@ -104,7 +108,7 @@ def _flipped(call: Call, d: int) -> Halo | None:
 
 
 def _rotated(call: Call, d: int) -> Halo | None:
-    """rot90: a dim comes to the place of the other one or stays, reversed or not."""
+    """Return the halo of rot90: a dim takes the other one's place or stays, reversed or not."""
     n, turns, dims = call.operands[0].shape[d], call.get("k", 1) % 4, call.dims("dims", (0, 1))
     if d not in dims or turns == 0:
         return None
@@ -122,7 +126,11 @@ def _differenced(call: Call, d: int) -> Halo | None:
 
 
 def numbers(call: Call, name: str) -> tuple[int, ...]:
-    """The ints ``name``, given by keyword, as a list, or one by one after the tensor."""
+    """Return the ints ``name``, passed by keyword, as a list, or one by one after the tensor.
+
+    Raises:
+        DoesNotFit: one of them is a tensor.
+    """
     given = call.kwargs.get(name, call.args[1:])
     while isinstance(given, Sequence) and len(given) == 1 and isinstance(given[0], Sequence):
         given = given[0]
@@ -133,7 +141,7 @@ def numbers(call: Call, name: str) -> tuple[int, ...]:
 
 
 def repeats(call: Call) -> tuple[int, ...]:
-    """How often repeat and tile repeat each dim, new ones in front included."""
+    """Return how often repeat and tile repeat each dim, including new dims in front."""
     times = numbers(call, "repeats" if call.name == "repeat" else "dims")
     return (1,) * (call.operands[0].ndim - len(times)) + times
 
@@ -144,7 +152,7 @@ def _repeated(call: Call, d: int) -> Halo | None:
 
 
 def _in_place(call: Call, d: int) -> Halo | None:
-    """repeat_interleave by a number."""
+    """Return the halo of repeat_interleave by a number."""
     times = call.get("repeats")
     if not isinstance(times, int) or times < 1 or call.get("output_size") is not None:
         return None
@@ -154,13 +162,13 @@ def _in_place(call: Call, d: int) -> Halo | None:
 
 
 def _regrouped(call: Call, d: int) -> Halo | None:
-    """view, reshape, ...: the elements of the output's pieces, as whole items of the input's
-    dim."""
+    """Return the halo of view, reshape, ...: the items of the dim that outputs come from."""
     every = heads(call.operands[0].shape, call.outs[0].shape)
     found = [head[1:] for head in every if head[0] == d]
     if not found or not all(found[0][::2]):
         return None
     ((span, place, out_span),) = found
+    # Whole items: the start rounds down, and the end rounds up.
     return Halo(place, lambda o, e: [(o * out_span // span, -(-e * out_span // span))])
 
 

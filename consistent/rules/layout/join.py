@@ -1,8 +1,8 @@
-"""Joining tensors, and cutting one: a split along another dim than the joined one stays; P passes
-if all are P.
+"""Rules of ops that join tensors, or split one into several.
 
-Along the joined dim itself the pieces of the result are cut from the pieces of the operands, which
-ranks exchange:
+A split along another dim than the joined one stays; P passes if all operands are P. Along the
+joined dim itself the pieces of the result are cut from the pieces of the operands, which ranks
+exchange:
 
 ```
             rank 0   rank 1                  rank 0     rank 1
@@ -24,9 +24,9 @@ from ..signature import Call, DoesNotFit, Operand, Signature
 from ..table import Row, add_rows
 
 JOINED, CUT, PARTS = "cat", "split", "split_parts"
-_FEW = 16  # operands, each of which may be the only one that is split
+_FEW = 16  # up to this many operands, one of them may be split alone
 
-# What the op does to each tensor before it joins them along the dim of the second table.
+# Op -> what it does to each tensor before it joins them along the dim in _JOINED.
 _RAISED = {
     "column_stack": lambda x: x.unsqueeze(1) if x.ndim == 1 else x,
     "dstack": torch.atleast_3d,
@@ -44,12 +44,12 @@ def _joined(call: Call, moves: Mapping[int, int]) -> list[Signature]:
 
 
 def _skipped(call: Call, operand: Operand) -> bool:
-    """Whether torch passes over ``operand``: cat takes an empty vector among any tensors."""
+    """Return whether torch skips ``operand``: cat accepts an empty vector among any tensors."""
     return operand.shape == (0,) and any(other.shape != (0,) for other in call.operands)
 
 
 def _ndim(call: Call) -> int:
-    """Number of dims of the tensors that are not skipped."""
+    """Return the number of dims of the tensors that are not skipped."""
     tensors: Sequence[Operand] = call.get("tensors")
     found = {operand.ndim for operand in tensors if not _skipped(call, operand)}
     if len(found) != 1:
@@ -58,11 +58,14 @@ def _ndim(call: Call) -> int:
 
 
 def joined(call: Call, parts: int) -> list[Signature]:
-    """cat, along an existing dim. Along that dim all operands are split, or one of a few."""
+    """Return signatures of cat: along the joined dim all operands are split, or one of a few.
+
+    A split along another dim stays.
+    """
     n = _ndim(call)
     dim = call.dim("dim", 0, ndim=n)
     every = [i for i, operand in enumerate(call.operands) if not _skipped(call, operand)]
-    if len(every) == 1:  # the result is that tensor, as of a cache without keys and the first ones
+    if len(every) == 1:  # the result is that tensor: the first keys added to an empty cache
         return _joined(call, {d: d for d in range(n)})
     made = _joined(call, {d: d for d in range(n) if d != dim})
     exchanged = _exchanged(call, dim, parts)
@@ -73,7 +76,7 @@ def joined(call: Call, parts: int) -> list[Signature]:
 
 
 def offsets(call: Call, dim: int) -> list[int | None]:
-    """Where each operand starts in the result; None for those that torch passes over."""
+    """Return where each operand starts in the result; None for operands that torch skips."""
     found, start = [], 0
     for operand in call.operands:
         skipped = _skipped(call, operand)
@@ -83,7 +86,7 @@ def offsets(call: Call, dim: int) -> list[int | None]:
 
 
 def _exchanged(call: Call, dim: int, parts: int) -> list[list[int]]:
-    """Bytes that each rank gets of each operand."""
+    """Return the bytes that each rank fetches of each operand."""
     m = call.outs[0].shape[dim]
     starts = [start or 0 for start in offsets(call, dim)]
     return [
@@ -93,12 +96,12 @@ def _exchanged(call: Call, dim: int, parts: int) -> list[list[int]]:
 
 
 def _busiest(each: Sequence[list[int]]) -> int:
-    """Bytes that the busiest rank gets, of several tensors that ranks exchange at once."""
+    """Return the bytes that the busiest rank fetches of several tensors exchanged at once."""
     return max(map(sum, zip(*each, strict=True)), default=0)
 
 
 def joined_by_name(call: Call, parts: int) -> list[Signature]:
-    """hstack, vstack, ..."""
+    """Return signatures of hstack, vstack, ...: dims other than the joined one stay split."""
     n = _ndim(call)
     joint = 0 if call.name == "hstack" and n <= 1 else _JOINED[call.name]
     found = places(_RAISED[call.name], call.operands[0].shape)
@@ -110,7 +113,7 @@ def joined_by_name(call: Call, parts: int) -> list[Signature]:
 
 
 def cut(call: Call, parts: int) -> list[Signature]:
-    """split, chunk, tensor_split: along their dim every part is split again."""
+    """Return signatures of split, chunk, tensor_split: along their dim parts are split again."""
     (x,) = call.take(1)
     dim = 2 if call.name == "dsplit" else 0
     if call.name == "hsplit":
@@ -123,15 +126,17 @@ def cut(call: Call, parts: int) -> list[Signature]:
         m = out.shape[dim]
         each.append(fetched_by_rank(x, dim, m, lambda o, e, a=start: [(o + a, e + a)], parts))
         start += m
-    if start != x.shape[dim]:  # tensor_split at decreasing places gives overlapping parts
+    if start != x.shape[dim]:  # tensor_split at decreasing positions gives overlapping parts
         return others
     others += _by_parts(call, dim)
     return [*others, call.make({0: S(dim)}, S(dim), CUT, _busiest(each))]
 
 
 def _by_parts(call: Call, dim: int) -> list[Signature]:
-    """Where the dim is cut part by part, and the op takes whole parts, each rank has its own piece
-    of each."""
+    """Return the signature that gives each rank its own piece of every part, if there is one.
+
+    It needs a cut that divides the dim part by part, and an op that takes whole parts.
+    """
     (x,), found = call.operands, call.cut_split()
     if found is None or found[0].dim != dim:
         return []

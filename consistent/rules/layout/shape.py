@@ -1,6 +1,6 @@
-"""Ops that move, repeat or drop elements by position.
+"""Rules of ops that move, repeat or drop elements by position.
 
-They are linear, so P passes; a split stays where the op leaves its dim as it is.
+The ops are linear, so P passes; a split stays if the op leaves its dim as it is.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from .view import resized
 
 
 def repeated(call: Call, parts: int) -> list[Signature]:
-    """repeat and tile: a dim repeated once stays; along others a rank fetches what its piece
-    holds."""
+    """Return signatures of repeat and tile: a dim repeated once stays split.
+
+    Along other dims a rank fetches what its piece of the result holds.
+    """
     (x,), times = call.take(1), repeats(call)
     extra = len(times) - x.ndim
     once = [d for d in range(x.ndim) if times[d + extra] == 1]
@@ -27,13 +29,16 @@ def repeated(call: Call, parts: int) -> list[Signature]:
 
 
 def squeezed_dims(call: Call) -> tuple[int, ...]:
-    """The dims that squeeze is asked for: all by default, none if ``dim`` is ()."""
+    """Return the dims that squeeze names: all by default, none if ``dim`` is ()."""
     return () if call.get("dim") == () else tuple(d for d in call.dims() if call.operands[0].ndim)
 
 
 def squeezed(call: Call, parts: int) -> list[Signature]:
-    """Dims of size 1 are dropped. A piece of size 1 of a larger dim must not be: the form knows
-    which."""
+    """Return signatures of squeeze: dims of size 1 are dropped, and other dims stay split.
+
+    A shard may have size 1 in a larger dim, which must not be dropped: the form knows which dims
+    go.
+    """
     (x,) = call.take(1)
     asked = squeezed_dims(call)
     gone = [d for d in asked if x.shape[d] == 1]
@@ -46,13 +51,16 @@ def squeezed(call: Call, parts: int) -> list[Signature]:
 
 
 def padded(call: Call, parts: int) -> list[Signature]:
-    """Unpadded dims keep their split. A constant would be added once per rank, unless it is 0."""
+    """Return signatures of pads: unpadded dims stay split, and P passes unless a constant is added.
+
+    A constant other than 0 would be added once per rank.
+    """
     (x,) = call.take(1)
     pad, value = call.get("pad"), call.get("value")
     mode, dims = pad_mode(call), range(x.ndim)
     kept = [d for d in dims if not any(pad[2 * (x.ndim - 1 - d) :][:2])]
     acted = [d for d in dims if d not in kept]
-    if mode != "constant":  # torch takes an empty batch, but no other empty dim
+    if mode != "constant":  # torch accepts an empty batch, but no other empty dim
         batch = x.ndim == len(pad) // 2 + 2
         kept = [d for d in kept if (batch and d == 0) or x.shape[d] >= x.spec.placement.size]
     zero = value is None or value == 0
@@ -61,7 +69,7 @@ def padded(call: Call, parts: int) -> list[Signature]:
 
 
 def diagonals(call: Call, parts: int) -> list[Signature]:
-    """diag_embed: the last dim becomes two, others keep their order around them."""
+    """Return signatures of diag_embed: the last dim becomes two, and other dims stay split."""
     (x,) = call.take(1)
     n = x.ndim + 1
     new = {call.dim("dim1", -2, ndim=n), call.dim("dim2", -1, ndim=n)}
@@ -71,14 +79,15 @@ def diagonals(call: Call, parts: int) -> list[Signature]:
 
 
 def grid(call: Call, parts: int) -> list[Signature]:
-    """meshgrid: each vector is a dim of every output."""
+    """Return signatures of meshgrid: each vector is a dim of every output."""
     count = len(call.operands)
     order = list(range(count))
     if call.kwargs.get("indexing", "ij") == "xy" and count > 1:
         order[:2] = [1, 0]
     made = [call.whole(), call.make({i: P for i in range(count)}, P)]
     vectors = [x.index for x in call.operands if x.ndim == 1]
-    # Each output is split by its own vector; another axis would split all outputs by one of them.
+    # All vectors split: output i is split along the dim of vector i. With several axes another one
+    # might split all outputs along a single dim, so it is done with one axis only.
     if len(vectors) == count > 1 and call.operands[0].spec.placement.ndim == 1:
         outs = [S(order[i]) for i in range(count)]
         made.append(call.make(dict.fromkeys(range(count), S(0)), outs, "meshgrid"))
@@ -86,14 +95,14 @@ def grid(call: Call, parts: int) -> list[Signature]:
 
 
 def overwritten(call: Call, parts: int) -> list[Signature]:
-    """select_scatter, ...: both operands split along a dim that the view keeps."""
+    """Return signatures of select_scatter, ...: both operands split along a dim the view keeps."""
     x, source = call.take(2)
     view = Call(
         call.name.removesuffix("_scatter"), *_without(call, source), (x,), params=call.params
     )
     acted = [call.dim("dim", 0)] if "dim" in call.params else []
     made = [call.whole(), call.make({0: P, 1: P}, P)]
-    for d in acted:  # each rank writes what lies in its shard
+    for d in acted:  # each rank writes into its own shard
         if any(item.dim == d for item in subscript_of(call).of("all")):
             made.append(call.make({0: S(d), 1: S(d)}, S(d)))
         else:
@@ -133,9 +142,9 @@ ROWS = (
     Row("flip", _TURNED, "input dims", along=lambda call: numbers(call, "dims")),
     Row("fliplr", _TURNED, "input dim=1"),
     Row("flipud", _TURNED, "input dim=0"),
-    # If torch.meshgrid were opened it would call itself: its body asks for hooks in a helper.
+    # Opened, torch.meshgrid would call itself, as a helper in its body looks for hooks.
     Row("meshgrid", grid, composite=True),
-    # x gives a device and a dtype, and is not moved.
+    # Only the device and dtype of x are read.
     Row("new_empty new_empty_strided new_full new_ones new_tensor new_zeros", "shape(...) -> _"),
     Row("pad", padded, "input pad mode value", by_value=True),
     Row("repeat tile", repeated, moves=True),

@@ -1,7 +1,8 @@
-"""The subscript in the brackets of ``x[...]``, dim by dim, and where each dim goes.
+"""Subscripts: the entries in the brackets of ``x[...]``, dim by dim, and where each dim goes.
 
-Torch takes ints, slices and None first; index tensors then apply to what is left. Their common
-shape is one block of dims, at the place of the first of them, or in front if others lie between.
+Torch applies ints, slices and None first, then index tensors to the dims that are left. The common
+shape of index tensors is one block of dims, at the place of the first of them, or in front if other
+dims lie between them.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from ..signature import Call, DoesNotFit, Operand
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One entry of a subscript, or one dim that it does not mention.
+    """One entry of a subscript, or one dim that the subscript does not mention.
 
-    kind is "all" (a dim as it is), "slice" (start, count, step), "int", "new" (None), "tensor" (an
-    index tensor, or a list of ints). ``0:n`` is "all" too: torch clamps its bounds to a shard's
+    ``kind`` is "all" (a dim unchanged), "slice" (start, count, step), "int", "new" (None), "tensor"
+    (an index tensor, or a list of ints). ``0:n`` is "all" too: torch clamps its bounds to a shard's
     size.
     """
 
@@ -34,8 +35,11 @@ class Item:
     tensor: Any = None
 
     def within(self, low: int, n: int) -> tuple[slice, slice]:
-        """For a shard with ``n`` items of the dim from ``low``: (its items in the slice, their
-        places in the slice)."""
+        """Return (a shard's items that are in the slice, their positions in the slice).
+
+        The shard has ``n`` items of the dim, from ``low`` on.
+        """
+        # Divisions round up: the first step at or after the start, or the end, of the shard.
         first = max(0, -(-(low - self.start) // self.step))
         end = min(self.count, -(-(low + n - self.start) // self.step))
         if first >= end:
@@ -46,12 +50,12 @@ class Item:
 
 @dataclass(frozen=True)
 class Subscript:
-    """A parsed subscript. ``items`` in its order, every dim mentioned once."""
+    """Parsed subscript. ``items`` are in its order, and every dim occurs once."""
 
     items: tuple[Item, ...]
 
     def of(self, *kinds: str) -> list[Item]:
-        """Items of these kinds."""
+        """Return the items of these kinds."""
         return [item for item in self.items if item.kind in kinds]
 
     @property
@@ -61,7 +65,7 @@ class Subscript:
 
     @cached_property
     def left(self) -> list[Item]:
-        """The dims after ints, slices and None are applied."""
+        """Items of the dims that are left after ints, slices and None are applied."""
         return [item for item in self.items if item.kind != "int"]
 
     @cached_property
@@ -76,7 +80,7 @@ class Subscript:
 
     @cached_property
     def places(self) -> dict[int, int]:
-        """{dim: its place in the output} of the dims that slices keep."""
+        """{dim: its place in the output} for the dims that slices keep."""
         place, shape = self.block
         rest = [item for item in self.left if item.kind != "tensor"]
         after = range(len(rest) + len(shape))
@@ -87,13 +91,12 @@ class Subscript:
 
 
 def index_shape(index: Any) -> tuple[int, ...]:
-    """Shape of an index tensor or of a list of ints."""
+    """Return the shape of an index tensor or of a list of ints."""
     return tuple(index.shape) if isinstance(index, Operand | torch.Tensor) else (len(index),)
 
 
 def subscript_of(call: Call) -> Subscript:
-    """The subscript in the brackets of ``x[...]``, or the one that the arguments of select, narrow
-    and slice stand for."""
+    """Return the subscript of ``x[...]``, or the equivalent one of select, narrow and slice."""
     if call.subscript is None:
         call.subscript = _read(call)
     return call.subscript
@@ -119,11 +122,11 @@ def _read(call: Call) -> Subscript:
 
 
 def parse(index: Any, shape: Sequence[int]) -> Subscript:
-    """Read a subscript of a tensor of ``shape``.
+    """Parse a subscript of a tensor of ``shape``.
 
     Raises:
-        DoesNotFit: it holds masks, tensors as bounds or arrays, whose values decide; or torch
-            refuses it: an int is out of range, or there are too many.
+        DoesNotFit: the subscript holds masks, tensors as bounds or arrays, whose values decide; or
+            torch refuses it: an int is out of range, or there are too many entries.
     """
     entries = list(index) if isinstance(index, tuple) else [index]
     if not any(entry is Ellipsis for entry in entries):

@@ -1,12 +1,14 @@
-"""Reshaping: which splits survive when elements keep their order and dims are regrouped.
+"""Reshaping: which splits survive if elements keep their order and dims are regrouped.
 
 Both shapes are divided into the smallest groups of dims with equal products. In a group only the
-first dim that is not 1 can be split: its pieces are runs of elements, and so are those of the other
-shape's first dim. They are the same runs if the cuts fall on the same elements. On 3 ranks:
+first dim that is not 1 can be split: its pieces are runs of elements, and so are those of the first
+dim of the other shape. The runs are the same if both dims are cut at the same elements. On 3 ranks:
 
-    [6, 4] -> [24]    cuts of 6: 0 2 4, in elements 0 8 16;  cuts of 24: 0 8 16    S(0) -> S(0)
-    [5, 4] -> [20]    cuts of 5: 0 2 4, in elements 0 8 16;  cuts of 20: 0 7 14    by the form: the
-                                                       elements between two cuts change hands
+```
+[6, 4] -> [24]    cuts of 6: 0 2 4, in elements 0 8 16;  cuts of 24: 0 8 16    S(0) -> S(0)
+[5, 4] -> [20]    cuts of 5: 0 2 4, in elements 0 8 16;  cuts of 20: 0 7 14    by the form: ranks
+                                       exchange the elements between the two cuts
+```
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ Shape = Sequence[int]
 
 
 def groups(source: Shape, target: Shape) -> list[tuple[range, range]]:
-    """Ranges of dims of equal products, in order; for empty tensors only leading dims match."""
+    """Return pairs of ranges of dims with equal products, in order.
+
+    For empty tensors only leading dims match.
+    """
     found, i, j = [], 0, 0
     while i < len(source) and j < len(target):
         i0, j0, a, b = i, j, source[i], target[j]
@@ -37,6 +42,7 @@ def groups(source: Shape, target: Shape) -> list[tuple[range, range]]:
                 b, j = b * target[j], j + 1
             else:
                 return found
+        # A product of 0 says nothing about which dims belong together.
         if a == 0 and (i - i0, j - j0) != (1, 1):
             return found
         found.append((range(i0, i), range(j0, j)))
@@ -44,8 +50,10 @@ def groups(source: Shape, target: Shape) -> list[tuple[range, range]]:
 
 
 def heads(source: Shape, target: Shape) -> list[tuple[int, int, int, int]]:
-    """(dim, elements that an item of it spans, output dim, the same for that) of each group's first
-    dims."""
+    """Return (dim, its span, output dim, its span) of the first dims of each group.
+
+    A first dim is the first that is not 1; its span is the number of elements in one of its items.
+    """
     found = []
     for ins, outs in groups(source, target):
         i = next((d for d in ins if source[d] != 1), ins[0])
@@ -60,8 +68,10 @@ def heads(source: Shape, target: Shape) -> list[tuple[int, int, int, int]]:
 
 
 def cuts(n: int, parts: Sequence[int]) -> list[int]:
-    """The starts of the pieces into which axes of ``parts`` ranks cut ``n`` items, outer axis
-    first."""
+    """Return the starts of the pieces of ``n`` items that axes of ``parts`` ranks cut.
+
+    The outer axis comes first.
+    """
     pieces = [(0, n)]
     for k in parts:
         pieces = [
@@ -73,11 +83,12 @@ def cuts(n: int, parts: Sequence[int]) -> list[int]:
 
 
 def same_cuts(call: Call, d: int, span: int, m: int, out_span: int) -> bool:
-    """Whether ``call.axis`` may split dim ``d`` and the output's dim of ``m`` items together.
+    """Return whether ``call.axis`` may split dim ``d`` and the dim of the output together.
 
-    Axes that split one dim cut each other's pieces, so they are judged together: an axis is taken
-    if, with any of those taken before, the cuts agree. Axes that split ``d`` now come first,
-    because what lies right should stay.
+    The output's dim has ``m`` items; ``span`` and ``out_span`` are the elements in an item of
+    either dim. Axes that split one dim cut each other's pieces, so they are decided together: an
+    axis is taken if, with any of those taken before, both dims are cut at the same elements. Axes
+    that split ``d`` now come first, because data that is already in place should stay.
     """
     x = call.operands[0]
     n, shape = x.shape[d], x.spec.placement.shape
@@ -97,7 +108,7 @@ def same_cuts(call: Call, d: int, span: int, m: int, out_span: int) -> bool:
 
 
 def _kept(call: Call) -> tuple[list[tuple[Split, Split]], list[int]]:
-    """Splits that survive, on both sides, and the dims whose splits do not."""
+    """Return the splits that survive, as (operand's, output's), and the other first dims."""
     target = call.outs[0].shape
     kept, moved = [], []
     for i, span, o, out_span in heads(call.operands[0].shape, target):
@@ -109,7 +120,10 @@ def _kept(call: Call) -> tuple[list[tuple[Split, Split]], list[int]]:
 
 
 def reshaped(call: Call, parts: int) -> list[Signature]:
-    """One operand whose elements keep their order."""
+    """Return signatures of a view or reshape: the first dims of groups stay split.
+
+    A dim that the shapes cut at other elements is split by the form "halo".
+    """
     if call.operands[0].spec.dtype != call.outs[0].dtype:
         raise DoesNotFit("a view of another dtype")
     kept, moved = _kept(call)
@@ -119,8 +133,11 @@ def reshaped(call: Call, parts: int) -> list[Signature]:
 
 
 def _of_present(call: Call, parts: int, firsts: Sequence[int]) -> list[Signature]:
-    """What becomes of the operand's present split where pieces are not balanced, or not of one of
-    the ``firsts``, the first dims of groups: then a rank has runs of the result, with gaps."""
+    """Return the signature for the operand's present split, if the general rule does not cover it.
+
+    Its pieces are not balanced, or it splits a dim that is not the first of its group (``firsts``):
+    then a rank has runs of the result with gaps between them.
+    """
     x, out = call.operands[0], call.outs[0]
     entry, found = x.spec.sbp[call.axis], call.cut_split()
     if found is None and (not isinstance(entry, Split) or entry.cut or entry.dim in firsts):
@@ -138,13 +155,16 @@ def _group_of(dim: int, source: Shape, target: Shape) -> range:
 
 
 def reshaped_as(call: Call, parts: int) -> list[Signature]:
-    """The second operand gives only its shape: split like the output, it gives the local shape."""
+    """Return signatures of reshape_as: the second operand only gives a shape.
+
+    If it is split like the output, it gives the local shape.
+    """
     made = [call.whole(), call.make({0: P}, P), call.make({1: P}, B), call.make({0: P, 1: P}, P)]
     return made + [call.make({0: s, 1: t}, t) for s, t in _kept(call)[0]]
 
 
 def repeated_in_place(call: Call, parts: int) -> list[Signature]:
-    """repeat_interleave by a number: each index of the dim becomes a run."""
+    """Return signatures of repeat_interleave by a number: each index of the dim becomes a run."""
     (x,) = call.take(1)
     made = [call.whole(), call.make({0: P}, P)]
     if call.get("dim") is None and x.ndim != 1:
@@ -158,7 +178,7 @@ def repeated_in_place(call: Call, parts: int) -> list[Signature]:
 
 
 def resized(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple, dict]:
-    """``op(x, *sizes)`` with the shard's sizes."""
+    """Return the arguments of ``op(x, *sizes)`` with the shard's sizes."""
     return (call.operands[0], tuple(outs[0])), {}
 
 
@@ -173,11 +193,12 @@ ROWS = (
         "_unsafe_view reshape view", reshaped, localize=resized, moves=True,
         numbers="*", any_size=True, sizing=Sizing.VIEW,
     ),
-    # A dim of the result that is as long as the split dim is that dim, whatever the sizes.
+    # Any size: a dim of the result that is as long as the split dim is that dim, at all sizes.
     Row("flatten ravel", reshaped, moves=True, any_size=True),
     Row("repeat_interleave", repeated_in_place, "input repeats dim output_size", moves=True),
     Row("reshape_as view_as", reshaped_as, moves=True),
-    # Tensor.unflatten is a Python function around a builtin that torch hands to the hook as itself.
+    # Composite, as opening it would not end: Tensor.unflatten is a Python function around a
+    # builtin, which torch passes to the hook as Tensor.unflatten again.
     Row(
         "unflatten", reshaped, "input dim sizes",
         localize=_unflattened, composite=True, moves=True,

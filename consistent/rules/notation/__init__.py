@@ -1,8 +1,9 @@
-"""Rules as mathematics: ``"mk, kn -> mn"`` -> every signature of the op.
+"""Rules as mathematics: ``"mk, kn -> mn"`` gives every signature of the op.
 
-docs/adding_an_op.md has the grammar. ``rule.py`` says what a rule is, ``parse.py`` reads one,
-``letters.py`` spells its letters out for given operands, ``derive.py`` makes signatures of them,
-``fit.py`` and ``holds.py`` select those that hold for one call, ``sends.py`` counts bytes of forms.
+docs/adding_an_op.md has the grammar. ``rule.py`` defines a rule, ``parse.py`` reads one from text,
+``letters.py`` names the dims of given operands, ``derive.py`` makes signatures from the names,
+``fit.py`` and ``holds.py`` select the signatures that hold for one call, ``sends.py`` counts bytes
+of forms.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ __all__ = [
 
 
 def of_call(text: str, call: Call, parts: int) -> list[Signature]:
-    """The signatures of ``call`` by a rule that was written for it, operand by operand."""
+    """Return the signatures of ``call`` by a rule that was written for it, operand by operand."""
     plain = Call(call.name, call.operands, {}, call.operands, call.outs)
     return signatures_of([parse(text)], plain, parts)
 
 
 def signatures(text: str, shapes: Sequence[Sequence[int]]) -> tuple[Signature, ...]:
-    """The signatures of a rule for operands of ``shapes``, in floating point."""
+    """Return the signatures of a rule for floating-point operands of ``shapes``."""
     rule = parse(text)
     count = len(shapes)
     if count > len(rule.operands):

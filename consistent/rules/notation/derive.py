@@ -1,12 +1,12 @@
-"""Every signature of a rule for operands of given shapes, on one axis.
+"""Derivation of every signature of a rule for operands of given shapes, on one axis.
 
 * Every tensor B.
 * A letter kept on the right: S where it occurs, B elsewhere, output S.
-* A letter that is missing on the right is summed away: S where it occurs in its term, B for the
-  rest of that term, P for the other terms, output P. Inside ``max( )`` the output is P(max).
+* A letter missing on the right is summed away: S where it occurs in its term, B for the rest of
+  that term, P for the other terms, output P. Inside ``max( )`` the output is P(max).
 * Linearity: one P in each term, B elsewhere, output P.
 
-A rule asks of a size only whether it is 1, so one derivation serves all other sizes.
+A rule depends on a size only by whether it is 1, so one derivation serves all other sizes.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ from .rule import Form, Rule
 
 @dataclass(frozen=True, slots=True)
 class _Operand:
-    """An operand that is a tensor: its term, the function around it, names and sizes of its dims,
-    its place among the call's operands."""
+    """Tensor operand of a call, matched with its pattern in the rule.
+
+    It has its term, the function around it, the names and sizes of its dims, and its place among
+    the operands of the call.
+    """
 
     term: int
     head: str
@@ -39,7 +42,7 @@ class _Operand:
 
 @lru_cache(maxsize=65536)
 def derive(rule: Rule, given: Given) -> Derived:
-    """All signatures of ``rule``.
+    """Return all signatures of ``rule``, and which of them need further conditions.
 
     Raises:
         DoesNotFit: an operand has another number of dims than its pattern.
@@ -69,12 +72,18 @@ class _Derivation:
         self._of_numbers = {self._term_of(i) for i, shape in shapes if shape == UNSAFE_NUMBER}
 
     def _term_of(self, i: int) -> int:
-        """The term of the ``i``-th operand; of a repeated pattern each operand is a term."""
+        """Return the term of the ``i``-th operand.
+
+        Each operand of a repeated pattern is a term of its own.
+        """
         term, head, pattern = self.rule.operands[self.given.places[i]]
         return len(self.rule.terms) + i if pattern.repeated and not head else term
 
     def _outputs(self, outs: tuple[Names, ...]) -> list[Names]:
-        """Names of each output of the call; the last pattern serves the rest, if it is repeated."""
+        """Return the dim names of each output.
+
+        A repeated last pattern serves all further outputs of the call.
+        """
         found = [
             () if out.head == "loss" and self.given.reduction else names
             for out, names in zip(self.rule.outs, outs, strict=True)
@@ -97,6 +106,7 @@ class _Derivation:
         linear += self._of_shapes(linear)
         made = [*made, *self._of_shapes(made), *linear]
         return Derived(
+            # Not a set: ranks need one order, as the earlier of two equally cheap signatures wins.
             tuple(dict.fromkeys(made)), frozenset(linear), frozenset(joined), self._filled(),
             self._dims_of_first(self.rule.fetched), self._dims_of_first(self.rule.whole),
         )  # fmt: skip
@@ -104,25 +114,25 @@ class _Derivation:
     # -- signatures --------------------------------------------------------------------------------
 
     def _make(self, ins: dict[int, Sbp], outs: Sequence[Sbp], form: str | None = None) -> Signature:
-        """``ins`` by place among ``self.operands``."""
+        """Return a signature; ``ins`` is by position in ``self.operands``, other operands are B."""
         by_place = {self.operands[i].place: entry for i, entry in ins.items()}
         entries = tuple(by_place.get(place, B) for place in range(self.count))
         everywhere = next((f.name for f in self.rule.forms if not f.letters), None)
         return Signature(entries, tuple(outs), form or everywhere)
 
     def _all(self, entry: Sbp) -> list[Sbp]:
-        """``entry`` for each output, B for those that hold no values of the operands."""
+        """Return ``entry`` for each output, but B for outputs without values of the operands."""
         heads = [out.head for out in self.rule.outs]
         heads += [heads[-1]] * (len(self.outs) - len(heads))
         return [B if head == "shape" else entry for head in heads]
 
     def _split(self, name: str) -> list[Signature]:
-        """The signatures that split the dim ``name``."""
+        """Return the signatures that split the dim ``name``."""
         if letter_of(name) in self.rule.whole or self._differs(name):
             return []
         if any(x.names.count(name) > 1 for x in self.operands):
             return []
-        if any(out.head == "view" for out in self.rule.outs):  # strides say where its dims go
+        if any(out.head == "view" for out in self.rule.outs):  # left to ``moved``, by strides
             return []
         at = {i: entry for i, x in enumerate(self.operands) if (entry := self._cut(x, name))}
         having = [i for i, x in enumerate(self.operands) if name in x.names]
@@ -134,7 +144,10 @@ class _Derivation:
         return self._reduced(at, forms)
 
     def _differs(self, name: str) -> bool:
-        """Whether operands differ in the size of a dim that may: then it stays whole."""
+        """Return whether operands differ in the size of dim ``name``, as the rule allows.
+
+        The dim then stays whole.
+        """
         if "sizes may differ" not in self.rule.flags:
             return False
         sizes = {
@@ -146,6 +159,7 @@ class _Derivation:
         if name not in x.names:
             return None
         dim = x.names.index(name)
+        # A dim of size 1 that broadcasts counts as absent.
         return None if x.shape[dim] == 1 != self.sizes[name] else S(dim)
 
     def _kept(self, name: str, at: dict[int, Sbp], forms: Sequence[Form]) -> list[Signature]:
@@ -179,7 +193,7 @@ class _Derivation:
         return [*self._summed(at, by), *made]
 
     def _summed(self, at: dict[int, Sbp], form: str | None) -> list[Signature]:
-        """A letter summed away: what the other terms add must be P."""
+        """Return signatures for a letter that is summed away: each other term must contain a P."""
         in_term = {self.operands[i].term for i in at}
         others = self._terms() - in_term
         if len(in_term) != 1 or any(not self._addends(term) for term in others):
@@ -190,7 +204,7 @@ class _Derivation:
         return made
 
     def _linear(self) -> Iterator[Signature]:
-        """One P in each term."""
+        """Yield the signatures with one P in each term."""
         by_term = [self._addends(term) for term in sorted(self._terms())]
         joins = next((form.name for form in self.rule.forms if form.joined), None)
         for pick in itertools.product(*by_term):
@@ -198,8 +212,10 @@ class _Derivation:
                 yield self._make(dict.fromkeys(pick, P), self._all(B if joins else P), joins)
 
     def _extremes(self) -> list[Signature]:
-        """What ``max( )`` and ``min( )`` pass: the extreme that they take, of all operands, or
-        either extreme of one."""
+        """Return the signatures with which ``max( )`` and ``min( )`` pass P(max) and P(min).
+
+        All operands may have the extreme that the function takes, or one operand may have either.
+        """
         heads = {x.head for x in self.operands} & {"max", "min"}
         if not heads:
             return []
@@ -211,7 +227,10 @@ class _Derivation:
         return made
 
     def _of_shapes(self, made: Sequence[Signature]) -> list[Signature]:
-        """An operand in ``shape( )``, of which the shape is read, takes any kind of partial."""
+        """Return variants of ``made`` with a partial operand inside ``shape( )``.
+
+        Only its shape is read, so it may be partial in any way.
+        """
         places = [x.place for x in self.operands if x.head == "shape"]
         found = []
         for signature, place, kind in itertools.product(made, places, (P, *EXTREMES)):
@@ -223,21 +242,26 @@ class _Derivation:
     # -- which operands may be P -------------------------------------------------------------------
 
     def _terms(self) -> set[int]:
-        """The terms that the call has, those that are a number included."""
+        """Return the terms that the call has, including terms that are a number."""
         return {self._term_of(i) for i in range(len(self.given.places))}
 
     def _addends(self, term: int) -> list[int]:
-        """The operands of ``term`` that the term is linear in, if 0 times the other operands of the
-        term is 0."""
-        if term in self._of_numbers:
+        """Return the operands of ``term`` that may be P because the term is linear in them.
+
+        The other operands of the term must give 0 when multiplied by 0.
+        """
+        if term in self._of_numbers:  # an infinite factor, or division by 0
             return []
         inside = self._by_term.get(term, [])
         found = [i for i in inside if not self.operands[i].head]
         return [i for i in found if all(self._is_finite(i, j) for j in inside if j != i)]
 
     def _is_finite(self, i: int, beside: int) -> bool:
-        """Whether operand ``beside`` may multiply addends: it holds only finite numbers, or the
-        product is summed, where an infinite number spoils the whole sum anyway."""
+        """Return whether operand ``beside`` may multiply the addends of operand ``i``.
+
+        It may if it holds only finite numbers, or if the product is summed: there an infinite
+        number spoils the whole sum anyway.
+        """
         x, other = self.operands[i], self.operands[beside]
         if other.head == "shape":
             return True

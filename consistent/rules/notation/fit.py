@@ -1,8 +1,7 @@
-"""A rule applied to a call: which operand belongs to which pattern, and which of the derived
-signatures hold for the dtypes, sizes and numbers of this call.
+"""Application of rules to a call: which operand has which pattern, and which signatures hold.
 
-A row may have several rules, for other numbers of dims or other arguments: the first that fits is
-taken.
+Dtypes, sizes and numbers of the call select among the derived signatures. A row may have several
+rules, for other numbers of dims or other arguments: the first that fits is taken.
 """
 
 from __future__ import annotations
@@ -34,8 +33,9 @@ Along = str | Callable[[Call], Sequence[int] | None]
 def signatures_of(
     rules: Sequence[Rule], call: Call, parts: int, along: Along = "dim"
 ) -> list[Signature]:
-    """Every signature that ``rules`` give ``call`` on an axis of ``parts`` ranks; the whole one is
-    first.
+    """Return every signature that ``rules`` give ``call`` on an axis of ``parts`` ranks.
+
+    The whole signature comes first.
 
     Args:
         along: the argument that names the dims of capital letters, or a function of the call.
@@ -49,7 +49,7 @@ def signatures_of(
     made = [s for s in derived.signatures if s not in dropped and keeps_order(s, call)]
     made = [with_bytes(s, rule, derived, call, parts) for s in made]
     made = [s for s in made if has_parts(s, derived, call)]
-    # In the order of signatures: that of a set differs from rank to rank.
+    # In the order of signatures, as the order of a set differs from rank to rank.
     joined = [s for s in derived.signatures if s in derived.joined]
     joined = [with_bytes(s, rule, derived, call, parts) for s in joined]
     made += [s for each in joined for s in split_results(each, call, parts)]
@@ -65,7 +65,11 @@ def signatures_of(
 
 
 def fit(rules: Sequence[Rule], call: Call, along: Along) -> tuple[Rule, Given]:
-    """The first of ``rules`` that is for ``call``, and the operands in its order."""
+    """Return the first of ``rules`` that is for ``call``, and the operands in the rule's order.
+
+    Raises:
+        DoesNotFit: none of them is.
+    """
     why = ""
     for rule in rules:
         if not all(_holds(condition, call) for condition in rule.conditions):
@@ -100,7 +104,7 @@ def _given(rule: Rule, call: Call, along: Along) -> Given:
     repeated = rule.outs[-1].patterns[0].repeated
     if len(outs) < len(rule.outs) or (len(outs) > len(rule.outs) and not repeated):
         raise DoesNotFit(f"{len(outs)} outputs, and the rule has {len(rule.outs)}")
-    # An output that is not asked for is empty, as in torch.
+    # Torch returns an empty tensor for an output that the call does not request.
     may_lack = any(REST in p.names for out in rule.outs for p in out.patterns)
     may_lack = may_lack and all(x.shape.numel() for x in call.operands)
     return Given(
@@ -116,7 +120,7 @@ def _given(rule: Rule, call: Call, along: Along) -> Given:
 
 
 def _assigned(rule: Rule, call: Call) -> Iterator[tuple[int, Any]]:
-    """(place in the rule, operand or number) of all that the call has."""
+    """Yield (position in the rule, operand or number) for every operand that the call has."""
     unnamed, rest = 0, list(call.operands)
     for place, (_, _, pattern) in enumerate(rule.operands):
         if pattern.repeated:
@@ -137,8 +141,7 @@ def _assigned(rule: Rule, call: Call) -> Iterator[tuple[int, Any]]:
 
 
 def _argument(pattern: Pattern, position: int, call: Call) -> Any:
-    """The argument of the call for a pattern, by the name that the pattern gives, or by
-    position."""
+    """Return the call's argument for a pattern, by the name in the pattern or by position."""
     if pattern.argument:
         return call.get(pattern.argument)
     if position < len(call.params):
@@ -147,8 +150,11 @@ def _argument(pattern: Pattern, position: int, call: Call) -> Any:
 
 
 def _pattern_of(x: Any, exact: bool, head: str) -> tuple[int, ...] | str:
-    """Sizes as far as a rule asks: whether each is 1. Of a number, whether addends may be
-    multiplied by it."""
+    """Return sizes as far as a rule depends on them: 1, or 2 for any other size.
+
+    With ``exact`` it returns the sizes themselves. For a number it returns whether addends may be
+    multiplied by it.
+    """
     if isinstance(x, Operand):
         return tuple(x.shape) if exact else tuple(1 if n == 1 else 2 for n in x.shape)
     return UNSAFE_NUMBER if not cmath.isfinite(x) or (head == "1/" and x == 0) else NUMBER
@@ -164,15 +170,16 @@ def _along(rule: Rule, call: Call, along: Along) -> tuple[int, ...] | None:
 
 
 def reduction_of(call: Call) -> int:
-    """NONE, MEAN or SUM: the enumeration to which torch's Python functions translate the words.
+    """Return NONE, MEAN or SUM, as in torch's own enumeration of reductions.
 
     Raises:
-        DoesNotFit: it is left out, and the default, which differs between torch's bindings, cannot
-            be inferred.
+        DoesNotFit: the argument is left out, and the default, which differs between torch's
+            bindings, cannot be inferred.
     """
     given = call.get("reduction")
     if given is not None:
         return given
+    # The default is inferred from the shape of the result.
     if call.outs[0].ndim:
         return NONE
     if call.operands[0].ndim > 1:

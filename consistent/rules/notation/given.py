@@ -1,4 +1,4 @@
-"""The input and the output of a derivation, as values that can be compared and cached."""
+"""Input and output of a derivation, as values that can be compared and cached."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from ..signature import Signature
 from .letters import Names, Spelled, spell
 from .rule import Pattern, Rule
 
-# Stand for an operand that is not a tensor: a number by which P may be multiplied, or may not.
+# In place of the shape of an operand that is a number: one by which P may be multiplied, or not.
 NUMBER, UNSAFE_NUMBER = "number", "unsafe number"
-# Torch accumulates in float32 and then rounds to these.
+# Dtypes for which torch accumulates in float32 and rounds at the end.
 HALVES = (torch.float16, torch.bfloat16)
-# How a loss is reduced: torch's enumeration.
+# Reductions of a loss, numbered as in torch.
 NONE, MEAN, SUM = 0, 1, 2
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The input of a derivation: the operands in the rule's order, and facts from other arguments.
+    """Input of a derivation: the operands in the rule's order, and facts from other arguments.
 
     Args:
-        places: for each operand of the rule that the call has, its place in the rule.
-        order: its place among the operands of the call; -1 for a number.
-        shapes: its shape, or what kind of number it is.
-        whole_numbers: whether its dtype is one of whole numbers, none of which is infinite.
-        asked: which outputs were asked for; the others are empty.
+        places: for each operand of the rule that the call has, its position in the rule.
+        order: its index among the operands of the call; -1 for a number.
+        shapes: its shape, or which kind of number it is.
+        whole_numbers: whether it has an integer or bool dtype, which has no infinite values.
+        asked: which outputs the call requests; the others are empty.
     """
 
     places: tuple[int, ...]
@@ -44,8 +44,16 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """The signatures; which of them hold by linearity; which join results; dims of operands that
-    may not be split into empty parts; dims of the first that are fetched, and that are whole."""
+    """Output of a derivation: all signatures, and what decides whether they hold for a call.
+
+    Args:
+        signatures: all of them, the whole one first.
+        linear: signatures that hold by linearity.
+        joined: signatures whose form joins the ranks' results.
+        filled: (operand, dim) of each dim of which no rank's part may be empty.
+        fetched: dims of the first operand of which a rank fetches parts from its neighbours.
+        whole: dims of the first operand that are not split.
+    """
 
     signatures: tuple[Signature, ...]
     linear: frozenset[Signature]
@@ -56,7 +64,7 @@ class Derived:
 
 
 def spell_given(rule: Rule, given: Given) -> tuple[Spelled, list[int]]:
-    """The names of all dims, and which of ``given`` are tensors."""
+    """Return the names of all dims, and the positions of the tensors in ``given``."""
     tensors = [i for i, shape in enumerate(given.shapes) if not isinstance(shape, str)]
     patterns: list[Pattern] = [rule.operands[given.places[i]][2] for i in tensors]
     ndims = [len(given.shapes[i]) for i in tensors]
@@ -64,7 +72,7 @@ def spell_given(rule: Rule, given: Given) -> tuple[Spelled, list[int]]:
 
 
 def sizes_of(operands: Sequence[tuple[Names, Shape]]) -> dict[str, int]:
-    """Logical size of each letter: 1 gives way to any other size."""
+    """Return the logical size of each letter; a size of 1 gives way to any other."""
     sizes: dict[str, int] = {}
     for names, shape in operands:
         for name, n in zip(names, shape, strict=True):

@@ -1,4 +1,4 @@
-"""Which of a rule's signatures hold for the dtypes, numbers and sizes of a call."""
+"""Conditions under which signatures of a rule hold: dtypes, numbers and sizes of a call."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ _SWAPPED: dict[Sbp, Sbp] = {partial_max: partial_min, partial_min: partial_max}
 
 
 def adds_up(rule: Rule, call: Call) -> bool:
-    """Whether the op on addends gives addends: the result's dtype holds them unrounded, and no
-    number that multiplies them is infinite."""
+    """Return whether the op on addends gives addends of the result.
+
+    The result's dtype must hold addends unrounded, and no number that multiplies them be infinite.
+    """
     results = [out.dtype for out in call.outs if out.dtype is not torch.bool]
     if any(not is_whole(x.spec.dtype) for x in call.operands) or "rounds" in rule.flags:
         if results and is_whole(results[0]):
@@ -44,8 +46,10 @@ def _numbers(values: Iterable[Any]) -> Iterator[float | complex]:
 
 
 def keeps_order(made: Signature, call: Call) -> bool:
-    """Whether an extreme of one operand becomes one of the result: not where bools are made of
-    numbers."""
+    """Return whether an extreme of one operand becomes an extreme of the result.
+
+    It does not if numbers are converted to bools.
+    """
     ends = (any(entry.is_extreme for entry in side) for side in (made.ins, made.outs))
     if not all(ends):
         return True
@@ -54,8 +58,11 @@ def keeps_order(made: Signature, call: Call) -> bool:
 
 
 def monotone(rule: Rule, call: Call) -> list[Signature]:
-    """An op that rises passes an extreme of the first operand, one that falls swaps it. A cast that
-    drops bits keeps no order, and the smallest integer has no negative."""
+    """Return the signatures of extremes through a rule with the flag "rises" or "falls".
+
+    An op that rises passes an extreme of the first operand, one that falls swaps it. A cast that
+    drops bits keeps no order, and the smallest integer has no negative.
+    """
     source, result = call.operands[0].spec.dtype, call.outs[0].dtype
     if "rises" in rule.flags and (source in (result, torch.bool) or result.is_floating_point):
         return [call.make({0: kind}, kind) for kind in EXTREMES]
@@ -65,8 +72,10 @@ def monotone(rule: Rule, call: Call) -> list[Signature]:
 
 
 def extreme_twins(made: Iterable[Signature]) -> list[Signature]:
-    """For an op that only moves elements: the signatures from P, with P(max) and with P(min) in its
-    place."""
+    """Return the signatures from P with P(max), and with P(min), in its place.
+
+    They hold for an op that only moves elements.
+    """
 
     def put(kind: Sbp, entries: NdSbp) -> NdSbp:
         return tuple(kind if e is P else e for e in entries)
@@ -80,8 +89,10 @@ def extreme_twins(made: Iterable[Signature]) -> list[Signature]:
 
 
 def has_parts(made: Signature, derived: Derived, call: Call) -> bool:
-    """Whether every rank of the placement has some of each dim that must not be empty; other axes
-    may split the same dim."""
+    """Return whether every rank of the placement has some of each dim that must not be empty.
+
+    It counts all ranks, not those of the axis, because other axes may split the same dim.
+    """
     return all(
         not isinstance(entry, Split)
         or (x.index, entry.dim) not in derived.filled
@@ -91,7 +102,7 @@ def has_parts(made: Signature, derived: Derived, call: Call) -> bool:
 
 
 def with_bytes(made: Signature, rule: Rule, derived: Derived, call: Call, parts: int) -> Signature:
-    """``made`` with what its form sends, and whether sizes decide that it holds."""
+    """Return ``made`` with the bytes that its form sends, marked ``by_size`` if sizes affect it."""
     splits = [(i, entry.dim) for i, entry in enumerate(made.ins) if isinstance(entry, Split)]
     by_size = any(split in derived.filled for split in splits)
     by_size |= bool(splits) and "sizes may differ" in rule.flags
@@ -103,13 +114,16 @@ def with_bytes(made: Signature, rule: Rule, derived: Derived, call: Call, parts:
 
 
 def split_results(made: Signature, call: Call, parts: int) -> list[Signature]:
-    """``made`` with a result that stays split: each rank joins only its part, for a fraction of the
-    bytes. Not with several axes, where another one could split the same dim; nor with ``keepdim``,
-    where the result will meet the operand again, and whole."""
+    """Return ``made`` with a result that stays split, for a fraction of the bytes, if possible.
+
+    Each rank joins only its part. It is not done with several axes, where another axis could split
+    the same dim, nor with ``keepdim``, where the result will be combined with the operand again, as
+    a whole.
+    """
     assert made.form is not None
     keepdim = "keepdim" in call.params and bool(call.get("keepdim"))
     shape = call.outs[0].shape
-    place = max(range(len(shape)), key=lambda d: (shape[d], -d), default=0)
+    place = max(range(len(shape)), key=lambda d: (shape[d], -d), default=0)  # first longest dim
     if not may_stay_split(made.form) or keepdim or not shape or shape[place] < parts:
         return []
     if call.operands[0].spec.placement.ndim > 1:
@@ -119,5 +133,5 @@ def split_results(made: Signature, call: Call, parts: int) -> list[Signature]:
 
 
 def is_whole(dtype: torch.dtype) -> bool:
-    """Whether ``dtype`` is one of whole numbers, none of which is infinite; bools are."""
+    """Return whether ``dtype`` is an integer or bool dtype, which has no infinite values."""
     return not (dtype.is_floating_point or dtype.is_complex)

@@ -1,7 +1,7 @@
-"""The letters of a rule spelled out for operands of given shapes: one name for each dim.
+"""Names of dims: the letters of a rule written out for operands of given shapes.
 
 ``...`` gives the names ".1", ".0", counted from the right, so that operands that broadcast line up.
-A capital letter gives "D.1", "D.0" for the dims that the argument names, counted likewise.
+A capital letter gives "D.1", "D.0" for the dims that the argument names, counted in the same way.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ Names = tuple[str, ...]
 
 
 def letter_of(name: str) -> str:
-    """The letter in the rule that a dim's name comes from."""
+    """Return the letter of the rule that a dim's name comes from."""
     head, dot, _ = name.partition(".")
     return head or DOTS if dot else name
 
 
 @dataclass(frozen=True, slots=True)
 class Spelled:
-    """Names of the dims of each operand and output. An output's dim of size 1 that stands where a
-    dim was reduced has the name ""; names end where an output goes on with whatever dims follow."""
+    """Names of the dims of each operand and output.
+
+    An output's dim of size 1 in the place of a reduced dim has the name "". The names of an output
+    end early if any dims may follow.
+    """
 
     ins: tuple[Names, ...]
     outs: tuple[Names, ...]
@@ -37,10 +40,10 @@ def spell(
     along: tuple[int, ...] | None,
     keepdim: bool,
 ) -> Spelled:
-    """The names of all dims.
+    """Return the names of all dims.
 
     Args:
-        patterns: those of the operands that are given.
+        patterns: patterns of the operands that the call has.
         ndims: their numbers of dims.
         along: the dims that capital letters stand for, as the call counts them; None for all.
         keepdim: whether a reduced dim that capital letters stand for stays with size 1.
@@ -65,7 +68,7 @@ def spell(
 
 
 def _from_right(along: tuple[int, ...] | None, n: int) -> tuple[int, ...]:
-    """``along`` counted from the right, in the order of the dims."""
+    """Return ``along`` counted from the right, in the order of the dims."""
     dims = range(n) if along is None else sorted({d % n for d in along} if n else ())
     return tuple(n - 1 - d for d in dims)
 
@@ -84,7 +87,7 @@ def _operand(pattern: Pattern, ndim: int, along: tuple[int, ...]) -> Names:
 
 
 def _plain(pattern: Pattern, rest: int) -> Names:
-    """A pattern without capitals, whose ``...`` stands for ``rest`` dims."""
+    """Return the names for a pattern without capitals, whose ``...`` stands for ``rest`` dims."""
     if rest < 0:
         raise DoesNotFit(f"a pattern of {len(pattern.dims) - 1} letters meets fewer dims")
     names: list[str] = []
@@ -96,7 +99,7 @@ def _plain(pattern: Pattern, rest: int) -> Names:
 
 
 def _longest(ins: Sequence[Names], patterns: Sequence[Pattern]) -> int:
-    """How many dims the longest ``...`` on the left stands for."""
+    """Return the number of dims that the longest ``...`` on the left stands for."""
     lengths = [
         len(names) - len(p.dims) + 1
         for names, p in zip(ins, patterns, strict=True)
@@ -106,8 +109,10 @@ def _longest(ins: Sequence[Names], patterns: Sequence[Pattern]) -> int:
 
 
 def _kept(pattern: Pattern, n: int, along: tuple[int, ...], keepdim: bool) -> Names:
-    """An output of operands with dims that an argument names: these stay under a capital letter,
-    stay with size 1, or are dropped."""
+    """Return the names of an output if operands have dims that an argument names.
+
+    These dims stay under a capital letter, stay with size 1, or are dropped.
+    """
     if DOTS not in pattern.names:
         return _plain(pattern, 0)
     capital = next((dim.name for dim in pattern.dims if dim.is_named_by_argument), "")
@@ -121,7 +126,7 @@ def _kept(pattern: Pattern, n: int, along: tuple[int, ...], keepdim: bool) -> Na
 
 
 def _inserted(pattern: Pattern, n: int, along: tuple[int, ...] | None) -> Names:
-    """An output with a new dim at the place that an argument names."""
+    """Return the names of an output with a new dim at the place that an argument names."""
     capital = next(dim.name for dim in pattern.dims if dim.is_named_by_argument)
     names = [f".{r}" for r in reversed(range(n))]
     for d in along or ():

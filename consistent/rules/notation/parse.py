@@ -1,4 +1,4 @@
-"""The text of a rule read into a ``Rule``; a fault is shown with a caret under it."""
+"""Parser of rules: reads the text of a ``Rule``, and shows a fault with a caret under it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .rule import (
     Rule,
 )
 
-_made: dict[Rule, Rule] = {}
+_made: dict[Rule, Rule] = {}  # equal rules of different texts are one object
 _ARGUMENT = re.compile(r"\s*([A-Za-z][A-Za-z0-9_]*):")
 _CONDITION = re.compile(r"(if|unless) (\w+)(?: is (\S+))?$")
 _FORM = re.compile(r"(?:([a-zA-Z.]+) )?(joined )?by (\w+)$")
@@ -29,7 +29,7 @@ _FORM = re.compile(r"(?:([a-zA-Z.]+) )?(joined )?by (\w+)$")
 
 @cache
 def parse(text: str) -> Rule:
-    """Read a rule.
+    """Return the rule that ``text`` states.
 
     Raises:
         ValueError: the text is not a rule; the message has a caret under the fault.
@@ -39,7 +39,7 @@ def parse(text: str) -> Rule:
 
 
 class _Reader:
-    """Reads from left to right; ``at`` is the next character."""
+    """Reader of one rule, from left to right; ``at`` is the position of the next character."""
 
     def __init__(self, text: str) -> None:
         self.text, self.at = text, 0

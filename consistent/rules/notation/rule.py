@@ -1,6 +1,6 @@
-"""A rule as data: what the text says, operand by operand. It prints as the text that parses to it.
+"""Rules as data: what the text says, operand by operand.
 
-``parse(str(rule)) is rule``.
+A rule prints as the text that parses to it: ``parse(str(rule)) is rule``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
-# What may stand before the parentheses of a factor, and of an output.
+# Functions that may enclose a factor, and an output.
 HEADS = ("f", "1/", "max", "min", "shape")
 OUT_HEADS = ("view", "loss", "shape")
 FLAGS = ("falls", "moves", "rises", "rounds", "sizes may differ")
@@ -19,10 +19,10 @@ CLOSING = {"[": "]", "<": ">"}
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """One dim of a pattern: a letter, ``...`` for all other dims, ``_`` for whatever dims follow.
+    """One dim of a pattern: a letter, ``...`` for all other dims, or ``_`` for any further dims.
 
-    ``mark`` is "[" where every rank has all of it, "<" where a rank fetches what it needs of its
-    neighbours; ``filled`` says that no rank's part may be empty.
+    ``mark`` is "[" if every rank has all of the dim, "<" if a rank fetches what it needs of it from
+    its neighbours; ``filled`` says that no rank's part may be empty.
     """
 
     name: str
@@ -34,14 +34,17 @@ class Dim:
 
     @property
     def is_named_by_argument(self) -> bool:
-        """Whether it is a capital letter: the dims that an argument names."""
+        """True for a capital letter, which stands for the dims that an argument names."""
         return self.name.isupper()
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """The dims of one operand or output; the argument that it is for, if the rule says so; whether
-    any number of operands look like it."""
+    """Dims of one operand or output.
+
+    ``argument`` is the argument that the pattern is for, if the rule names it; ``repeated`` says
+    that any number of operands have this pattern.
+    """
 
     dims: tuple[Dim, ...]
     argument: str = ""
@@ -55,13 +58,13 @@ class Pattern:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The letters of the operand, in order."""
+        """Letters of the operand, in order."""
         return tuple(dim.name for dim in self.dims)
 
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """One operand, or those that a function takes: ``f(a, b)``."""
+    """One operand, or the operands of one function: ``f(a, b)``."""
 
     patterns: tuple[Pattern, ...]
     head: str = ""
@@ -73,8 +76,10 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """``mn by triangular``: the form that serves splits of these letters, or every signature where
-    there are none. ``joined``: it joins the ranks' results."""
+    """Clause that names a form: ``mn by triangular`` serves splits of the letters m and n.
+
+    Without letters the form serves every signature. ``joined``: the form joins the ranks' results.
+    """
 
     name: str
     letters: tuple[str, ...] = ()
@@ -87,7 +92,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """``if left``, ``unless reduce is prod``: when the rule applies to a call."""
+    """Clause that says to which calls the rule applies: ``if left``, ``unless reduce is prod``."""
 
     argument: str
     negated: bool = False
@@ -101,9 +106,9 @@ class Condition:
 Clause = Form | Condition | str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True)  # without slots, for the cached properties
 class Rule:
-    """Terms of factors on the left, outputs on the right, and what is said about them."""
+    """Terms of factors on the left, outputs on the right, and clauses about them."""
 
     terms: tuple[tuple[Factor, ...], ...]
     outs: tuple[Factor, ...]
@@ -126,17 +131,17 @@ class Rule:
 
     @cached_property
     def forms(self) -> tuple[Form, ...]:
-        """The forms that it names."""
+        """Forms that the clauses name."""
         return tuple(clause for clause in self.clauses if isinstance(clause, Form))
 
     @cached_property
     def conditions(self) -> tuple[Condition, ...]:
-        """The conditions under which it applies to a call."""
+        """Conditions under which the rule applies to a call."""
         return tuple(clause for clause in self.clauses if isinstance(clause, Condition))
 
     @cached_property
     def flags(self) -> frozenset[str]:
-        """The FLAGS that the rule has."""
+        """FLAGS that the rule has."""
         return frozenset(clause for clause in self.clauses if isinstance(clause, str))
 
     @cached_property
@@ -147,12 +152,12 @@ class Rule:
 
     @cached_property
     def has_capitals(self) -> bool:
-        """Whether a letter stands for dims that an argument names."""
+        """True if a letter stands for dims that an argument names."""
         return any(dim.is_named_by_argument for dim in self._dims)
 
     @cached_property
     def is_elementwise(self) -> bool:
-        """Whether each element of the result is computed from the elements at its place."""
+        """True if each element of the result depends only on the elements at its place."""
         plain = all(dim.name == DOTS and not dim.mark for dim in self._dims)
         return plain and not self.forms and all(out.head in ("", "shape") for out in self.outs)
 
@@ -173,6 +178,6 @@ class Rule:
 
     @cached_property
     def new(self) -> frozenset[str]:
-        """Letters that are on the right only."""
+        """Letters that occur on the right only."""
         left = {name for _, _, pattern in self.operands for name in pattern.names}
         return frozenset(dim.name for dim in self._dims) - left - {REST}

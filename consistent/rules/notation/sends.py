@@ -1,4 +1,4 @@
-"""Bytes per rank that the forms named in rules send: arithmetic for the choice among signatures.
+"""Bytes per rank that the forms named in rules send, for the choice among signatures.
 
 A form that joins the ranks' results may leave the joined result split, unless it is among WHOLE.
 """
@@ -13,24 +13,27 @@ from ..signature import Call, Signature
 
 Bytes = Callable[[Signature, Call, int], int]
 
-# Forms that sum small results over the ranks, and so have them on every rank.
+# Forms that sum small results over the ranks, so that every rank has the sums.
 WHOLE = frozenset(
     """aminmax half_loss mean median_of_all nanmean order_statistic sum trace variance""".split()
 )
 
 
 def result_bytes(call: Call) -> int:
-    """Bytes of all outputs."""
+    """Return the bytes of all outputs."""
     return sum(out.shape.numel() * out.dtype.itemsize for out in call.outs)
 
 
 def may_stay_split(form: str) -> bool:
-    """Whether each rank may join only its part of the result."""
+    """Return whether each rank may join only its part of the result of ``form``."""
     return form not in WHOLE
 
 
 def joined_bytes(made: Signature, call: Call, parts: int) -> int:
-    """Bytes of a form that joins the ranks' results: one result from every other rank."""
+    """Return the bytes of a form that joins the ranks' results: one result from every other rank.
+
+    A form among WHOLE all-reduces its result instead, which is counted as twice the result.
+    """
     count = _JOINED.get(made.form or "")
     if count is not None:
         return count(made, call, parts)
@@ -38,37 +41,37 @@ def joined_bytes(made: Signature, call: Call, parts: int) -> int:
 
 
 def sent_bytes(made: Signature, call: Call, parts: int) -> int:
-    """Bytes of any other form; most send nothing."""
+    """Return the bytes of a form that does not join results; most send nothing."""
     count = _SENT.get(made.form or "")
     return 0 if count is None else count(made, call, parts)
 
 
 def digit_counts_bytes(made: Signature, call: Call, parts: int) -> int:
-    """256 counts for each byte of each result, summed over the ranks."""
+    """Return the bytes of summing 256 counts over the ranks, for each byte of each result."""
     each = call.outs[0].shape.numel() * 256 * 8 * call.operands[0].spec.dtype.itemsize
     return 2 * (parts - 1) * each // parts
 
 
 def _softmax(made: Signature, call: Call, parts: int) -> int:
-    """A maximum and a sum of each row, or one number of each from every rank."""
+    """Return the bytes of a maximum and a sum of each row, or of one of each per rank."""
     return min(4, parts - 1) * _of_one_index(call)
 
 
 def _scanned(made: Signature, call: Call, parts: int) -> int:
-    """The totals of every other rank."""
+    """Return the bytes of the totals of every other rank."""
     out = call.outs[0]
     return (parts - 1) * result_bytes(call) // max(1, out.shape[call.dim()] if out.ndim else 1)
 
 
 def _of_one_index(call: Call) -> int:
-    """Bytes of the result at one index of the dim that the op acts along."""
+    """Return the bytes of the result at one index of the dim that the op acts along."""
     out = call.outs[0]
     n = out.shape[call.dim()] if out.ndim else 1
     return out.shape.numel() // max(1, n) * out.dtype.itemsize
 
 
 def _statistics(count: int, call: Call) -> int:
-    """Two sums of each of ``count`` groups, there and back."""
+    """Return the bytes of two sums for each of ``count`` groups, there and back."""
     return 4 * count * call.operands[0].spec.dtype.itemsize
 
 
@@ -93,7 +96,7 @@ def _planes(made: Signature, call: Call, parts: int) -> int:
 
 
 def _range(made: Signature, call: Call, parts: int) -> int:
-    """The smallest and the largest, where the call does not give them."""
+    """Return the bytes of the smallest and the largest value, if the call does not give them."""
     return 16 if call.get("min", 0) == call.get("max", 0) else 0
 
 

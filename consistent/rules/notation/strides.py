@@ -1,8 +1,8 @@
-"""Where the dims of a view come from, read from the strides that torch gives the view.
+"""Origin of the dims of a view, read from the strides that torch gives the view.
 
-A probe of the op's logical shape on ``meta`` has an odd prime as the stride of each dim. A view
-that keeps a dim keeps its stride and size; a step, a diagonal, a new dim gives a multiple, a sum, a
-product, and none of these is another of the primes.
+A probe of the op's logical shape on ``meta`` has a different odd prime as the stride of each dim. A
+view that keeps a dim keeps its stride and size; a step, a diagonal, a new dim gives a multiple, a
+sum, a product, and none of these is another of the primes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Places = tuple[int, ...]
 
 
 def places(view: Callable[[torch.Tensor], Any], shape: Iterable[int]) -> dict[int, Places]:
-    """{dim: its place in each output} of the dims that every output of ``view`` keeps whole."""
+    """Return {dim: its position in each output} for the dims that every output keeps whole."""
     size = tuple(shape)
     result = view(torch.empty_strided(size, _PRIMES[: len(size)], device="meta"))
     outs = result if isinstance(result, tuple | list) else (result,)
@@ -38,7 +38,10 @@ def _place(out: torch.Tensor, stride: int, n: int) -> int | None:
 
 
 def moved(call: Call, acted: Iterable[int] = ()) -> list[Signature]:
-    """The splits that a view keeps, except those of dims ``acted``: S moves with its dim."""
+    """Return signatures for the splits that a view keeps, in which S moves with its dim.
+
+    Dims in ``acted`` are left out.
+    """
     (x,) = call.take(1)
     found = places(lambda probe: again(call, probe), x.shape)
     return [
@@ -49,12 +52,15 @@ def moved(call: Call, acted: Iterable[int] = ()) -> list[Signature]:
 
 
 def rearranged(call: Call, parts: int) -> list[Signature]:
-    """A view that reads no size of the dims it keeps: S moves with its dim, and P passes."""
+    """Return signatures of a view that reads no size of the dims it keeps.
+
+    S moves with its dim, and P passes.
+    """
     return [call.whole(), call.make({0: P}, P), *moved(call)]
 
 
 def again(call: Call, x: torch.Tensor) -> Any:
-    """The op of a call with one operand, on ``x`` in its place."""
+    """Run the op of a call with one operand on ``x`` in its place, and return the result."""
     args = [x, *(a for a in call.args if not isinstance(a, Operand))]
     kwargs = {k: v for k, v in call.kwargs.items() if not isinstance(v, Operand)}
     for owner in (torch.Tensor, torch, torch.ops.aten):

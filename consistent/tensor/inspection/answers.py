@@ -1,8 +1,9 @@
-"""Questions to a tensor that compute nothing: the answer to each, and those that have none.
+"""Queries about a tensor that compute nothing: handlers that answer them, and queries that raise.
 
-An answer never communicates, so a rank may ask alone. It is that of the logical tensor, or, where
-it is about memory and objects that each rank has for itself, that of this rank's shard. What would
-take the shard for the whole raises and says what to call. ``docs/inspection.md`` has the table.
+An answer never communicates, so a rank may query alone. It describes the logical tensor or, if it
+is about memory and objects that each rank has for itself, this rank's shard. A query whose answer
+would mistake the shard for the whole raises and says what to call. ``docs/inspection.md`` has the
+table.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ _Base: Any = torch.Tensor
 
 
 def twin(x: Any) -> Any:
-    """The logical tensor without its values: on ``meta``, strides and all."""
+    """Return a ``meta`` tensor with the shape, strides and dtype of the logical tensor ``x``.
+
+    Anything but a global tensor is returned as it is.
+    """
     if not is_global(x):
         return x
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
@@ -45,13 +49,13 @@ def _of_twin(ask: Callable[..., Any]) -> Callable[..., Any]:
 
 def _is_contiguous(self: Any, **memory_format: Any) -> bool:
     with HookOff():
-        if _Base.size(self) == self._spec.shape:  # the shard is laid out as the tensor is
+        if _Base.size(self) == self._spec.shape:  # then the shard has the strides of the whole
             return _Base.is_contiguous(self, **memory_format)
     return twin(self).is_contiguous(**memory_format)
 
 
 def _get_device(self: Any) -> int:
-    """Index of the device of this rank's shard; -1 on a CPU."""
+    """Return the index of the device of this rank's shard; -1 on a CPU."""
     return -1 if self.device.index is None else self.device.index
 
 
@@ -60,12 +64,12 @@ def _storage_type(self: Any) -> Any:
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """``torch._has_compatible_shallow_copy_type``, which ``nn.Module.to`` asks."""
+    """Implement ``torch._has_compatible_shallow_copy_type``, which ``nn.Module.to`` calls."""
     return is_global(a) and is_global(b)
 
 
 def _base(self: Any) -> Any:
-    """The global tensor that this one is a view of."""
+    """Return the global tensor that this one is a view of, or None."""
     with HookOff():
         base = _Base._base.__get__(self)
     return base if is_global(base) else None
@@ -104,7 +108,7 @@ def _of_shard(name: str) -> Callable[..., Any]:
 
 
 def _is_set_to(self: Any, other: Any) -> bool:
-    """Whether both are the same view of the same memory, on this rank."""
+    """Return whether both are the same view of the same memory, on this rank."""
     if not (is_global(self) and is_global(other)) or self._spec is not other._spec:
         return False
     a, b = plain(self), plain(other)
@@ -113,22 +117,25 @@ def _is_set_to(self: Any, other: Any) -> bool:
 
 
 def _nnz(self: Any) -> int:
-    """Number of entries that a sparse tensor has."""
+    """Return the number of entries of a sparse tensor that is whole on this rank."""
     if self.layout is not torch.strided and not is_whole_here(self._spec):
         refusal("_nnz")(self)
     return _of_shard("_nnz")(self)
 
 
 def _is_coalesced(self: Any) -> bool:
-    """Whether each place of a sparse tensor has one entry. Of one that is not whole on its ranks it
-    is not known without the entries of all of them, and ranks must have one answer."""
+    """Return whether a sparse tensor is coalesced, that is, has one entry for each place.
+
+    If it is not whole on its ranks, the answer would need the entries of all ranks. It is False
+    then, since all ranks must have one answer.
+    """
     if self.layout is not torch.strided and not all(e.is_broadcast for e in self._spec.sbp):
         return False
     return _of_shard("is_coalesced")(self)
 
 
 def _is_shared(self: Any) -> bool:
-    """Whether the shard lies in shared memory."""
+    """Return whether the shard is in shared memory."""
     return plain(self).is_shared()
 
 
@@ -140,15 +147,15 @@ def _share_memory(self: Any) -> Any:
 
 
 def _pin_memory(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """A copy whose shards are in pinned memory."""
+    """Return a copy whose shards are in pinned memory."""
     if my_coordinate(self._spec.placement) is None:
-        torch.empty(0).pin_memory(*args, **kwargs)  # raises on every rank alike
+        torch.empty(0).pin_memory(*args, **kwargs)  # raises here if it raises on the other ranks
         return self.clone()
     return attach(plain(self).pin_memory(*args, **kwargs), self._spec)
 
 
-# Methods that answer alike for the shard and for the logical tensor, or are about the rank's own
-# memory and objects. Not every torch has all of them: dims had names before 2.13.
+# Methods whose answer is the same for the shard and for the logical tensor, or is about the rank's
+# own memory and objects. Not every torch has all of them: dims had names before 2.13.
 _ASK_SHARD = """
 _dimI _dimV _fix_weakref _is_zerotensor _use_count dense_dim has_names is_conj is_inference is_neg
 is_pinned q_per_channel_axis q_scale q_zero_point qscheme record_stream sparse_dim
@@ -162,7 +169,7 @@ OF_SHARD: dict[str, Callable[..., Any]] = {
     "pin_memory": _pin_memory,
     "share_memory_": _share_memory,
 }
-# Properties of the same kind, as far as this torch has them.
+# Properties of this kind, as far as the installed torch has them.
 _PROPERTIES = """
 _cdata _has_grad_dtype_override _has_symbolic_sizes_strides _python_dispatch grad_dtype is_ipu
 is_maia is_mkldnn is_mps is_mtia is_nested is_quantized is_sparse is_sparse_csr is_vulkan is_xla
@@ -172,12 +179,13 @@ OF_SHARD_PROPERTIES = [name for name in _PROPERTIES if hasattr(_Base, name)]
 
 # -- parts of sparse and quantized tensors --------------------------------------------------------
 
-# Torch refuses these to a dense tensor, but only once it has the values; a rank may ask alone.
+# Torch refuses these for a dense tensor, but only when it runs on the values, for which the ranks
+# would have to communicate. A rank may query alone, so they are refused before that.
 _SPARSE_PARTS = """
 _indices _to_dense _values ccol_indices coalesce col_indices crow_indices indices row_indices values
 """.split()
 _QUANTIZED_PARTS = "int_repr q_per_channel_scales q_per_channel_zero_points".split()
-# The same, as functions of torch alone, and copies of the parts.
+# Parts that torch has as functions only, and functions that copy parts.
 _SPARSE_PARTS += """
 _coalesce _indices_copy _sparse_sum _values_copy ccol_indices_copy col_indices_copy
 crow_indices_copy indices_copy row_indices_copy values_copy
@@ -207,14 +215,14 @@ for _name in _QUANTIZED_PARTS:
 
 _NO_NAMES = "the dims of a global tensor have no names"
 _SHAPE_IS_IN_THE_SPEC = "its shape is part of its spec, and views of it would keep the old one"
-# The value itself is what most callers of these are after: to save it, or to hand it on.
+# Callers of these mostly want the value itself, to save it or to pass it on.
 _MEMORY = "each rank keeps its shard in a memory of its own"
 _SAVE = (
     "x.to_local().{0} for this rank's shard, or x.full(), the whole value, to save or pass on; "
     "consistent.checkpoint.full_state_dict(module) is the whole of a module"
 )
 
-# Name -> (why, what to call instead); empty where the usual sentence says it.
+# Name -> (reason, what to call instead). An empty string stands for the default text.
 REFUSED: dict[str, tuple[str, str]] = {
     "__dlpack__": (_MEMORY, _SAVE),
     "__setstate__": (
@@ -259,8 +267,10 @@ def _refused(name: str) -> Callable[..., Any]:
 
 
 def _storage_refused(refuse: Callable[..., Any], self: Any) -> None:
-    """``refuse``, or the error of ``torch.export``, which makes a fake tensor of each parameter and
-    begins with its storage."""
+    """Call ``refuse``, or raise an error that is about ``torch.export`` if that is the caller.
+
+    ``torch.export`` makes a fake tensor of each parameter and reads its storage first.
+    """
     if sys._getframe(1).f_globals.get("__name__") == "torch._subclasses.meta_utils":
         raise RuntimeError(
             f"torch.export: x is {self._spec}, and a program recorded on fake tensors would hold "
@@ -271,15 +281,14 @@ def _storage_refused(refuse: Callable[..., Any], self: Any) -> None:
 
 
 def _no_array_interface(self: Any) -> Any:
-    raise AttributeError(  # so that hasattr says no
+    raise AttributeError(  # so that hasattr returns False
         f"__cuda_array_interface__: x is {self._spec}; {_MEMORY}. "
         f"Use {_SAVE.format('__cuda_array_interface__')}."
     )
 
 
 class _Absent:
-    """An attribute of the base class that this class does not have, asked of the class or of an
-    object."""
+    """Descriptor that hides an attribute of the base class, on the class and on its objects."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -288,15 +297,18 @@ class _Absent:
         raise AttributeError(f"{self._name}: a global tensor has none, for {_MEMORY}.")
 
 
-# Torch does not ask for hooks in these, so the class has them: constructors, which take no tensor
-# of their own, and methods.
+# Torch does not call __torch_function__ in these, so the class must define them: constructors,
+# which take no tensor of the class, and methods.
 CONSTRUCTORS = ("_make_subclass", "_make_wrapper_subclass", "_dtensor__new__")
 _UNHOOKED = ("as_subclass", "_view_func", "_view_func_unsafe", "_rev_view_func_unsafe")
 
 
 def _enter() -> None:
-    """Give the hook the answers. The class itself gets few: with the hook off, a method that it
-    does not define itself asks the shard."""
+    """Register the answers with the hook.
+
+    The class itself gets only few of them: with the hook off, a method that the class does not
+    define reads the shard.
+    """
     refused = {name: _refused(name) for name in REFUSED}
     for name, method in {**LOGICAL, **OF_SHARD, **PARTS, **refused}.items():
         handlers[handler_name(name)] = method
@@ -329,12 +341,12 @@ def _enter() -> None:
 
 
 def _text(self: Any, **_: Any) -> str:
-    """``torch.Tensor.__repr__(x)``, which asks for hooks."""
+    """Implement ``torch.Tensor.__repr__(x)``, which calls the hook."""
     return text_of(self)
 
 
 def _not_aligned(*_: Any) -> bool:
-    """Whether torch's encoder may make a nested tensor: never of a global one."""
+    """Return False: torch's encoder may never make a nested tensor of a global one."""
     return False
 
 

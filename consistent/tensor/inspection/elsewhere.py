@@ -1,4 +1,5 @@
-"""Attributes that tensors of other libraries have: asking for one says what to ask for here."""
+"""Attributes that tensors of other libraries have: reading one raises with a hint what to use
+here."""
 
 from __future__ import annotations
 
@@ -9,7 +10,10 @@ from ..global_tensor import GlobalTensor
 
 
 class _Elsewhere:
-    """Raises AttributeError, so that ``hasattr`` says no; one that is set on an object counts."""
+    """Descriptor that raises AttributeError with a hint, so that ``hasattr`` returns False.
+
+    An attribute of this name that is set on an object takes precedence.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name

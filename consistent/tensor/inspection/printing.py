@@ -1,6 +1,6 @@
-"""A global tensor as text. Nothing is sent for it, so a rank may print alone.
+"""Text of a global tensor, made without communication, so that a rank may print alone.
 
-A rank that has the whole value shows it; any other shows its shard and says so; a rank outside
+A rank that holds the whole value shows it. Any other shows its shard and says so. A rank outside
 the placement has nothing to show.
 """
 
@@ -22,14 +22,16 @@ _PREFIX = "tensor("
 
 
 def is_whole_here(spec: TensorSpec) -> bool:
-    """Whether this rank holds the whole value: it is in the placement, and along each axis every
-    rank has all or there is one rank only."""
+    """Return whether this rank holds the whole value.
+
+    It does if it is in the placement, and each axis is B or has a single rank.
+    """
     pairs = zip(spec.sbp, spec.placement.shape, strict=True)
     return my_coordinate(spec.placement) is not None and all(e is B or n == 1 for e, n in pairs)
 
 
 def text_of(x: Any) -> str:
-    """``repr(x)``, ``str(x)``, ``print(x)`` and ``f"{x}"``."""
+    """Return the text of ``repr(x)``, ``str(x)``, ``print(x)`` and ``f"{x}"``."""
     spec = x._spec
     shard = _known_shard(x)
     if shard is None:
@@ -44,7 +46,7 @@ def text_of(x: Any) -> str:
 
 
 def formatted(x: Any, format_spec: str) -> str:
-    """``f"{x:.3f}"``: the number where this rank has it, else its shard's, which says so."""
+    """Return the text of ``f"{x:.3f}"``: the number, or that of this rank's shard with a note."""
     if x.ndim != 0:
         return object.__format__(x, format_spec)  # as in torch, which formats 0-d tensors only
     shard, whole = _known_shard(x), is_whole_here(x._spec)
@@ -57,7 +59,11 @@ def formatted(x: Any, format_spec: str) -> str:
 
 
 def _known_shard(x: Any) -> torch.Tensor | None:
-    """This rank's shard without history, if there is one and it holds what a reader would get."""
+    """Return this rank's shard, detached, or None.
+
+    None means that this rank has no shard, or that the shard is out of date: a moved view whose
+    source was written.
+    """
     if my_coordinate(x._spec.placement) is None:
         return None
     current = up_to_date(x)
@@ -82,7 +88,7 @@ def _tail(x: Any) -> str:
     node = x.grad_fn
     if node is None:
         return tail + (", requires_grad=True" if x.requires_grad else "")
-    # Ranks outside the placement hold an alias of what the op returned.
+    # Ranks outside the placement hold an alias of the op's result: show the node of the op itself.
     if my_coordinate(spec.placement) is None and type(node).__name__ == "AliasBackward0":
         node = node.next_functions[0][0]
     return f"{tail}, grad_fn=<{type(node).__name__}>"

@@ -1,6 +1,6 @@
-"""Reading values: the logical value as Python, numpy or plain torch objects, on every rank.
+"""Reading of values: the logical value as Python, numpy or plain torch objects, on every rank.
 
-These are the only questions to a tensor that communicate: every rank of the world asks them.
+These are the only queries that communicate: every rank of the world must make them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ _VALUE_OF = callbacks("value_of")
 
 
 def full(self: Any) -> torch.Tensor:
-    """The whole logical value as a plain tensor on every rank of the world, without autograd. A
-    collective."""
+    """Return the whole logical value as a plain tensor on every rank of the world.
+
+    The result has no autograd history. This is a collective of all ranks of the world.
+    """
+    # The tracer that came last answers first.
     for known in reversed(_VALUE_OF):
         if (value := known(self)) is not None:
             return value
@@ -30,7 +33,11 @@ def full(self: Any) -> torch.Tensor:
 
 
 def item(self: Any) -> Any:
-    """The one logical element, on every rank."""
+    """Return the one logical element as a Python number, on every rank.
+
+    Raises:
+        RuntimeError: the tensor does not have exactly one element.
+    """
     if self.numel() != 1:
         raise RuntimeError(
             f"item: x is {self._spec} with {self.numel()} elements, and only a tensor with "
@@ -40,14 +47,19 @@ def item(self: Any) -> Any:
 
 
 def tolist(self: Any) -> Any:
-    """The logical value as nested lists."""
+    """Return the logical value as nested lists, on every rank."""
     return full(self).tolist()
 
 
 def numpy(self: Any, *, force: bool = False) -> Any:
-    """The logical value as a numpy array, on every rank: the tensor's own memory where this rank
-    holds all of it, as in torch, else a copy, which is read-only: what is written into it would
-    not reach the tensor."""
+    """Return the logical value as a numpy array, on every rank.
+
+    If this rank holds the whole value, the array shares the tensor's memory, as in torch. Otherwise
+    it is a copy, which is read-only, because writes into it would not reach the tensor.
+
+    Raises:
+        RuntimeError: the tensor requires grad, and ``force`` is not set.
+    """
     if self.requires_grad and not force:
         raise RuntimeError(
             f"numpy: x is {self._spec} and requires grad, and numpy records no gradients. "
@@ -61,38 +73,39 @@ def numpy(self: Any, *, force: bool = False) -> Any:
 
 
 def array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
-    """``numpy.asarray(x)``, and ``numpy.array(x)``, which asks for a copy."""
+    """Implement ``numpy.asarray(x)`` and ``numpy.array(x)``; the latter passes ``copy=True``."""
     value = numpy(self)
     if dtype is not None:
         value = value.astype(dtype, copy=False)
+    # An array that owns its data is a copy already, made by `astype`.
     return value.copy() if copy and not value.flags.owndata else value
 
 
 def truth(self: Any) -> bool:
-    """``bool(x)``."""
+    """Implement ``bool(x)``."""
     return bool(item(self))
 
 
 def as_int(self: Any) -> int:
-    """``int(x)``."""
+    """Implement ``int(x)``."""
     return int(item(self))
 
 
 def as_float(self: Any) -> float:
-    """``float(x)``."""
+    """Implement ``float(x)``."""
     return float(item(self))
 
 
 def as_complex(self: Any) -> complex:
-    """``complex(x)``."""
+    """Implement ``complex(x)``."""
     return complex(item(self))
 
 
 def index(self: Any) -> int:
-    """``sequence[x]``."""
+    """Implement ``sequence[x]``."""
     return full(self).__index__()
 
 
 def contains(self: Any, element: Any) -> bool:
-    """``element in x``."""
+    """Implement ``element in x``."""
     return bool((element == self).any().item())

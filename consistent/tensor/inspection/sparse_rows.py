@@ -1,7 +1,7 @@
-"""``x.sparse_mask(mask)`` where ``x`` is split and the entries of ``mask`` are rows.
+"""``x.sparse_mask(mask)`` for a split ``x`` and a ``mask`` whose entries are rows.
 
-Optimizers read their state so at the rows of a sparse gradient. These rows are taken, and of the
-rest of ``x`` nothing is sent.
+Optimizers read their state this way at the rows of a sparse gradient. Only these rows are sent, not
+the rest of ``x``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from ...dispatch.running.whole_call import call_whole
 
 
 def sparse_mask(x: Any, mask: Any) -> Any:
-    """``Tensor.sparse_mask``: the entries of ``x`` at the places of ``mask``, B."""
+    """Implement ``Tensor.sparse_mask``: return the entries of ``x`` at the places of ``mask``,
+    as B."""
     if not _takes_rows(x, mask):
         return call_whole("sparse_mask", torch.Tensor.sparse_mask, (x, mask), {})
     places = mask._indices()

@@ -1,4 +1,4 @@
-"""The strides that the logical tensor would have on one device, laid out as the shards are."""
+"""Strides that the logical tensor would have on one device, if laid out as the shards are."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _Base: Any = torch.Tensor
 
 
 def logical_strides(x: Any) -> tuple[int, ...]:
-    """The strides of the shard, rescaled so that split dims have the logical size.
+    """Return the strides of the shard, rescaled so that split dims have the logical size.
 
     ```
     [4, 6] S(1) on two ranks, shards [4, 3] with strides (3, 1)  ->  (6, 1)
     ```
 
-    A shard whose dims have one element each says nothing of their order: they count as contiguous.
+    If all dims of a shard have one element, their order is unknown: they count as contiguous.
     """
     with HookOff():
         local, held = _Base.stride(x), _Base.size(x)
@@ -30,13 +30,13 @@ def logical_strides(x: Any) -> tuple[int, ...]:
     for d, (n, whole) in enumerate(zip(held, sizes, strict=True)):
         for other in range(len(sizes)):
             if n != whole and local[d] != 0 and _is_outside(other, d, local, held):
-                # Without a row there is nothing to scale: the gaps, if any, are not known.
+                # An empty shard does not show gaps between items, so none are assumed.
                 strides[other] = strides[other] * whole // n if n else strides[other] * whole
     return tuple(strides)
 
 
 def _is_outside(a: int, b: int, strides: Sequence[int], sizes: Sequence[int]) -> bool:
-    """Whether all of dim ``b`` lies within one step of dim ``a``."""
+    """Return whether all of dim ``b`` fits into one step of dim ``a``."""
     outside = strides[a] >= strides[b] * max(sizes[b], 1)
     inside = strides[b] >= strides[a] * max(sizes[a], 1)
     return a != b and outside and (not inside or a < b)

@@ -1,6 +1,7 @@
-"""The two ways to make a global tensor of plain ones. ``from_local`` takes what each rank has as
-its piece; ``distribute`` takes a tensor that every rank has whole, and cuts it. Values made from
-nothing are in ``factories.py``.
+"""The two ways to make a global tensor of plain ones.
+
+``from_local`` takes the tensor of each rank as that rank's piece. ``distribute`` takes a tensor
+that every rank has whole, and cuts it. Factories such as ``zeros`` are in ``factories.py``.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def from_local(
     shape: Sequence[int] | None = None,
     check: bool = False,
 ) -> Any:
-    """The global tensor of which each rank has ``shard`` as its piece.
+    """Return the global tensor of which each rank has ``shard`` as its piece.
 
     ``S(d)``: pieces along dim d, in rank order, balanced. ``B``: every rank has the whole. ``P``:
     every rank has an addend; ``P(max)``, ``P(min)``: the value is the elementwise largest,
@@ -49,17 +50,17 @@ def from_local(
 
     Args:
         shard: this rank's piece. On a rank outside the placement only its dtype is read.
-        placement: the ranks that have one.
-        sbp: what the pieces are, on each axis.
-        shape: the logical shape. Without it the ranks tell each other what they have, one small
-            collective of all ranks of the world, unless every SBP is B or partial and the placement
-            is the whole world.
-        check: compare shapes, dtypes and SBPs between ranks, and for B axes the values. Always so
+        placement: the ranks that have a piece.
+        sbp: relation of the pieces to the whole, on each axis.
+        shape: the logical shape. Without it the ranks exchange the shapes of their pieces, in one
+            small collective of all ranks of the world, unless every SBP is B or partial and the
+            placement is the whole world.
+        check: compare shapes, dtypes and SBPs between ranks, and for B axes the values. Always done
             in check mode.
 
     Raises:
-        ValueError: a piece is not what the SBP says (the message names the rank), or sits on
-            another device type. Where nothing is sent, it is raised on the ranks concerned only.
+        ValueError: a piece is not what the SBP requires (the message names the rank), or is on
+            another device type. If nothing is sent, only the ranks with a wrong piece raise.
     """
     _check_plain(shard, "from_local", "shard")
     check_world("from_local", placement)
@@ -70,6 +71,7 @@ def from_local(
     )
     if at is not None:
         _check_device("from_local", shard, placement)
+    # The logical shape depends on other ranks if a dim is split, or if some ranks are outside.
     told = check or (
         shape is None
         and (any(isinstance(e, Split) for e in entries) or placement.size != current().size)
@@ -83,7 +85,7 @@ def from_local(
     check_partial("from_local", spec)
     if at is None:
         return attach(torch.empty(spec.local_shape(None), dtype=spec.dtype, device="meta"), spec)
-    # An alias, so that the caller's own object stays what it is.
+    # An alias, because `attach` changes the class of its argument, and `shard` is the caller's.
     keeps_history = shard.requires_grad and torch.is_grad_enabled()
     return attach(shard.view_as(shard) if keeps_history else shard.detach(), spec)
 
@@ -95,16 +97,16 @@ def distribute(
     *,
     check: bool = False,
 ) -> Any:
-    """A tensor that every rank has whole, as a global tensor of its own storage.
+    """Return a tensor that every rank has whole as a global tensor with its own storage.
 
     Differentiable: on every rank of the placement ``tensor`` gets the whole gradient.
 
     Args:
-        tensor: the whole value, on any device. On ranks outside the placement only shape and dtype
-            are read.
-        placement: without it that of the ``placement_scope``.
-        sbp: how it is cut; without it B.
-        check: compare the values of the ranks, by a hash. Always so in check mode.
+        tensor: the whole value, on any device. On ranks outside the placement only its shape and
+            dtype are read.
+        placement: ranks to distribute to; without it those of the ``placement_scope``.
+        sbp: how the tensor is cut; without it B.
+        check: compare the values of the ranks, by a hash. Always done in check mode.
 
     Raises:
         ValueError: with ``check``, the values differ.
@@ -146,7 +148,10 @@ def _agree(
     shape: Sequence[int] | None,
     check: bool,
 ) -> TensorSpec | None:
-    """The spec that all pieces fit. Every rank of the world takes part."""
+    """Exchange descriptions of the pieces, and return the spec that all pieces fit.
+
+    Every rank of the world takes part.
+    """
     inside = my_coordinate(placement) is not None
     note = (tuple(shard.shape), shard.dtype, entries, shape and tuple(shape)) if inside else None
     notes = gathered(note)
@@ -181,8 +186,11 @@ def _agree(
 
 
 def _joined(placement: Placement, entries: NdSbp, shapes: dict[int, tuple[int, ...]]) -> list[int]:
-    """The logical shape: along the axes that split a dim its sizes add up, as seen from the grid's
-    origin."""
+    """Return the logical shape of pieces with ``shapes``.
+
+    The sizes of a dim are summed along the axes that split it, over ranks with coordinate 0 on all
+    other axes.
+    """
     shape = list(shapes[placement.first_rank])
     resolved = resolve_dims(entries, placement, shape)
     for dim in range(len(shape)):
@@ -229,6 +237,7 @@ def _check_equal(what: str, x: torch.Tensor, placement: Placement, axes: tuple[i
     """Raise on every rank if values differ between ranks that differ along ``axes`` only."""
     ranks = tuple(placement.ranks.ravel().tolist())
     found = gathered(checking.digest(x), ranks)
+    # Each rank compares all digests, not only its own, so that all raise the same error.
     digests = dict(zip(ranks, found, strict=True))
     for rank, own in digests.items():
         at = placement.coordinate_of(rank)
@@ -247,7 +256,7 @@ def _check_equal(what: str, x: torch.Tensor, placement: Placement, axes: tuple[i
 
 
 def check_world(what: str, placement: Placement) -> None:
-    """Raise if it is not a placement, or names ranks that the world does not have."""
+    """Raise if ``placement`` is no placement, or names ranks that the world does not have."""
     check_placement(what, placement)
     size = current().size
     if placement.size > size or (size == 1 and placement.first_rank != 0):
@@ -276,8 +285,10 @@ def _check_device(what: str, shard: torch.Tensor, placement: Placement) -> None:
 def _entries(
     what: str, sbp: SbpLike, placement: Placement, ndim: int, at: Coordinate | None
 ) -> NdSbp:
-    """``sbp`` with dims counted from the front. Outside the placement the number of dims is not
-    known yet."""
+    """Return ``sbp`` with negative dims resolved, on ranks of the placement.
+
+    A rank outside does not know the number of dims yet, and leaves them as they are.
+    """
     if at is None:
         return as_nd_sbp(sbp)
     return resolve_dims(sbp, placement, (0,) * ndim)

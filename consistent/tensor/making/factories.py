@@ -1,6 +1,6 @@
-"""Global tensors made from nothing: torch's factories with ``placement=`` and ``sbp=``.
+"""Factories of global tensors: torch's factories with ``placement=`` and ``sbp=``.
 
-Sizes, dtypes and the errors of wrong arguments are torch's own, found by a run on ``meta``. For S
+Sizes, dtypes and the errors for wrong arguments are torch's own, found by a run on ``meta``. For S
 each rank makes only its shard; for P the first rank holds the value and the others zeros. Random
 values depend on seed, op and logical index and on nothing else. The ``*_like`` and ``new_*``
 functions of torch work on global tensors as they are.
@@ -24,29 +24,31 @@ from ...spec import P, Placement, SbpLike, TensorSpec
 from .create import check_world, distribute
 from .scope import chosen
 
-# (local shard, spec) -> None: writes the values of this rank.
+# (local shard, spec) -> None: writes this rank's values into the shard.
 Fill = Callable[[torch.Tensor, TensorSpec], Any]
 
 
 def zeros(
     *size: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """``torch.zeros`` as a global tensor."""
+    """Return a global tensor made as by ``torch.zeros``."""
     return _filled(torch.zeros, size, placement, sbp, options, lambda x, spec: x.zero_())
 
 
 def ones(
     *size: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """``torch.ones`` as a global tensor."""
+    """Return a global tensor made as by ``torch.ones``."""
     return _filled(torch.ones, size, placement, sbp, options, _once(lambda x, spec: x.fill_(1)))
 
 
 def empty(
     *size: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """``torch.empty`` as a global tensor; its values are arbitrary, and those of B may differ
-    between ranks."""
+    """Return an uninitialized global tensor made as by ``torch.empty``.
+
+    Its values are arbitrary, and those of B may differ between ranks.
+    """
     return _filled(torch.empty, size, placement, sbp, options, lambda x, spec: None)
 
 
@@ -58,7 +60,7 @@ def full(
     sbp: SbpLike | None = None,
     **options: Any,
 ) -> Any:
-    """``torch.full`` as a global tensor."""
+    """Return a global tensor made as by ``torch.full``."""
     value = fill_value.item() if isinstance(fill_value, torch.Tensor) else fill_value
     return _filled(
         torch.full, (size, value), placement, sbp, options, _once(lambda x, spec: x.fill_(value))
@@ -68,35 +70,35 @@ def full(
 def eye(
     *size: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """``torch.eye`` as a global tensor."""
+    """Return a global tensor made as by ``torch.eye``."""
     return _filled(torch.eye, size, placement, sbp, options, _once(_diagonal))
 
 
 def arange(
     *args: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """``torch.arange`` as a global tensor."""
+    """Return a global tensor made as by ``torch.arange``."""
     return _cut(torch.arange, args, placement, sbp, options)
 
 
 def linspace(
     *args: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """``torch.linspace`` as a global tensor."""
+    """Return a global tensor made as by ``torch.linspace``."""
     return _cut(torch.linspace, args, placement, sbp, options)
 
 
 def logspace(
     *args: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """``torch.logspace`` as a global tensor."""
+    """Return a global tensor made as by ``torch.logspace``."""
     return _cut(torch.logspace, args, placement, sbp, options)
 
 
 def rand(
     *size: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """``torch.rand`` as a global tensor: uniform in [0, 1)."""
+    """Return a global tensor made as by ``torch.rand``: uniform in [0, 1)."""
     key = _key("rand", options)
 
     def fill(x: torch.Tensor, spec: TensorSpec) -> None:
@@ -108,7 +110,7 @@ def rand(
 def randn(
     *size: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """``torch.randn`` as a global tensor: normal with mean 0 and deviation 1."""
+    """Return a global tensor made as by ``torch.randn``: normal with mean 0 and deviation 1."""
     key = _key("randn", options)
 
     def fill(x: torch.Tensor, spec: TensorSpec) -> None:
@@ -126,7 +128,7 @@ def normal(
     sbp: SbpLike | None = None,
     **options: Any,
 ) -> Any:
-    """``torch.normal`` with numbers for mean and deviation, as a global tensor."""
+    """Return a global tensor made as by ``torch.normal`` with numbers for mean and deviation."""
     key = _key("normal", options)
     return _filled(
         torch.empty,
@@ -141,7 +143,7 @@ def normal(
 def randint(
     *args: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """``torch.randint`` as a global tensor: ``randint([low=0,] high, size)``."""
+    """Return a global tensor made as by ``torch.randint``: ``randint([low=0,] high, size)``."""
     key = _key("randint", options)
 
     def fill(x: torch.Tensor, spec: TensorSpec) -> None:
@@ -156,7 +158,7 @@ def randint(
 def randperm(
     n: int, *, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """``torch.randperm`` as a global tensor."""
+    """Return a global tensor made as by ``torch.randperm``."""
     key = _key("randperm", options)
     placement, sbp = chosen("randperm", placement, sbp)
 
@@ -178,8 +180,10 @@ def tensor(
     requires_grad: bool = False,
     check: bool = False,
 ) -> Any:
-    """``torch.tensor`` of data that is the same on every rank, as a global tensor; ``check``
-    compares the ranks' data."""
+    """Return a global tensor made as by ``torch.tensor``, of data that is the same on every rank.
+
+    ``check`` compares the data between ranks.
+    """
     placement, sbp = chosen("tensor", placement, sbp)
     x = distribute(torch.tensor(data, dtype=dtype), placement, sbp, check=check)
     return x.requires_grad_() if requires_grad else x
@@ -197,13 +201,17 @@ def _filled(
     options: dict,
     fill: Fill,
 ) -> Any:
-    """A tensor of which each rank makes its shard and fills it. ``like`` gives shape and dtype."""
+    """Return a tensor of which each rank makes its shard and fills it.
+
+    ``like`` gives shape and dtype.
+    """
     spec, requires_grad = _spec_of(like, args, placement, sbp, options)
     local = torch.empty(
         spec.local_shape(my_coordinate(spec.placement)),
         dtype=spec.dtype,
         device=_device_here(spec.placement),
     )
+    # Also on ranks outside, with a meta tensor, so that random factories draw a key on every rank.
     fill(local, spec)
     x = attach(local, spec)
     return x.requires_grad_() if requires_grad else x
@@ -218,8 +226,11 @@ def _cut(
     options: dict,
     make: Callable[..., torch.Tensor] | None = None,
 ) -> Any:
-    """A 1-d tensor made whole and cut, since torch's k-th value depends on where its loops
-    start."""
+    """Return a 1-d tensor that each rank makes whole and then cuts.
+
+    A shard cannot be made alone: the k-th value of torch's factories depends on where their loops
+    start.
+    """
     spec, requires_grad = _spec_of(like, args, placement, sbp, options)
     extra = {k: v for k, v in options.items() if k not in _OPTIONS}
     whole = (make or like)(*args, **extra, dtype=spec.dtype, device=_device_here(spec.placement))
@@ -258,13 +269,15 @@ def _device_here(placement: Placement) -> torch.device:
 
 
 def _key(what: str, options: dict) -> Callable[[Placement], Any]:
-    """A function that takes the key of a random op; it is called once the arguments have proven
-    right."""
+    """Return a function that draws the key of a random op.
+
+    It is called only after the arguments were checked, so that a failing call draws no key.
+    """
     return lambda placement: key_from(options.get("generator"), what, placement)
 
 
 def _once(fill: Fill) -> Fill:
-    """``fill`` on the first rank of the axes where the tensor is P, zeros on the others."""
+    """Wrap ``fill`` to write zeros except on the first rank of each axis where the tensor is P."""
 
     def run(x: torch.Tensor, spec: TensorSpec) -> None:
         at = my_coordinate(spec.placement)

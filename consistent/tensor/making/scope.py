@@ -1,4 +1,4 @@
-"""placement_scope: where new global tensors go when no placement is given."""
+"""``placement_scope``: the default placement of new global tensors."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ _scope = _Scope()
 
 @contextmanager
 def placement_scope(placement: Placement) -> Iterator[Placement]:
-    """Inside, factories, ``distribute`` and ``parallelize`` use ``placement`` unless one is given,
-    and B unless an SBP is given. Scopes nest; the innermost counts.
+    """Set the default placement of factories, ``distribute`` and ``parallelize`` in the context.
+
+    A placement that is passed to a call takes precedence. The default SBP is B. Scopes nest; the
+    innermost counts.
 
     ```
     with placement_scope(placement("cpu", [2, 3])):
@@ -38,7 +40,11 @@ def placement_scope(placement: Placement) -> Iterator[Placement]:
 def chosen(
     what: str, placement: Placement | None, sbp: SbpLike | None
 ) -> tuple[Placement, SbpLike]:
-    """``placement`` and ``sbp``, or what the scope says for them."""
+    """Return ``placement`` and ``sbp``, with those that are None taken from the scope.
+
+    Raises:
+        TypeError: one of them is None, and the scope has no value for it.
+    """
     if placement is not None:
         check_placement(what, placement)
     where = _scope.placement if placement is None else placement

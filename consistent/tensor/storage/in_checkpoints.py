@@ -1,4 +1,6 @@
-"""How ``torch.distributed.checkpoint`` sees a global tensor: by these three methods.
+"""The protocol by which ``torch.distributed.checkpoint`` saves and loads a global tensor.
+
+It calls three methods:
 
 ```
                  rank 0            rank 1            rank 2 (outside the placement)
@@ -6,7 +8,7 @@ S(0) of [5, 4]   [0:3, :]          [3:5, :]          nothing
 B    of [5, 4]   [0:5, :]          [0:5, :]          nothing     the planner lets one of them write
 ```
 
-Nothing is sent, and what is read or written is this rank's shard, as a plain tensor.
+Nothing is sent. Each rank reads or writes its shard, as a plain tensor.
 """
 
 from __future__ import annotations
@@ -24,9 +26,13 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]  # starts, sizes
 
 
 def box_of(spec: TensorSpec) -> Box | None:
-    """(starts, sizes) of what this rank writes and reads of the tensor; None if it is nothing.
+    """Return (starts, sizes) of the region that this rank writes and reads, or None.
 
-    Of a tensor without elements each rank of the placement has all, so that its shape is saved.
+    None means that the rank has no part. If the tensor has no elements, each rank of the placement
+    has all of it, so that its shape is saved.
+
+    Raises:
+        RuntimeError: the shard of a rank is not one box.
     """
     at = my_coordinate(spec.placement)
     if at is None:
@@ -34,7 +40,7 @@ def box_of(spec: TensorSpec) -> Box | None:
     if spec.numel == 0:
         return (0,) * spec.ndim, tuple(spec.shape)
     if spec.layout.is_cut:
-        raise RuntimeError(  # torch would hide a ValueError
+        raise RuntimeError(  # no ValueError, which torch would hide
             f"checkpoint: a tensor is {spec}, which is no one box on each rank. Save and load it "
             f"by consistent.checkpoint, or box it first: x.to_global(sbp={spec.plain.sbp})."
         )
@@ -43,13 +49,13 @@ def box_of(spec: TensorSpec) -> Box | None:
 
 
 def write_items(x: Any, fqn: str, _: Any = None) -> list[Any]:
-    """What this rank may write, as a list of one ``WriteItem`` or none."""
+    """Return a list of the one ``WriteItem`` that this rank may write, or an empty list."""
     _check_no_partial(x._spec, fqn)
     return items_of(x._spec, fqn)
 
 
 def items_of(spec: TensorSpec, fqn: str) -> list[Any]:
-    """What this rank may write of a tensor of this spec, which is not partial."""
+    """Return what ``write_items`` returns, for a tensor of this spec, which is not partial."""
     return _items(fqn, spec.shape, spec.dtype, box_of(spec))
 
 
@@ -73,12 +79,12 @@ def _items(fqn: str, shape: torch.Size, dtype: torch.dtype, box: Box | None) -> 
 
 
 def chunk_list(x: Any) -> list[Any]:
-    """What this rank reads, as a list of one ``ChunkStorageMetadata`` or none."""
+    """Return a list of the one ``ChunkStorageMetadata`` that this rank reads, or an empty list."""
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
     _check_no_partial(x._spec, "the tensor to load into")
     if x._moved_view:
-        raise RuntimeError(  # torch would hide a ValueError
+        raise RuntimeError(  # no ValueError, which torch would hide
             f"checkpoint: the tensor to load into is {x._spec}, a view that boxing had to copy, "
             "and its base would not get the values. Load into the base, or into x.clone()."
         )
@@ -87,7 +93,7 @@ def chunk_list(x: Any) -> list[Any]:
 
 
 def tensor_shard(x: Any, index: Any) -> torch.Tensor:
-    """This rank's shard, whose storage is read from or written to."""
+    """Return this rank's shard, whose storage is read from or written to."""
     box = box_of(x._spec)
     if box is None or (index.offset is not None and tuple(index.offset) != box[0]):
         raise ValueError(
@@ -100,8 +106,11 @@ def tensor_shard(x: Any, index: Any) -> torch.Tensor:
 
 
 class ShardCopy(torch.Tensor):
-    """A copy on the CPU of a global tensor's shard, which an asynchronous save writes later, in
-    another thread or process: it is a plain tensor that knows which box of which tensor it is."""
+    """Copy on the CPU of a global tensor's shard, for an asynchronous save.
+
+    Another thread or process writes it later. It is a plain tensor that also holds which box of
+    which tensor it is.
+    """
 
     _write_spec: tuple[torch.Size, torch.dtype, Box | None]
 
@@ -113,7 +122,7 @@ class ShardCopy(torch.Tensor):
 
 
 def copy_of_shard(x: Any) -> ShardCopy:
-    """This rank's shard as an asynchronous save keeps it."""
+    """Copy this rank's shard for an asynchronous save."""
     spec = x._spec
     _check_no_partial(spec, "the tensor to save")
     box = box_of(spec)

@@ -1,8 +1,8 @@
-"""Methods that treat a tensor as a window onto memory: ``data``, ``set_``, ``resize_``,
-``as_strided``, ``new``.
+"""Methods that treat a tensor as a window onto memory.
 
-A global tensor's memory is that of its shard, and its shape is part of its spec. So a tensor may
-take over the memory of another one, layout and all, but not another part of its own.
+These are ``data``, ``set_``, ``resize_``, ``as_strided`` and ``new``. A global tensor's memory is
+that of its shard, and its shape is part of its spec. So a tensor may take over the memory and the
+layout of another tensor, but cannot become a window onto another part of its own memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ON_DATA = callbacks("on_data")
 
 
 def data(x: Any) -> Any:
-    """The tensor's memory without autograd: no graph notices what is written into it."""
+    """Return an alias of the tensor without autograd: writes into it are not seen by any graph."""
     view = fresh(x)
     with HookOff():
         alias = attach(_Base.data.__get__(view), view._spec)
@@ -46,8 +46,13 @@ def data(x: Any) -> Any:
 
 
 def set_data(x: Any, value: Any) -> None:
-    """``x.data = value``: ``x`` takes over the memory of ``value``, layout and all. A gradient
-    that it holds is boxed along."""
+    """Implement ``x.data = value``: ``x`` takes over the memory and the layout of ``value``.
+
+    The gradient that ``x`` holds is boxed to the new layout.
+
+    Raises:
+        RuntimeError: ``value`` is on another placement.
+    """
     spec = x._spec
     if not is_global(value):
         target = TensorSpec.of(spec.placement, spec.sbp, value.shape, value.dtype)
@@ -58,21 +63,22 @@ def set_data(x: Any, value: Any) -> None:
             "it on other ranks. Make a new tensor of the data, such as nn.Parameter(data), or give "
             "it on the same placement: x.data = data.to_global(placement=x.placement)."
         )
-    held = gradients.raw_grad(x)  # typed now, in this tensor's old layout
+    held = gradients.raw_grad(x)  # read before the take-over, so that it gets the old layout's spec
     take_over(x, fresh(value))
     if held is not None and held._spec.shape == x._spec.shape:
         _follow(held, gradients.settled_spec(x).with_dtype(held.dtype))
-    _C.watch_if_leaf(x)
+    _C.watch_if_leaf(x)  # again, since the layout decides how gradients are summed
 
 
 def take_over(x: Any, value: Any) -> None:
-    """``x`` gets the memory and the spec of the global ``value``; its gradient is left alone."""
+    """Give ``x`` the memory and the spec of the global ``value``, and leave its gradient alone."""
     local = plain(value)
     sizes = plain(x).shape
     with HookOff():
         if sizes != local.shape:
-            # A graph that is still alive holds a node that collects gradients of the old shard's
-            # sizes. Torch makes a new one where the dtype has changed meanwhile.
+            # A graph that is still alive keeps the AccumulateGrad node of ``x``, which expects
+            # gradients of the old shard's sizes. Torch makes a new node if the dtype changes, so
+            # give ``x`` another dtype in between.
             other = torch.float32 if local.dtype is torch.float64 else torch.float64
             _Base.data.__set__(x, torch.empty(0, dtype=other, device=local.device))
         _Base.data.__set__(x, local)
@@ -81,7 +87,7 @@ def take_over(x: Any, value: Any) -> None:
 
 
 def _follow(grad: Any, wanted: TensorSpec) -> None:
-    """Box a gradient, which stays the object that it is."""
+    """Box the gradient ``grad`` to ``wanted`` in place; it stays the same object."""
     if grad._spec is not wanted:
         with torch.no_grad():
             boxed = plain(rebox(grad.detach(), wanted, "gradient"))
@@ -91,7 +97,10 @@ def _follow(grad: Any, wanted: TensorSpec) -> None:
 
 
 def set_(self: Any, source: Any = None, *rest: Any, **named: Any) -> Any:
-    """``x`` takes over the memory of the tensor ``source``; storages have no logical tensor."""
+    """Make ``x`` take over the memory of the tensor ``source``.
+
+    A storage as the source raises, since it describes no logical tensor.
+    """
     if not is_global(source) or rest or named or source.dtype is not self.dtype:
         why = "what it is set to must be a global tensor of its dtype"
         refusal("set_", why, _SET_INSTEAD)(self)
@@ -108,12 +117,15 @@ _SET_INSTEAD = "x.copy_(y), or x.data = y with a tensor"
 # -- the order in memory ---------------------------------------------------------------------------
 
 _contiguous = _C.Method(_Base.contiguous)
-_held = _C.make_getter(_Base.shape)  # the shard's own shape
+_held = _C.make_getter(_Base.shape)  # reads the shard's own shape
 
 
 def contiguous(self: Any, memory_format: Any = torch.contiguous_format) -> Any:
-    """``torch.Tensor.contiguous``. A shard of one element along a dim is contiguous in more than
-    one order of dims: its strides are made to say which one."""
+    """Implement ``torch.Tensor.contiguous``.
+
+    If a shard has one element along a dim, it is contiguous in more than one order of dims. Its
+    strides are then set to those of the default order, which shows the order of the logical tensor.
+    """
     if memory_format is not torch.contiguous_format:
         return _contiguous(self, memory_format=memory_format)
     made = _contiguous(self)
@@ -121,6 +133,7 @@ def contiguous(self: Any, memory_format: Any = torch.contiguous_format) -> Any:
     if 1 not in held or not is_global(made) or made._moved_view or held == made._spec.shape:
         return made
     with HookOff():
+        # A view of the same shape gets default strides.
         view = _Base.view(made, held)
         return made if _Base.stride(made) == view.stride() else attach(view, made._spec)
 
@@ -129,7 +142,7 @@ def contiguous(self: Any, memory_format: Any = torch.contiguous_format) -> Any:
 
 
 def resize_(x: Any, *size: Any, memory_format: Any = None) -> Any:
-    """Does nothing for the size that ``x`` has; raises for others."""
+    """Return ``x`` if it has this size already, else raise."""
     wanted = torch.Size(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)
     if wanted != x.shape:
         refusal("resize_", _SHAPE, "x.reshape(size), or x.new_empty(size)")(x)
@@ -137,15 +150,17 @@ def resize_(x: Any, *size: Any, memory_format: Any = None) -> Any:
 
 
 def resize_as_(x: Any, other: Any, *, memory_format: Any = None) -> Any:
-    """Does nothing where ``other`` has the same shape; else raises."""
+    """Return ``x`` if it has the shape of ``other`` already, else raise."""
     if other.shape != x.shape:
         refusal("resize_as_", _SHAPE, "x.reshape_as(y), or torch.empty_like(y)")(x)
     return x
 
 
 def as_strided(x: Any, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
-    """The elements of ``x`` in memory, in the order of its strides, read with other sizes and
-    strides: a view of a B tensor, and of others a copy, into which nothing can be written."""
+    """Read the elements of ``x``, in the order of its memory, with other sizes and strides.
+
+    The result is a view if ``x`` is B, else a copy, which cannot be written.
+    """
     source, everywhere = fresh(x), (B,) * x.placement.ndim
     if storage_offset is not None and (x._moved_view or x._is_view()):
         refusal("as_strided", "of a view, the offset is one in its base", "the base instead")(x)
@@ -160,7 +175,7 @@ def as_strided(x: Any, size: Any, stride: Any, storage_offset: int | None = None
 
 
 def _in_memory(x: Any) -> torch.Tensor:
-    """All elements of ``x`` as one device would have them in memory, whole on this rank."""
+    """Return all elements of ``x``, whole on this rank, in one device's memory order."""
     strides = _agreed_strides(x)
     lying = x.permute(sorted(range(x.ndim), key=lambda d: (-strides[d], d)))
     spec = lying._spec.with_sbp((B,) * x.placement.ndim)
@@ -168,14 +183,17 @@ def _in_memory(x: Any) -> torch.Tensor:
 
 
 def _agreed_strides(x: Any) -> tuple[int, ...]:
-    """Strides without gaps, the same on all ranks: as the first rank of the placement sees them,
-    which holds the largest piece."""
+    """Return the strides of ``x`` without gaps, the same on all ranks.
+
+    They are those that the first rank of the placement sees, which holds the largest piece.
+    """
     spec = x._spec
     strides = x.stride()
     if my_coordinate(spec.placement) is not None:
         strides = gathered(strides, tuple(spec.placement.ranks.ravel().tolist()))[0]
     told = torch.empty_strided(spec.shape, strides, device="meta")
     inner = spec.local_shape((0,) * spec.placement.ndim)
+    # A dim along which the piece has one item does not show where it comes in the order.
     is_clear = all(n == 1 or held > 1 for n, held in zip(spec.shape, inner, strict=True))
     dense = told.permute(sorted(range(x.ndim), key=lambda d: (-strides[d], d))).is_contiguous()
     if not (told.is_contiguous() or (dense and is_clear)):
@@ -188,8 +206,10 @@ def _agreed_strides(x: Any) -> tuple[int, ...]:
 
 
 def new(x: Any, *args: Any, device: Any = None) -> Any:
-    """``x.new(2, 3)``: a tensor like ``x`` of this size, or of this data; of a sparse one, of
-    these entries."""
+    """Implement ``x.new(2, 3)``: return a tensor like ``x`` of this size, or with this data.
+
+    If ``x`` is sparse, tensors in ``args`` are the entries of the new tensor.
+    """
     if args and x.is_sparse and isinstance(args[0], torch.Tensor):
         return torch.sparse_coo_tensor(*args)
     if not args or all(isinstance(a, int) for a in args):

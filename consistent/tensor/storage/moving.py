@@ -1,4 +1,4 @@
-"""Boxing a tensor to another layout, and taking its pieces out."""
+"""Boxing of a tensor to another layout, and access to its pieces."""
 
 from __future__ import annotations
 
@@ -31,14 +31,20 @@ def to_global(
     *,
     grad_sbp: SbpLike | None = None,
 ) -> T:
-    """Move the logical tensor to another placement or SBP; what is not given is kept.
+    """Move the logical tensor to another placement or SBP; an argument that is None is not changed.
 
-    Every rank of the world calls it. Ranks outside a placement hold a ``meta`` shard of the
+    Every rank of the world must call this. Ranks outside a placement hold a ``meta`` shard of the
     tensor there, so they know its shape and keep the same autograd graph. Differentiable any number
     of times.
 
-    ``grad_sbp``: in backward the gradient is first boxed to this SBP on the target, which says
-    where a reduction happens.
+    Args:
+        placement: the placement to move to.
+        sbp: the SBP to box to.
+        grad_sbp: in backward the gradient is first boxed to this SBP on the target, which decides
+            where a reduction happens.
+
+    Returns:
+        The moved tensor; this tensor itself if nothing changes.
 
     Raises:
         ValueError: the SBP does not fit the placement, the shape or the dtype.
@@ -59,6 +65,7 @@ def to_global(
     check_mode.calling("to_global")
     x = fresh(self)
     out = box(x, spec, target, wanted)
+    # `attach` changes its argument in place, so an ``x`` that was not moved needs an alias.
     moved = attach(plain(out) if out is x else out, target)
     for notify in _ON_TO_GLOBAL:
         notify(self, moved)
@@ -66,11 +73,11 @@ def to_global(
 
 
 def to_local(self: Any) -> torch.Tensor:
-    """This rank's shard as a plain tensor that shares its storage; empty on a rank outside the
-    placement.
+    """Return this rank's shard as a plain tensor that shares its storage.
 
-    Differentiable: the gradient that flows back is taken as this rank's shard in the dual SBP,
-    so the gradient of a B tensor counts as an addend.
+    On a rank outside the placement the result is empty. Differentiable: the gradient that flows
+    back is taken as this rank's shard in the dual SBP, so the gradient of a B tensor counts as an
+    addend.
     """
     for notify in _ON_LAYOUT_READ:
         notify(self)
@@ -80,19 +87,18 @@ def to_local(self: Any) -> torch.Tensor:
 
 
 def sbp_of(self: Any) -> NdSbp:
-    """How the ranks of each axis hold it."""
+    """Return the SBP, which describes how the ranks of each axis hold the tensor."""
     for notify in _ON_LAYOUT_READ:
         notify(self)
     return self._spec.sbp
 
 
 def to_mirrored(self: Any) -> MirroredTensor:
-    """The pieces as a list with one element per device, in the placement's order of ranks; shares
-    storage.
+    """Return the pieces as a mirrored tensor, a list with one element per device; shares storage.
 
-    The way back is ``mirrored.to_global(sbp, placement=...)`` with the SBP that this tensor
-    has. Differentiable like ``to_local``. Pieces of a dim that does not split evenly differ in
-    shape.
+    The elements are in the placement's order of ranks. ``mirrored.to_global(sbp, placement=...)``
+    with the SBP of this tensor converts back. Differentiable like ``to_local``. If a dim does not
+    split evenly, pieces differ in shape.
     """
     for notify in _ON_LAYOUT_READ:
         notify(self)

@@ -1,5 +1,7 @@
-"""A global tensor made of what a file holds: everything in it is checked, as anybody may have
-written the file, and native code trusts that a shard is what its spec says."""
+"""Rebuilding of a global tensor from the contents of a file, which are all checked.
+
+Anybody may have written the file, and native code trusts that a shard matches its spec.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +15,27 @@ from ...dispatch.plans.shards import attach
 from ...movement.world import device_of, my_coordinate
 from ...spec import Coordinate, Placement, TensorSpec, misfit
 
-# Attributes that describe one object and are not copied along.
+# Attributes that belong to one object and are not copied to its copies.
 OWN = ("_spec", "_moved_view", "_in_step", "_data_given", "_grad_coder")
 
 _MOST_BYTES = 1 << 62  # of a tensor, so that no size overflows
 
 
 def restored(local: Any, layout: Any, saved_at: Any, *, requires_grad: Any, extra: Any) -> Any:
-    """The global tensor of this shard and layout, on the rank that stands where it was saved.
+    """Return the global tensor of this shard and layout.
+
+    This rank must be at the coordinate at which the tensor was saved.
 
     Args:
         local: this rank's shard, a plain tensor; None outside the placement.
         layout: ((device type, ranks, names of axes), sbp as text, shape, dtype).
         saved_at: coordinate of the rank that saved it.
+        requires_grad: whether the tensor requires grad.
         extra: further attributes of the tensor.
 
     Raises:
-        RuntimeError: it was saved elsewhere.
-        ValueError: its parts do not fit together; no ``torch.save`` wrote them.
+        RuntimeError: the tensor was saved by a rank at another coordinate.
+        ValueError: the parts do not fit together; ``torch.save`` did not write them.
     """
     spec = _spec_of(layout, saved_at)
     at = my_coordinate(spec.placement)
@@ -87,6 +92,7 @@ def _spec_of(layout: Any, saved_at: Any) -> TensorSpec:
 
 
 def _is_tuple(x: Any, size: int) -> bool:
+    # The exact type, since a subclass from the file may behave differently.
     return type(x) is tuple and len(x) == size
 
 
@@ -97,15 +103,18 @@ def _is_ints(x: Any) -> bool:
 def _bytes(shape: Any, dtype: torch.dtype) -> int:
     total = dtype.itemsize
     for n in shape:
-        total *= max(n, 1)  # of an empty tensor, too, the other sizes must be some that torch takes
+        total *= max(n, 1)  # even if a size is 0, torch must be able to take the others
         if total > _MOST_BYTES:
             break
     return total
 
 
 def _numbers(ranks: Any, world: int) -> list[int] | None:
-    """The ints in nested lists; [] if they are more than the world has ranks, None if there is
-    anything else. A list that stands in many others is not followed for longer than that."""
+    """Return the ints in nested lists.
+
+    Returns [] if there are more ints than the world has ranks, and None if the lists hold anything
+    else. The number of steps is bounded, since a malicious file may nest one list in many others.
+    """
     found: list[int] = []
     rest, steps = [(ranks, 0)], 0
     while rest:
@@ -136,7 +145,8 @@ def _shard(local: Any, spec: TensorSpec, at: Coordinate | None) -> torch.Tensor:
         _refuse(
             f"its shard is {local.dtype} {list(local.shape)}, where {spec} has {list(shape)} here"
         )
-    # Another object: the file may hold the shard a second time, as something else.
+    # A new object, since the file may refer to the same shard elsewhere, and `attach` changes its
+    # class.
     return local.detach().to(device_of(spec.placement))
 
 

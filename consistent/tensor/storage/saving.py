@@ -1,8 +1,8 @@
 """Copies of global tensors: deepcopy, pickle and ``torch.save``.
 
-A saved global tensor is this rank's shard with its layout. It loads on the rank at the same
-coordinate of the placement, in a world that has all its ranks; ``x.full()``, or
-``consistent.checkpoint.full_state_dict(module)``, is what to save for another placement.
+A saved global tensor is this rank's shard with its layout. It can be loaded on the rank at the same
+coordinate of the placement, in a world that has all its ranks. To load on another placement, save
+``x.full()`` or ``consistent.checkpoint.full_state_dict(module)`` instead.
 """
 
 from __future__ import annotations
@@ -26,15 +26,21 @@ from .restored import OWN, restored
 
 
 def shallow_copy(x: Any) -> Any:
-    """``copy.copy``: another object of the same memory, and a leaf, as torch's."""
+    """Implement ``copy.copy``: return another object with the same memory, which is a leaf, as
+    in torch."""
     new = attach(plain(x.detach()), x._spec)
     _carry(x, new)
     return new
 
 
 def deep_copy(x: Any, memo: dict) -> Any:
-    """``copy.deepcopy`` of a leaf. As in torch, a copy of a parameter has no gradient, and one of
-    another leaf has."""
+    """Implement ``copy.deepcopy`` of a leaf.
+
+    As in torch, the copy of a parameter has no gradient, and the copy of another leaf has one.
+
+    Raises:
+        RuntimeError: ``x`` is not a leaf.
+    """
     if id(x) in memo:
         return memo[id(x)]
     if not x.is_leaf:
@@ -52,9 +58,9 @@ def deep_copy(x: Any, memo: dict) -> Any:
 
 
 def reduce(x: Any) -> tuple:
-    """The state that pickle and ``torch.save`` write: this rank's shard and its layout."""
-    # Only lists, numbers and strings beside the shard, so that torch.load(weights_only=True) takes
-    # it.
+    """Return the state that pickle and ``torch.save`` write: this rank's shard and its layout."""
+    # Apart from the shard only tuples, lists, numbers, strings and a dtype, so that
+    # torch.load(weights_only=True) can load it.
     spec = x._spec
     if not all(entry.is_broadcast for entry in spec.sbp):
         _warn_of_one_path()
@@ -67,9 +73,12 @@ def reduce(x: Any) -> tuple:
 
 
 def _warn_of_one_path() -> None:
-    """Warn if ``torch.save`` of a shard is given a path that other ranks may be given, too: of
-    files that overwrite each other one is left. A rank cannot ask the others here, since it may be
-    the only one that saves."""
+    """Warn if ``torch.save`` writes a shard to a path that other ranks may write to as well.
+
+    Of files that overwrite each other only one is left. The path cannot be compared between ranks,
+    since this rank may be the only one that saves.
+    """
+    # Find the call of torch.save among the callers; its argument ``f`` is the path.
     frame: Any = sys._getframe()
     level = 1
     while (
@@ -77,7 +86,7 @@ def _warn_of_one_path() -> None:
     ):
         frame, level = frame.f_back, level + 1
         if frame is None:
-            return  # pickle, which sends an object elsewhere
+            return  # pickle without torch.save, as when an object is sent to another process
     path, ranks = _path_of(frame.f_locals.get("f")), current()
     if path is None or ranks.size == 1 or _names(path, ranks.rank):
         return
@@ -91,12 +100,14 @@ def _warn_of_one_path() -> None:
 
 
 def _path_of(f: Any) -> str | None:
-    """The path that ``torch.save`` writes to, given a path or an open file; None where ranks have
-    no file in common: memory, a temporary file, standard output."""
+    """Return the path that ``torch.save`` writes to, for a path or an open file.
+
+    Returns None if ranks share no such file: memory, a temporary file, standard output.
+    """
     if not isinstance(f, str | os.PathLike):
         if isinstance(f, tempfile._TemporaryFileWrapper):
             return None
-        f = getattr(f, "name", None)  # a number if it was opened by its descriptor
+        f = getattr(f, "name", None)  # an int if the file was opened by its descriptor
     if not isinstance(f, str | os.PathLike):
         return None
     path = os.fsdecode(f)
@@ -104,7 +115,7 @@ def _path_of(f: Any) -> str | None:
 
 
 def _names(path: str, rank: int) -> bool:
-    """Whether the file or its folder has the number of the rank: model.1.pt, rank_01/model.pt."""
+    """Return whether the file or its folder names the rank: model.1.pt, rank_01/model.pt."""
     folder, name = os.path.split(path)
     number = rf"0*{rank}(?!\d)"
     in_name = re.search(rf"(?<!\d){number}", name)
@@ -115,14 +126,15 @@ def _carry(old: Any, new: Any) -> None:
     for key, value in old.__dict__.items():
         if key not in OWN:
             new.__dict__[key] = value
-    if old._data_given:  # a shallow copy is of the same memory
+    if old._data_given:  # a shallow copy shares memory, so writes may reach it uncounted, too
         new._data_given = True
     if old.requires_grad:
         new.requires_grad_()
 
 
 def _rebuild(local: Any, layout: Any, saved_at: Any, requires_grad: Any, extra: Any) -> Any:
-    """What ``reduce`` wrote; files name this function."""
+    """Load what ``reduce`` wrote. Saved files refer to this function by name, so it keeps its
+    name."""
     return restored(local, layout, saved_at, requires_grad=requires_grad, extra=extra)
 
 

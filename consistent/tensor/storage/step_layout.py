@@ -1,7 +1,7 @@
-"""The layout in which optimizers step a parameter, and so the one of their state for it.
+"""The layout in which optimizers step a parameter, and so the layout of their state for it.
 
-It is the parameter's own, or one that a plan has said (ZeRO-1 and ZeRO-2 step slices of what lies
-whole).
+It is the parameter's own layout, or one that a plan has set (ZeRO-1 and ZeRO-2 step slices of
+parameters that are whole on each rank).
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from ...dispatch.plans.shards import is_global, rebox
 from ...spec import B, NdSbp, Placement, TensorSpec, as_nd_sbp
 from ..making.create import distribute
 
-_LAYOUT = "_step_sbp"  # kept as text, which torch.load(weights_only=True) reads
+_LAYOUT = "_step_sbp"  # stored as a string, since torch.load(weights_only=True) loads strings
 
 
 def lay_step(param: Any, sbp: NdSbp) -> None:
-    """Let optimizers step ``param`` as ``sbp``."""
+    """Let optimizers step ``param`` in the layout ``sbp``."""
     param.__dict__[_LAYOUT] = str(sbp)
 
 
 def forget_step_layout(param: Any) -> None:
-    """Take back ``lay_step``: ``param`` steps as it lies."""
+    """Undo ``lay_step``: ``param`` is stepped in its own layout."""
     param.__dict__.pop(_LAYOUT, None)
 
 
 def has_step_layout(param: Any) -> bool:
-    """Whether ``lay_step`` was called for ``param``."""
+    """Return whether ``lay_step`` was called for ``param``."""
     return _LAYOUT in param.__dict__
 
 
 def step_spec(param: Any) -> TensorSpec:
-    """The spec in which optimizers step ``param``."""
+    """Return the spec in which optimizers step ``param``."""
     text = param.__dict__.get(_LAYOUT)
     return param._spec if text is None else param._spec.with_sbp(_parsed(text))
 
@@ -46,8 +46,9 @@ def _parsed(text: str) -> NdSbp:
 
 
 class OwnedState(dict):
-    """An optimizer's state for a parameter that one rank steps whole: plain tensors there, and
-    empty on the other ranks.
+    """Optimizer state for a parameter that one rank steps whole.
+
+    The state holds plain tensors on that rank, and is empty on the other ranks.
 
     Args:
         values: the state.
@@ -63,16 +64,18 @@ class OwnedState(dict):
 
 
 def owned_spec(owner: Placement, shape: Sequence[int], dtype: torch.dtype) -> TensorSpec:
-    """The spec of a tensor that is whole on the one rank of ``owner``."""
+    """Return the spec of a tensor that is whole on the one rank of ``owner``."""
     return TensorSpec.of(owner, (B,), shape, dtype)
 
 
 @torch.no_grad()
 def loaded_state(param: Any, value: Any) -> Any:
-    """``value``, which an optimizer loads for ``param``, as it would have made it itself: a tensor
-    of the parameter's shape, whole and plain or in another layout, lies as the step does. What was
-    on the rank that stepped the parameter whole is brought to all ranks of the parameter. A
-    collective if ``value`` has to move."""
+    """Return ``value``, loaded by an optimizer for ``param``, in the layout of its own state.
+
+    A tensor of the parameter's shape, whether whole and plain or in another layout, is boxed to the
+    layout of the step. A tensor from the one rank that stepped the parameter whole is brought to
+    all ranks of the parameter. A collective if ``value`` has to move.
+    """
     if not is_global(param) or value.ndim == 0:
         return value
     laid = step_spec(param).with_dtype(value.dtype)

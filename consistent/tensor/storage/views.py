@@ -8,27 +8,27 @@ import torch
 
 
 def all_reversed(x: Any) -> Any:
-    """``x.T``: all dims reversed."""
+    """Return ``x.T``: ``x`` with all dims reversed."""
     return x.permute(tuple(range(x.ndim - 1, -1, -1)))
 
 
 def last_two_swapped(x: Any) -> Any:
-    """``x.mT``; of a 0-d tensor the tensor itself, as in torch."""
+    """Return ``x.mT``; for a 0-d tensor the tensor itself, as in torch."""
     return x.transpose(-2, -1) if x.ndim else x
 
 
 def conjugate_transpose(x: Any) -> Any:
-    """``x.H`` and ``x.mH``."""
+    """Return ``x.H`` or ``x.mH``."""
     return x.adjoint() if x.ndim else x
 
 
 def real_part(x: Any) -> Any:
-    """``x.real``; of real numbers the tensor itself."""
+    """Return ``x.real``; for a real tensor the tensor itself."""
     return torch.real(x) if x.is_complex() else x
 
 
 def imaginary_part(x: Any) -> Any:
-    """``x.imag``."""
+    """Return ``x.imag``; raises for a real tensor."""
     if not x.is_complex():
         raise RuntimeError(
             f"imag: x is {x._spec}, and only complex numbers have imaginary parts. Use "

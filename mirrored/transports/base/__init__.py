@@ -1,1 +1,1 @@
-"""The base classes of transports: one that checks calls, and one around another transport."""
+"""Base classes of transports: one that checks calls, and one around another transport."""

@@ -1,5 +1,7 @@
-"""A transport that checks each call before it moves anything, and carries out itself the calls that
-send nothing."""
+"""Base class of transports that checks the arguments of each call before anything is sent.
+
+It also carries out the calls that need no other rank.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,16 @@ from .unseen import unseen
 
 
 class CheckedTransport(Transport):
-    """A subclass implements the eight methods with an underscore, which reach other ranks.
+    """Transport whose subclasses implement only the eight methods with an underscore.
 
-    They are called for two or more ranks, with detached tensors, and fill the `out` tensors that
-    they are given, which are contiguous. `_reduce`, `_all_gather` and `_broadcast` are not called
-    if all tensors are empty.
+    These methods reach other ranks. They are called for two or more ranks, with detached tensors,
+    and fill the ``out`` tensors, which are contiguous. ``_reduce``, ``_all_gather`` and
+    ``_broadcast`` are not called if all tensors are empty.
     """
 
     @abstractmethod
     def _reduce(self, x: Tensor, ranks: Ranks, op: str) -> Handle:
-        """Start reducing `x`, which it may overwrite."""
+        """Start reducing ``x``, which may be overwritten."""
 
     @abstractmethod
     def _all_gather(self, x: Tensor, out: Sequence[Tensor], ranks: Ranks) -> None: ...
@@ -37,7 +39,7 @@ class CheckedTransport(Transport):
 
     @abstractmethod
     def _broadcast(self, x: Tensor, source: int, ranks: Ranks) -> None:
-        """Fill the contiguous `x` of every rank with the `x` of `source`."""
+        """Fill the contiguous ``x`` of every rank with the ``x`` of ``source``."""
 
     @abstractmethod
     def _exchange(
@@ -47,7 +49,7 @@ class CheckedTransport(Transport):
         ranks: Ranks,
         device: torch.device,
     ) -> None:
-        """Send `sends` and fill `out`. No peer is this rank, and no tensor is empty."""
+        """Send ``sends`` and fill ``out``. No peer is this rank, and no tensor is empty."""
 
     @abstractmethod
     def _send(self, x: Tensor, to: int, label: str) -> Handle:
@@ -55,13 +57,13 @@ class CheckedTransport(Transport):
 
     @abstractmethod
     def _receive(self, out: Tensor, source: int, label: str) -> Handle:
-        """Start filling `out` from another rank; `wait()` gives it."""
+        """Start filling ``out`` from another rank; ``wait()`` returns it."""
 
     @abstractmethod
     def _gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]: ...
 
     def check(self, what: str, ranks: Ranks, *tensors: Tensor) -> int:
-        """The position of this rank in `ranks`. Raises ValueError if the call cannot be made."""
+        """Return this rank's position in ``ranks``; raise ValueError if the call is not allowed."""
         return check_member(what, self.rank, ranks, *tensors)
 
     def all_reduce_async(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Handle:
@@ -80,6 +82,7 @@ class CheckedTransport(Transport):
         pieces = _outputs(x, shapes, out)
         if len(ranks) == 1:
             pieces[0].copy_(x.detach())
+        # Every rank knows all shapes, so all of them skip an empty gather.
         elif any(map(math.prod, shapes)):
             self._all_gather(x.detach(), pieces, ranks)
         return pieces
@@ -133,6 +136,7 @@ class CheckedTransport(Transport):
             torch.empty(tuple(shape), dtype=dtype, device=device) for _, shape, dtype in receives
         ]
         self.check("exchange", ranks, *(x for _, x in sends), *out)
+        # Messages of a rank to itself are copied here, and match in order as well.
         own = iter([x for peer, x in sends if peer == me])
         for (peer, _, _), x in zip(receives, out, strict=True):
             if peer == me:
@@ -165,6 +169,8 @@ class CheckedTransport(Transport):
 
     def gather_notes(self, note: bytes, ranks: Ranks) -> list[bytes]:
         with unseen():
+            # First one byte each, since notes are nearly always empty; objects only if there is a
+            # note.
             mine = torch.tensor([bool(note)], dtype=torch.uint8)
             told = self.all_gather(mine, [(1,)] * len(ranks), ranks)
             if not any(flag.item() for flag in told):
@@ -173,7 +179,7 @@ class CheckedTransport(Transport):
 
 
 def check_shapes(what: str, given: Sequence[Shape], promised: Sequence[Shape]) -> None:
-    """Raise ValueError if a tensor has not the shape that was promised to the other ranks."""
+    """Raise ValueError if a tensor does not have the shape that other ranks expect."""
     for a, b in zip(given, promised, strict=True):
         if tuple(a) != tuple(b):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""What a transport does once, in its first call, is none of the user's program."""
+"""Hides a transport's own tensor ops from the user's modes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 @contextmanager
 def unseen() -> Iterator[None]:
-    """Inside, dispatch and function modes of the user's see no op, and none is recorded.
+    """Hide the ops inside the block from the user's dispatch and function modes, and from autograd.
 
-    A mode that saves what ops give in one run and hands it out in the next, as selective activation
-    checkpointing does, would else count those of the first run.
+    A transport does some work only in its first call. A mode that saves the results of ops in one
+    run and replays them in the next, as selective activation checkpointing does, would otherwise
+    count ops that only the first run has.
     """
     with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
         yield

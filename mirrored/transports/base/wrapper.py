@@ -1,4 +1,4 @@
-"""A transport around another one, to which it passes every call that it does not handle itself."""
+"""Base class of a transport around another one, for calls that it does not handle itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _passed_on(method: F) -> F:
-    """The method of the same name that hands the call to `Wrapper.pass_on`."""
+    """Return a method of the same name that passes the call to ``Wrapper.pass_on``."""
     name = method.__name__
 
     def passed_on(self: Wrapper, *args: Any, **kwargs: Any) -> Any:
@@ -24,7 +24,10 @@ def _passed_on(method: F) -> F:
 
 
 class Wrapper(Transport):
-    """Passes every call on to `inner`. Subclasses override a method, or `pass_on` for all."""
+    """Transport that passes every call on to ``inner``.
+
+    Subclasses override single methods, or ``pass_on`` for all of them.
+    """
 
     def __init__(self, inner: Transport) -> None:
         self.inner = inner
@@ -44,12 +47,14 @@ class Wrapper(Transport):
         return self.inner.device(kind)
 
     def tune(self, ranks: Ranks) -> Any:
-        """Measure, keep and return the table by which this transport chooses how it sends;
-        None if it has no table. A collective of `ranks`."""
+        """Measure, store and return the table by which this transport chooses its way of sending.
+
+        Returns None if it has no table. A collective over ``ranks``.
+        """
         return None
 
     def pass_on(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call the method of `inner` with that name."""
+        """Call the method ``name`` of ``inner``."""
         return getattr(self.inner, name)(*args, **kwargs)
 
     all_reduce = _passed_on(Transport.all_reduce)

@@ -1,1 +1,1 @@
-"""When a rank waits in vain, all ranks raise one message, which says where each of them is."""
+"""Makes all ranks raise one message, which says where each of them is, if a rank waits in vain."""

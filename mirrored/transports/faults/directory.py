@@ -1,8 +1,8 @@
-"""The addresses at which the processes of the other ranks listen, which they enter in the store.
+"""Addresses at which the processes of the ranks listen, exchanged through the store.
 
-They are read from the store at the start. When they are needed, the store may be gone with the
-process that held it; if it is not they are read again. A process group that is made after another
-one was destroyed may have the same store: whoever leaves takes its address out.
+A process reads them when it starts. When they are needed, the store may be gone with the process
+that held it; if it is not, they are read again. A process group that is made after another one was
+destroyed may have the same store, so a rank that leaves deletes its address from it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from .store import LimitedStore
 from .wire import Address
 
-_FIRST_S, _LAST_S = 0.05, 10.0  # seconds between two looks for missing addresses; doubled each time
+_FIRST_S, _LAST_S = 0.05, 10.0  # seconds between two reads of missing addresses; doubled each time
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Rank:
 
 
 class Directory:
-    """The addresses of all ranks; `address` is this rank's own."""
+    """Addresses of all ranks; ``address`` is this rank's own."""
 
     def __init__(self, me: Rank, address: Address) -> None:
         self._rank, self._size = me.rank, me.size
@@ -39,26 +39,31 @@ class Directory:
         self._pause = _FIRST_S
 
     def close(self) -> None:
-        """Forget the store, which ends with the process group."""
+        """Drop the store, which ends with the process group."""
         self._store = None
 
     def leave(self, limit_s: float) -> None:
-        """Take this rank's address out of the store, if it answers in time."""
+        """Delete this rank's address from the store, if the store answers in time."""
         key, own = f"address/{self._rank}", self._known[self._rank]
 
         def take_out(store: Any) -> None:
+            # A later process group may have entered another address under this key already.
             if store.check([key]) and Address.loads(store.get(key)) == own:
                 store.delete_key(key)
 
         self._in_time(take_out, limit_s)
 
     def known(self) -> dict[int, Address]:
-        """The addresses of the other ranks, as far as this process has them."""
+        """Return the addresses of the other ranks that this process has read so far."""
+        # Of a copy: the store's thread may add addresses meanwhile.
         return {rank: address for rank, address in self._known.copy().items() if rank != self._rank}
 
     def look(self) -> float | None:
-        """Begin to enter this rank's address and to read the others'. Returns the seconds after
-        which to look again; None once all are known, or after about 13 seconds of looking."""
+        """Begin to write this rank's address to the store and to read the others'.
+
+        Returns the seconds after which to call it again; None once all are known, or after about 13
+        seconds.
+        """
         if self._store is None or (self._entered and not self._missing()):
             return None
         with contextlib.suppress(RuntimeError):  # no threads at the end of the interpreter
@@ -76,7 +81,10 @@ class Directory:
                 self._known[rank] = Address.loads(store.get(f"address/{rank}"))
 
     def find(self, limit_s: float) -> dict[int, Address]:
-        """The addresses of the other ranks, as the store has them now if it answers in time."""
+        """Return the addresses of the other ranks, read again from the store.
+
+        If the store does not answer in time, they are those known so far.
+        """
 
         def look(store: Any) -> None:
             for rank in range(self._size):
@@ -87,7 +95,7 @@ class Directory:
         return self.known()
 
     def _in_time(self, ask: Callable[[Any], None], limit_s: float) -> None:
-        """Ask the store for as long; what it does not answer is left out."""
+        """Call ``ask(store)``; continue without it after an error or ``limit_s`` seconds."""
         with contextlib.suppress(Exception):
             if self._store is not None:
                 self._store.ask(ask, limit_s)

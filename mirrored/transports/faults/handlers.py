@@ -1,4 +1,4 @@
-"""Which signal's handler a thread runs, if it runs one: read from its stack."""
+"""Detects, from a thread's stack, which signal handler the thread is running."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .place import place_of
 
 
 def refuse_in_handler(what: str) -> None:
-    """Raise RuntimeError if the handler of a signal is under way in this thread."""
+    """Raise RuntimeError if this thread is running a signal handler."""
     handler = handler_under_way()
     if handler:
         raise RuntimeError(
@@ -25,7 +25,7 @@ def refuse_in_handler(what: str) -> None:
 
 
 def handler_under_way() -> str:
-    """The name of the signal whose handler this thread runs; "" if it runs none."""
+    """Return the name of the signal whose handler this thread is running; "" if none."""
     codes = {}
     for number in signal.valid_signals():
         code = _code_of(signal.getsignal(number))
@@ -40,7 +40,10 @@ def handler_under_way() -> str:
 
 
 def _has_arguments_of_a_handler(frame: FrameType) -> bool:
-    """Whether a signal called this: its handler may be called by the program as well."""
+    """Return whether ``frame`` is a handler that a signal called, and not the program.
+
+    Python passes a handler the interrupted frame, which is the frame's caller.
+    """
     code, given = frame.f_code, frame.f_locals
     names = code.co_varnames[: code.co_argcount]
     values = [given.get(name) for name in names]
@@ -50,6 +53,7 @@ def _has_arguments_of_a_handler(frame: FrameType) -> bool:
 
 
 def _code_of(handler: Any) -> CodeType | None:
+    # A handler may be a function, a bound method, a partial or a callable object.
     while isinstance(handler, functools.partial):
         handler = handler.func
     if not hasattr(handler, "__code__") and not hasattr(handler, "__func__"):

@@ -1,9 +1,10 @@
-"""A rank that Ctrl-C interrupts, and whose program goes on, takes no number of another step.
+"""Keeps a rank that Ctrl-C interrupts from exchanging wrong values if its program goes on.
 
-Where it goes on, nobody knows: the others may be in the middle of the step that it has left, and
-what it sends next may look like what they wait for. So from then on its messages fit those of no
-other rank, be it interrupted, too, until there is another process group. At an idle prompt no code
-runs, and Ctrl-C is not an interrupt.
+Nobody knows where its program continues: the other ranks may be in the middle of the step that it
+has left, and what it sends next may look like what they wait for. So an interrupt adds a random
+number to this process's count of failures (``failures.py``). From then on its messages match those
+of no other rank, interrupted or not, until there is another process group. At an idle prompt no
+code runs, and Ctrl-C does not count.
 """
 
 from __future__ import annotations
@@ -20,18 +21,20 @@ _BITS = 40  # two ranks that are interrupted hardly ever draw the same number
 
 
 def begin() -> None:
-    """Watch for interrupts, unless the program handles them in its own way."""
+    """Install the SIGINT handler, unless the program has one of its own."""
+    # Python allows `signal.signal` in the main thread only.
     on_main = threading.current_thread() is threading.main_thread()
     if on_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
 
 
 def is_default(handler: Any) -> bool:
-    """Whether a handler of SIGINT is Python's own, or that of this module, which calls it."""
+    """Return whether a SIGINT handler is Python's own, or this module's, which calls it."""
     return handler in (signal.default_int_handler, _interrupt)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     if frame is not None:
+        # At least 1, so that the count changes even if the random number is 0.
         failures.add(1 + secrets.randbits(_BITS))
     signal.default_int_handler(number, frame)

@@ -1,10 +1,11 @@
-"""The thread of a process that answers other ranks, and that no stranger makes deaf.
+"""The thread of a process that answers other ranks, protected against strangers on its port.
 
-Anybody who reaches the port may connect. A request begins with the secret, which only ranks know
-from the store; whoever sends another byte is cut off at once, and nothing of it is read. A
-connection has a second for all of its request and answer, at most `_MOST_OPEN` are open, and a new
-one takes the place of the oldest. One file is kept in reserve, to accept a rank by even
-where the process may open no more. Whatever a turn of the thread raises, the next one begins.
+Anybody who reaches the port may connect. A request begins with the secret, which only ranks know,
+from the store; a connection that sends a wrong byte is closed at once, and its request is not
+parsed. A connection has one second for its whole request and answer, at most ``_MOST_OPEN`` are
+open, and a new one replaces the oldest. One file descriptor is held in reserve, to accept a rank
+even if the process may open no more. If an iteration of the thread's loop raises, the next one runs
+all the same.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ _MOST_OPEN = 64
 
 
 class Listener:
-    """Answers what other processes ask, in a thread of its own.
+    """Thread that answers requests of other processes.
 
     Args:
         host: the address of this machine by which the others reach it.
         answer: request -> answer, called in the thread.
         idle: called in the thread at the start, and again after as many seconds as it returned,
-            until it returns None. Then the thread sleeps until it is asked.
-        joined: given the rank and the file of a connection that another rank makes for messages;
-            called in the thread.
+            until it returns None. Then the thread sleeps until a request comes.
+        joined: called in the thread with a rank and the file descriptor of a connection by which
+            that rank will send its messages.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Listener:
         self._spare: int | None = os.open(os.devnull, os.O_RDONLY)
         self._answer, self._idle = answer, idle
         self._open: dict[socket.socket, _Request] = {}  # the oldest first
-        self._look_at: float | None = time.monotonic()  # when `idle` is called next
+        self._look_at: float | None = time.monotonic()  # the next call of `idle`
         self._closed = False
         port, pid = self._server.getsockname()[1], os.getpid()
         self.address = Address(host, port, secrets.token_hex(8), pid, state_and_start(pid)[1])
@@ -66,7 +67,7 @@ class Listener:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread and close the sockets."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._waker.send(b"x")
@@ -75,7 +76,7 @@ class Listener:
         self.forget()
 
     def forget(self) -> None:
-        """Close the sockets. A forked child, which has no thread, needs nothing more."""
+        """Close the sockets. This is all that a forked child, which has no thread, needs."""
         for each in (self._ready, self._server, self._woken, self._waker, *self._open):
             each.close()
         if self._spare is not None:
@@ -88,7 +89,7 @@ class Listener:
         while not self._closed:
             try:
                 self._turn()
-            except Exception:  # noqa: BLE001 - such as no memory, which may come back
+            except Exception:  # noqa: BLE001 - such as out of memory, which may pass
                 time.sleep(0.05)
 
     def _turn(self) -> None:
@@ -111,7 +112,7 @@ class Listener:
             self._look_at = None if pause is None else time.monotonic() + pause
 
     def _pause(self) -> float | None:
-        """Seconds until something is due; None if nothing is."""
+        """Return the seconds until a deadline or a call of ``idle``; None if there is none."""
         due = [each.until for each in self._open.values()]
         due += [] if self._look_at is None else [self._look_at]
         return max(0.0, min(due) - time.monotonic()) if due else None
@@ -123,14 +124,14 @@ class Listener:
             asker = self._server.accept()[0]
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                self._free_a_file()  # the server is ready still, in the next turn
+                self._free_a_file()  # the next turn accepts: the connection is still pending
             return
         asker.setblocking(False)
         self._open[asker] = request = _Request(self.address.secret.encode())
         self._ready.register(asker, selectors.EVENT_READ, request)
 
     def _free_a_file(self) -> None:
-        """Make room for a connection where this process may open no more files."""
+        """Free a file descriptor for a connection, when this process may open no more."""
         if self._spare is not None:
             os.close(self._spare)
             self._spare = None
@@ -140,8 +141,9 @@ class Listener:
             time.sleep(0.05)
 
     def _hand_over(self, asker: socket.socket, request: _Request) -> None:
-        """Give a connection that is for messages to who receives them."""
+        """Pass a connection that is for messages to ``joined``."""
         if request.joins is not None and self._joined is not None:
+            # A duplicate, since `_drop` closes the socket.
             self._joined(request.joins, os.dup(asker.fileno()))
 
     def _drop(self, asker: socket.socket) -> None:
@@ -153,7 +155,7 @@ class Listener:
                 self._spare = os.open(os.devnull, os.O_RDONLY)
 
     def _answered(self, text: bytes) -> tuple[bytes, int | None]:
-        """The answer, and the rank that joins."""
+        """Return the answer to a request, and the rank that joins, if the request is to join."""
         request = json.loads(text)
         if request.get("asks") == "join":
             return TAKEN, int(request["rank"])
@@ -161,7 +163,7 @@ class Listener:
 
 
 class _Request:
-    """What came of a request so far, and what is left of its answer to send."""
+    """State of one connection: the request so far, and the rest of the answer to send."""
 
     def __init__(self, secret: bytes) -> None:
         self.secret, self.text, self.answer = secret, b"", b""
@@ -171,7 +173,7 @@ class _Request:
     def go_on(
         self, asker: socket.socket, answered: Callable[[bytes], tuple[bytes, int | None]]
     ) -> bool:
-        """Receive or send what is possible without waiting; whether the connection is done with."""
+        """Receive or send what is possible without blocking; return whether to close."""
         try:
             if self.answer:
                 self.answer = self.answer[asker.send(self.answer) :]
@@ -189,12 +191,17 @@ class _Request:
             return True
 
     def _knows_the_secret(self) -> bool:
+        # Compare a part of the secret as soon as it is there: a stranger is cut off at the first
+        # wrong byte.
         head = self.text[: len(self.secret)]
         return hmac.compare_digest(head, self.secret[: len(head)])
 
 
 def _listening(host: str) -> socket.socket:
-    """At that address; at all of the machine where it is not one of its own, as behind a router."""
+    """Return a server socket at the address ``host``.
+
+    If that is no address of this machine, as behind a router, it listens at all addresses.
+    """
     try:
         made = socket.create_server((host, 0), family=family_of(host), backlog=128)
     except OSError:

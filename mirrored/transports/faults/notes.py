@@ -1,4 +1,4 @@
-"""A process that ends leaves a note with another one, which passes it on when a rank asks why."""
+"""Notes that a process leaves with another rank when it ends, for ranks that ask why."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from .place import is_users, line_of
 from .wire import Address, ask
 
 LEFT = "has left the process group"
-_TRIED = 3  # the number of next ranks that are asked; the first that answers keeps the note
+_TRIED = 3  # the most ranks to ask; the first one that answers keeps the note
 _LIMIT_S = 0.2  # seconds that each of them may take
 
 
 def leave(note: str, rank: int, addresses: dict[int, Address]) -> None:
-    """Have another rank keep `note`."""
+    """Let another rank keep ``note``: the first of the next ranks that answers."""
     size = len(addresses) + 1
     for step in range(1, min(_TRIED, size - 1) + 1):
         keeper = (rank + step) % size
@@ -25,7 +25,8 @@ def leave(note: str, rank: int, addresses: dict[int, Address]) -> None:
 
 
 def at_the_end() -> str:
-    """A note with the uncaught error and its line, or one that says that there was none."""
+    """Return a note with the uncaught error and its line, or one that there was no error."""
+    # The interpreter sets it when it has printed an uncaught error.
     error = getattr(sys, "last_value", None)
     if error is None:
         return "has ended: its program is done"

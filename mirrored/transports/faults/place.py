@@ -1,6 +1,6 @@
-"""Where a thread of this process is: the user's own line, and what the library does for it.
+"""Describes where a thread of this process is: the user's own line, and the library's op.
 
-This is read from the stack when a rank asks, so nothing is recorded while all is well.
+It is read from the stack when a rank asks, so nothing is recorded while all is well.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ _STANDARD = sysconfig.get_paths()["stdlib"]
 
 Frames = Sequence[FrameType]  # of one thread, the innermost first
 
-# Frames -> what the library does in them, such as "add, P -> B"; "" if nothing. It is set by the
-# package that has ops, of which mirrored/ knows nothing.
+# Frames -> what the library does in them, such as "add, P -> B"; "" if nothing. The package that
+# has ops sets this, because mirrored/ must not import it.
 _describe: Callable[[Frames], str] | None = None
 
 
 def enter_description(describe: Callable[[Frames], str]) -> None:
-    """Set the function that reads a thread's op, and what it moves, from the thread's frames."""
+    """Register the function that describes a thread's op and boxing from the thread's frames."""
     global _describe
     _describe = describe
 
 
 def place_of(thread: int | None = None) -> str:
-    """`file:line in function, op, boxing` of a thread (by default the calling one)."""
+    """Return ``file:line in function, op, boxing`` of a thread, by default the calling one."""
     frames = _frames_of(threading.get_ident() if thread is None else thread)
     doing = _described(frames)
     line = _user_line(frames)
-    if not line:  # a thread of the library works for the main thread
+    if not line:  # a thread of the library, which works for the main thread
         line = _user_line(_frames_of(threading.main_thread().ident))
     return ", ".join(filter(None, (line or "in no line of the program", doing)))
 
 
 def user_line() -> str:
-    """`file:line in function` of the program, in the calling thread; "" in none."""
+    """Return ``file:line in function`` of the program in the calling thread; "" if none."""
     frame = sys._getframe(1)
     while frame is not None:
         if is_users(frame):
@@ -57,15 +57,16 @@ def _described(frames: Frames) -> str:
 
 
 def line_of(frame: FrameType, line: int | None = None) -> str:
-    """`file:line in function`."""
+    """Return ``file:line in function`` of a frame."""
     code = frame.f_code
     return f"{in_a_line(code.co_filename)}:{line or frame.f_lineno} in {code.co_name}"
 
 
 def is_users(frame: FrameType) -> bool:
-    """Whether this is code of the program, not of this library, torch or Python itself."""
+    """Return whether a frame runs code of the program, not of this library, torch or Python."""
     name = frame.f_code.co_filename
     ours = frame.f_globals.get("__name__", "").partition(".")[0] in _LIBRARY
+    # Usually these folders are inside the standard library's folder.
     installed = "site-packages" in name or "dist-packages" in name
     return (
         not ours

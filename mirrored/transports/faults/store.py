@@ -1,8 +1,8 @@
-"""The store by which ranks find each other, asked for a limited time.
+"""Access with a time limit to the store by which ranks find each other.
 
-TCPStore itself waits as long as the kernel keeps a connection to a host that is out of reach, a
-quarter of an hour, and lets nobody else ask meanwhile. So each call is made in a thread, and at
-most one is under way: a thread that hangs there stays the only one.
+TCPStore itself blocks as long as the kernel keeps a connection to an unreachable host, a quarter of
+an hour, and lets no other thread call it meanwhile. So each call is made in a thread, and at most
+one is under way: a thread that hangs there stays the only one.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ import torch.distributed.distributed_c10d as c10d
 
 T = TypeVar("T")
 
-_SLICE_S = 0.05  # between two looks whether a rank has given up
+_SLICE_S = 0.05  # between two calls of `check`
 
 
 class LimitedStore:
-    """A store of torch.distributed whose answers are waited for in vain for `limit_s` seconds."""
+    """Store of torch.distributed whose calls fail if there is no answer in ``limit_s`` seconds."""
 
     def __init__(self, store: Any, limit_s: float, turn: _Turn | None = None) -> None:
         self._store, self._limit_s = store, limit_s
+        # Shared by all parts of a store: one call is under way on its connection.
         self._turn = turn or _Turn()
 
     def part(self, prefix: str) -> LimitedStore:
-        """The part of it whose keys begin with a prefix."""
+        """Return the part of the store whose keys begin with ``prefix``."""
         return LimitedStore(c10d.PrefixStore(prefix, self._store), self._limit_s, self._turn)
 
     def ask(
@@ -36,11 +37,13 @@ class LimitedStore:
         limit_s: float | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> T:
-        """What `call(store)` returns or raises. `check` is called now and then, and may raise.
+        """Return what ``call(store)`` returns, or raise its error.
+
+        ``check`` is called regularly while this waits, and may raise.
 
         Raises:
-            RuntimeError: "Timed out waiting", if there is no answer within `limit_s` seconds; by
-                default within those of the store.
+            RuntimeError: "Timed out waiting", if there is no answer within ``limit_s`` seconds; by
+                default within the store's own limit.
         """
         deadline = time.monotonic() + (self._limit_s if limit_s is None else limit_s)
         while True:
@@ -60,8 +63,10 @@ class LimitedStore:
         return asked.result  # type: ignore[return-value]
 
     def begin(self, call: Callable[[Any], object]) -> bool:
-        """Make `call(store)` without waiting for it, unless another one is under way; whether it is
-        made. What it raises is lost."""
+        """Start ``call(store)`` without waiting for it, unless another call is under way.
+
+        Returns whether it was started. An error that it raises is lost.
+        """
         if not self._turn.take(0.0):
             return False
         _Asked(call, self._store, self._turn)
@@ -69,14 +74,14 @@ class LimitedStore:
 
 
 class _Turn:
-    """The right to ask: one thread takes it, and the one that asks for it ends it."""
+    """The right to make a call; the thread that makes the call gives it back."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._taken = False
 
     def take(self, limit_s: float) -> bool:
-        """Take it, if it is free within a time."""
+        """Take the right if it is free within ``limit_s`` seconds; return whether it was."""
         with self._changed:
             if not self._changed.wait_for(lambda: not self._taken, limit_s):
                 return False
@@ -90,7 +95,7 @@ class _Turn:
 
 
 class _Asked:
-    """A call that is made in a thread, which ends `turn`."""
+    """A call that is made in a thread, which gives ``turn`` back."""
 
     def __init__(self, call: Callable[[Any], object], store: Any, turn: _Turn) -> None:
         self.done = threading.Event()
@@ -107,6 +112,7 @@ class _Asked:
                 self.done.set()
 
         try:
+            # A daemon: it may hang in the store for a quarter of an hour.
             threading.Thread(target=run, daemon=True, name="mirrored-store").start()
         except BaseException:
             turn.end()

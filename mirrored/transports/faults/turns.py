@@ -1,8 +1,8 @@
-"""One thread of a rank communicates, and makes one call at a time.
+"""Ensures that one thread of a rank communicates, and makes one call at a time.
 
-Ranks match their calls by order. Two threads, or a signal's handler that runs in the middle of a
-call, make calls in another order on each rank, and would take each other's values. So a second
-thread is refused, and so is a call in the middle of another one.
+Ranks match their calls by order. Two threads, or a signal handler that runs in the middle of a
+call, would make calls in another order on each rank, and ranks would receive each other's values.
+So a second thread is refused, and so is a call in the middle of another one.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _entering = threading.RLock()
 
 
 class _Turns:
-    """The thread that communicates, None if none has; and the calls by messages under way."""
+    """The thread that communicates, or None if none has yet, and calls by messages under way."""
 
     def __init__(self) -> None:
         self.thread: int | None = None
-        self.its_object: threading.Thread | None = None  # an ended thread's number is used again
-        self.said_so: list[int] = []  # threads in `in_this_thread`; never two different ones
+        self.its_object: threading.Thread | None = None  # idents of ended threads are reused
+        self.said_so: list[int] = []  # idents in `in_this_thread`, nested; all of one thread
         self.messages: dict[int, object] = {}  # by thread
 
 
@@ -40,21 +40,23 @@ turns = _Turns()
 
 
 def begin() -> None:
-    """This thread communicates from now on: it is the first to use a process group."""
+    """Make this thread the one that communicates: it is the first to use a process group."""
+    # A background thread may be the first to use a group, but works for another thread.
     if not turns.said_so and not _thread.helps:
         turns.thread, turns.its_object = get_ident(), threading.current_thread()
 
 
 def help_out() -> None:
-    """This thread of the library communicates for the one that communicates."""
+    """Allow this thread of the library to communicate for the thread that does."""
     _thread.helps = True
 
 
 def check() -> None:
-    """Raise RuntimeError if this thread may not communicate now."""
+    """Raise RuntimeError if this thread may not communicate now, or is in the middle of a call."""
     me = get_ident()
     if me == turns.thread and not turns.messages and not _C.is_in_call():
-        return  # nearly always, and each move asks
+        return  # the fast path: every collective calls this
+    # In the middle of a call by messages, or of one in shared memory.
     if me in turns.messages or _C.is_in_call():
         raise _in_the_middle(turns.messages.get(me))
     if me != turns.thread and not _thread.helps:
@@ -63,11 +65,11 @@ def check() -> None:
 
 @contextmanager
 def in_this_thread() -> Iterator[None]:
-    """Inside the ``with`` block the calling thread communicates, and no other one of this rank.
+    """Let only the calling thread of this rank communicate inside the ``with`` block.
 
-    One thread of a rank communicates: that which first used the process group, and another one
-    once that has ended. A program whose thread waits while another one communicates, on every
-    rank in the same order, says so in that one:
+    Otherwise the one thread that communicates is the first one that used the process group, or
+    another one once that has ended. If that thread waits while another one communicates, on every
+    rank in the same order, use this block in the other one:
 
     ```
     def answer(prompt):                 # called in a thread of a server's pool
@@ -94,7 +96,7 @@ def in_this_thread() -> Iterator[None]:
 
 
 def _take_over(me: int) -> None:
-    """Let this thread communicate from now on if the one before has ended, else raise."""
+    """Make this thread the one that communicates if that one has ended; otherwise raise."""
     with _entering:
         other, owner = turns.thread, turns.its_object
         if other is not None and owner is not None and owner.is_alive():
@@ -105,15 +107,19 @@ def _take_over(me: int) -> None:
 
 
 def _is_of_backward(me: int, owner: int) -> bool:
-    """Whether this is a thread of autograd's, in which a device's part of a backward runs for the
-    thread that communicates, which waits."""
+    """Return whether this thread is one of autograd's that runs part of a backward pass.
+
+    The autograd engine runs each device's part in a thread of its own, while the thread that
+    communicates waits for it.
+    """
+    # Autograd's threads are not started by Python: `threading` knows them as dummies, if at all.
     known = {thread.ident for thread in threading.enumerate() if type(thread) is not _DUMMY}
     waits = sys._current_frames().get(owner)
     return me not in known and waits is not None and waits.f_code.co_name == _RUNS_BACKWARD
 
 
 _DUMMY = threading._DummyThread  # type: ignore[attr-defined]
-_RUNS_BACKWARD = "_engine_run_backward"  # of torch.autograd.graph, the last one in Python
+_RUNS_BACKWARD = "_engine_run_backward"  # of torch.autograd.graph, its innermost Python frame
 
 
 def _two_threads(other: int) -> RuntimeError:

@@ -1,4 +1,6 @@
-"""A rank that waits in vain asks all ranks where they are, and then all raise one message.
+"""Makes all ranks raise one message if a rank waits in vain.
+
+That rank asks all others where they are, and sends them the message.
 
 ```
 rank 0   waits for rank 1 ....... time is up:  asks 1 and 2    words: where 0, 1 and 2 are   raises
@@ -6,9 +8,9 @@ rank 1   elsewhere                             answers         is sent the words
 rank 2       waits for rank 0 ...............  answers         is sent the words             raises
 ```
 
-The words are the message that all raise: rank 1 when it communicates next, rank 2 at once. If
-several ranks give up together, the message of the lowest one is taken. While all is well, a thread
-sleeps and nothing is recorded.
+"Words" is the message that all raise: rank 1 when it communicates next, rank 2 at once. If several
+ranks give up together, the message of the lowest one is used. While all is well, the thread that
+answers sleeps and nothing is recorded.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ from .place import place_of
 from .turns import turns
 from .wire import Address, ask, joined, own_host
 
-ANSWER_S = 1.0  # seconds within which a rank that can answer does
-_PAUSE_S, _REFUSALS = 0.02, 25  # between two tries to reach a rank; after which it has ended
+ANSWER_S = 1.0  # seconds within which a rank answers if it can
+_PAUSE_S, _REFUSALS = 0.02, 25  # between tries to reach a rank; more refusals: it has ended
 _CONNECT_S = 1.0  # for the first try to reach a rank; doubled each time
-DEFER_S = 2.5  # seconds within which a lower rank that gives up too has its words ready
+DEFER_S = 2.5  # seconds within which a lower rank that gives up too has sent its words
 
 Wait = tuple[float, int, str]  # seconds so far, thread, call
 _Answers = dict[int, dict[str, Any] | None]  # None if the rank does not listen
@@ -41,7 +43,7 @@ T = TypeVar("T")
 
 
 class Call(NamedTuple):
-    """A call: what is sent, and over which ranks."""
+    """One call: its name, the dtype and shape of what is sent, and its ranks."""
 
     name: str
     dtype: Any
@@ -54,18 +56,19 @@ class Call(NamedTuple):
 
 
 class Waiter(Protocol):
-    """A transport that knows which of its calls wait."""
+    """Protocol of a transport that knows which of its calls wait."""
 
     def waits(self) -> list[Wait]: ...
 
 
 class Watch:
-    """What this rank does for it. There is one for each default process group.
+    """Detects that this rank waits in vain, and answers other ranks. One per default process group.
 
     Args:
         me: this rank.
-        alarm: goes off once, with the words that every rank raises.
-        joined: given the rank and the file of a socket by which its messages will come.
+        alarm: is set off once, with the message that every rank raises.
+        joined: called with a rank and the file descriptor of a socket by which its messages will
+            come.
     """
 
     def __init__(self, me: Rank, alarm: Any, joined: Callable[[int, int], None]) -> None:
@@ -82,7 +85,7 @@ class Watch:
         atexit.register(self._end)
 
     def close(self, note: str = notes.LEFT) -> None:
-        """End, since the process group is gone. `note` tells the other ranks why."""
+        """Shut down, because the process group is gone. ``note`` tells the other ranks why."""
         atexit.unregister(self._end)
         notes.leave(note, self._me.rank, self._directory.known())
         self._listener.close()
@@ -94,7 +97,7 @@ class Watch:
         self.close(notes.at_the_end())
 
     def forget(self) -> None:
-        """Let go of everything in a forked child, to which none of this belongs."""
+        """Release everything in a forked child, which is not a rank."""
         atexit.unregister(self._end)
         self._listener.forget()
         self._directory.close()
@@ -102,8 +105,11 @@ class Watch:
     # ---- sockets --------------------------------------------------------------------------------
 
     def join(self, rank: int, timeout_s: float) -> int:
-        """A connected socket by which `rank` takes messages of this rank, as a file that belongs to
-        the caller. Raises RuntimeError if the rank has ended, or does not come in time."""
+        """Connect to ``rank``, and return the socket by which it receives this rank's messages.
+
+        The result is a file descriptor that the caller owns. Raises RuntimeError if the rank has
+        ended, or if there is no connection in time.
+        """
         deadline, refused, limit_s = time.monotonic() + timeout_s, 0, _CONNECT_S
         request = {"asks": "join", "rank": self._me.rank}
         address = self._directory.known().get(rank)
@@ -113,11 +119,12 @@ class Watch:
             if address is not None:
                 try:
                     return joined(address, request, limit_s, deadline, self.check)
-                except TimeoutError:  # a link that is slow, or lets nothing through
+                except TimeoutError:  # a slow or blocked link
                     limit_s *= 2
                 except OSError:
                     refused += 1
             address = self._directory.find(ANSWER_S).get(rank)
+            # Another address is that of another process, which has not refused yet.
             refused = refused if address == before else 0
             if refused > _REFUSALS:
                 raise RuntimeError(f"Connection refused by peer (rank {rank})")
@@ -132,13 +139,16 @@ class Watch:
             raise RuntimeError(self.alarm.words)
 
     def stop(self, words: str) -> None:
-        """Make this rank raise ``words``, at once where it waits."""
+        """Make this rank raise ``words``: at once if it waits, else when it next communicates."""
         with self._changed:
             self.alarm.set_off(words)
             self._changed.notify_all()
 
     def carry_out(self, call: Call, messages: Callable[[], T]) -> T:
-        """The result of `messages()`, which sends and waits. If it fails, all ranks give up."""
+        """Return the result of ``messages()``, which sends and waits.
+
+        If it fails, all ranks raise.
+        """
         thread, since = threading.get_ident(), time.monotonic()
         # Recorded before the check: a thread that gives up either finds this wait and wakes it, or
         # has set the alarm off before the check.
@@ -165,7 +175,10 @@ class Watch:
         return f"rank {self._me.rank} has waited {waited:.1f} s in {call}{reason_of(error)}"
 
     def give_up(self, why: str) -> str:
-        """Make every rank raise, because this one cannot go on; returns the words they raise."""
+        """Make every rank raise, because this one cannot go on; return the message they raise.
+
+        ``why`` is the beginning of the message, unless another rank's message is used.
+        """
         with self._deciding:
             # A rank that was stopped may have been sent the words meanwhile: wait briefly for them.
             with self._changed:
@@ -178,10 +191,11 @@ class Watch:
         others = self._directory.find(ANSWER_S)
         answers = ask(others, {"asks": "where", "rank": self._me.rank}, ANSWER_S)
         answers = {rank: said if _is_ranks(said) else None for rank, said in answers.items()}
+        # A rank that has given up before answers with its words, and all ranks must raise the same.
         known = next((a["words"] for a in answers.values() if a and "words" in a), None)
         words = known or self._composed(why, own, others, answers)
         with self._changed:
-            # Ranks that wait for each other give up together. The words of the lowest are taken:
+            # Ranks that wait for each other give up together, and the words of the lowest are used:
             # wait for them if a lower rank gives up too.
             if known is None and self._lower_gives_up:
                 self._changed.wait_for(lambda: self.alarm.words is not None, DEFER_S)
@@ -190,9 +204,11 @@ class Watch:
         return self.alarm.words
 
     def _tell(self, others: dict[int, Address], answers: _Answers) -> None:
-        """Make the others raise: ranks that answered at once, the rest when they run on."""
+        """Make the others raise: those that answered at once, the rest when they can run again."""
         request = {"asks": "stop", "words": self.alarm.words}
         ask({rank: others[rank] for rank, said in answers.items() if said}, request, ANSWER_S)
+        # These did not answer before (they may be stopped): send the words, and do not wait for an
+        # answer.
         ask({rank: a for rank, a in others.items() if rank not in answers}, request, 0.05)
 
     # ---- what is said ---------------------------------------------------------------------------
@@ -230,7 +246,7 @@ class Watch:
         return f"{place_of(thread)}, waits {seconds:.1f} s in {call}"
 
     def _absent(self, address: Address | None, refused: bool, note: str | None) -> str:
-        """What is to be said of a rank that does not answer."""
+        """Return the text about a rank that does not answer."""
         if address is None:
             return "has not communicated yet, so that it is not known where it is"
         process = f"process {address.pid}"
@@ -257,6 +273,7 @@ class Watch:
         with self._changed:
             if self.alarm.words is not None:
                 return {"words": self.alarm.words}
+            # A rank asks where the others are only when it gives up.
             self._lower_gives_up |= request["rank"] < self._me.rank
         return {"line": self._own_line(), "notes": list(self._notes.items())}
 
@@ -265,12 +282,12 @@ class Watch:
 
 
 def _is_ranks(said: dict[str, Any] | None) -> bool:
-    """Whether a rank said this, and not another program that listens there since."""
+    """Return whether a rank gave this answer, and not another program on the same port."""
     return said is not None and ("words" in said or {"line", "notes"} <= said.keys())
 
 
 def reason_of(error: BaseException) -> str:
-    """torch's reason in brackets; "" if it is only that the time is up."""
+    """Return the error's text in brackets; "" if it only says that the time is up."""
     if isinstance(error, KeyboardInterrupt):
         return " (it was interrupted)"
     first = str(error).partition("\n")[0]

@@ -1,9 +1,9 @@
-"""Asks other processes questions over sockets. They may have ended, be stopped or be out of reach.
+"""Requests to other processes over sockets, even if they have ended, are stopped or unreachable.
 
-Every process listens, and a thread that otherwise sleeps in the kernel answers (`listener.py`). The
-sockets are not those of torch.distributed: a rank must be able to ask while it waits there, and
-also when the store is gone with the process that held it. A question is the secret of who is asked,
-and a line of JSON; the answer is a line of JSON.
+Every process listens, and a thread that otherwise sleeps in the kernel answers (``listener.py``).
+The sockets are not those of torch.distributed: a rank must be able to ask while it waits there, and
+also when the store is gone with the process that held it. A request is the secret of the process
+that is asked, and a line of JSON; the answer is a line of JSON.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 MOST = 1 << 20  # most bytes of a message
-TAKEN = b"\n"  # the answer of who takes a connection for its own
+TAKEN = b"\n"  # the answer of a process that keeps the connection for messages
 _SLICE_S = 0.5
 _UNREACHABLE = errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a process listens, and the secret by which it knows who may ask."""
+    """Address at which a process listens, and the secret that a request must begin with."""
 
     host: str
     port: int
@@ -45,8 +45,10 @@ class Address:
         return Address(**json.loads(text))
 
     def state(self) -> str:
-        """The state of the process, which must be on this machine ("R" for running, "S" for
-        sleeping, "T" for stopped); "" if it has ended."""
+        """Return the state of the process, which must be on this machine; "" if it has ended.
+
+        "R" is running, "S" sleeping, "T" stopped.
+        """
         state, started = state_and_start(self.pid)
         return state if started == self.started and state not in ("Z", "X") else ""
 
@@ -54,23 +56,26 @@ class Address:
 def state_and_start(pid: int) -> tuple[str, str]:
     try:
         with open(f"/proc/{pid}/stat") as file:
+            # After the last bracket, since the program's name may contain spaces and brackets.
             fields = file.read().rpartition(")")[2].split()
     except OSError:
         return "", ""
-    return fields[0], fields[19]
+    return fields[0], fields[19]  # fields 3 and 22 of proc(5)
 
 
 def ask(
     addresses: Mapping[int, Address], request: dict[str, Any], limit_s: float
 ) -> dict[int, dict[str, Any] | None]:
-    """The answer of each rank; None if the rank does not listen. Ranks that do not answer within
-    `limit_s` seconds are left out, and so are those to which no network leads, or for which this
-    process may open no socket."""
+    """Send ``request`` to each rank and return the answers; None for a rank that does not listen.
+
+    Left out are ranks that do not answer within ``limit_s`` seconds, that no network reaches, or
+    for which this process may open no socket.
+    """
     answers: dict[int, dict[str, Any] | None] = {}
     deadline = time.monotonic() + limit_s
     try:
         selector = selectors.DefaultSelector()
-    except OSError:  # it is a file, too
+    except OSError:  # a selector needs a file descriptor, too
         return answers
     with selector as ready:
         for rank, address in addresses.items():
@@ -79,6 +84,7 @@ def ask(
             except OSError:
                 continue
             asked.setblocking(False)
+            # Unreachable is not the same as ended: such a rank gets no entry, rather than None.
             if asked.connect_ex((address.host, address.port)) in _UNREACHABLE:
                 asked.close()
                 continue
@@ -103,17 +109,22 @@ def joined(
     deadline: float,
     check: Callable[[], None],
 ) -> int:
-    """The file of a socket to a process that has answered `request`, and takes it for its own. It
-    belongs to the caller. Calls `check` now and then, which may raise.
+    """Connect to a process that accepts ``request`` and keeps the connection for messages.
+
+    Calls ``check`` regularly, which may raise.
+
+    Returns:
+        The file descriptor of the socket, which the caller owns.
 
     Raises:
-        TimeoutError: there is no connection within `limit_s` seconds, or no answer before
-            `deadline`.
-        OSError: nobody takes it.
+        TimeoutError: there is no connection within ``limit_s`` seconds, or no answer before
+            ``deadline``.
+        OSError: the process does not accept the connection.
     """
     asked = socket.socket(family_of(address.host), socket.SOCK_STREAM)
     try:
         _connect(asked, address, min(time.monotonic() + limit_s, deadline), check)
+        # Short, so that `check` is called often enough while this waits for the answer.
         asked.settimeout(_SLICE_S)
         asked.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         asked.sendall(address.secret.encode() + json.dumps(request).encode() + b"\n")
@@ -121,6 +132,7 @@ def joined(
             check()
             try:
                 if asked.recv(len(TAKEN)) == TAKEN:
+                    # The socket no longer owns the descriptor: `close` below has no effect on it.
                     return asked.detach()
                 raise ConnectionRefusedError
             except TimeoutError:
@@ -160,7 +172,7 @@ def _go_on(
     question: _Question,
     answers: dict[int, dict[str, Any] | None],
 ) -> bool:
-    """Send or receive what is possible without waiting; whether the exchange is finished."""
+    """Send or receive what is possible without blocking; return whether the exchange is over."""
     try:
         if question.text:
             question.text = question.text[asked.send(question.text) :]
@@ -182,8 +194,11 @@ def _go_on(
 
 
 def own_host(store_host: str | None) -> str:
-    """The address by which others reach this machine: that of the interface that gloo was told to
-    use, else that by which this machine reaches the store."""
+    """Return the address by which others reach this machine.
+
+    It is the address of the interface in GLOO_SOCKET_IFNAME, else of the interface that leads to
+    the store.
+    """
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     with contextlib.suppress(OSError):
         if interface:
@@ -192,7 +207,7 @@ def own_host(store_host: str | None) -> str:
         target = store_host or socket.gethostname()
         family, _, _, _, address = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(address)  # sends nothing
+            probe.connect(address)  # of a datagram socket: selects the interface, sends nothing
             return probe.getsockname()[0]
     except OSError:
         return "127.0.0.1"

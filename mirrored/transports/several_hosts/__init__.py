@@ -1,4 +1,4 @@
-"""Ranks of several hosts: those of one host share memory, and between hosts messages go."""
+"""Transport for ranks of several hosts: memory inside a host, messages between hosts."""
 
 from .transport import SeveralHosts
 

@@ -1,4 +1,4 @@
-"""Gathers and exchanges of ranks on several hosts.
+"""Gathers and exchanges between ranks on several hosts.
 
 ```
           host 0        host 1                     host 0        host 1
@@ -8,9 +8,9 @@ sent    0 ---------> 2                           2 <--------- 0             each
 inside  0, 1     0, 1                            2, 3     2, 3              through memory
 ```
 
-In an all-gather each piece goes once to each other host, where it is received by one rank, and
-through memory to that rank's neighbours. In an all-to-all each piece is for one rank: between hosts
-it is a message, inside one it goes through memory.
+In an all-gather each piece goes once to each other host, where one rank receives it and passes it
+through memory to the ranks of that host. In an all-to-all each piece is for one rank: between hosts
+it is a message, inside a host it goes through memory.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from .hosts import Hosts
 
 
 class Gathering:
-    """An all-gather under way into `out`, in which this rank's own piece is there.
+    """All-gather under way into ``out``, which contains this rank's own piece already.
 
-    It begins with what is on this host, while messages travel; `wait()` passes on what has come.
+    It begins with the pieces of this host, while messages travel; ``wait()`` passes on what has
+    arrived.
     """
 
     def __init__(
@@ -50,11 +51,15 @@ class Gathering:
 
     def wait(self) -> None:
         self._posted.wait()
+        # A rank may have received several pieces: one all-gather inside the host for each.
         for turn in range(max(map(len, self._shares.values()))):
             self._pass_on({m: own[turn] for m, own in self._shares.items() if turn < len(own)})
 
     def _pass_on(self, pieces: dict[int, int]) -> None:
-        """Give the neighbours one piece of each rank: `pieces[member]` is its position."""
+        """All-gather one piece from each rank of this host, through memory.
+
+        ``pieces[member]`` is the position in ``out`` of the piece that ``member`` has.
+        """
         hosts = self._hosts
         nothing = self._out[0][:0]
         out = [self._out[pieces[m]] if m in pieces else nothing for m in hosts.mine]
@@ -70,7 +75,7 @@ def trade(
     hosts: Hosts,
     inside: Transport,
 ) -> Posted:
-    """Start an all-to-all; what comes from this host is there at once."""
+    """Start an all-to-all; the pieces from this host are there when this returns."""
     away = [k for k in range(len(hosts.ranks)) if hosts.of[k] != hosts.host]
     sends = [(hosts.ranks[k], pieces[k]) for k in away if pieces[k].numel()]
     receives = [(hosts.ranks[k], out[k]) for k in away if out[k].numel()]

@@ -1,8 +1,9 @@
-"""On which ranks the addends of a part are added up, in the order of ranks, so that the bits are
-those of one host and the bytes between hosts are the fewest.
+"""Selects the ranks on which the addends of each part of a reduction are summed.
 
-A sum in the order of ranks is a chain: ranks that follow each other on one host add up theirs
-there, and the sum so far goes to the next host. What comes after it may also be sent as it is.
+Sums are in the order of ranks, so that the bits are those of one host, and the bytes between hosts
+are as few as possible. A sum in the order of ranks is a chain: consecutive ranks on one host sum
+their addends there, and the sum so far goes to the next host. Later addends may also be sent as
+they are.
 
 ```
 ranks       0  1 | 2  3         two hosts
@@ -11,9 +12,9 @@ part of 0   0+1 <------- 2, 3                   each addend
             0+1 -------> +2+3 -------> 0        or there and back: less, for hosts of more ranks
 ```
 
-Between hosts a reduce-scatter of n bytes so sends n and a half for two hosts, and not n: whoever
-has the first ranks cannot get a sum that is in order in one message. Sums of each host's sums
-would, but their bits would depend on where ranks are.
+So a reduce-scatter of n bytes between two hosts sends 1.5 n bytes, and not n: the host with the
+first ranks cannot get an ordered sum in one message. Sums of each host's sums would take one, but
+their bits would depend on where ranks are.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ from .hosts import partner
 
 
 class Stage(NamedTuple):
-    """The rank at `worker` adds the addends of the positions `adds`, in order, to what comes from
-    the stage before."""
+    """One step of a chain of sums.
+
+    The rank at position ``worker`` adds the addends of the positions ``adds``, in order, to the sum
+    from the stage before.
+    """
 
     worker: int
     adds: tuple[int, ...]
@@ -36,12 +40,13 @@ class Stage(NamedTuple):
 
 @lru_cache(1 << 12)
 def route(of: tuple[int, ...], target: int, wide: int, at_once: bool) -> tuple[Stage, ...]:
-    """The stages of the sum that the rank at `target` gets; the last one's result goes there.
+    """Return the stages of the sum for the rank at ``target``, which gets the last one's result.
 
     Args:
         of: the host of each position.
-        wide: how many times the bytes of an addend a sum has that is not rounded yet.
-        at_once: only routes on which no rank has to wait for one message before it sends another.
+        target: the position.
+        wide: the bytes of an unrounded sum, as a multiple of an addend's.
+        at_once: use only routes on which no rank waits for one message before it sends another.
     """
     return min(_routes(of, target, wide, at_once), key=lambda found: found[:2])[2]
 
@@ -49,8 +54,16 @@ def route(of: tuple[int, ...], target: int, wide: int, at_once: bool) -> tuple[S
 def _routes(
     of: tuple[int, ...], target: int, wide: int, at_once: bool
 ) -> Iterator[tuple[int, int, tuple[Stage, ...]]]:
-    """(bytes between hosts, in parts; messages that wait for each other; stages) of each route."""
+    """Yield (bytes, hops, stages) of each possible route.
+
+    The bytes are those between hosts, in units of a part; hops counts messages that wait for each
+    other.
+    """
+    # Runs of consecutive positions on one host: only these may be summed without changing the
+    # order.
     runs = [(host, [k for k, _ in run]) for host, run in groupby(enumerate(of), lambda at: at[1])]
+    # The first `chained` runs are summed one after the other, each on its host. The rest is summed
+    # on host `last`: the target's, or that of the last run, which then sends the sum to the target.
     for last in {of[target], runs[-1][0]}:
         for chained in range(len(runs)):
             if chained and (runs[chained - 1][0] == last or (at_once and chained > 1)):

@@ -1,7 +1,8 @@
-"""Bytes that go from host to host in a move, all ranks together: arithmetic, by what `moves.py`,
-`sums.py` and, where each rank is on a host of its own, `torch_dist/transport.py` send.
+"""Computes the bytes that a collective sends between hosts, summed over all ranks.
 
-`of` is the host of each rank of the group, as in `Hosts`.
+This is arithmetic that follows what ``moves.py``, ``sums.py`` and, where each rank is on a host of
+its own, ``torch_dist/transport.py`` send. ``of`` is the host of each rank of the group, as in
+``Hosts``.
 """
 
 from __future__ import annotations
@@ -21,27 +22,31 @@ Of = tuple[int, ...]
 
 
 def of_gather(of: Of, pieces: Sequence[int]) -> int:
-    """The bytes of an all-gather: each rank's piece, of so many, goes once to each other host."""
+    """Return the bytes of an all-gather of ``pieces``: each goes once to each other host."""
     return sum(pieces) * max(of)
 
 
 def of_trade(of: Of, pieces: Sequence[Sequence[int]]) -> int:
-    """The bytes of an all-to-all in which rank k sends `pieces[k][j]` bytes to rank j."""
+    """Return the bytes of an all-to-all in which rank k sends ``pieces[k][j]`` bytes to rank j."""
     pairs = ((k, j) for k in range(len(of)) for j in range(len(of)) if of[k] != of[j])
     return sum(pieces[k][j] for k, j in pairs)
 
 
 def of_scatter(of: Of, parts: Sequence[int], dtype: torch.dtype, at_once: bool = False) -> int:
-    """The bytes of a reduce-scatter in which rank k gets `parts[k]` of them; `at_once` if it was
-    started and goes on beside the program."""
+    """Return the bytes of a reduce-scatter in which rank k gets ``parts[k]`` bytes.
+
+    ``at_once`` is for one that was started and runs in parallel with the program.
+    """
     if not _is_mixed(of):
         return sum(parts) * (len(of) - 1) if max(of) else 0
     return sum(nbytes * _addends(of, k, dtype, at_once) for k, nbytes in enumerate(parts) if nbytes)
 
 
 def of_all_reduce(of: Of, numel: int, dtype: torch.dtype, link: Link | None) -> int:
-    """The bytes of an all-reduce of `numel` numbers; `link` is what messages cost, if that was
-    measured."""
+    """Return the bytes of an all-reduce of ``numel`` numbers.
+
+    ``link`` is the measured cost of messages, or None.
+    """
     nbytes, n, hosts = numel * dtype.itemsize, len(of), max(of) + 1
     if hosts == 1:
         return 0
@@ -60,7 +65,7 @@ def of_all_reduce(of: Of, numel: int, dtype: torch.dtype, link: Link | None) -> 
 
 
 def _is_mixed(of: Of) -> bool:
-    """Whether some ranks share a host and others do not."""
+    """Return whether there are several hosts, and several ranks on at least one of them."""
     return 1 < max(of) + 1 < len(of)
 
 
@@ -69,7 +74,7 @@ def _split(n: int, parts: int) -> list[int]:
 
 
 def _addends(of: Of, target: int, dtype: torch.dtype, at_once: bool) -> int:
-    """How many times a part is sent from host to host until rank `target` has its sum."""
+    """Return how many times a part is sent between hosts until rank ``target`` has its sum."""
     wide = accumulated_in(dtype).itemsize // dtype.itemsize
     stages = route(of, target, wide, at_once)
     sent = sum(of[k] != of[stage.worker] for stage in stages for k in stage.adds)

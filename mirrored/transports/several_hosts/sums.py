@@ -1,4 +1,4 @@
-"""Reductions of ranks on several hosts, in the order of ranks; `routes.py` says which way.
+"""Reductions between ranks on several hosts, in the order of ranks, by the routes of ``routes.py``.
 
 ```
           host 0: ranks 0, 1                       host 1: ranks 2, 3
@@ -8,7 +8,8 @@ started   addends that are added up here go        addends that are added up her
 wait      what came is added                       what came is added
 ```
 
-All that goes through memory goes when the reduction starts, so that `wait()` needs no neighbour.
+Everything that goes through memory does so when the reduction starts, so that ``wait()`` does not
+depend on another rank of this host.
 """
 
 from __future__ import annotations
@@ -30,16 +31,24 @@ from .moves import Gathering
 from .routes import Stage, route
 
 # An all-reduce takes one round of messages, in which each host sends the addends of all its ranks,
-# if it so sends at most this many bytes more than their sum has. That takes less time than a second
+# if that sends at most this many bytes more than their sum has. It takes less time than a second
 # round, on a link of 1 Gbit/s as well.
 SMALL = 32 * 1024
-# A longer one is sent in pieces: while one goes on to the next host, or back, another one comes.
+# A longer one is sent in pieces: while one piece goes on to the next host, or back, another comes.
 PIECE = 1 << 20
 
 
 class _Adding(NamedTuple):
-    """What this rank adds up of a part: what comes from the stage before, and the addends. The sum
-    goes to the rank `to`, or stays if that is None."""
+    """One stage that this rank carries out.
+
+    Attributes:
+        before: buffer for the sum from the stage before; None in a first stage.
+        coming: the messages to wait for; None if there are none.
+        addends: the tensors to add, in order.
+        to: the rank that the sum goes to; None if it stays here.
+        name: the name of the message with the sum.
+        is_last: whether this is the last stage.
+    """
 
     before: Tensor | None
     coming: Posted | None
@@ -54,11 +63,15 @@ _Found = tuple[int, int, Stage, dict[int, Tensor]]
 
 
 class Reducing:
-    """A reduction under way of `parts`, of which rank k gets part k; `wait()` gives this rank's.
+    """Reduce-scatter under way; ``wait()`` returns this rank's part.
 
     Args:
-        parts: contiguous, of one dim.
-        at_once: no rank waits for one message before it sends another.
+        name: the collective.
+        parts: contiguous tensors of one dim; rank k gets the reduced part k.
+        hosts: the hosts of the ranks.
+        inside: the transport between ranks of this host.
+        op: the reduction.
+        at_once: use only routes on which no rank waits for one message before it sends another.
     """
 
     def __init__(
@@ -82,20 +95,21 @@ class Reducing:
         }
         self._total, self._under_way = parts[hosts.me], list[Posted]()
         self._to_do = self._prepared()
+        # Sums that need no message start now; the rest, in `advance`, waits for messages.
         first = [adding for adding in self._to_do if adding.coming is None]
         self._to_do = [adding for adding in self._to_do if adding.coming is not None]
         for adding in first:
             self._add(adding)
 
     def advance(self) -> None:
-        """Add up, and send on, what comes here."""
+        """Add up what has come for this rank's stages, and send the sums on."""
         to_do, self._to_do = self._to_do, []
         with resumed(self._call):
             for adding in to_do:
                 self._add(adding)
 
     def wait(self) -> Tensor:
-        """This rank's part of the sum; its memory may be that of the part that was given."""
+        """Return this rank's part of the sum; its memory may be that of the part passed in."""
         self.advance()
         for posted in self._under_way:
             posted.wait()
@@ -105,14 +119,14 @@ class Reducing:
     # ---- what goes where ------------------------------------------------------------------------
 
     def _stages(self) -> Iterator[tuple[int, int, Stage]]:
-        """(target, number, stage), first stages first: no stage waits for a later one."""
+        """Yield (target, number, stage), first stages first: no stage waits for a later one."""
         for number in range(max(map(len, self._routes.values()), default=0)):
             for target, stages in self._routes.items():
                 if number < len(stages):
                     yield target, number, stages[number]
 
     def _prepared(self) -> list[_Adding]:
-        """Send and receive all addends; what is to be added up here."""
+        """Start to send and receive all addends; return the stages that this rank carries out."""
         me, ranks = self._hosts.me, self._hosts.ranks
         near: dict[int, list[Tensor]] = defaultdict(list)  # by the position that adds them up
         sends, receives, found = [], [], []
@@ -136,7 +150,7 @@ class Reducing:
         return self._hosts.of[position] != self._hosts.host
 
     def _swap_near(self, near: dict[int, list[Tensor]], found: list[_Found]) -> None:
-        """Send the addends that neighbours add up, and receive theirs, through memory."""
+        """Send the addends that ranks of this host add up, and receive theirs, through memory."""
         hosts = self._hosts
         if len(hosts.mine) == 1:
             return
@@ -173,7 +187,7 @@ class Reducing:
         return _Adding(before, coming, [addends[k] for k in stage.adds], to, name, is_last)
 
     def _expect_total(self) -> None:
-        """Receive this rank's part, if another one adds it up last."""
+        """Start to receive this rank's part, if another rank adds it up last."""
         hosts = self._hosts
         stages = self._routes.get(hosts.me, ())
         if not stages or stages[-1].worker == hosts.me:
@@ -193,6 +207,7 @@ class Reducing:
         if adding.before is not None:
             pieces.insert(0, adding.before)
         total = ordered_reduce(pieces, self._op)
+        # Sums go from stage to stage in the wider dtype, and are rounded once, at the end.
         if adding.is_last:
             total = total.to(self._parts[0].dtype)
         if adding.to is None:
@@ -207,10 +222,10 @@ def _joined(xs: Sequence[Tensor], nothing: Tensor) -> Tensor:
 
 
 class AllReducing:
-    """An all-reduce of a contiguous `x` under way: pieces of it are added up on the host that adds
-    last, and gathered from there.
+    """All-reduce of a contiguous ``x`` under way.
 
-    Between two hosts this sends each byte there and back once, as few as any way.
+    Pieces of it are summed on the host that adds last, and gathered from there. Between two hosts
+    this sends each byte there and back once, which is the minimum.
     """
 
     def __init__(self, name: str, x: Tensor, hosts: Hosts, inside: Transport, op: str) -> None:
@@ -225,13 +240,13 @@ class AllReducing:
         self._gathers: list[Gathering] = []
 
     def _cut(self, piece: Tensor) -> list[Tensor]:
-        """The piece, cut for the ranks of the host that adds last."""
+        """Cut a piece into a part for each rank, empty except on the host that adds last."""
         last = self._hosts.members[self._hosts.of[-1]]
         parts = dict(zip(last, piece.tensor_split(len(last)), strict=True))
         return [parts.get(k, piece[:0]) for k in range(len(self._hosts.ranks))]
 
     def advance(self) -> None:
-        """Let the sums go on to the ranks that need them."""
+        """Complete the sums and start to gather them on all ranks."""
         sums, self._sums = self._sums, []
         for piece, reducing in zip(self._pieces, sums):
             parts = self._cut(piece)
@@ -249,13 +264,13 @@ class AllReducing:
 
 
 class AllReduces:
-    """Starts all-reduces; one that is under way goes on when another one is started."""
+    """Starts all-reduces; the last one advances when another one is started."""
 
     def __init__(self) -> None:
         self._last: Callable[[], AllReducing | None] = lambda: None  # weak
 
     def start(self, name: str, x: Tensor, hosts: Hosts, inside: Transport, op: str) -> Waitable:
-        """Start one of a contiguous `x`."""
+        """Start an all-reduce of a contiguous ``x``."""
         if x.nbytes * (hosts.most - 1) <= SMALL:
             pieces = [x if k == hosts.me else torch.empty_like(x) for k in range(len(hosts.ranks))]
             return Later(

@@ -1,4 +1,4 @@
-"""Ranks are processes on several hosts. What data flows:
+"""Transport between processes on several hosts.
 
 ```
 inside a host      through memory that its ranks share: all that they have for each other
@@ -13,10 +13,10 @@ all-reduce         sums go on from host to host, and the total back             
 broadcast          once to each other host, and is passed on there
 ```
 
-Sums are made in the order of ranks, as everywhere: the bits are those of one host. `routes.py` says
-what that costs. Which ranks are on one host is found out when they first communicate: those whose
-host (`segments.host`) is the same. A group whose ranks are all on one host, or each on its own,
-never comes here.
+Sums are made in the order of ranks, as everywhere: the bits are those of one host. ``routes.py``
+describes what that costs. Ranks find out which of them are on one host when they first communicate:
+those with an equal host name (``segments.host``). A group whose ranks are all on one host, or each
+on its own, is not handled here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .sums import AllReduces, Reducing
 
 @moves_count_lacks
 class SeveralHosts(TorchDist):
-    """Messages between ranks of which some share memory."""
+    """Transport of messages between ranks of which some share memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,16 +55,20 @@ class SeveralHosts(TorchDist):
         self._hosts = {}
 
     def _hosts_of(self, what: str, x: Tensor, ranks: Ranks) -> Hosts | None:
-        """The hosts of `ranks`, if some of them share memory for tensors like `x`. The ranks of
-        each host then have found that they make the same call."""
+        """Return the hosts of ``ranks``; None if none of them share memory for tensors like ``x``.
+
+        The ranks of each host have then verified that they make the same call.
+        """
         hosts = self._hosts.get(ranks) if x.is_cpu else None
         if hosts is not None and len(hosts.mine) > 1:
             self._compare(what, x, hosts)
         return hosts
 
     def _compare(self, what: str, x: Tensor, hosts: Hosts) -> None:
-        """Raise RuntimeError if a neighbour makes another call. Tags compare calls between hosts,
-        and headers in memory only bytes."""
+        """Raise RuntimeError if a rank of this host makes another call.
+
+        Tags compare calls between hosts, but headers in shared memory compare only bytes.
+        """
         call = f"{what} of {x.dtype} over ranks {hosts.ranks}, for {call_under_way()}"
         told = self._inside.gather_notes(call.encode(), hosts.peers)
         other = next((k for k, note in enumerate(told) if note != told[0]), None)
@@ -118,6 +122,7 @@ class SeveralHosts(TorchDist):
         if hosts is None:
             return super()._broadcast(x, source, ranks)
         heads = hosts.heads(ranks.index(source))
+        # Messages go to one rank of each host, which passes the tensor on inside it.
         if self.rank in heads:
             messages.broadcast(x, source, heads)
         head = heads[hosts.host]
@@ -155,6 +160,7 @@ class SeveralHosts(TorchDist):
         hosts = self._hosts_of("gather_objects", torch.empty(0, device="cpu"), ranks)
         if hosts is None:
             return super()._gather_objects(obj, ranks)
+        # Inside each host, then between the hosts' first ranks, then back inside each host.
         own, heads = self._inside.gather_objects(obj, hosts.peers), hosts.heads()
         told = super()._gather_objects(own, heads) if self.rank in heads else []
         told = self._inside.gather_objects(told, hosts.peers)[0]

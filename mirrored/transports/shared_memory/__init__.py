@@ -1,4 +1,4 @@
-"""Ranks of one host read and write one segment of memory."""
+"""Transport between ranks of one host that read and write one shared memory segment."""
 
 from .pieces import bytes_with
 from .segments import is_wanted, warn

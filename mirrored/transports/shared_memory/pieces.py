@@ -1,4 +1,4 @@
-"""Tensors that are sent in pieces, in the form in which the shared segment takes and gives them."""
+"""Converts tensors that are sent in pieces to and from the form of the shared segment."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from ..torch_dist.messages import flat
 
 
 def outputs(like: Tensor, shapes: Sequence[Shape], out: Sequence[Tensor] | None) -> list[Tensor]:
-    """Tensors to receive into: `out`, or new ones. The ranks check with their headers whether `out`
-    has the right sizes."""
+    """Return the tensors to receive into: ``out``, or new ones.
+
+    The ranks check with their headers whether ``out`` has the right sizes.
+    """
     if out is None:
         return [torch.empty(tuple(s), dtype=like.dtype) for s in shapes]
     assert all(x.is_contiguous() for x in out), "out: the pieces must be contiguous"
@@ -22,14 +24,18 @@ def outputs(like: Tensor, shapes: Sequence[Shape], out: Sequence[Tensor] | None)
 
 
 def joined(xs: Sequence[Tensor]) -> Tensor:
-    """The bytes of several tensors in one tensor; a single tensor is returned as it is."""
+    """Return the bytes of several tensors in one tensor; a single tensor is returned as it is."""
     if len(xs) == 1:
         return xs[0].detach()
+    # The empty tensor is for `xs` without an element, which `torch.cat` does not accept.
     return torch.cat([torch.empty(0, dtype=torch.uint8), *(flat(x.detach()) for x in xs)])
 
 
 def bytes_with(x: Tensor, sizes: dict[int, int]) -> int:
-    """The bytes of a tensor like `x` with other sizes in some dims: the same on all ranks."""
+    """Return the bytes of a tensor like ``x`` with ``sizes`` in some dims.
+
+    With the whole tensor's sizes the result is the same on all ranks.
+    """
     shape = list(x.shape)
     for dim, size in sizes.items():
         shape[dim] = size

@@ -1,4 +1,4 @@
-"""Makes the segment that ranks of one host share: all members map it, or none keeps it."""
+"""Makes the segment that ranks of one host share: either all members map it, or none."""
 
 from __future__ import annotations
 
@@ -22,8 +22,13 @@ CURE = "Mount /dev/shm so that ranks can write in it, and make room in it"
 
 
 class Made(NamedTuple):
-    """The members' meeting place (`_C.Group`); None if they share no memory. `hosts` says where
-    each is, and `are_apart` that they share none because they are on several."""
+    """Result of ``make``.
+
+    Attributes:
+        hosts: the host of each member.
+        group: the members' shared segment (``_C.Group``); None if they share no memory.
+        are_apart: whether they share none because they are on several hosts.
+    """
 
     hosts: Sequence[str]
     group: Any = None
@@ -31,15 +36,16 @@ class Made(NamedTuple):
 
 
 def make(messages: TorchDist, ranks: Ranks, slot_bytes: int, timeout_s: float) -> Made:
-    """A meeting place, made by the first member and mapped by the others.
+    """Make the segment of ``ranks``, or find that they cannot share one. A collective.
 
-    There is a warning if that failed, and none if it was switched off or they are on several hosts.
-    They agree by `messages`.
+    The first member creates the segment and the others map it; they agree by ``messages``. If it
+    fails, they warn; they do not if shared memory is switched off or they are on several hosts.
     """
     me, group, fault = ranks.index(messages.rank), None, ""
     watch = messages.watch
     rest = timeout_s, watch.alarm, watch.give_up, partial(_with_places, ranks)
     wanted = is_wanted(ranks)
+    # Divisible into a part for each rank, of whole cache lines (64 bytes).
     slot = slot_bytes // (64 * len(ranks)) * (64 * len(ranks))
     name = None
     if wanted and me == 0:
@@ -47,6 +53,7 @@ def make(messages: TorchDist, ranks: Ranks, slot_bytes: int, timeout_s: float) -
         name = group.name if group else None
     told = messages.gather_objects((is_switched_on(), host(), name, fault), ranks)
     hosts = [note[1] for note in told]
+    # From here on every member has the same notes, and so takes the same branch.
     if not all(note[0] for note in told):
         return Made(hosts)
     if len(set(hosts)) > 1:
@@ -67,7 +74,7 @@ def make(messages: TorchDist, ranks: Ranks, slot_bytes: int, timeout_s: float) -
 
 
 def _with_places(ranks: Ranks, group: Any, text: str) -> str:
-    """The message of all members about calls that do not fit: `text`, and where each member is."""
+    """Return the error message of all members about calls that do not fit, with their places."""
     places = map(pickle.loads, group.gather_objects(pickle.dumps(place_of())))
     first, _, rest = text.partition("\n")
     lines = [f"    rank {rank}: {place}" for rank, place in zip(ranks, places)]
@@ -75,7 +82,10 @@ def _with_places(ranks: Ranks, group: Any, text: str) -> str:
 
 
 def grow(group: Any, nbytes: int, ranks: Ranks, messages: Transport) -> bool:
-    """Make a segment with a place of `nbytes` for each member; whether all members mapped it."""
+    """Make a larger segment with ``nbytes`` for each member; return whether all members mapped it.
+
+    A collective over ``ranks``.
+    """
     nbytes, me = 1 << (nbytes - 1).bit_length(), ranks.index(messages.rank)
     name, fault = _grown(group, None, nbytes) if me == 0 else (None, "")
     name, fault = messages.gather_objects((name, fault), ranks)[0]
@@ -83,6 +93,7 @@ def grow(group: Any, nbytes: int, ranks: Ranks, messages: Transport) -> bool:
         name, fault = _grown(group, name, nbytes)
     faults = [each for each in messages.gather_objects(fault, ranks) if each]
     if faults:
+        # Also on members that have mapped it: all must use the same segment.
         group.shrink()
         warn(ranks, "memory", faults[0], CURE)
         return False
@@ -92,23 +103,25 @@ def grow(group: Any, nbytes: int, ranks: Ranks, messages: Transport) -> bool:
 
 
 def is_switched_on() -> bool:
-    """Whether this rank may share memory."""
+    """Return whether this rank may share memory."""
     return os.environ.get(SWITCH, "1") != "0"
 
 
 def is_wanted(ranks: Sequence[int]) -> bool:
-    """Whether these ranks should share memory where they can."""
+    """Return whether ``ranks`` should share memory where they can."""
     return is_switched_on() and len(ranks) <= MOST_RANKS
 
 
 def host() -> str:
-    """What is equal for ranks that can share memory. CONSISTENT_HOST in the environment of some
-    tells them apart from others on the same machine."""
+    """Return a name that is equal for ranks that can share memory.
+
+    CONSISTENT_HOST in the environment of some ranks separates them from others on the same machine.
+    """
     return f"{_C.host_identity()} {os.environ.get(HOST, '')}"
 
 
 def warn(ranks: Ranks, what: str, fault: str, instead: str) -> None:
-    """Warn that these ranks send messages, and why."""
+    """Warn that ``ranks`` send messages instead, and why."""
     warnings.warn(
         f"ranks {ranks} cannot share {what}: {fault}.\n"
         "  They send messages instead, which is slower.\n"
@@ -118,7 +131,7 @@ def warn(ranks: Ranks, what: str, fault: str, instead: str) -> None:
 
 
 def _grown(group: Any, name: str | None, nbytes: int) -> tuple[str | None, str]:
-    """The name of the larger segment, or None and the reason."""
+    """Return the name of the larger segment and "", or None and the error."""
     try:
         return group.grow(name, nbytes), ""
     except RuntimeError as error:
@@ -126,9 +139,10 @@ def _grown(group: Any, name: str | None, nbytes: int) -> tuple[str | None, str]:
 
 
 def _attempt(name: str | None, *rest: Any) -> tuple[Any, str]:
-    """The group, or None and the reason."""
+    """Create or map a segment; return the group and "", or None and the error."""
     try:
         if name is None:
+            # Segments whose creators died before they unlinked them.
             _C.remove_abandoned()
         return _C.Group(name, *rest), ""
     except RuntimeError as error:

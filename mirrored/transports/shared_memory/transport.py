@@ -1,20 +1,21 @@
-"""Ranks of one host meet in shared memory; everything else goes to the transport below.
+"""Transport for ranks of one host, which move CPU tensors through shared memory.
 
-A group of ranks shares one segment, which is made in its first call. All members must be processes
-of one user on one host (`host_identity`), and all must have mapped the segment. If one could not,
-there is one warning, and the calls go to the transport below. The name of the segment is unlinked
-once all have mapped it, so nothing is left behind when a process is killed. A segment whose creator
-died before that is unlinked by the next start.
+Everything else goes to the transport below. A group of ranks shares one segment, which is made in
+its first call. All members must be processes of one user on one host (``host_identity``), and all
+must have mapped the segment. If one could not, there is one warning, and the calls go to the
+transport below. The name of the segment is unlinked once all have mapped it, so nothing is left
+behind when a process is killed. A segment whose creator died before that is unlinked by the next
+start.
 
-Every call begins with a header that says what the rank calls. A mismatch raises RuntimeError on
+Every call begins with a header that describes the rank's call. A mismatch raises RuntimeError on
 every rank before anything is moved. If a rank ends, or does not come within the timeout of the
 process group, the others raise. Reductions add in the order of the ranks, floats of two bytes in
-float32: they give the bits of `ordered_reduce`, on every rank and in every run.
+float32: they give the bits of ``ordered_reduce``, on every rank and in every run.
 
-A move that the transport below does faster goes there, after the headers were found to fit.
+A collective that the transport below does faster goes there, after the headers were found to fit.
 CONSISTENT_SHARED_MEMORY=0 in the environment of one member switches shared memory off for the
-group. The transport below is told of a group on several hosts: its members of one host are a group
-that shares memory.
+group. If a group is on several hosts, the transport below is notified: the members on one host then
+form a group that shares memory.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from .pieces import bytes_with, joined, outputs
 
 T = TypeVar("T")
 
-SLOT = 512 * 1024  # bytes that a rank writes at once; it has two slots, and both fit in a cache
+SLOT = 512 * 1024  # bytes that a rank writes at once; its two slots both fit in a cache
 
 REDUCED = frozenset(
     (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64)
@@ -57,7 +58,7 @@ SUMMED = REDUCED | {torch.complex64, torch.complex128}  # complex numbers have n
 
 
 class SharedMemory(Wrapper):
-    """Moves CPU tensors between ranks of one host; passes everything else to `inner`."""
+    """Wrapper that moves CPU tensors between ranks of one host through shared memory."""
 
     inner: TorchDist
 
@@ -65,18 +66,22 @@ class SharedMemory(Wrapper):
         super().__init__(inner)
         self.slot_bytes = slot_bytes
         self._groups: dict[Ranks, Any] = {}
-        self._hosts: dict[int, str] = {}  # of the ranks that this one has met
-        self._messages: dict[Ranks, Table] = {}  # for groups in which messages are sometimes faster
-        self._world: Any = lambda: None  # a weak reference to their process group
+        self._hosts: dict[int, str] = {}  # host by rank, of the ranks that this one has met
+        self._messages: dict[Ranks, Table] = {}  # groups for which messages are sometimes faster
+        self._world: Any = lambda: None  # weak reference to the process group of all of these
         self._making = threading.RLock()
 
     def rank_in(self, placement: Any) -> int:
-        return groups.world().rank  # what `inner` says; each boxing asks for it
+        return groups.world().rank  # as `inner` would, but faster: every boxing calls this
 
     def group(self, ranks: Ranks) -> Any:
-        """The members' meeting place, or None if they share no memory. The first call makes it and
-        is a collective."""
+        """Return the shared segment of ``ranks`` (``_C.Group``); None if they share no memory.
+
+        The first call for ``ranks`` makes it, and is a collective.
+        """
         world = c10d.GroupMember.WORLD
+        # The fast path compares torch's group only; `inner.world()` is for a new or a child's
+        # group.
         if world is None or world is not self._world() or world is children.inherited:
             world = self.inner.world()
             if world is None:
@@ -92,6 +97,7 @@ class SharedMemory(Wrapper):
             pass
         if len(ranks) < 2 or self.inner.rank not in ranks:
             return None
+        # Two threads may get here at once: only one may run the collective that makes the group.
         with self._making, unseen():
             if ranks not in self._groups:
                 made = segments.make(self.inner, ranks, self.slot_bytes, self.inner.timeout_s())
@@ -108,18 +114,18 @@ class SharedMemory(Wrapper):
 
     @property
     def may_measure(self) -> bool:
-        """Whether ranks measure which way is faster where it is not known."""
+        """True if ranks may measure which way is faster where it is not known."""
         return self.inner.may_measure
 
     def _meet(self, ranks: Ranks) -> Any:
-        """The meeting place, for a call in it. Raises RuntimeError if this thread may make none."""
+        """Return ``group(ranks)``; raise RuntimeError if this thread may not communicate."""
         group = self.group(ranks)
         if group is not None:
             check()
         return group
 
     def waits(self) -> list[Wait]:
-        """The waits of threads for other ranks in shared memory."""
+        """Return the waits of threads for other ranks in shared memory."""
         found = [(ranks, group.waiting()) for ranks, group in list(self._groups.items()) if group]
         return [
             (seconds, thread, f"{call} over ranks {ranks}, which are at steps {steps}")
@@ -142,8 +148,10 @@ class SharedMemory(Wrapper):
         return tuple(numbers[name] for name in names)
 
     def link(self, kind: str) -> Link | None:
-        """The cost in the kept table for the whole world, if all of its ranks share memory, and
-        what messages cost elsewhere."""
+        """Return the measured cost of messages of the transport below, or else of shared memory.
+
+        The latter is from the stored table for the whole world, if all of its ranks share memory.
+        """
         found = self.inner.link(kind)
         return found or (agreed_link(self.inner, kind, self._own_link) if kind == "cpu" else None)
 
@@ -155,9 +163,10 @@ class SharedMemory(Wrapper):
         return TwoWays(self, self.inner, ranks, torch.device("cpu"), processors(), one_shot)
 
     def tune(self, ranks: Ranks) -> Table:
-        """Measure the table for so many ranks, keep it and use it. A collective."""
+        """Measure the table for ``ranks``, store it and use it. A collective."""
         if self.group(ranks) is None:
             return self.inner.tune(ranks, segments.host())
+        # So that `self` uses shared memory for every size while it is measured.
         self._messages.pop(ranks, None)
         found = measured_by_hand(self._ways(ranks))
         self._use(found, ranks)
@@ -169,7 +178,7 @@ class SharedMemory(Wrapper):
             self._messages[ranks] = found
 
     def _by_messages(self, move: str, dtype: torch.dtype, nbytes: int, ranks: Ranks) -> bool:
-        """Whether `inner` is the faster way for a logical tensor of so many bytes."""
+        """Return whether ``inner`` is faster for a logical tensor of ``nbytes``."""
         found = self._messages.get(ranks)
         return found is not None and found.by_messages(move, dtype, nbytes)
 
@@ -181,6 +190,7 @@ class SharedMemory(Wrapper):
             return self.inner.all_reduce(x, ranks, op)
         check_op(op, x.dtype)
         if self._messages and self._by_messages("all_reduce", x.dtype, x.nbytes, ranks):
+            # Headers are compared all the same, so that a mismatch raises on every rank.
             group.meet_all_reduce(x, op)
             return self.inner.all_reduce(x, ranks, op)
         return group.all_reduce(x, op, False)
@@ -202,6 +212,8 @@ class SharedMemory(Wrapper):
         if group is None:
             return self.inner.reduce_scatter(x, dim, sizes, ranks, op)
         if x.dtype not in (SUMMED if op == "sum" else REDUCED):
+            # Past `Wrapper`, to the default in `Transport`, which is built on the `all_to_all` of
+            # this class.
             return super(Wrapper, self).reduce_scatter(x, dim, sizes, ranks, op)
         check_op(op, x.dtype)
         if self._messages and self._by_messages("reduce_scatter", x.dtype, x.nbytes, ranks):
@@ -409,12 +421,15 @@ class SharedMemory(Wrapper):
     def addends(
         self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks
     ) -> AbstractContextManager[tuple[list[Tensor], int]]:
-        # Adding while the data is in the cache is faster than reading every rank's x again later.
+        # Summing while the data is in the cache is faster than reading every rank's x again later.
         return super(Wrapper, self).addends(x, dim, sizes, ranks)
 
 
 def _made(group: Any, make: Callable[[], T]) -> T:
-    """``make()``, before a call in ``group``. For want of memory all members raise in that call."""
+    """Return ``make()``, which allocates what a call in ``group`` needs.
+
+    If it runs out of memory, all members raise in that call instead of waiting for this one.
+    """
     try:
         return make()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Moves between GPUs of one host that read each other's memory."""
+"""Transport between GPUs of one host that read each other's memory."""
 
 from .transport import SymmetricMemory
 

@@ -1,6 +1,6 @@
-"""Moves between devices that read each other's memory.
+"""Collectives between devices that read each other's memory.
 
-Each rank copies its tensor into its own slot, the devices meet in a barrier, and each makes its
+Each rank copies its tensor into its own slot, the devices meet in a barrier, and each computes its
 result from the slots of all.
 """
 
@@ -23,7 +23,7 @@ _ALIGNED = 16  # bytes that a kernel moves at once
 
 
 class DeviceMemory(Protocol):
-    """The interface of `GpuMemory`: memory of each rank, and what orders the work on it."""
+    """Protocol of ``GpuMemory``: memory of each rank, and the synchronization of work on it."""
 
     memory: list[Tensor]
 
@@ -33,7 +33,7 @@ class DeviceMemory(Protocol):
 
 
 class DeviceMoves:
-    """The moves, by two slots of each rank that are used in turn. All ranks make the same calls.
+    """Collectives by two slots of each rank that are used in turn. All ranks make the same calls.
 
     A *step* is one use of a slot: write it, barrier, read the slots of all ranks.
     """
@@ -50,13 +50,19 @@ class DeviceMoves:
         self._lock = threading.RLock()
 
     def set_one_shot(self, nbytes: int, narrow: int) -> None:
-        """In all-reduces of at most so many bytes every rank reads all of x from all others;
-        `narrow` is the limit for floats of two bytes."""
+        """Set the size in bytes up to which an all-reduce is done in one step.
+
+        In one step every rank reads all of x from all others. ``narrow`` is the limit for floats of
+        two bytes.
+        """
         self._one_shot = nbytes, narrow
 
     def serves(self, move: str, dtype: torch.dtype, given: int, nbytes: int) -> bool:
-        """Whether a move of `nbytes`, of which a rank gives at most `given`, goes by the slots. The
-        headers have shown that the arguments are the same on all ranks, so the answer is too."""
+        """Return whether the slots can and should carry out ``move`` for a tensor of ``nbytes``.
+
+        A rank writes at most ``given`` bytes of it. The headers have shown that the arguments are
+        the same on all ranks, so the answer is too.
+        """
         return given <= self.slot_bytes and not self.table.by_messages(move, dtype, nbytes)
 
     def all_reduce(self, x: Tensor, op: str) -> Tensor:
@@ -71,7 +77,7 @@ class DeviceMoves:
             own, results = sizes[self._at], self._next()
             mine = _as(results[self._at], (own,), x.dtype)
             _C.reduce(slots, [n], 0, sum(sizes[: self._at]), mine, op)
-            # Without it the other ranks' parts are read before their GPUs have summed them.
+            # Without it the other ranks' parts would be read before their GPUs have summed them.
             self._memory.barrier(self._timeout_s)
             _C.collect(results, flat, 0, sizes, -1, 0, 0)
         return out
@@ -102,23 +108,25 @@ class DeviceMoves:
 
     def broadcast(self, x: Tensor | None, out: Tensor, source: int) -> Tensor:
         with self._steps():
+            # Every rank takes the step and its barrier, but only the source writes.
             given = self._give(x)[source]
             _C.collect([given], out.view(-1), 0, [out.numel()], -1, 0, 0)
         return out
 
     @contextmanager
     def peers(self, x: Tensor) -> Iterator[list[Tensor]]:
-        """Every rank's x. It must be read, on this stream, within the block."""
+        """Yield every rank's x, to be read within the block, on this stream."""
         with self._steps():
             yield [_as(slot, x.shape, x.dtype) for slot in self._give(x)]
 
     def tried(self, device: torch.device) -> DeviceMoves:
-        """Try each move on small numbers and return self. Raises RuntimeError if one is wrong."""
+        """Try each collective on small numbers; return self, or raise RuntimeError on a mistake."""
         n, me = len(self._slots[0]), self._at
         rows, columns, one = [k + 1 for k in range(n)], [2] * n, torch.float32
         size = sum(rows) * 2 * n
         whole = torch.arange(size, dtype=one, device=device).view(sum(rows), 2 * n)
         total = whole * n + n * (n - 1) / 2
+        # First the all-reduce in two steps, which so few numbers would not take.
         self._one_shot, limits = (0, 0), self._one_shot
         found = {
             "all-reduce": (self.all_reduce(whole + me, "sum"), total),
@@ -145,7 +153,10 @@ class DeviceMoves:
 
     @contextmanager
     def _steps(self) -> Iterator[None]:
-        """Around the steps of one move, for its thread and its stream alone."""
+        """Hold the lock for the steps of one collective.
+
+        The steps are also ordered after those of other streams.
+        """
         with self._lock:
             self._memory.begin()
             try:
@@ -154,8 +165,11 @@ class DeviceMoves:
                 self._memory.end()
 
     def _next(self) -> list[Tensor]:
-        """The slots of the next step. They may be written: all ranks have read what was there two
-        steps ago, since they read it before the barrier of the step between."""
+        """Return the slots of the next step.
+
+        They may be overwritten: all ranks have read their contents of two steps ago, since they
+        read them before the barrier of the step between.
+        """
         self._step += 1
         return self._slots[self._step % 2]
 
@@ -163,8 +177,8 @@ class DeviceMoves:
         slots = self._next()
         if x is not None:
             _as(slots[self._at], x.shape, x.dtype).copy_(x.detach())
-        # Without it the slots of other ranks are read before their GPUs have written them; and in
-        # the next step a slot would be written while another rank still reads it.
+        # Without it the slots of other ranks would be read before their GPUs have written them; and
+        # in the next step a slot would be written while another rank still reads it.
         self._memory.barrier(self._timeout_s)
         return slots
 
@@ -174,12 +188,12 @@ def _with(shape: Shape, sizes: dict[int, int]) -> list[int]:
 
 
 def _as(slot: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
-    """The start of a slot, as a tensor of `shape` and `dtype`."""
+    """Return the start of a slot as a tensor of ``shape`` and ``dtype``."""
     return slot[: math.prod(shape) * dtype.itemsize].view(dtype).view(tuple(shape))
 
 
 def _parts(n: int, count: int, itemsize: int) -> list[int]:
-    """The sizes of `count` parts of n elements; each begins at a multiple of 16 bytes."""
+    """Return the sizes of ``count`` parts of n elements; each begins at a multiple of 16 bytes."""
     unit = max(1, _ALIGNED // itemsize)
     each = -(-n // (count * unit)) * unit
     return [max(0, min(each, n - k * each)) for k in range(count)]

@@ -21,10 +21,10 @@ from .. import side_stream
 
 
 class GpuMemory:
-    """Memory on each rank's GPU that all of `ranks` read and write, and a barrier of their GPUs.
+    """Memory on each rank's GPU that all of ``ranks`` read and write, and a barrier of their GPUs.
 
-    Making it is a collective. `name` must be the same on these ranks and used for nothing else.
-    Raises RuntimeError if the GPUs cannot reach each other's memory.
+    Its constructor is a collective. ``name`` must be the same on these ranks and used for nothing
+    else. Raises RuntimeError if the GPUs cannot reach each other's memory.
     """
 
     def __init__(self, nbytes: int, device: torch.device, ranks: Ranks, at: int, name: str) -> None:
@@ -32,7 +32,7 @@ class GpuMemory:
         self._own = _SymmetricMemory.empty_strided_p2p((nbytes,), [1], torch.uint8, device)
         self._handle = _SymmetricMemory.rendezvous(self._own, name)
         self._device = device
-        self._last: Any = None  # the event at the end of the last step, and its stream
+        self._last: Any = None  # (stream of the last step, event at its end)
         self.memory = [
             self._handle.get_buffer(k, (nbytes,), torch.uint8) for k in range(len(ranks))
         ]
@@ -48,24 +48,25 @@ class GpuMemory:
                 now.wait_event(event)
 
     def end(self) -> None:
-        """Note the end of a step on the current stream, before other work is queued there."""
+        """Record the end of a step on the current stream, before other work is queued there."""
         stream = side_stream.cuda.current_stream(self._device)
         self._last = stream, stream.record_event()
 
     def barrier(self, timeout_s: float) -> None:
-        """Work after it on any rank's current stream sees all work before it on every rank's.
+        """Queue a barrier of all ranks' current streams.
 
-        Without it a GPU would read a peer's slot before it is written, or write one that a peer
-        still reads. Only the GPUs wait for each other: the call itself returns at once.
+        Work after it on any rank's stream sees all work before it on every rank's. Without it a GPU
+        would read a peer's slot before it is written, or write a slot that a peer still reads. Only
+        the GPUs wait for each other: the call itself returns at once.
         """
         self._handle.barrier(0, int(timeout_s * 1000))
 
 
 def registered(name: str, at: int, size: int, store: Store) -> tuple[ProcessGroup, Store]:
-    """Register ranks under `name` for `_SymmetricMemory.rendezvous`; `at` is this rank's place.
+    """Register a group of ranks under ``name`` for ``_SymmetricMemory.rendezvous``.
 
-    torch holds the group weakly, and of the store only the part in C++, so both must be kept for as
-    long as the memory is used.
+    ``at`` is this rank's position. torch holds the group weakly, and of the store only the C++
+    part, so the caller must keep both results for as long as the memory is used.
     """
     own = Renumbered(PrefixStore(name, store))
     group = ProcessGroup(own, at, size)
@@ -76,11 +77,11 @@ def registered(name: str, at: int, size: int, store: Store) -> tuple[ProcessGrou
 
 
 class Renumbered(Store):
-    """A store for one rendezvous, in which torch's exchanges are numbered from 0 on every rank.
+    """Store for one rendezvous, in which torch's exchanges are numbered from 0 on every rank.
 
     Before the fix of pytorch#196082 torch numbers them by a counter of the process
-    (`prefix/number/rank`). Ranks that have made other memory with other ranks before would wait for
-    keys that nobody sets, for example (0, 1, 2) after (0, 1).
+    (``prefix/number/rank``). Ranks that have made other memory with other ranks before would wait
+    for keys that nobody sets, for example (0, 1, 2) after (0, 1).
     """
 
     def __init__(self, inner: Store) -> None:

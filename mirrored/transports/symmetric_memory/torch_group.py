@@ -1,4 +1,4 @@
-"""The process group by whose name torch's fused products (torch.ops.symm_mem) find its ranks."""
+"""Finds the process group by whose name torch's fused products (torch.ops.symm_mem) run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..default import current
 
 
 def group_name(ranks: Ranks, kind: str) -> str | None:
-    """The name of the process group of `ranks`, in this order, for torch's fused products
-    (torch.ops.symm_mem); None if their devices of this kind do not read each other's memory.
+    """Return the name of the process group of ``ranks``, for torch's fused products.
 
-    It is None too for `ranks` that are not the whole world in order. The first call is a
+    These are the ops of torch.ops.symm_mem. Returns None if the ranks' devices of this kind do not
+    read each other's memory, or if ``ranks`` are not the whole world in order. The first call is a
     collective.
     """
     if not dist.is_available() or not dist.is_initialized():

@@ -1,5 +1,6 @@
-"""Moves between ranks of one host whose GPUs read each other's memory; everything else goes to the
-transport below.
+"""Transport between ranks of one host whose GPUs read each other's memory.
+
+Everything else goes to the transport below.
 
 ```
 each rank   tensor -> own slot        barrier of the GPUs       all slots -> result
@@ -8,14 +9,14 @@ each rank   tensor -> own slot        barrier of the GPUs       all slots -> res
 
 A rank has two slots, used in turn, as in the segment that ranks share on the CPU, so one barrier in
 each step is enough. The kernel handles the dims that are cut or joined. Before anything is launched
-on a GPU, the ranks meet in the segment that their processes share (`SharedMemory.group`). There
-they compare what they call, and if a rank has died or does not come all raise, so that no GPU waits
+on a GPU, the ranks meet in the segment that their processes share (``SharedMemory.group``). There
+they compare their calls, and if a rank has died or does not come all raise, so that no GPU waits
 for it. Sums add in the order of the ranks, floats of two bytes in float32, with the bits of
-`ordered_reduce`.
+``ordered_reduce``.
 
-Tensors longer than a slot, and moves that messages do faster by the table, go below. So does
-everything if GPUs cannot reach each other or a first trial of the moves fails (one warning), if
-processes share no segment, and with CONSISTENT_SHARED_MEMORY=0.
+Tensors longer than a slot, and collectives that messages do faster by the table, go to the
+transport below. So does everything if GPUs cannot reach each other or a first trial of the
+collectives fails (one warning), if processes share no segment, and with CONSISTENT_SHARED_MEMORY=0.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from ..tuning.table import Table
 from .device_moves import DeviceMemory, DeviceMoves
 from .gpu_memory import GpuMemory
 
-SLOT = 16 * 1024 * 1024  # bytes that a rank gives at once; it has two slots
+SLOT = 16 * 1024 * 1024  # bytes that a rank writes at once; it has two slots
 MOST_RANKS = 32  # kMostPeers of csrc/peer/device_moves.h
 
 T = TypeVar("T")
@@ -49,9 +50,10 @@ Make = Callable[[int, torch.device, Ranks, int, str], DeviceMemory]
 
 
 class SymmetricMemory(Wrapper):
-    """Moves tensors on `kind` devices between ranks of one host; passes everything else to `inner`.
+    """Wrapper that moves tensors on ``kind`` devices between ranks of one host.
 
-    `make` makes the memory that the devices share; a rank writes at most `slot_bytes` at once.
+    Everything else goes to ``inner``. ``make`` makes the memory that the devices share; a rank
+    writes at most ``slot_bytes`` at once.
     """
 
     inner: SharedMemory
@@ -67,7 +69,7 @@ class SymmetricMemory(Wrapper):
         self.kind, self.slot_bytes, self._make_memory = kind, slot_bytes, make
         self._groups: dict[tuple[Ranks, torch.device], tuple[Any, DeviceMoves | None]] = {}
         self._making = threading.RLock()
-        self.why_not: dict[Ranks, str] = {}  # what went wrong where memory was to be shared
+        self.why_not: dict[Ranks, str] = {}  # the error for ranks that failed to share memory
 
     def all_reduce_with_notes(
         self, x: Tensor, ranks: Ranks, told: Ranks, op: str = "sum"
@@ -82,7 +84,10 @@ class SymmetricMemory(Wrapper):
         return self._group(_device(kind), ranks) is not None and nbytes <= self.slot_bytes
 
     def link(self, kind: str) -> Link | None:
-        """The cost in the kept table for the whole world, if all of its ranks are on one host."""
+        """Return the cost of messages between devices.
+
+        It is from the stored table for the whole world, if all of its ranks are on one host.
+        """
         if kind != self.kind:
             return self.inner.link(kind)
         return agreed_link(self.inner.inner, kind, self._own_link)
@@ -92,7 +97,7 @@ class SymmetricMemory(Wrapper):
         return kept_link(self.size, _name(_device(self.kind)), shared)
 
     def tune(self, ranks: Ranks) -> Table | None:
-        """Measure the table for so many ranks, keep it and use it. A collective."""
+        """Measure the table for ``ranks``, store it and use it. A collective."""
         group = self._group(_device(self.kind), ranks)
         if group is None:
             return None
@@ -101,16 +106,19 @@ class SymmetricMemory(Wrapper):
         return group.table
 
     def _group(self, device: torch.device, ranks: Ranks) -> DeviceMoves | None:
-        """The moves by the ranks' memory; None if they share none. The first call makes them and is
-        a collective."""
+        """Return the collectives by the memory of ``ranks``; None if they share none.
+
+        The first call for ``ranks`` makes them, and is a collective.
+        """
         if device.type != self.kind:
             return None
         meeting = self.inner.group(ranks)
         if meeting is None:
             return None
         known = self._groups.get((ranks, device))
-        if known is None or known[0] is not meeting:  # none yet, or that of an earlier world
+        if known is None or known[0] is not meeting:  # not made yet, or for an earlier world
             with self._making, unseen():
+                # Looked up again: another thread may have made it while this one waited.
                 known = self._groups.get((ranks, device))
                 if known is None or known[0] is not meeting:
                     known = meeting, self._make(meeting, device, ranks)
@@ -121,7 +129,7 @@ class SymmetricMemory(Wrapper):
         return known[1]
 
     def _meet(self, device: torch.device, ranks: Ranks) -> DeviceMoves | None:
-        """`_group` for a call. Raises RuntimeError if this thread may make none."""
+        """Return ``_group`` of the ranks; raise RuntimeError if this thread may not communicate."""
         group = self._group(device, ranks)
         if group is not None:
             check()
@@ -134,6 +142,7 @@ class SymmetricMemory(Wrapper):
             self.why_not[ranks] = "the job goes on without ranks that are lost"
             return None
         at, timeout_s = ranks.index(self.rank), self.inner.inner.timeout_s()
+        # A name that is used nowhere else, and the same on all ranks: the first one's.
         name = self.gather_objects(f"mirrored/{uuid.uuid4()}", ranks)[0]
         make = partial(self._make_memory, 2 * self.slot_bytes, device, ranks, at, name)
         memory = self._unless_faulty(make, ranks)
@@ -143,12 +152,13 @@ class SymmetricMemory(Wrapper):
         return self._unless_faulty(partial(moves.tried, device), ranks)
 
     def _unless_faulty(self, make: Callable[[], T], ranks: Ranks) -> T | None:
-        """The result of `make`; None, with a warning, if it raises on any rank."""
+        """Return ``make()``; None, with a warning, if it raises on any rank. A collective."""
         made, fault = None, ""
         try:
-            with torch.inference_mode(False), torch.no_grad():  # used later in every mode
+            # Not in inference mode: its tensors could not be used in other modes later.
+            with torch.inference_mode(False), torch.no_grad():
                 made = make()
-        except Exception as error:  # of torch's private names, too: all ranks hear of it
+        except Exception as error:  # such as AttributeError, from torch's private names
             fault = f"{type(error).__name__}: {error}".partition("\n")[0]
         faults = [each for each in self.gather_objects(fault, ranks) if each]
         if faults:
@@ -174,11 +184,12 @@ class SymmetricMemory(Wrapper):
         return self.inner.all_reduce_async(x, ranks, op) if out is None else Done(out)
 
     def _all_reduce(self, x: Tensor, ranks: Ranks, op: str) -> Tensor | None:
-        """The reduced tensor; None if the transport below should reduce it."""
+        """Return the reduced tensor; None if the transport below should reduce it."""
         group = self._meet(x.device, ranks)
         if group is None or x.dtype not in (SUMMED if op == "sum" else REDUCED):
             return None
         check_op(op, x.dtype)
+        # Compare headers before `serves`: a rank with another call would decide otherwise.
         group.meeting.meet_all_reduce(x, op)
         if not group.serves("all_reduce", x.dtype, x.nbytes, x.nbytes):
             return None
@@ -284,7 +295,7 @@ class SymmetricMemory(Wrapper):
     def addends(
         self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks
     ) -> AbstractContextManager[tuple[list[Tensor], int]]:
-        # A kernel that reads every rank's x itself saves writing the sum and reading it back.
+        # A kernel that reads every rank's x directly saves writing the sum and reading it back.
         group = self._meet(x.device, ranks)
         if group is None or x.nbytes > group.slot_bytes:
             return super(Wrapper, self).addends(x, dim, sizes, ranks)
@@ -299,12 +310,12 @@ def _addends(group: DeviceMoves, x: Tensor, start: int) -> Iterator[tuple[list[T
 
 
 def _name(device: torch.device) -> str:
-    """The name under which tables for such a device are kept."""
+    """Return the name under which tables for such a device are stored."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _device(named: torch.device | str) -> torch.device:
-    """The device with its index."""
+    """Return the device with its index."""
     device = torch.device(named)
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())

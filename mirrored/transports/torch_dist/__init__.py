@@ -1,4 +1,4 @@
-"""Ranks are processes joined by torch.distributed; messages go by TCP and NCCL."""
+"""Transport between processes of torch.distributed; messages go by TCP and NCCL."""
 
 from .transport import TorchDist
 

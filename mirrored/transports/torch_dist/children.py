@@ -1,9 +1,9 @@
-"""A process that a rank starts is not a rank, though it has the rank's environment or its memory.
+"""Keeps child processes of a rank from communicating in its place.
 
-A forked child has copies of its parent's connections and maps the memory that the parent shares
-with other ranks. If it communicated, it would do so in its parent's place, and its parent would
-find the group broken. So a child may do everything that needs no other rank; what needs one raises
-until the child has joined a process group of its own.
+A child has the rank's environment, and a forked one has copies of its parent's connections and maps
+the memory that the parent shares with other ranks. If it communicated, it would do so in its
+parent's place, and its parent would find the group broken. So a child may do everything that needs
+no other rank; any call that needs one raises until the child has joined a process group of its own.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _LAUNCHED = "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
 _MARK = "CONSISTENT_RANK_PROCESS"  # in the environment of a rank that a launcher started
 
 inherited: Any = object()
-"""The default process group that this process got from its parent by a fork, if there is one."""
+"""Default process group that this process inherited by a fork, if there is one."""
 
 
 def started_by_launcher() -> bool:
-    """Whether torchrun, or a launcher like it, started this process as one of several ranks."""
+    """Return whether torchrun or a similar launcher started this process as one of several."""
     launched = all(name in os.environ for name in _LAUNCHED) and os.environ["WORLD_SIZE"] != "1"
     return launched and not is_child_of_rank()
 
 
 def is_child_of_rank() -> bool:
-    """Whether this process inherited its environment from a rank that a launcher had started."""
+    """Return whether this process inherited its environment from a rank of a launcher."""
     mark = os.environ.get(_MARK)
     if mark is None:
         return False
@@ -39,8 +39,10 @@ def is_child_of_rank() -> bool:
 
 
 def mark(rank: int, size: int) -> None:
-    """Say in the environment which rank this process is, so that processes that it starts know that
-    they are none."""
+    """Mark this process as a rank in its environment.
+
+    A process that it starts inherits the mark with another pid, and so knows that it is not a rank.
+    """
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size))
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "0")
@@ -48,19 +50,22 @@ def mark(rank: int, size: int) -> None:
 
 
 def unmark() -> None:
-    """This process is no rank from now on."""
+    """Remove the mark: this process is not a rank any more."""
     for name in (_MARK, "RANK", "WORLD_SIZE"):
         os.environ.pop(name, None)
 
 
 def _launch() -> str:
-    """The launch that this process belongs to: the same for a rank and its children, another one
-    for ranks that a launcher starts inside a child."""
+    """Return a text that identifies the launch that this process belongs to.
+
+    It is the same for a rank and its children, and another one for ranks that a launcher starts
+    inside a child.
+    """
     return " ".join(os.environ.get(name, "") for name in (*_LAUNCHED, "TORCHELASTIC_RUN_ID"))
 
 
 def refuse(rank: int, ranks: Ranks) -> None:
-    """Raise RuntimeError: a child may not communicate."""
+    """Raise the RuntimeError of a child process that tries to communicate."""
     raise RuntimeError(
         f"process {os.getpid()} is a child of rank {rank}, and is to communicate over ranks "
         f"{tuple(ranks)}.\n"
@@ -72,13 +77,18 @@ def refuse(rank: int, ranks: Ranks) -> None:
 
 
 def keep_alive(obj: Any) -> None:
-    """Keep `obj` from ever being destroyed in this process. A process group joins its threads when
-    it is destroyed. In a forked child they do not run, so it would wait for them forever."""
+    """Keep ``obj`` from ever being destroyed in this process.
+
+    A process group joins its threads when it is destroyed. In a forked child these threads do not
+    run, so the child would wait for them forever.
+    """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(obj))
 
 
 def _after_fork() -> None:
     global inherited
+    # torch's group is still set in the child; it may be replaced later by a group of the child's
+    # own.
     if c10d.GroupMember.WORLD is not None:
         inherited = c10d.GroupMember.WORLD
 

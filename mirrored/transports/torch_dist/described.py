@@ -1,8 +1,8 @@
-"""Messages that say which call they belong to, as much as the headers in shared memory do.
+"""Adds a description of the call to its messages, as detailed as the headers in shared memory.
 
-A message is found by its tag, which has the move, the ranks, the dtype and the bytes. Calls may
-agree in all of these and not fit, such as gathers of float32[4, 6] and float32[6, 4] along dim 1.
-So the methods here add what their ranks must agree on: dims, sizes, and the reduction.
+A message is matched by its tag, which has the collective, the ranks, the dtype and the bytes. Calls
+may agree in all of these and still not fit, such as gathers of float32[4, 6] and float32[6, 4]
+along dim 1. So the methods here add what their ranks must agree on: dims, sizes, and the reduction.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _thread = _Thread()
 
 
 def call_under_way() -> tuple:
-    """What this thread's messages say of the call that sends them."""
+    """Return the description of this thread's current call, which its messages include."""
     return _thread.call
 
 
 class resumed:
-    """Messages sent in the `with` block are part of `call`, which began before."""
+    """Context manager in which messages belong to ``call``, which began before."""
 
     __slots__ = ("_call", "_before")
 
@@ -46,12 +46,12 @@ class resumed:
 
 
 def part_of(*call: object) -> resumed:
-    """Messages sent in the `with` block are part of `call`; of the outermost one of several."""
+    """Context manager in which messages belong to ``call``, or to an outer call if there is one."""
     return resumed(_thread.call or call)
 
 
 class Described(CheckedTransport):
-    """Describes each call to its messages; a subclass sends them."""
+    """Transport that describes each call to its messages; a subclass sends them."""
 
     def all_reduce_async(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Handle:
         with part_of("all_reduce", tuple(x.shape)):
@@ -98,6 +98,7 @@ class Described(CheckedTransport):
 
 
 def cut(shape: Shape, dim: int, sizes: Sequence[int]) -> tuple:
-    """A tensor that ranks cut or join: its sizes but the one in which ranks differ, and theirs."""
+    """Describe, the same on all ranks, a tensor that they cut or join along ``dim``."""
+    # Without the size along `dim`: it differs between ranks, which know all of `sizes`.
     dim %= len(shape)
     return dim, tuple(sizes), tuple(shape[:dim]), tuple(shape[dim + 1 :])

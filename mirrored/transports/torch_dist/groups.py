@@ -1,9 +1,8 @@
-"""What belongs to the default process group: the sockets of its ranks, and NCCL's groups of some of
-them.
+"""State that belongs to the default process group: sockets, watch, and NCCL groups of some ranks.
 
-Groups are made here and not by `new_group`. They are made lazily, when only the members can take
-part, and with `use_local_synchronization=True` torch 2.13 names a group by how many groups the
-process has seen so far. If that number differs between members, they wait for each other under
+NCCL groups are made here and not by ``new_group``. They are made lazily, when only the members can
+take part, and with ``use_local_synchronization=True`` torch 2.13 names a group by how many groups
+the process has seen so far. If that number differs between members, they wait for each other under
 different names.
 """
 
@@ -44,23 +43,23 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class World:
-    """What belongs to one default process group. It goes when that group is destroyed."""
+    """State of one default process group. It is dropped when that group is destroyed."""
 
     rank: int = 0
     size: int = 1
     nccl: bool = False
-    measures: bool = True  # which way is faster, where that is not known
-    overdue: Overdue | None = None  # if it may lose ranks, and has GPUs
-    is_childs: bool = False  # this process is not the rank but a child of it
+    measures: bool = True  # may measure which way is faster, where that is not known
+    overdue: Overdue | None = None  # only if it has GPUs and goes on when ranks are lost
+    is_childs: bool = False  # this process is a child of the rank `rank`
     watch: Watch | None = None  # None in a world of one rank, and in a child
-    sockets: Sockets | None = None  # as `watch`
-    store: LimitedStore | None = None  # as `watch`
+    sockets: Sockets | None = None  # None where `watch` is
+    store: LimitedStore | None = None  # None where `watch` is
     groups: dict[Ranks, Any] = field(default_factory=dict)
-    known: dict[str, str] = field(default_factory=dict)  # what ranks agreed on, by name
+    known: dict[str, str] = field(default_factory=dict)  # results of `agreed`, by name
     endings: list[Callable[[], Any]] = field(default_factory=list)  # each has an effect once
 
     def check_reachable(self, ranks: Ranks) -> None:
-        """Raise RuntimeError if this process cannot communicate with the ranks."""
+        """Raise RuntimeError if this process cannot communicate with ``ranks``."""
         if len(ranks) < 2:
             return
         if self.is_childs:
@@ -76,10 +75,13 @@ class World:
             self.watch.check()
 
     def carry_out(self, name: str, x: Tensor, ranks: Ranks, messages: Callable[[], T]) -> T:
-        """The result of `messages()`, which sends and waits for the move `name` of `x`. If a rank
-        waits in vain, all ranks raise a RuntimeError that says where each of them is."""
+        """Return the result of ``messages()``, which sends and waits for a collective.
+
+        The collective is called ``name`` and sends ``x``. If a rank waits in vain, all ranks raise
+        a RuntimeError that says where each of them is.
+        """
         if self.watch is None:
-            if self.is_childs:  # it waits for what its parent has started
+            if self.is_childs:  # the handle was started by its parent, before the fork
                 children.refuse(self.rank, ranks)
             return messages()
         check()
@@ -89,19 +91,23 @@ class World:
         return found
 
     def agreed(self, name: str, make: Callable[[], str]) -> str:
-        """What `make` returned on the first rank that asked for `name`: the same on every rank of
-        the world, and no rank waits for another. A child of a rank reaches no rank and gets what it
-        makes."""
+        """Return what ``make`` returned on the first rank of the world that asked for ``name``.
+
+        All ranks get the same text, and none waits for another. A child of a rank reaches no other
+        rank and gets its own.
+        """
         if name not in self.known:
             mine = make()
             self.known[name] = mine if self.store is None else self._entered(name, mine, self.store)
         return self.known[name]
 
     def _entered(self, name: str, mine: str, store: LimitedStore) -> str:
-        """What stands in the store under `name`: `mine`, if this rank is the first. If the store
-        does not answer in time, all ranks give up."""
+        """Return the text in the store under ``name``: ``mine``, if this rank is the first.
+
+        If the store does not answer in time, all ranks raise.
+        """
         assert self.watch is not None
-        # Worlds of one store, one after the other, may differ in size.
+        # The size is in the key: successive worlds over one store may differ in it.
         part = store.part(f"mirrored/agreed/{self.size}")
         try:
             found: bytes = part.ask(
@@ -113,8 +119,10 @@ class World:
         return found.decode()
 
     def sockets_to(self, ranks: Ranks) -> Sockets:
-        """The sockets for messages to `ranks`. Raises RuntimeError in a child of a rank, and if
-        torch.distributed is not initialised."""
+        """Return the sockets for messages to ``ranks``.
+
+        Raises RuntimeError in a child of a rank, or if torch.distributed is not initialised.
+        """
         if self.is_childs:
             children.refuse(self.rank, ranks)
         if self.sockets is None:
@@ -128,7 +136,7 @@ class World:
         return self.sockets
 
     def group(self, ranks: Ranks) -> Any:
-        """NCCL's group of `ranks`. Its members are sorted, so callers permute."""
+        """Return the NCCL group of ``ranks``. Its members are sorted, so callers permute."""
         members = tuple(sorted(ranks))
         if len(members) == self.size and self.nccl:
             return dist.group.WORLD
@@ -140,7 +148,7 @@ class World:
         return group
 
     def may_lose_ranks(self) -> None:
-        """This process goes on in another world when a rank of this one is lost."""
+        """Prepare this process to go on in another world when a rank of this one is lost."""
         if self.nccl and self.watch is not None:
             limit_s = timeout("cuda").total_seconds()
             self.overdue = Overdue(self.rank, self.watch, self._groups_of_nccl, limit_s)
@@ -151,23 +159,25 @@ class World:
         return [whole._get_backend(torch.device("cuda")), *self.groups.values()]
 
 
-# Called where a new default process group is first used: what ranks decided together belongs to the
-# one before, and a process that has joined since knows nothing of it.
+# Called when a new default process group is first used: a decision that ranks made together belongs
+# to the old group, and a process that has joined since does not know it.
 when_new: list[Callable[[], None]] = []
 
 _ALONE = World()
 _worlds: weakref.WeakKeyDictionary[dist.ProcessGroup, World] = weakref.WeakKeyDictionary()
 _making = threading.RLock()
-# How often this process made each group, in one world after another: as often as its other members,
-# since they make it together. It is in the name under which they find each other.
+# How often this process made each group, over all its worlds. The number is in the name under which
+# members find each other; it is the same on all of them, since they make the group together.
 _made: collections.Counter[Ranks] = collections.Counter()
-# The last group and its world, both weak: each op asks, and a lookup by weak keys takes longer.
+# The last group and its world, both weak: every op needs them, and a lookup by weak key is slower.
 _latest: tuple[Callable[[], Any], Callable[[], World | None]] = (lambda: None), (lambda: None)
 
 
 def world() -> World:
-    """The world of the default process group, which is started if a launcher says how. Without one
-    it is a world of one rank."""
+    """Return the world of the default process group, started first if a launcher says how.
+
+    Without a launcher and a group it is a world of one rank.
+    """
     found = c10d.GroupMember.WORLD
     if found is None:
         if not children.started_by_launcher():
@@ -195,6 +205,7 @@ def world() -> World:
 
 def _watch_of(made: World, alarm: Any, sockets: Sockets, store: LimitedStore) -> Watch:
     whole: Any = c10d._get_default_store()
+    # The innermost store is the TCPStore, which knows the host that it is on.
     while hasattr(whole, "underlying_store"):
         whole = whole.underlying_store
     part = store.part(f"mirrored/faults/{made.size}")
@@ -205,7 +216,7 @@ def _watch_of(made: World, alarm: Any, sockets: Sockets, store: LimitedStore) ->
 
 
 def _childs_world() -> World:
-    """The world of a process that inherited its environment from a rank, but not its memory."""
+    """Return the world of a process that inherited a rank's environment, but not its memory."""
     if multiprocessing.parent_process() is None:
         return _ALONE  # a separate program
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -223,7 +234,7 @@ def _world_of(group: dist.ProcessGroup) -> World:
     if made.size > 1 and not made.is_childs:
         keep_freed_memory()
         alarm = _C.Alarm()
-        # In this order, as what ends last at the end of the process begins first.
+        # In this order: atexit runs last in, first out, so the sockets outlive the watch.
         limit_s = timeout("cpu").total_seconds()
         made.sockets = Sockets(made.size, limit_s, alarm)
         made.store = LimitedStore(c10d._get_default_store(), limit_s)
@@ -231,14 +242,17 @@ def _world_of(group: dist.ProcessGroup) -> World:
         interrupts.begin()
         for ends in (made.watch.close, made.sockets.close):
             ending = weakref.finalize(group, ends)
-            ending.atexit = False  # they have their own
+            ending.atexit = False  # both register an atexit function of their own
             made.endings.append(ending)
     return made
 
 
 def end_world() -> None:
-    """Destroy the default process group, and end what belongs to it now, not only when the last
-    reference to the group goes: an error that is being handled may hold one."""
+    """Destroy the default process group, and close what belongs to it now.
+
+    Otherwise it would be closed when the last reference to the group goes, and an error that is
+    being handled may hold one.
+    """
     found = c10d.GroupMember.WORLD
     if found is None:
         return
@@ -249,19 +263,25 @@ def end_world() -> None:
 
 
 def world_now() -> World | None:
-    """The world that this process has made, if it has; any thread may ask."""
+    """Return the world that this process has made, or None. Any thread may call it."""
     found = c10d.GroupMember.WORLD
     return None if found is None else _worlds.get(found)
 
 
 def forget_names() -> None:
-    """Name groups again. Only for a process group over a part of the store that none had before:
-    its ranks may have made other groups, or none, in worlds before."""
+    """Restart the numbers in the names of NCCL groups.
+
+    Use it only before a process group over a part of the store that no group had before: its ranks
+    may have made other groups, or none, in earlier worlds.
+    """
     _made.clear()
 
 
 def _after_fork() -> None:
-    """Runs in a forked child of a rank: it may look at its parent's world but not communicate."""
+    """Mark the worlds in a forked child of a rank as a child's.
+
+    The child may look at its parent's world but not communicate.
+    """
     global _making
     _making = threading.RLock()  # a thread that the child lacks may have held the old one
     for group, each in list(_worlds.items()):
@@ -282,7 +302,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _make_group(members: Ranks, position: int) -> Any:
-    """NCCL's group of `members`, who find each other under a name that all of them know."""
+    """Make the NCCL group of ``members``, under a name in the store that all of them know."""
     name = f"mirrored/cuda/{members}/{_made[members]}"
     _made[members] += 1
     store = c10d.PrefixStore(name, c10d._get_default_store())
@@ -292,7 +312,7 @@ def _make_group(members: Ranks, position: int) -> Any:
 
 
 def timeout(kind: str) -> timedelta:
-    """The timeout of the default group. The groups made here get the same."""
+    """Return the default group's timeout for a ``kind`` of device; groups made here get it too."""
     found = dist.group.WORLD
     assert found is not None
     try:

@@ -1,5 +1,6 @@
-"""A world cut into islands: each is a world of its own, and ranks at the same place in each reach
-each other by a thin connection of their own.
+"""Divides the launched ranks into islands, each of which is a world of its own.
+
+Ranks at the same place of each island reach each other by a separate thin connection.
 
 ```
 launched        rank 0   1   2   3        enter(2)
@@ -31,14 +32,14 @@ from .launcher import end_with_process, init_from_environment
 
 @dataclass(frozen=True)
 class Between:
-    """Where this rank is among the islands.
+    """Position of this rank among the islands.
 
     Attributes:
-        number: of this rank's island, counted from 0.
+        number: the number of this rank's island, counted from 0.
         count: how many islands there are.
-        place: of this rank in its island.
-        store: which all islands reach; None if there is one island.
-        timeout_s: for which a rank waits for those of other islands.
+        place: the rank of this process in its island.
+        store: a store that all islands reach; None if there is one island.
+        timeout_s: how long a rank waits for ranks of other islands.
     """
 
     number: int
@@ -48,22 +49,23 @@ class Between:
     timeout_s: float = 0.0
 
     def line(self, name: str, members: Sequence[int], limit_s: float) -> Line:
-        """A connection of the ranks at this place of some islands, each of which calls it.
+        """Connect the ranks at this place of the islands ``members``, each of which calls this.
 
         Raises:
-            RuntimeError: one of them does not, within a time.
+            RuntimeError: one of them does not call it within ``limit_s`` seconds.
         """
         if len(members) == 1:
             return Line(0, 1, None)
         store = c10d.PrefixStore(f"{name}/{self.place}", self.store)
         at, n = list(members).index(self.number), len(members)
-        store.set(f"here/{at}", "")  # gloo would wait for as long as for a message
+        # Meet in the store first: gloo would wait `timeout_s` for a missing rank, not `limit_s`.
+        store.set(f"here/{at}", "")
         store.wait([f"here/{k}" for k in range(n)], timedelta(seconds=limit_s))
         return Line(at, n, dist.ProcessGroupGloo(store, at, n, timedelta(seconds=self.timeout_s)))
 
 
 class Line:
-    """The ranks at one place of some islands, one of each.
+    """Connection of the ranks at one place of several islands, one rank of each.
 
     Attributes:
         sent: bytes that this rank has sent by it.
@@ -74,11 +76,15 @@ class Line:
         self.sent = 0
 
     def mean(self, x: Tensor, dtype: torch.dtype, of: int) -> Tensor:
-        """The sum over islands of ``x``, flat and on the CPU, by the number ``of`` those that do
-        not give zeros; the same bits on all.
+        """Return the sum of ``x`` over islands, divided by ``of``; the same bits on all of them.
 
-        Numbers are sent in ``dtype``. Each island adds up a part of them, in the order of islands,
-        and sends the others its means.
+        Each island adds up one part of the numbers, in the order of islands, and sends its means to
+        the others.
+
+        Args:
+            x: flat, on the CPU.
+            dtype: the dtype in which numbers are sent.
+            of: the number of islands that do not contribute zeros.
         """
         if self._group is None:
             return x.clone()
@@ -87,6 +93,7 @@ class Line:
         given[: len(x)] = x
         pieces = torch.empty_like(given)
         self._group.alltoall_base(pieces, given, [], []).wait()
+        # Summed in x's dtype: only what is sent has `dtype`.
         mean = pieces.view(self._count, part).to(x.dtype).sum(0).div_(of).to(dtype)
         found = torch.empty_like(given)
         self._group._allgather_base(found, mean).wait()
@@ -94,7 +101,7 @@ class Line:
         return found[: len(x)].to(x.dtype)
 
     def from_one(self, x: Tensor, at: int) -> None:
-        """Overwrite ``x``, which is on the CPU, with what island ``at`` of this line has."""
+        """Overwrite ``x``, on the CPU, with the ``x`` of position ``at`` of this line."""
         if self._group is not None and x.numel():
             options = dist.BroadcastOptions()
             options.rootRank, options.rootTensor = at, 0
@@ -103,7 +110,7 @@ class Line:
 
 
 def enter_whole(number: int, count: int, endpoint: str, timeout_s: float) -> Between:
-    """All ranks that were launched are one island; the store of all islands is at ``endpoint``.
+    """Make one island of all launched ranks; the store of all islands is at ``endpoint``.
 
     Raises:
         RuntimeError: the store cannot be reached.
@@ -118,11 +125,11 @@ def enter_whole(number: int, count: int, endpoint: str, timeout_s: float) -> Bet
 
 
 def enter(count: int, timeout_s: float) -> Between:
-    """Join this rank's island, as the launcher's environment says. Consecutive ranks form one.
+    """Join this rank's island; consecutive ranks of the launcher form one.
 
     Raises:
         RuntimeError: the process is in a process group already.
-        ValueError: the launched ranks cannot be cut into so many islands of one size.
+        ValueError: the launched ranks cannot be divided into ``count`` islands of one size.
     """
     if dist.is_initialized():
         raise RuntimeError(

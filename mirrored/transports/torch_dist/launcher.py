@@ -1,4 +1,4 @@
-"""How a process that a launcher started joins torch.distributed, and how it leaves."""
+"""Start and end of torch.distributed in a process that a launcher started."""
 
 from __future__ import annotations
 
@@ -12,33 +12,37 @@ import torch.distributed as dist
 
 
 def init_from_environment() -> None:
-    """Start the default process group, by what torchrun has put into the environment."""
+    """Start the default process group from torchrun's environment variables."""
     take_gpu()
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     atexit.register(end_with_process, os.getpid())  # the process that starts it ends it
 
 
 def take_gpu() -> None:
-    """Let this process use the GPU of its number on this host, if there are GPUs."""
+    """Select the GPU with this process's number on its host, if there are GPUs."""
     if torch.cuda.is_available():
+        # Modulo: if a host has more ranks than GPUs, several ranks share one.
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
 
 
 def let_workers_finish() -> None:
-    """Wait until gloo's threads sleep, for a second at most.
+    """Wait until gloo's threads sleep, for about a second at most.
 
     They release the tensors of a collective after they have woken the thread that waits for it, and
-    need the interpreter for that. A thread that asks for the interpreter while it shuts down ends
-    the process with "terminate called without an active exception".
+    need the GIL for that. A thread that asks for the GIL while the interpreter shuts down ends the
+    process with "terminate called without an active exception".
     """
     for _ in range(1000):
-        time.sleep(0.001)  # meanwhile they can have the interpreter
+        time.sleep(0.001)  # releases the GIL, so that they can take it
         if "R" not in map(_state_of, glob.glob("/proc/self/task/*/stat")):
             return
 
 
 def _state_of(path: str) -> str:
-    """The state of a thread of gloo ("R": it runs, or waits for a core); "" for other threads."""
+    """Return the state of one of gloo's threads; "" for another thread.
+
+    "R" means that it runs, or waits for a core.
+    """
     try:
         with open(path) as file:
             name, _, rest = file.read().rpartition(")")
@@ -48,6 +52,6 @@ def _state_of(path: str) -> str:
 
 
 def end_with_process(rank_process: int) -> None:
-    """Destroy the default process group, in the process that made it."""
+    """Destroy the default process group, if this is the process that made it."""
     if dist.is_initialized() and os.getpid() == rank_process:
         dist.destroy_process_group()

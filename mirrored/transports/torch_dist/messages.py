@@ -1,7 +1,7 @@
-"""Messages from CPU memory to CPU memory, and the collectives that are made of them.
+"""Messages between CPU memories, and the collectives that are built from them.
 
-A message carries a tag made of its move, ranks, dtype and bytes, and of what `described.py` says of
-the call. So ranks whose calls do not fit never receive each other's messages.
+A message has a tag made from its collective, ranks, dtype and bytes, and from the description of
+the call (``described.py``). So ranks whose calls do not fit never receive each other's messages.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ Message = tuple[int, Tensor]  # (the rank that it goes to or comes from, the ten
 
 
 class Posted:
-    """Messages of the move `name` of `x` that are under way; `wait()` returns once all that come
-    are there and all that go have left."""
+    """Messages under way for the collective ``name`` of ``x``.
+
+    ``wait()`` returns once all incoming messages have arrived and all outgoing ones have left.
+    """
 
     def __init__(
         self, name: str, x: Tensor, sends: Sequence[Message], out: Sequence[Message], ranks: Ranks
     ) -> None:
         self._call = name, x, ranks
         self._works: list[Any] = []
-        self._staged: list[tuple[Tensor, Tensor]] = []  # a tensor on a GPU, and what comes for it
+        self._staged: list[tuple[Tensor, Tensor]] = []  # (GPU tensor, CPU buffer for it)
         if sends or out:
             self._world = world()
             self._sockets = self._world.sockets_to(ranks)
@@ -51,7 +53,7 @@ class Posted:
             self._works.append(self._sockets.send(to, tag, y if y.is_cpu else y.cpu()))
 
     def wait(self) -> None:
-        """Without it what is received would be read before it is there."""
+        """Wait for the messages. Received tensors may not be read before this returns."""
         works, self._works = self._works, []
         if not works:
             return
@@ -64,13 +66,15 @@ class Posted:
 def send_and_receive(
     name: str, x: Tensor, sends: Sequence[Message], out: Sequence[Message], ranks: Ranks
 ) -> None:
-    """Send and receive messages of the move `name` of `x`, which match in order."""
+    """Send and receive messages of the collective ``name`` of ``x``, which match in order."""
     Posted(name, x, sends, out, ranks).wait()
 
 
 def swap(name: str, pieces: Sequence[Tensor], out: Sequence[Tensor], ranks: Ranks) -> Posted:
-    """Start to send `pieces[k]` to `ranks[k]` and to fill `out[k]` from it. Empty pieces are not
-    sent, and this rank's own is left out."""
+    """Start to send ``pieces[k]`` to ``ranks[k]`` and to receive ``out[k]`` from there.
+
+    Empty pieces are not sent, and this rank's own piece is left out.
+    """
     n, own = len(ranks), ranks.index(world().rank)
     sends, receives = list[Message](), list[Message]()
     for step in range(1, n):  # the next rank first, so that not all send to the same one first
@@ -83,7 +87,7 @@ def swap(name: str, pieces: Sequence[Tensor], out: Sequence[Tensor], ranks: Rank
 
 
 def broadcast(x: Tensor, source: int, ranks: Ranks) -> None:
-    """Fill `x`, in CPU memory, with the `x` of `source`.
+    """Fill ``x``, in CPU memory, with the ``x`` of ``source``, along a binary tree.
 
     ```
     rank     0   1   2   3   4   5        counted from the source
@@ -95,6 +99,7 @@ def broadcast(x: Tensor, source: int, ranks: Ranks) -> None:
     name, n, at = f"broadcast from rank {source}", len(ranks), ranks.index(source)
     own = (ranks.index(world().rank) - at) % n
     span = 1 << (n - 1).bit_length()
+    # The lowest set bit: the distance from the parent; children are at its halves.
     reach = own & -own if own else span
     if own:
         parent = ranks[(at + own - reach) % n]
@@ -105,7 +110,7 @@ def broadcast(x: Tensor, source: int, ranks: Ranks) -> None:
 
 
 def sending(label: str, x: Tensor, to: int) -> Handle:
-    """Start sending `x` to rank `to`. CUDA tensors go through the host."""
+    """Start sending ``x`` to rank ``to``. CUDA tensors are staged on the CPU."""
     pair = (world().rank, to)
     wire = x.cpu()
     start = partial(world().sockets_to(pair).send, to, tag_of(label, x, pair), wire)
@@ -114,7 +119,7 @@ def sending(label: str, x: Tensor, to: int) -> Handle:
 
 
 def receiving(label: str, out: Tensor, source: int) -> Handle:
-    """Start filling `out` with what rank `source` sends under `label`."""
+    """Start filling ``out`` with what rank ``source`` sends under ``label``."""
     pair = (source, world().rank)
     wire = out if out.is_cpu else torch.empty_like(out, device="cpu")
     start = partial(world().sockets_to(pair).receive, source, tag_of(label, out, pair), wire)
@@ -123,7 +128,7 @@ def receiving(label: str, out: Tensor, source: int) -> Handle:
 
 
 class _UnderWay:
-    """A message under way; `wait()` gives its tensor."""
+    """Handle of a message under way; ``wait()`` returns its tensor."""
 
     def __init__(self, name: str, work: Any, x: Tensor, wire: Tensor, pair: Ranks) -> None:
         self.name, self.work, self.x, self.wire, self.pair = name, work, x, wire, pair
@@ -137,8 +142,10 @@ class _UnderWay:
 
 
 def flat(x: Tensor) -> Tensor:
-    """The bytes of `x` in one dim, in which form every dtype is sent. It shares memory with a
-    contiguous `x`."""
+    """Return the bytes of ``x`` as a 1-d tensor, the form in which every dtype is sent.
+
+    It shares memory with a contiguous ``x``.
+    """
     x = x.resolve_conj().resolve_neg().contiguous()
     # A contiguous tensor may have any stride along a dim of size 1, and `view` would keep it.
     return x.as_strided((x.numel(),), (1,)).view(torch.uint8)
@@ -149,7 +156,7 @@ def tag_of(name: str, x: Tensor, ranks: Ranks) -> int:
 
 
 def _told(ranks: Ranks) -> tuple[object, ...]:
-    """What all messages of a call say."""
+    """Return the part of the tag that all messages of a call share."""
     return ranks, call_under_way(), count_failures()
 
 

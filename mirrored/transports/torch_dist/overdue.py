@@ -1,17 +1,18 @@
-"""Messages of NCCL that do not arrive, where processes go on without a rank that is lost.
+"""Detects NCCL messages that do not arrive, for processes that go on when a rank is lost.
 
 ```
 program   message | ......... message | ... reads the loss: waits for the GPU
-GPU         message, event ...  message ............................. is let out, goes on
+GPU         message, event ...  message ............................. is released, goes on
 a thread        looks: the event has passed ...  it has not, for longer than the limit: gives up
 ```
 
-A GPU that waits for a rank that is gone is let out of NCCL's kernel (``break_off``), and goes on
-with undefined values. Nothing is made of them: the words that every later call raises are there
-before, and ``finish`` raises them.
+A GPU that waits for a lost rank is released from NCCL's kernel (``break_off``), and goes on with
+undefined values. They are never used: by then the error that every later call raises has been set,
+and ``finish`` raises it.
 
-NCCL's own watchdog does not serve: it waits a minute for a dump, ends the process, and tells no
-other rank. It is told to break off what it finds broken, at once, and to leave the process alone.
+NCCL's own watchdog is no replacement: it waits a minute for a dump, ends the process, and notifies
+no other rank. It is configured to abort broken communicators at once, and to leave the process
+running.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ import torch
 from ..faults.watch import Watch
 
 _PAUSE_S = 0.1
-_LATER_S = 60.0  # than this: NCCL's watchdog
-# Read where a group of NCCL is made. Without them a rank that others reach by a network, and not by
-# memory, would take them with it: the watchdog sees the connection end.
+_LATER_S = 60.0  # NCCL's own timeout comes this much later than ours
+# NCCL reads these when a group is made. Without them, a rank that others reach by network and not
+# by memory would end their processes with its own: their watchdogs see the connection end.
 _WATCHDOG = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # clean up, and leave the process alone
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
@@ -39,17 +40,17 @@ _WATCHDOG = {
 
 
 def tame_watchdog() -> None:
-    """Let NCCL's watchdog leave this process alone; for groups that are made from here on."""
+    """Make NCCL's watchdog leave this process running, for groups made from here on."""
     os.environ.update(_WATCHDOG)
 
 
 class Overdue:
-    """Looks, in a thread, how far the GPU has come with the messages of this rank.
+    """Thread that watches how far the GPU has come with this rank's messages.
 
     Args:
-        rank: this one.
-        watch: gives up.
-        groups: those of NCCL that there are now; first that of the default process group.
+        rank: this rank.
+        watch: makes all ranks raise.
+        groups: returns the NCCL groups that exist now; the first is the default process group's.
         limit_s: seconds after which a message is overdue.
     """
 
@@ -57,7 +58,7 @@ class Overdue:
         self, rank: int, watch: Watch, groups: Callable[[], list[Any]], limit_s: float
     ) -> None:
         self._rank, self._watch, self._groups, self._limit_s = rank, watch, groups, limit_s
-        for group in groups():  # those that are made later get the timeout of the first
+        for group in groups():  # groups made later get the timeout of the first
             group._set_default_timeout(timedelta(seconds=limit_s + _LATER_S))
         self._newest: dict[int, tuple[float, Any]] = {}  # by thread: each has a stream of its own
         self._breaking_off = threading.RLock()
@@ -66,16 +67,19 @@ class Overdue:
         threading.Thread(target=self._look, name="mirrored overdue", daemon=True).start()
 
     def passed(self) -> None:
-        """From here on the current stream waits for a message."""
-        if torch.cuda.is_current_stream_capturing():  # nobody may ask for an event of a graph
+        """Record an event after a message that the current stream now waits for."""
+        if torch.cuda.is_current_stream_capturing():  # an event in a CUDA graph cannot be queried
             return
         event = torch.cuda.Event()
         event.record()
         self._newest[threading.get_ident()] = time.monotonic(), event
 
     def finish(self) -> None:
-        """Wait until this rank's GPU has done all that it was given. Raises RuntimeError if a
-        message was broken off meanwhile, so that tensors have undefined values."""
+        """Wait until this rank's GPU has done all its work.
+
+        Raises RuntimeError if a message was broken off meanwhile, so that tensors have undefined
+        values.
+        """
         torch.cuda.synchronize()
         self._watch.check()
         for group in self._groups():
@@ -85,32 +89,35 @@ class Overdue:
                 raise RuntimeError(self._watch.give_up(why))
 
     def break_off(self) -> None:
-        """Let this rank's GPU come out of messages that will not arrive. Any thread may call it,
-        once the words that this rank raises are there."""
+        """Release this rank's GPU from messages that will not arrive.
+
+        Any thread may call it, once the error that this rank raises has been set.
+        """
         self._ended.set()
         with self._breaking_off:
-            # All at once: the end of one communicator waits for everything on the GPU, and that may
-            # be in a message of another one.
+            # In parallel: aborting one communicator waits for all work on the GPU, and that may
+            # hang in a message of another one.
             for group in [] if self._aborts else self._groups():
                 thread = threading.Thread(target=group.abort, daemon=True)
                 thread.start()
                 self._aborts.append(thread)
 
     def close(self) -> None:
-        """Let go of NCCL's groups; where a rank is lost, without a word to the others."""
+        """Close the NCCL groups; if a rank is lost, abort them without notifying the others."""
         self._ended.set()
         if self._watch.alarm.words is not None:
             self.break_off()
             for thread in self._aborts:
                 thread.join(self._limit_s)
         else:
-            for group in self._groups()[1:]:  # torch ends the first
+            for group in self._groups()[1:]:  # torch shuts down the first
                 group.shutdown()
 
     def _look(self) -> None:
-        oldest: dict[int, tuple[float, Any]] = {}  # which the GPU had not passed at the last look
+        oldest: dict[int, tuple[float, Any]] = {}  # not passed at the last look
         while not self._ended.wait(_PAUSE_S):
             for thread, newest in list(self._newest.items()):
+                # Keep the same event until it has passed: newer ones would restart the time.
                 since, event = oldest.setdefault(thread, newest)
                 waited = time.monotonic() - since
                 if event.query():

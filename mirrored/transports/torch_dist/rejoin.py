@@ -1,5 +1,4 @@
-"""One process in one world after another: it leaves a process group that lost a rank, and enters
-the next one, without a restart.
+"""Lets a process leave a process group that lost a rank, and enter the next one without a restart.
 
 ```
 enter(store, 2, 4, 30.0)    a process group of four, over a part of the store that is its own
@@ -11,8 +10,8 @@ enter(store, 1, 3, 30.0, is_first=False)    the next one
 Gloo connects its ranks only when one of its own collectives is called, which the library does not:
 a rank that dies while others enter leaves none of them waiting.
 
-GPUs that may lose ranks send messages, of which they are let out (``overdue.py``). They do not read
-each other's memory, since nothing lets one out of a barrier but the end of its process.
+GPUs that may lose ranks send messages, from which they can be released (``overdue.py``). They do
+not read each other's memory, since only the end of its process releases a GPU from a barrier.
 """
 
 from __future__ import annotations
@@ -41,18 +40,24 @@ def enter(
     is_first: bool = True,
     may_lose_ranks: bool = True,
 ) -> None:
-    """Join the process group of ``size`` ranks that find each other in ``store``. No rank waits for
-    another.
+    """Join the process group of ``size`` ranks that find each other in ``store``.
+
+    No rank waits for another.
 
     Args:
-        is_first: whether it is the first one of the program. In later ones, which stand still
-            meanwhile, the ranks do not measure which way messages go faster (``tuning/``).
-        may_lose_ranks: whether this process goes on in another one when ranks are lost.
+        store: a store that no other process group uses.
+        rank: this process's rank.
+        size: the number of ranks.
+        timeout_s: the timeout of the process group.
+        is_first: whether it is the program's first process group. In later ones the program stands
+            still meanwhile, so ranks do not measure which way messages go faster (``tuning/``).
+        may_lose_ranks: whether this process goes on in another process group when ranks are lost.
     """
     forget_names()
     take_gpu()
     if may_lose_ranks:
         tame_watchdog()
+    # Only for this group: `_LAZY` is restored below, as the program may have set it.
     lazy = os.environ.get(_LAZY)
     os.environ[_LAZY] = "1"
     try:
@@ -83,23 +88,30 @@ def leave() -> None:
 
 
 def finish_on_gpu() -> None:
-    """Wait until this rank's GPU, if it has one, has done all that it was given. Raises
-    RuntimeError if a message was broken off, so that tensors have undefined values."""
+    """Wait until this rank's GPU, if it has one, has done all its work.
+
+    Raises RuntimeError if a message was broken off, so that tensors have undefined values.
+    """
     overdue = world().overdue
     if overdue is not None:
         overdue.finish()
 
 
 def broken() -> str | None:
-    """What every call that communicates raises from now on, because a rank is gone or has given up;
-    None while all is well."""
+    """Return the error message of every further call that communicates; None while all is well.
+
+    There is one once a rank is gone or has given up.
+    """
     found = world_now()
     return None if found is None or found.watch is None else found.watch.alarm.words
 
 
 def stop(words: str) -> None:
-    """Make this rank raise ``words`` where it waits for others, and in every later call that
-    communicates, until it leaves the process group. Any thread may call it."""
+    """Make this rank raise ``words`` where it waits for others, and in every later call.
+
+    This applies to calls that communicate, until the rank leaves the process group. Any thread may
+    call it.
+    """
     found = world_now()
     if found is not None and found.watch is not None:
         found.watch.stop(words)

@@ -1,7 +1,7 @@
-"""Several tensors gathered, or reduced and scattered, by messages that all travel at once.
+"""Gathers, or reduces and scatters, several tensors by messages that all travel at once.
 
-Short ones are packed into one message; each of the others has its own, which needs no packing. All
-messages are started before any is waited for, so that their latencies do not add up.
+Short tensors are packed into one message; each of the others has its own, which needs no packing.
+All messages are started before any is waited for, so that their latencies do not add up.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ...comm import Handle, Later, Ranks, Shape, Waitable, joinable, resized
 from ..base.checked import check_shapes
 from .described import cut
 
-# A tensor of at most so many bytes is packed: two copies of it take less time than a message of its
-# own takes to be started and received (0.4 ms on two cores that also compute).
+# A tensor of at most this size is packed: copying it twice takes less time than starting and
+# receiving a message of its own (0.4 ms on two cores that also compute).
 PACKED_BYTES = 1 << 20
 
 
 class Sender(Protocol):
-    """What starts the messages; each leaves out this rank's own piece."""
+    """Protocol of what starts the messages; each method leaves out this rank's own piece."""
 
     @property
     def rank(self) -> int: ...
@@ -35,7 +35,7 @@ class Sender(Protocol):
 
 
 class _All:
-    """Several things under way."""
+    """Several operations under way."""
 
     def __init__(self, each: Sequence[Waitable]) -> None:
         self._each = each
@@ -46,13 +46,16 @@ class _All:
 
 
 class Packing(NamedTuple):
-    """How several tensors go. Lists by position among them are of all that are given."""
+    """Division of several tensors into messages.
 
-    packed: tuple[int, ...]  # the positions of those that go in one message
-    alone: tuple[int, ...]  # and of those that have one of their own
+    Positions are those among all tensors; ``shapes`` and ``cuts`` have an entry for each of them.
+    """
+
+    packed: tuple[int, ...]  # positions of the tensors that share one message
+    alone: tuple[int, ...]  # positions of the tensors with a message of their own
     shapes: tuple[tuple[tuple[int, ...], ...], ...]  # of each tensor's piece on each rank
-    counts: tuple[tuple[int, ...], ...]  # for each rank, the numbers in its pieces that are packed
-    cuts: tuple[tuple, ...]  # what messages say of each
+    counts: tuple[tuple[int, ...], ...]  # for each rank, the numel of each of its packed pieces
+    cuts: tuple[tuple, ...]  # the description of each in messages
 
 
 def packing(
@@ -61,8 +64,11 @@ def packing(
     sizes: Sequence[Sequence[int]],
     piece: int | None = None,
 ) -> Packing:
-    """How `xs` go, which are cut along `dims` by `sizes`; or each is a piece of what is joined so,
-    and then `piece` is its position. Raises ValueError if one has another shape than its piece."""
+    """Return how ``xs``, cut along ``dims`` by ``sizes``, are sent.
+
+    With ``piece``, each of ``xs`` is instead the piece at this position of what is joined. Raises
+    ValueError if it does not have the shape of that piece.
+    """
     shapes, itemsize = tuple(x.shape for x in xs), xs[0].element_size()
     return _packing(shapes, tuple(dims), tuple(map(tuple, sizes)), itemsize, piece)
 
@@ -75,7 +81,7 @@ def _packing(
     itemsize: int,
     piece: int | None,
 ) -> Packing:
-    # All ranks pack the same: the bytes are those of the whole.
+    # By the bytes of the whole tensor, so that all ranks pack the same tensors.
     whole = [
         math.prod(resized(shape, dim, sum(own))) * itemsize
         for shape, dim, own in zip(shapes, dims, sizes, strict=True)
@@ -101,7 +107,7 @@ def join(
     ranks: Ranks,
     out: Sequence[Tensor] | None = None,
 ) -> Later:
-    """Start `Transport.join_several`, of which `wait()` gives the results."""
+    """Start ``Transport.join_several``; ``wait()`` returns its results."""
     me, n = ranks.index(sent.rank), len(ranks)
     waits: list[Waitable] = []
     pieces: list[list[Tensor]] = [[] for _ in xs]
@@ -111,6 +117,7 @@ def join(
         arrived = [flat if k == me else flat.new_empty(sum(how.counts[k])) for k in range(n)]
         waits.append(sent._gather("all_gather", flat, arrived, ranks))
         for k in range(n):
+            # Views of the buffers, which are filled once the message has arrived.
             parts = arrived[k].split_with_sizes(how.counts[k])
             for i, part in zip(how.packed, parts):
                 pieces[i].append(part.view(how.shapes[i][k]))
@@ -145,8 +152,11 @@ def reduce_scatter(
     op: str,
     at_once: bool,
 ) -> Later:
-    """Start `Transport.reduce_scatter_several`, of which `wait()` gives the results. With `at_once`
-    that needs no other rank to go on: all messages have been started by then."""
+    """Start ``Transport.reduce_scatter_several``; ``wait()`` returns its results.
+
+    With ``at_once`` all messages are started now, so that ``wait()`` does not need another rank to
+    make progress.
+    """
     me, n = ranks.index(sent.rank), len(ranks)
     cuts = [x.split_with_sizes(own, dim) for x, dim, own in zip(xs, dims, sizes, strict=True)]
     handles: list[Handle] = []

@@ -1,15 +1,14 @@
-"""Short messages, all of one size: whether a rank has a note for the others, and the numbers of a
-small tensor.
+"""Short messages of a fixed size: whether a rank has a note, and the numbers of a small tensor.
 
 ```
 0        4                    8          16                       80
 | note   | number of the call |          | numbers of a tensor    |
 ```
 
-A rank that has a note does not come to the call that the others make, and cannot know what they
-send; so the size is always the same. There is such a message for each op that may raise on some
-ranks alone (``consistent/dispatch/running/agreed.py``) and for each number that is read, and a rank
-waits for it: so memory is used again, and what is received is read as bytes.
+A rank that has a note does not make the call that the others make, and cannot know what they send;
+so the size is always the same. There is such a message for each op that may raise on some ranks
+alone (``consistent/dispatch/running/agreed.py``) and for each number that is read, and a rank waits
+for it: so memory is reused, and the header is read as bytes.
 """
 
 from __future__ import annotations
@@ -28,14 +27,17 @@ _NUMBER, _CARRIED, _BYTES = slice(4, 8), 16, 80
 
 
 class Part(NamedTuple):
-    """What one rank sent."""
+    """Message that one rank sent."""
 
     has_note: bool
-    call: int  # which call the numbers are of, 0 of none
+    call: int  # number of the call that the tensor belongs to; 0 if there is none
     memory: Tensor
 
     def carried(self, like: Tensor) -> Tensor:
-        """The tensor in it, which is like another one and valid until the next message."""
+        """Return the tensor in the message, with the shape and dtype of ``like``.
+
+        It is valid until the next message.
+        """
         return _carried(self.memory, like)
 
 
@@ -45,7 +47,7 @@ def _carried(memory: Tensor, like: Tensor) -> Tensor:
 
 
 class _Memory:
-    """The memory of the messages of one group of ranks, this rank's included."""
+    """Buffers of the messages of one group of ranks, this rank's included."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.rows = [torch.zeros(_BYTES, dtype=torch.uint8, device="cpu") for _ in ranks]
@@ -54,14 +56,22 @@ class _Memory:
 
 
 _free: dict[Ranks, _Memory] = {}
-_SHOWN = torch.empty(_BYTES, dtype=torch.uint8, device="meta")  # what a message is, in errors
+_SHOWN = torch.empty(_BYTES, dtype=torch.uint8, device="meta")  # stands for a message in errors
 
 
 def swap(
     name: str, ranks: Ranks, x: Tensor | None = None, *, has_note: bool = False, call: int = 0
 ) -> list[Part]:
-    """The messages of ``ranks``, in their order. ``x`` has at most ``CARRIED_BYTES``; the number of
-    a ``call`` stands for it in what is compared where a rank may not know it."""
+    """Exchange one short message with each of ``ranks``; return all of them in order.
+
+    Args:
+        name: the collective.
+        ranks: the members.
+        x: a tensor of at most ``CARRIED_BYTES`` to send along.
+        has_note: whether this rank has a note.
+        call: identifies the call in the message, in place of ``x`` in the tag. Use it where another
+            rank may not make the call, and so cannot know ``x``.
+    """
     own = world()
     me = ranks.index(own.rank)
     sockets = own.sockets_to(ranks)
@@ -69,8 +79,8 @@ def swap(
     tag = messages.tag_of(name, _SHOWN if call else shown, ranks)
 
     def run() -> list[Part]:
-        # Taken here, by a thread that may communicate. Another one, which is refused before, would
-        # write into what this rank still reads of its last message.
+        # Taken here, after `carry_out` has checked that this thread may communicate: a thread that
+        # is refused must not overwrite messages that this rank still reads.
         memory = _free.pop(ranks, None) or _Memory(ranks)
         memory.views[me][0] = has_note
         memory.views[me][_NUMBER] = call.to_bytes(4, "little")
@@ -80,6 +90,7 @@ def swap(
         works: list[Any] = [sockets.receive(rank, tag, row) for rank, row in others]
         works += [sockets.send(rank, tag, memory.rows[me]) for rank, _ in others]
         sockets.wait(works)
+        # Only after success: after an error sockets may still read or write it.
         _free[ranks] = memory
         return [
             Part(bool(view[0]), int.from_bytes(view[_NUMBER], "little"), row)

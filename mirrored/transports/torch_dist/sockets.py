@@ -1,13 +1,14 @@
-"""The sockets by which messages go to the processes of other ranks: one for each direction of two
-ranks, made when the first message is sent or asked for.
+"""Sockets for messages to the processes of other ranks.
+
+There is one for each direction between two ranks, made when the first message is sent or received.
 
 ```
 thread that listens (faults/listener.py)    <-- secret, {"asks": "join", "rank": 1} --  rank 1
 rank 0                                      <============== messages of rank 1 =======
 ```
 
-The other rank's thread takes the connection, whatever its program does meanwhile. So a rank may
-send to one that has yet to come to its call.
+The other rank's thread accepts the connection, whatever its program does meanwhile. So a rank may
+send to one that has yet to reach the matching call.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .children import keep_alive
 
 
 class Sockets:
-    """The sockets of one world, until `close()`."""
+    """Sockets of one world, until ``close()``."""
 
     def __init__(self, size: int, timeout_s: float, alarm: Any) -> None:
         self._native = _C.Sockets(size, timeout_s, alarm)
@@ -36,38 +37,42 @@ class Sockets:
         atexit.register(self.close)
 
     def join(self, watch: Watch) -> None:
-        """Ask for sockets by the addresses that `watch` knows."""
+        """Set the watch, by whose addresses and ``join`` sockets are made."""
+        # Weak: the watch refers to `arrive_by`, and so to this object.
         self._watch = weakref.ref(watch)
 
     def send(self, to: int, tag: int, x: Tensor) -> Any:
-        """Start to send `x`, which is on the CPU, to rank `to`. It is kept until it has left."""
+        """Start to send ``x``, on the CPU, to rank ``to``. It is kept alive until it has left."""
         if to not in self._reached:
             self._reach(to)
         self.sent += x.nbytes
         return self._native.send(to, tag, x)
 
     def receive(self, source: int, tag: int, out: Tensor) -> Any:
-        """Start to fill `out`, contiguous CPU memory. It is kept until it is filled."""
+        """Start to fill ``out``, contiguous CPU memory. It is kept alive until it is filled."""
         if source not in self._heard and source not in self._reached:
             try:
-                self._reach(source)  # so that its end is noticed
-            except RuntimeError:  # it has ended, perhaps after it has sent this
+                self._reach(source)  # a connection by which the end of its process is noticed
+            except RuntimeError:  # it has ended, perhaps after it had sent this message
                 if source not in self._heard:
                     raise
         return self._native.receive(source, tag, out)
 
     def arrive_by(self, rank: int, file: int) -> None:
-        """Messages of `rank` come by the socket `file`."""
+        """Receive messages of ``rank`` from the socket with file descriptor ``file``."""
         self._native.arrive_by(rank, file)
         self._heard.add(rank)
 
     def close(self) -> None:
-        """Send what is left, for some seconds at most, and close all."""
+        """Send what is left, for a few seconds at most, and close all sockets."""
         atexit.unregister(self.close)
         self._native.close()
 
     def forget(self) -> None:
-        """Let go of everything in a forked child, which has no thread that could be waited for."""
+        """Leak the native object in a forked child.
+
+        Destroying it would wait for threads that the child does not have.
+        """
         atexit.unregister(self.close)
         keep_alive(self._native)
 

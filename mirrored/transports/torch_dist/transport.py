@@ -1,6 +1,6 @@
-"""Ranks are processes of torch.distributed. This is the only file that calls its collectives.
+"""Transport between processes of torch.distributed; the only file that calls its collectives.
 
-CPU tensors are sent by sockets of our own (`sockets.py`), CUDA tensors by NCCL; without NCCL, CUDA
+CPU tensors are sent by our own sockets (``sockets.py``), CUDA tensors by NCCL; without NCCL, CUDA
 tensors are staged on the CPU.
 
 By sockets, all collectives are batches of sends and receives. They send exactly the bytes needed,
@@ -49,15 +49,15 @@ from .messages import flat
 # 4 MiB 4313 3491), adds up in the order of its ring, so that bits depend on the number of ranks,
 # and compares no calls.
 
-# In an all-reduce by messages every rank sends all of x to all others, in one round, where it sends
-# at most so many bytes more than in two, a reduce-scatter and a gather: if the link was not
-# measured, as many as it sends in 30 us at 1.5 GB/s.
+# In an all-reduce by messages every rank sends all of x to all others, in one round, if that sends
+# at most this many bytes more than two rounds, a reduce-scatter and a gather. If the link was not
+# measured, the limit is what a rank sends in 30 us at 1.5 GB/s.
 _A_ROUND = Link(30e-6, 1.5e9)
 
 
 @moves_count_lacks
 class TorchDist(Described):
-    """The ranks of torch.distributed's default process group; rank 0 of 1 when there is none."""
+    """Ranks of torch.distributed's default process group; rank 0 of 1 if there is none."""
 
     def __init__(self) -> None:
         self._last_fold: Callable[[], _Fold | None] = lambda: None  # weak
@@ -72,35 +72,41 @@ class TorchDist(Described):
         return world().size
 
     def world(self) -> dist.ProcessGroup | None:
-        """The default process group, started if a launcher says how; None in a child of a rank."""
+        """Return the default process group; None in a child of a rank.
+
+        It is started first if a launcher says how.
+        """
         return None if world().is_childs else c10d.GroupMember.WORLD
 
     @property
     def has_nccl(self) -> bool:
-        """Whether tensors on GPUs are sent by NCCL, and not through main memory."""
+        """True if tensors on GPUs are sent by NCCL, and not through main memory."""
         return world().nccl
 
     @property
     def may_measure(self) -> bool:
-        """Whether ranks measure which way is faster where it is not known."""
+        """True if ranks may measure which way is faster where it is not known."""
         return world().measures
 
     @property
     def gpus_may_lose_ranks(self) -> bool:
-        """Whether GPUs go on in another world when ranks of this one are lost."""
+        """True if GPUs go on in another world when ranks of this one are lost."""
         return world().overdue is not None
 
     def timeout_s(self) -> float:
-        """How many seconds a rank waits for others."""
+        """Return how many seconds a rank waits for others."""
         return timeout("cpu").total_seconds()
 
     def agreed(self, name: str, make: Callable[[], str]) -> str:
-        """What `make` returned on the first rank that asked; no rank waits for another."""
+        """Return what ``make`` returned on the first rank that asked for ``name``.
+
+        No rank waits for another.
+        """
         return world().agreed(name, make)
 
     @property
     def watch(self) -> Watch:
-        """What this rank does when it waits in vain. Only for a world of several ranks."""
+        """The watch of this world, which must have several ranks."""
         found = world().watch
         assert found is not None
         return found
@@ -119,26 +125,35 @@ class TorchDist(Described):
         return 0 if sockets is None else sockets.sent
 
     def split(self, ranks: Ranks, names: Sequence[Hashable], inside: Transport) -> None:
-        """Be told that `ranks` are on hosts of these names, and that those of one host share memory
-        by `inside`. Here they send messages all the same."""
+        """Record that ``ranks`` are on several hosts; ``names`` has the host of each rank.
+
+        Ranks of one host share memory by ``inside``. This class ignores that and sends messages
+        between all of them.
+        """
 
     def forget_hosts(self) -> None:
-        """Forget what `split` has told: ranks are those of another world now."""
+        """Drop what ``split`` recorded: the ranks belong to another world now."""
 
     def meet(self, ranks: Ranks, host: str) -> None:
-        """Be told that all ranks of the world are here and share no memory, this one on a host of
-        this name: they agree on what their messages cost. A collective."""
+        """Agree on the cost of messages between all ranks of the world. A collective.
+
+        It is called when they first meet and share no memory. ``host`` is the name of this rank's
+        host.
+        """
         self._links[world()] = between.kept_or_measured(self, ranks, host)
 
     def tune(self, ranks: Ranks, host: str) -> Table:
-        """Measure what messages between `ranks` cost. A collective."""
+        """Measure and store the cost of messages between ``ranks``. A collective."""
         found = between.measured_by_hand(self, ranks, host)
         self._links[world()] = found.link
         return found
 
     def link(self, kind: str) -> Link | None:
-        """What all ranks agreed on when they first met, and None before. They meet at the same
-        place of the program, so each plan is made by one figure on all ranks."""
+        """Return the cost that all ranks agreed on when they first met; None before.
+
+        They meet at the same place of the program, so each plan is made with the same figure on all
+        ranks.
+        """
         return self._links.get(world()) if kind == "cpu" else None
 
     def abandon(self, why: str) -> bool:
@@ -162,22 +177,25 @@ class TorchDist(Described):
 
     def _reduce(self, x: Tensor, ranks: Ranks, op: str) -> Handle:
         name = f"all_reduce({op})"
+        # Max and min of floats are combined by `ordered_reduce`, which propagates NaN.
         if _by_nccl(x.device) and (op == "sum" or not x.dtype.is_floating_point):
             return self._by_collective(name, x, ranks, op)
         x = x.contiguous()
         if self._in_one_round(x.nbytes, len(ranks)):
             pieces = [x if rank == self.rank else torch.empty_like(x) for rank in ranks]
             arriving = self._gather(name, x, pieces, ranks)
-            into = next(piece for piece in pieces if piece is not x)  # it is one of the first two
+            into = next(piece for piece in pieces if piece is not x)  # one of the first two pieces
             return Later(arriving, lambda: ordered_reduce(pieces, op, into))
         fold = _Fold(self, name, x, ranks, op)
         before, self._last_fold = self._last_fold(), weakref.ref(fold)
+        # Every rank that starts this all-reduce has started the last one, so waiting for its first
+        # round cannot deadlock; its second round then travels while the program goes on.
         if before is not None:
             before.advance()
         return fold
 
     def _in_one_round(self, nbytes: int, n: int) -> bool:
-        """Whether each of `n` ranks sends all it has to all others, and not a part to each."""
+        """Return whether each of ``n`` ranks sends all of its tensor to all others at once."""
         return in_one_round(self.link("cpu"), nbytes, n)
 
     def _by_collective(self, name: str, x: Tensor, ranks: Ranks, op: str) -> Handle:
@@ -198,7 +216,7 @@ class TorchDist(Described):
         self._gather("all_gather", x, out, ranks).wait()
 
     def _gather(self, name: str, x: Tensor, out: Sequence[Tensor], ranks: Ranks) -> Waitable:
-        """Start to fill all of `out` but this rank's own."""
+        """Start to fill all of ``out`` except this rank's own piece."""
         if not _by_nccl(x.device):
             return messages.swap(name, [x.contiguous()] * len(ranks), out, ranks)
         # If pieces differ in size, torch makes this a batch of NCCL broadcasts of the exact bytes.
@@ -216,7 +234,7 @@ class TorchDist(Described):
     def _trade(
         self, name: str, pieces: Sequence[Tensor], out: Sequence[Tensor], ranks: Ranks
     ) -> Waitable:
-        """Start to fill all of `out` but this rank's own."""
+        """Start to fill all of ``out`` except this rank's own piece."""
         if not _by_nccl(out[0].device):
             return messages.swap(name, pieces, out, ranks)
         order = _sorted_positions(ranks)
@@ -227,8 +245,10 @@ class TorchDist(Described):
         return Done(pieces[0])
 
     def _scatter(self, parts: Sequence[Tensor], ranks: Ranks, op: str, at_once: bool) -> Handle:
-        """Start to combine all ranks' `parts[k]` on `ranks[k]`. With `at_once` waiting for it needs
-        no other rank to go on."""
+        """Start to combine all ranks' ``parts[k]`` on ``ranks[k]``.
+
+        With ``at_once``, waiting for it does not need another rank to make progress.
+        """
         own = ranks.index(self.rank)
         coming = [x if k == own else torch.empty_like(parts[own]) for k, x in enumerate(parts)]
         arriving = self._trade("all_to_all", parts, coming, ranks)
@@ -332,17 +352,17 @@ class TorchDist(Described):
         check_op(op, x.dtype)
         call = messages.tag_of(f"all_reduce({op}) of {x.shape}", x, ranks)
         with unseen():
-            # A rank that has a note sends it alone: neither size nor tag may say more of the call.
+            # A rank with a note calls `gather_notes`, so size and tag must be the same as there.
             found = short.swap("gather_notes", told, x.detach(), call=call)
             texts, of_ranks = self._texts(found, b"", told), [found[told.index(r)] for r in ranks]
             if any(texts):
                 return texts, None
             if all(each.call == call for each in of_ranks):
                 return texts, ordered_reduce([each.carried(x) for each in of_ranks], op)
-        return texts, self.all_reduce(x, ranks, op)  # calls that do not fit: ranks wait, and raise
+        return texts, self.all_reduce(x, ranks, op)  # calls do not match: all ranks wait, and raise
 
     def _texts(self, found: list[short.Part], note: bytes, ranks: Ranks) -> list[bytes]:
-        """The notes themselves, which are sent only where there is one."""
+        """Return the notes; their texts are sent only if any rank has one."""
         if not any(each.has_note for each in found):
             return [b""] * len(ranks)
         with unseen():
@@ -391,7 +411,8 @@ class TorchDist(Described):
 
     def _gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]:
         own = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8)
-        size = torch.tensor([own.numel()], device="cpu")  # also where torch.device says "meta"
+        # Explicitly on the CPU, since the program may have set another default device.
+        size = torch.tensor([own.numel()], device="cpu")
         sizes = [size if rank == self.rank else torch.empty_like(size) for rank in ranks]
         self._gather("gather_objects", size, sizes, ranks).wait()
         kind: dict[str, Any] = {"dtype": torch.uint8, "device": "cpu"}
@@ -401,8 +422,10 @@ class TorchDist(Described):
 
 
 class _Fold:
-    """An all-reduce in two rounds of messages: each rank combines one part of every rank's `x`, and
-    then the parts are gathered. This sends as many bytes as a ring, and adds up in rank order.
+    """All-reduce in two rounds of messages.
+
+    Each rank combines one part of every rank's ``x``, and then the parts are gathered. This sends
+    as many bytes as a ring, and sums in rank order.
 
     ```
     started     parts go to the ranks that combine them
@@ -439,7 +462,7 @@ class _Fold:
 
 
 class _Reducing:
-    """A reduction under way in `wire`; `wait()` returns it with the device and dtype of `x`."""
+    """Reduction under way in ``wire``; ``wait()`` returns it with the device and dtype of ``x``."""
 
     def __init__(self, name: str, work: Any, wire: Tensor, x: Tensor, ranks: Ranks) -> None:
         self.name, self.work, self.wire, self.like, self.ranks = name, work, wire, x, ranks
@@ -457,15 +480,17 @@ class _Reducing:
 
 
 def in_one_round(link: Link | None, nbytes: int, n: int) -> bool:
-    """Whether each of `n` ranks sends all `nbytes` of an all-reduce to all others, where messages
-    cost `link`."""
+    """Return whether an all-reduce of ``nbytes`` between ``n`` ranks takes one round of messages.
+
+    In one round each rank sends all of its tensor to all others. ``link`` is the cost of messages.
+    """
     link = link or _A_ROUND
     more = nbytes * (n - 1) * (n - 2) / n  # none between two
     return more <= link.latency_s * link.bytes_per_s
 
 
 def _reducible(x: Tensor, op: str) -> tuple[Tensor, str]:
-    """`x` and `op` as a dtype and an op that gloo and NCCL can reduce."""
+    """Return ``x`` and ``op`` as a dtype and an op that NCCL can reduce."""
     if x.dtype == torch.bool:
         return x.view(torch.uint8), "min" if op == "min" else "max"
     if x.dtype.is_complex:
@@ -474,7 +499,7 @@ def _reducible(x: Tensor, op: str) -> tuple[Tensor, str]:
 
 
 def _is_short(x: Tensor) -> bool:
-    """Whether `x` fits in a short message."""
+    """Return whether ``x`` fits in a short message."""
     return x.is_cpu and 0 < x.nbytes <= short.CARRIED_BYTES
 
 
@@ -483,4 +508,5 @@ def _by_nccl(device: torch.device) -> bool:
 
 
 def _sorted_positions(ranks: Ranks) -> list[int]:
+    # The members of an NCCL group are sorted by rank.
     return sorted(range(len(ranks)), key=ranks.__getitem__)

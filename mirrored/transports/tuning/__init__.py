@@ -1,1 +1,1 @@
-"""Decides which of two ways a move takes, by a table that is measured once on a machine."""
+"""Chooses between two ways to carry out a collective, by a table measured once per machine."""

@@ -1,5 +1,8 @@
-"""`torchrun --nproc_per_node 4 -m mirrored.transports.tuning`: measure this machine's tables,
-or what messages cost where these ranks share no memory."""
+"""Command that measures this machine's tables of transports.
+
+``torchrun --nproc_per_node 4 -m mirrored.transports.tuning`` measures which way is faster, or the
+cost of messages if these ranks share no memory.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""What messages cost between ranks that share no memory, measured once and kept.
+"""Measures once, and stores, the cost of messages between ranks that share no memory.
 
-The ranks of a world measure it when they first meet, in a tenth of a second, and all take the
-slowest rank's figures. Each host keeps them, and the names of the hosts between which they were
-measured; between others they are measured again. What is measured while other programs keep a host
-busy serves these ranks, and is not kept: links between hosts differ too much for a built-in figure.
+The ranks of a world measure it when they first meet, in a tenth of a second, and all use the
+slowest rank's figures. Each host stores them, with a hash of the hosts between which they were
+measured; between other hosts they are measured again. If other programs keep a host busy meanwhile,
+the figures serve these ranks but are not stored. There is no built-in figure, because links between
+hosts differ too much.
 """
 
 from __future__ import annotations
@@ -19,22 +20,27 @@ from .measure import prices, warn_of_others
 from .other_work import Usage, others_disturb, usage
 from .table import Table
 
-# A single call, the best of so many: a message waits for a processor where others have it, which
-# says nothing of the link, and the mean of several would count it.
+# Each try is a single call, and the fastest counts: where other programs use the processors a
+# message waits for one, which says nothing about the link. A mean over several calls would include
+# that.
 TRIES = 30
 
 
 def kept_or_measured(way: Transport, ranks: Ranks, host: str) -> Link:
-    """What messages between `ranks` cost, by the first one's table or a new one. A collective.
+    """Return the cost of messages between ``ranks``. A collective.
+
+    It comes from the stored table of the first of ``ranks``, or from a new one.
 
     Args:
-        way: what sends the messages.
-        host: the name of this rank's host, which begins with that of its machine.
+        way: the transport that sends the messages.
+        ranks: the members.
+        host: the name of this rank's host, which begins with the name of its machine.
     """
     mine = table.kept(len(ranks), table.MESSAGES)
     told = way.gather_objects((mine, host), ranks)
     names = [name for _, name in told]
     found, is_disturbed = told[0][0], False
+    # A table that was measured between other hosts does not hold between these.
     if found is None or found.hosts not in ("", _short(names)):
         found, is_disturbed = _measured(way, ranks, names)
     if found != mine and not is_disturbed:
@@ -43,7 +49,7 @@ def kept_or_measured(way: Transport, ranks: Ranks, host: str) -> Link:
 
 
 def measured_by_hand(way: Transport, ranks: Ranks, host: str) -> Table:
-    """A new table, which is kept even if other programs disturbed it. A collective."""
+    """Measure a table and store it even if other programs disturbed it. A collective."""
     found, is_disturbed = _measured(way, ranks, way.gather_objects(host, ranks))
     if is_disturbed and way.rank == ranks[0]:
         warn_of_others("table of messages", "price them wrongly")
@@ -52,8 +58,10 @@ def measured_by_hand(way: Transport, ranks: Ranks, host: str) -> Table:
 
 
 def _measured(way: Transport, ranks: Ranks, names: Sequence[str]) -> tuple[Table, bool]:
-    """A new table, and whether other programs disturbed it; the same on all ranks, whose hosts have
-    these `names`. A collective."""
+    """Measure a table; return it and whether other programs disturbed it. A collective.
+
+    Both results are the same on all ranks. ``names`` are the hosts of ``ranks``.
+    """
     before = usage()
     own = prices(way, ranks, torch.device("cpu"), TRIES)
     told = way.gather_objects((own, usage() - before), ranks)
@@ -64,6 +72,7 @@ def _measured(way: Transport, ranks: Ranks, names: Sequence[str]) -> tuple[Table
     )  # fmt: skip
     spent: dict[str, list[Usage]] = {}
     for (_, usages), name in zip(told, names, strict=True):
+        # Grouped by machine, the first word of a host's name: /proc/stat counts all of a machine.
         spent.setdefault(name.split()[0], []).append(usages)
     return found, any(
         others_disturb(each[0], [rank.process for rank in each]) for each in spent.values()

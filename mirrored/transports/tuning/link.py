@@ -1,7 +1,7 @@
-"""What messages between the ranks of this world cost, and copies on one of them, by the table that
-was kept for them.
+"""Cost of messages between the ranks of this world and of local copies, from the stored table.
 
-Plans are chosen by it, so all ranks must use the same numbers: those of the first rank that asks.
+Plans are chosen by this cost, so all ranks must use the same numbers: those of the first rank that
+asks.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from . import table
 
 
 class World(Protocol):
-    """The ranks that must agree."""
+    """Protocol of the ranks that must agree."""
 
     def agreed(self, name: str, make: Callable[[], str]) -> str: ...
 
 
 def agreed_link(world: World, kind: str, own: Callable[[], Link | None]) -> Link | None:
-    """What messages on `kind` ("cpu", "cuda") cost: what `own` gave on the first rank that asked.
-    It is called once for a world, as plans ask for prices many times."""
+    """Return the cost of messages on ``kind`` ("cpu", "cuda"), the same on every rank.
+
+    It is the result of ``own`` on the first rank that asked. ``own`` is called once for a world,
+    because plans ask for the cost many times.
+    """
 
     def make() -> str:
         found = own()
@@ -35,8 +38,11 @@ def agreed_link(world: World, kind: str, own: Callable[[], Link | None]) -> Link
 
 
 def kept_link(size: int, device: str, memory_is_shared: bool) -> Link | None:
-    """The cost in this process's table for `size` ranks on such a `device`. None if ranks do not
-    share memory or are on several hosts."""
+    """Return the cost in this process's table for ``size`` ranks on such a ``device``.
+
+    Returns None if ranks do not share memory or are on several hosts.
+    """
+    # Without torchrun's variable, assume that all ranks are on this host.
     one_host = int(os.environ.get("LOCAL_WORLD_SIZE", size)) == size
     if size == 1 or not (memory_is_shared and one_host):
         return None

@@ -1,9 +1,9 @@
-"""Measures the table of a machine: which of two ways is faster for which move.
+"""Measures a machine's table: which of two ways is faster for which collective.
 
-The first use of shared memory by a number of ranks does it, in less than a second. What is measured
-while other programs keep the host busy is not kept, since it would send moves the slower way for
-ever: the built-in table serves instead, and the next start measures again. To do it by hand:
-`torchrun --nproc_per_node 4 -m mirrored.transports.tuning`.
+A number of ranks does so in its first use of shared memory, in less than a second. If other
+programs keep the host busy meanwhile the table is not stored, since it would select the slower way
+for ever: the built-in table is used instead, and the next start measures again. To measure by hand:
+``torchrun --nproc_per_node 4 -m mirrored.transports.tuning``.
 """
 
 from __future__ import annotations
@@ -33,25 +33,31 @@ Move = Callable[[Transport, Tensor], object]
 
 @dataclass(frozen=True)
 class TwoWays:
-    """The two ways that a table compares: `shared` moves tensors of `ranks` on `device` by shared
-    memory, `messages` without it. `name` is the kind of device under which the table is kept."""
+    """The two transports that a table compares.
+
+    ``shared`` moves tensors of ``ranks`` on ``device`` by shared memory, ``messages`` without it.
+    ``name`` is the kind of device under which the table is stored.
+    """
 
     shared: Transport
     messages: Transport
     ranks: Ranks
     device: torch.device
     name: str
-    set_one_shot: Callable[[int, int], None]  # (limit in bytes, that for floats of two bytes)
+    set_one_shot: Callable[[int, int], None]  # (limit in bytes, limit for floats of two bytes)
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the rank whose table all of them use."""
+        """True on the rank whose table all of ``ranks`` use."""
         return self.ranks[0] == self.shared.rank
 
 
 def kept_or_measured(ways: TwoWays, may_measure: bool) -> Table:
-    """The first member's table, or a new one measured by all if it has none and they may; else the
-    built-in one. A collective."""
+    """Return the first member's stored table, or a new one. A collective.
+
+    If there is none, all members measure it. They use the built-in table if they may not measure,
+    or if other programs disturbed the measurement.
+    """
     found = table.load(len(ways.ranks), ways.name) if ways.is_first else None
     found = ways.shared.gather_objects(found, ways.ranks)[0]
     if found is not None or not may_measure:
@@ -64,7 +70,7 @@ def kept_or_measured(ways: TwoWays, may_measure: bool) -> Table:
 
 
 def measured_by_hand(ways: TwoWays) -> Table:
-    """A new table, which is kept even if other programs disturbed it. A collective."""
+    """Measure a table and store it even if other programs disturbed it. A collective."""
     found, is_disturbed = measured(ways)
     if is_disturbed and ways.is_first:
         warn_of_others("table of transports", "choose the slower way")
@@ -73,7 +79,7 @@ def measured_by_hand(ways: TwoWays) -> Table:
 
 
 def warn_of_others(name: str, effect: str) -> None:
-    """Warn that other programs ran while the table of that name was measured."""
+    """Warn that other programs ran while the table called ``name`` was measured."""
     warnings.warn(
         f"other programs keep this host busy, so the {name} that was measured and kept now may "
         f"{effect}; measure it again once they have ended",
@@ -87,10 +93,10 @@ def _keep(found: Table, ways: TwoWays) -> None:
 
 
 def measured(ways: TwoWays) -> tuple[Table, bool]:
-    """A new table, of the first member's times, and whether other programs disturbed it; the same
-    on all members. A collective.
+    """Measure a table; return it and whether other programs disturbed it. A collective.
 
-    `ways.shared` must use shared memory for every size while this runs.
+    Both results are the same on all members; the table has the first member's times.
+    ``ways.shared`` must use shared memory for every size while this runs.
     """
     before, above = usage(), {}
     for name, move in _moves(ways).items():
@@ -105,7 +111,7 @@ def measured(ways: TwoWays) -> tuple[Table, bool]:
 
 
 def _moves(ways: TwoWays) -> dict[str, Move]:
-    """The moves, each for a matrix with n columns and a multiple of n rows."""
+    """Return the collectives to time, each for a matrix of n columns and a multiple of n rows."""
     ranks, n, device = ways.ranks, len(ways.ranks), ways.device
 
     def cut(size: int) -> list[int]:
@@ -121,7 +127,7 @@ def _moves(ways: TwoWays) -> dict[str, Move]:
 
 
 def _one_shot(ways: TwoWays, dtype: torch.dtype) -> int:
-    """The size in bytes up to which an all-reduce is faster if every rank sends all of x to all."""
+    """Return the size in bytes up to which an all-reduce is faster if all send all of x."""
     limit = 0
     for nbytes in ONE_SHOT_SIZES:
         x = torch.ones(nbytes // dtype.itemsize, dtype=dtype, device=ways.device)
@@ -129,14 +135,15 @@ def _one_shot(ways: TwoWays, dtype: torch.dtype) -> int:
         for most in (ALWAYS, NEVER):
             ways.set_one_shot(most, most)
             spent.append(_fastest(partial(ways.shared.all_reduce, x, ways.ranks), ways.device, 10))
-        # All ranks must try all sizes, since the others do not know this rank's times.
+        # No early exit: the other ranks do not know this rank's times, so all must try all sizes.
+        # The limit grows only while one shot was faster at every smaller size, too.
         if spent[0] <= spent[1] and limit == nbytes // 2 * (nbytes > ONE_SHOT_SIZES[0]):
             limit = nbytes
     return limit
 
 
 def _messages_above(ways: TwoWays, move: Move, dtype: torch.dtype) -> int | None:
-    """The size in bytes above which messages are clearly faster; None if they never are."""
+    """Return the size in bytes above which messages are clearly faster; None if they never are."""
     limit, n = None, len(ways.ranks)
     for nbytes in SIZES:
         rows = nbytes // dtype.itemsize // (n * n) * n
@@ -145,6 +152,7 @@ def _messages_above(ways: TwoWays, move: Move, dtype: torch.dtype) -> int | None
             _fastest(partial(move, way, x), ways.device, 2) for way in (ways.shared, ways.messages)
         )
         if messages * CLEARLY > shared:
+            # Messages must be faster at every larger size, too: start over.
             limit = None
         elif limit is None:
             limit = nbytes // 2
@@ -154,11 +162,16 @@ def _messages_above(ways: TwoWays, move: Move, dtype: torch.dtype) -> int | None
 def prices(
     way: Transport, ranks: Ranks, device: torch.device, tries: int = 3
 ) -> tuple[float, float, float, float]:
-    """What messages that go this way, and copies, cost this rank: the table's `latency_s`,
-    `bytes_per_s`, `copy_start_s` and `copy_bytes_per_s`. A collective.
+    """Measure this rank's cost of messages sent by ``way``, and of copies. A collective.
 
     Args:
-        tries: the best of so many counts, of 30 small messages and 6 large ones in all.
+        way: the transport.
+        ranks: the members.
+        device: the device of the tensors.
+        tries: the best of this many tries counts, of 30 small messages and 6 large ones in all.
+
+    Returns:
+        The table's ``latency_s``, ``bytes_per_s``, ``copy_start_s`` and ``copy_bytes_per_s``.
     """
     one, copied = torch.ones(1, device=device), _many(COPIED, device)
     latency = _fastest(partial(way.all_reduce, one, ranks), device, 30 // tries, tries)
@@ -169,8 +182,10 @@ def prices(
 
 
 def _bytes_per_s(way: Transport, ranks: Ranks, device: torch.device, tries: int) -> float:
-    """The bytes that a rank sends in a second when all join their parts, each of which is sent to
-    every other rank."""
+    """Return the bytes that a rank sends in a second when all ranks join their parts.
+
+    Each part is sent to every other rank.
+    """
     n = len(ranks)
     x = _many(SIZES[-1] // n, device)
     join = partial(way.join, x, 0, [len(x)] * n, ranks)
@@ -182,7 +197,10 @@ def _many(nbytes: int, device: torch.device) -> Tensor:
 
 
 def _fastest(call: Callable[[], object], device: torch.device, count: int, tries: int = 3) -> float:
-    """Seconds for each call, the best of some tries of `count` calls; as many on every rank."""
+    """Return the seconds of one call, the best of ``tries`` tries of ``count`` calls each.
+
+    The number of calls is the same on every rank.
+    """
     best = float("inf")
     for _ in range(tries):
         start = _now_s(device)
@@ -193,8 +211,8 @@ def _fastest(call: Callable[[], object], device: torch.device, count: int, tries
 
 
 def _now_s(device: torch.device) -> float:
-    """The time once the device has finished its work."""
-    # Launches return at once: without it their time would be measured and not that of the moves.
+    """Return the time once the device has finished its work."""
+    # Launches return at once: without this only their time would be measured.
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

@@ -1,4 +1,4 @@
-"""How much of the host other programs use while ranks measure it."""
+"""Detects whether other programs used the host while ranks measured it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _STAT = Path("/proc/stat")
-_LITTLE = 0.25  # processors; what a quiet host does by itself stays below
+_LITTLE = 0.25  # processors; the background work of a quiet host stays below
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Seconds since some moment: of the clock, of all processors of the host while they worked
-    (None where the system does not tell), and of processors while they worked for this process."""
+    """Clock and processor seconds since some moment.
+
+    Attributes:
+        clock: elapsed time.
+        host: time in which processors of the host worked, summed over all of them; None if the
+            system does not report it.
+        process: processor time of this process.
+    """
 
     clock: float
     host: float | None
@@ -28,7 +34,10 @@ class Usage:
 
 
 def usage() -> Usage:
-    """The usage up to now. Source: proc_stat(5); steal is what another guest of the machine had."""
+    """Return the usage up to now.
+
+    Source: proc_stat(5); "steal" is the time that another guest of the machine had.
+    """
     try:
         words = _STAT.read_text().split("\n", 1)[0].split()
         user, nice, system, _, _, _, _, steal = map(int, words[1:9])
@@ -39,11 +48,11 @@ def usage() -> Usage:
 
 
 def others_disturb(host: Usage, processes: list[float]) -> bool:
-    """Whether other programs worked beside the ranks so much that times of these mean little.
+    """Return whether other programs used so much of the host that timings mean little.
 
     Args:
-        host: what one rank saw of the host while ranks measured.
-        processes: seconds of processors that each rank on that host worked.
+        host: the usage of the host while ranks measured, as one rank saw it.
+        processes: processor seconds of each rank on that host.
     """
     if host.host is None or host.clock <= 0:
         return False

@@ -1,8 +1,8 @@
-"""Files that a user's processes keep in the user's cache: read and written if they are the user's.
+"""Files in the user's cache folder, read and written only if they are the user's own.
 
-A cache may lie in a folder that others write in (``XDG_CACHE_HOME=/tmp``). What another user put
-there is neither read nor written through: not a file, nor a link, nor a pipe that would be waited
-for.
+The cache may be in a folder that others can write to (``XDG_CACHE_HOME=/tmp``). Anything that
+another user put there is ignored: a file, a link that would be written through, and a pipe on which
+a read would block.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _MOST_BYTES = 4 << 20
 
 
 def folder() -> Path:
-    """The library's folder in the user's cache; a path that cannot exist if there is none."""
+    """Return the library's folder in the user's cache, or a path that cannot exist."""
     root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(root if os.path.isabs(root) else os.devnull) / "consistent"
 
 
 def may_keep(path: Path) -> bool:
-    """Whether the folder of a file is there, or can be made, and is the user's own."""
+    """Return whether the file's folder exists, or can be made, and is the user's own."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         return _is_own(os.stat(path.parent)) and os.access(path.parent, os.W_OK)
@@ -33,10 +33,14 @@ def may_keep(path: Path) -> bool:
 
 
 def is_own_folder(path: Path) -> bool:
-    """Whether there is a folder of the user's at a path, in which no other user writes, and in
-    whose place none can put another one."""
+    """Return whether ``path`` is a folder of the user's that no other user can change.
+
+    No other user may write in it, or put another folder in its place.
+    """
     with contextlib.suppress(OSError):
         link, found, above = os.lstat(path), os.stat(path), os.stat(path.parent)
+        # In a folder that others may write in, only its sticky bit keeps them from renaming this
+        # one.
         replaceable = above.st_mode & _OTHERS_WRITE and not above.st_mode & stat.S_ISVTX
         is_mine = link.st_uid in (os.geteuid(), 0) and _is_own(found)
         return is_mine and stat.S_ISDIR(found.st_mode) and not replaceable
@@ -44,7 +48,7 @@ def is_own_folder(path: Path) -> bool:
 
 
 def in_the_way(path: Path) -> Path | None:
-    """What of another user's keeps a file from being used: its folder, or what is in its place."""
+    """Return another user's folder or file that keeps ``path`` from being used, if any."""
     with contextlib.suppress(OSError):
         if not _is_own(os.stat(path.parent)):
             return path.parent
@@ -54,11 +58,15 @@ def in_the_way(path: Path) -> Path | None:
 
 
 def read(path: Path) -> bytes | None:
-    """What a file of the user's holds; None if there is none, or another one in its place."""
+    """Return the content of a file of the user's, or None.
+
+    It is None if there is no such file, or if the file is longer than ``_MOST_BYTES``.
+    """
     with contextlib.suppress(OSError):
         if not _is_own(os.stat(path.parent)):
             return None
         with os.fdopen(os.open(path, _FLAGS | os.O_RDONLY), "rb") as file:
+            # Of the open file: checked by its path, it could be replaced before it is opened.
             found = os.fstat(file.fileno())
             if _is_own(found) and stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_BYTES:
                 return file.read()
@@ -66,10 +74,10 @@ def read(path: Path) -> bytes | None:
 
 
 def write(path: Path, text: bytes) -> None:
-    """Write a file at once: whoever reads meanwhile sees the old one or the new one.
+    """Write a file atomically: a concurrent reader sees the old content or the new one.
 
     Raises:
-        OSError: it cannot be written, or the folder is another user's.
+        OSError: the file cannot be written, or the folder is another user's.
     """
     if not may_keep(path):
         raise PermissionError(f"{path.parent} is not this user's to write in")
@@ -77,10 +85,10 @@ def write(path: Path, text: bytes) -> None:
 
 
 def append(path: Path, text: bytes) -> None:
-    """Append to a file of the user's, or begin it.
+    """Append to a file of the user's, or create it.
 
     Raises:
-        OSError: it cannot be written, or is another user's.
+        OSError: the file cannot be written, or is another user's.
     """
     if not may_keep(path):
         raise PermissionError(f"{path.parent} is not this user's to write in")
@@ -93,7 +101,9 @@ def append(path: Path, text: bytes) -> None:
 
 
 def _is_own(found: os.stat_result) -> bool:
+    # Root's files count as the user's own: root could change any file anyway.
     return found.st_uid in (os.geteuid(), 0) and not found.st_mode & _OTHERS_WRITE
 
 
+# O_NONBLOCK: opening a pipe without another end would block.
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

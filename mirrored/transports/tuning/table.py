@@ -1,8 +1,8 @@
-"""The table that decides, by size and dtype, which way a move goes. It is measured once and kept.
+"""Table that selects, by size and dtype, how a collective is sent. It is measured once and stored.
 
-There is one file for each device, number of ranks and version of torch, in the user's cache folder;
-one more for each number of ranks that share no memory, which only prices messages (`between.py`).
-The ways differ in time, and in the order in which gloo and NCCL add up floats.
+There is one file for each device, number of ranks and version of torch, in the user's cache folder,
+and one more for each number of ranks that share no memory, which only has the cost of messages
+(``between.py``). The ways differ in time, and in the order in which gloo and NCCL sum floats.
 """
 
 from __future__ import annotations
@@ -23,25 +23,27 @@ from ...comm import Link
 from ...readable import readable
 from . import own_files
 
-MESSAGES = "messages"  # the name, in tables, of ranks that share no memory
+MESSAGES = "messages"  # stands for the device in the table of ranks that share no memory
 NARROW = frozenset((torch.float16, torch.bfloat16))  # adding them costs more than moving them
 
 
 @dataclass(frozen=True)
 class Table:
-    """Sizes in bytes of the logical tensor.
+    """Limits by which a collective is sent one way or another, and measured costs.
+
+    Sizes are bytes of the logical tensor.
 
     Args:
-        one_shot: in all-reduces up to this size all send everything to all; longer ones are reduced
-            in parts.
-        one_shot_narrow: the same for floats of two bytes.
-        messages_above: move ("all_reduce", "all_reduce narrow", ...) -> the size above which the
-            transport below does it faster. A move that is not named never goes there.
+        one_shot: up to this size an all-reduce sends all of every rank's tensor to all others; a
+            longer one is reduced in parts.
+        one_shot_narrow: the same limit for floats of two bytes.
+        messages_above: collective ("all_reduce", "all_reduce narrow", ...) -> the size above which
+            the transport below is faster. One that is not listed never goes there.
         latency_s: seconds that the smallest all-reduce takes.
         bytes_per_s: bytes that a rank sends in a second when large tensors are joined.
         copy_start_s: seconds that the smallest copy on one rank takes; None if it was not measured.
         copy_bytes_per_s: bytes that a rank copies in a second while all ranks copy large tensors.
-        hosts: what tells those apart between which messages were measured; "" for any.
+        hosts: hash of the hosts between which messages were measured; "" for any.
     """
 
     one_shot: int = 64 * 1024
@@ -55,42 +57,45 @@ class Table:
 
     @property
     def link(self) -> Link:
-        """What messages and copies cost, by which plans are chosen."""
+        """Cost of messages and copies, by which plans are chosen."""
         return Link(self.latency_s, self.bytes_per_s, self.copy_start_s, self.copy_bytes_per_s)
 
     def by_messages(self, move: str, dtype: torch.dtype, nbytes: int) -> bool:
-        """Whether the transport below does the move."""
+        """Return whether the transport below should carry out ``move``."""
         above = self.messages_above.get(row(move, dtype))
         return above is not None and nbytes > above
 
 
 def row(move: str, dtype: torch.dtype) -> str:
-    """The name of a move for a dtype."""
+    """Return the key of a collective for a dtype in ``messages_above``."""
     return move + " narrow" if dtype in NARROW else move
 
 
 def processors() -> str:
-    """The name, in tables, of the device of ranks that share the host's memory."""
+    """Return the name that stands for the device of ranks that share the host's memory."""
     return f"{os.cpu_count()} processors"
 
 
 def path(ranks: int, device: str) -> Path:
-    """The file of the table for so many ranks on such devices."""
+    """Return the file of the table for ``ranks`` ranks on such devices."""
     name = f"transports {device} {ranks} ranks torch {torch.__version__}.json"
     return own_files.folder() / "-".join(name.replace("/", " ").split())
 
 
 def kept(ranks: int, device: str) -> Table | None:
-    """The kept table, if there is one."""
+    """Return the stored table, or None if there is none."""
     return _read(own_files.read(path(ranks, device)))
 
 
 def load(ranks: int, device: str) -> Table | None:
-    """The kept table; the built-in one if none can be kept; None if it has yet to be measured."""
+    """Return the stored table, or None if it has yet to be measured.
+
+    If no table can be stored, it is the built-in one.
+    """
     found, file = kept(ranks, device), path(ranks, device)
     if found is not None:
         return found
-    # Another user's file in its place cannot be replaced, and measuring it at each start is slow.
+    # Another user's file in that place cannot be replaced, and measuring at each start is slow.
     may_measure = own_files.may_keep(file) and (not os.path.lexists(file) or _is_mine(file))
     if not may_measure and (other := own_files.in_the_way(file)) is not None:
         _warn(readable(str(other)))
@@ -99,7 +104,7 @@ def load(ranks: int, device: str) -> Table | None:
 
 @lru_cache(maxsize=8)
 def _warn(other: str) -> None:
-    """Once a process."""
+    """Warn, once in a process, that another user's file or folder is in the way."""
     warnings.warn(
         f"{other} is another user's, or others may write in it.\n"
         "  What was measured of messages between ranks is neither read nor kept there, and times "
@@ -116,9 +121,10 @@ def _is_mine(file: Path) -> bool:
 
 
 def _read(text: bytes | None) -> Table | None:
-    """The table in a file; None if it holds anything else."""
+    """Parse the content of a file as a table; return None if it is anything else."""
     with contextlib.suppress(ValueError, AttributeError, RecursionError):
         kept = json.loads(text or b"")
+        # A file of another version of this library has other fields, and is measured again.
         if kept.keys() == {each.name for each in fields(Table)} and _fits(kept):
             return Table(**kept)
     return None
@@ -129,6 +135,7 @@ def _fits(kept: dict[str, Any]) -> bool:
     seconds = [kept["latency_s"], kept["bytes_per_s"]]
     seconds += [x for x in (kept["copy_start_s"], kept["copy_bytes_per_s"]) if x is not None]
     return (
+        # `type(n) is int`: isinstance would accept a bool.
         all(type(n) is int and n >= 0 for n in sizes)
         and all(type(x) in (int, float) and 0 < x < math.inf for x in seconds)
         and isinstance(kept["hosts"], str)
@@ -136,6 +143,6 @@ def _fits(kept: dict[str, Any]) -> bool:
 
 
 def save(table: Table, ranks: int, device: str) -> None:
-    """Keep `table`; another process that reads meanwhile sees the old one or the new one."""
+    """Store ``table`` atomically; a concurrent reader sees the old file or the new one."""
     with contextlib.suppress(OSError):  # the next start measures it again
         own_files.write(path(ranks, device), f"{json.dumps(asdict(table), indent=1)}\n".encode())

@@ -1,6 +1,9 @@
-"""``F.embedding_bag`` of bags of one size that are split over the ranks of the table's rows: the
-rows are looked up, and added up bag by bag, so that each row that is missing is sent once. The body
-of torch's makes one row of all bags, and where each begins is a matter of values then."""
+"""``F.embedding_bag`` for bags of one size that are split along an axis, like the table's rows.
+
+The rows are looked up first and then summed bag by bag, so that each missing row is sent once.
+Torch's own Python body flattens all bags into one row, after which the start of each bag is a
+value, which planning cannot see.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,15 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Any:
-    """``F.embedding_bag`` for these calls, and ``NotImplemented`` for all others."""
+    """Compute ``F.embedding_bag`` by rows, or return ``NotImplemented`` if that does not fit."""
     plain = max_norm is None and not scale_grad_by_freq and offsets is None
     averages = mode == "mean" and per_sample_weights is None
     if not plain or not (mode == "sum" or averages) or not _alike(input, weight):
         return NotImplemented
     try:
         rows = F.embedding(input, weight, padding_idx, sparse=sparse)
-    except IndexError as error:  # of a row, on every rank; torch raises another one for bags
+    # A row out of range raises on every rank; for bags torch raises a RuntimeError instead.
+    except IndexError as error:
         raise RuntimeError(f"embedding_bag, by rows: {error}") from error
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(-1)
@@ -44,7 +48,7 @@ def embedding_bag(
 
 
 def _alike(bags: Any, table: Any) -> bool:
-    """Whether an axis splits the bags, and the rows of the table."""
+    """Return whether some axis splits both the bags and the rows of the table."""
     if not is_global(bags) or not is_global(table) or bags.ndim != 2 or not bags.shape[1]:
         return False
     if bags._spec.placement != table._spec.placement:

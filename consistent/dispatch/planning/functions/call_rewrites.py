@@ -1,5 +1,8 @@
-"""Calls that are answered by other calls: arguments of operators by keyword, numbers given as
-tensors, in-place ops that change a tensor's shape, and functions that cost less another way."""
+"""Rewrites of a call into other calls.
+
+They serve operator arguments passed by keyword, numbers passed as tensors, in-place ops that change
+a tensor's shape, and functions that are cheaper by another way.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,13 @@ from .bags import embedding_bag
 
 _Tensor = torch.Tensor
 
-# Function of torch's -> one that gives NotImplemented for the calls that its own body takes.
+# Torch function -> replacement, which returns NotImplemented for calls that torch's own Python
+# body should handle.
 BY_OTHER_CALLS: dict[Any, Callable[..., Any]] = {torch.nn.functional.embedding_bag: embedding_bag}
 
 
 def unless(first: Callable[..., Any] | None, otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    """``first``, and ``otherwise`` for the calls for which it gives ``NotImplemented``."""
+    """Return a function that calls ``first``, then ``otherwise`` on ``NotImplemented``."""
     if first is None:
         return otherwise
 
@@ -32,7 +36,8 @@ def unless(first: Callable[..., Any] | None, otherwise: Callable[..., Any]) -> C
 
 
 def reshaped_in_place(name: str) -> Callable[..., Any]:
-    """x.t_(), x.unsqueeze_(0), ...: ``x`` becomes its own view, spec and all."""
+    """Return the implementation of ``x.t_()``, ``x.unsqueeze_(0)``, ...: ``x`` becomes its own
+    view, with the view's spec."""
 
     def run(x: Any, *args: Any, **kwargs: Any) -> Any:
         if x.requires_grad:
@@ -43,6 +48,8 @@ def reshaped_in_place(name: str) -> Callable[..., Any]:
             )
         view = getattr(_Tensor, name)(x, *args, **kwargs)
         with HookOff():
+            # The caller keeps the object ``x``, so its data is replaced rather than the view
+            # returned.
             _Tensor.data.__set__(x, plain(view))  # type: ignore[attr-defined]
         x._spec = view._spec
         return x
@@ -50,7 +57,7 @@ def reshaped_in_place(name: str) -> Callable[..., Any]:
     return run
 
 
-# The names that torch has for what comes first, where rows have others or it is not an operand.
+# Op -> torch's keyword names of its first arguments, for ops where that is not just "input".
 _FIRST = {
     "where": ("condition",),
     "searchsorted": ("sorted_sequence",),
@@ -65,13 +72,15 @@ _FIRST = {
 def first_by_position(
     name: str, run: Callable[..., Any], args: tuple, kwargs: dict
 ) -> Callable[..., Any] | None:
-    """The function ``run``, called ``name``, with what comes first by position, where it was given
-    by keyword, in any order: it is what is written in place, and where sizes are taken from. None
-    where it was given by position."""
+    """Return ``run`` wrapped to pass its first arguments by position, or None if they are already.
+
+    Rows read the target of an in-place op and the sizes from the first position, but callers may
+    pass it by keyword, in any order. ``name`` is the name of the op that ``run`` computes.
+    """
     lists = name.startswith(("_foreach_", "_fused_"))
     names = _FIRST.get(name, ("self",) if lists else ("input",))[len(args) :]
     if name == "randint_like" and "low" in kwargs:
-        names = names[:-1]  # it would stand between
+        names = names[:-1]  # `low` comes between input and high, so `high` stays a keyword
     if not names or not all(each in kwargs for each in names):
         return None
 
@@ -82,8 +91,11 @@ def first_by_position(
 
 
 def as_leaf(run: Callable[..., Any]) -> Callable[..., Any]:
-    """zeros_like(x, requires_grad=True), ...: torch would make a leaf of the shard, whose gradient
-    nobody boxes."""
+    """Return the implementation of ``zeros_like(x, requires_grad=True)`` and the like.
+
+    Torch would make a leaf of the shard, whose gradient would not be boxed. So the flag is set on
+    the global tensor.
+    """
 
     def call(*args: Any, requires_grad: bool, **kwargs: Any) -> Any:
         return run(*args, **kwargs).requires_grad_(requires_grad)
@@ -92,13 +104,16 @@ def as_leaf(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def as_overload(run: Any, args: tuple, kwargs: dict) -> Callable[..., Any] | None:
-    """``torch.ops.aten.sum(self=x, dim=[0])`` as ``torch.ops.aten.sum.dim_IntList(x, [0])``: the
-    overload that torch takes for these arguments, with those by position that may be, and True for
-    a 1 that torch reads so. None where they are so already, or where torch refuses the call.
+    """Return a function that calls an overload of the operator ``run`` with arguments by position.
+
+    It turns ``torch.ops.aten.sum(self=x, dim=[0])`` into ``torch.ops.aten.sum.dim_IntList(x,
+    [0])``: the overload that torch selects for these arguments, with arguments passed by position
+    where possible, and True for a 1 that torch reads as a bool. Returns None if the call has this
+    form already, or if torch refuses it.
 
     Rows name parameters as torch's Python functions do, and tell overloads apart by their
-    arguments. Operators have other names for some, at the same places, and ``aten.var(x, 1)`` is
-    ``unbiased=True``, where ``torch.var(x, 1)`` is along a dim.
+    arguments. Operators have other names for some parameters, at the same positions, and
+    ``aten.var(x, 1)`` is ``unbiased=True``, whereas ``torch.var(x, 1)`` reduces along a dim.
     """
     overload = run if isinstance(run, torch._ops.OpOverload) else _overload(run, args, kwargs)
     if overload is None:
@@ -106,6 +121,7 @@ def as_overload(run: Any, args: tuple, kwargs: dict) -> Callable[..., Any] | Non
     places = [a for a in overload._schema.arguments if not a.kwarg_only]
     truths = {i for i, a in enumerate(places) if str(a.type) == "bool"}
     named = places[len(args) :]
+    # Parameters after the last one that is passed keep their defaults.
     while named and named[-1].name not in kwargs:
         named.pop()
     if any(a.name not in kwargs and not a.has_default_value() for a in named):
@@ -122,7 +138,7 @@ def as_overload(run: Any, args: tuple, kwargs: dict) -> Callable[..., Any] | Non
 
 
 def _overload(packet: Any, args: tuple, kwargs: dict) -> Any:
-    """The overload of a packet that torch takes for these arguments; None where none fits."""
+    """Return the overload of a packet that torch selects for these arguments, or None."""
     try:
         with HookOff():
             name = torch._C._jit_resolve_packet(packet._qualified_op_name, *args, **kwargs)
@@ -133,29 +149,31 @@ def _overload(packet: Any, args: tuple, kwargs: dict) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The parameters of an op that no overload takes as a tensor: torch reads a number, or
-    several, from a tensor that is given there."""
+    """Parameters of an op that no overload takes as a tensor.
+
+    If the caller passes a tensor for such a parameter, torch reads a number, or several, from it.
+    """
 
     places: frozenset[int]
-    rest: int | None  # from here on the arguments are sizes, which may come one by one
+    rest: int | None  # from this position on the arguments are sizes, maybe passed one by one
     names: frozenset[str]
     tensors: frozenset[int | str]  # parameters that are tensors
 
     def holds(self, place: int | str) -> bool:
-        """Whether the argument there, by its place or its name, is one of these."""
+        """Return whether ``place``, a position or a name, is one of these parameters."""
         if place.__class__ is str:
             return place in self.names
         return place in self.places or (self.rest is not None and place >= self.rest)  # type: ignore[operator]
 
 
 def given_as_tensors(name: str, args: tuple, kwargs: dict) -> Numbers | None:
-    """The number parameters of the op, where one of them was given a tensor."""
+    """Return the number parameters of the op if a tensor is passed for one of them, else None."""
     numbers = number_parameters(name)
     given = [place for place, value in (*enumerate(args), *kwargs.items()) if _has_tensor(value)]
     if not any(map(numbers.holds, given)):
         return None
     if numbers.tensors and not numbers.tensors.intersection(given):
-        return None  # x.polygamma(n), which takes them in another order than torch.polygamma(n, x)
+        return None  # x.polygamma(n), whose arguments are in another order than the schema's
     return numbers
 
 
@@ -167,7 +185,7 @@ def _has_tensor(value: Any) -> bool:
 
 @functools.cache
 def number_parameters(name: str) -> Numbers:
-    """The number parameters of the op, read from its schemas."""
+    """Return the number parameters of the op, read from its schemas."""
     tensors: set[int | str] = set()
     numbers: set[int | str] = set()
     rest = None
@@ -178,6 +196,7 @@ def number_parameters(name: str) -> Numbers:
             into.update((parameter.name,) if parameter.kwarg_only else (place, parameter.name))
             if kind in ("List[int]", "List[SymInt]") and place == 1 == _last_place(schema):
                 rest = place
+    # If some overload takes a tensor there, torch reads no number from it.
     found = numbers - tensors
     places = frozenset(x for x in found if isinstance(x, int))
     names = frozenset(x for x in found if isinstance(x, str))
@@ -189,7 +208,10 @@ def _last_place(schema: Any) -> int:
 
 
 def with_numbers(run: Callable[..., Any], numbers: Numbers) -> Callable[..., Any]:
-    """The op, given the numbers that the tensors hold. Reading them is a collective."""
+    """Return ``run`` with each tensor at a number parameter replaced by its value.
+
+    Reading the values is a collective.
+    """
 
     def read(value: Any) -> Any:
         if isinstance(value, _Tensor):

@@ -1,5 +1,7 @@
-"""Ops of other libraries that are ops of torch's by another name, and so have a row. Nothing is
-known of all others, which run whole."""
+"""Ops of other libraries that equal an op of torch under another name, and so can use its row.
+
+Nothing is known of all other foreign ops, which run whole.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,14 @@ _GROUPED = (torch.float32, torch.bfloat16, torch.float16)  # dtypes of torch's g
 
 
 def _grouped_mm(input: Any, weight: Any, offs: Any) -> Any:
-    """What transformers calls where torch.compiler.is_compiling(), as Inductor compiles no
-    torch._grouped_mm."""
+    """Compute ``F.grouped_mm`` for transformers' fallback op, or return ``NotImplemented``.
+
+    Transformers calls its fallback while ``torch.compiler.is_compiling()``, because Inductor does
+    not compile ``torch._grouped_mm``.
+    """
     same = input.dtype in _GROUPED and input.dtype == weight.dtype
     return F.grouped_mm(input, weight, offs=offs) if same else NotImplemented
 
 
-# Name -> a function that gives NotImplemented for the calls that are none of torch's.
+# Op name -> replacement, which returns NotImplemented for calls that torch's op does not take.
 SAME: dict[str, Callable[..., Any]] = {"transformers::grouped_mm_fallback": _grouped_mm}

@@ -1,11 +1,11 @@
-"""``op(..., out=t)``: what torch does with such a ``t`` is asked of torch, on ``meta`` tensors.
+"""Calls ``op(..., out=t)``: a run on ``meta`` tensors shows what torch does with such a ``t``.
 
 ```
 dtypes that the op gives without out=    the op, boxed to the layout of t and written into it
 other dtypes                             torch's own function on whole tensors: sum computes in the
                                          dtype of t, add in that of its operands, argmax refuses
 refused, or t would be resized           raises
-gradients are asked for                  raises where torch does
+a tensor requires grad                   raises if torch does
 ```
 """
 
@@ -30,7 +30,7 @@ _Run = Callable[..., Any]
 def into_out(
     name: str, run: _Run, names: Sequence[str], args: tuple, kwargs: dict
 ) -> Callable[..., Any]:
-    """How the op ``run`` is called with these arguments, where it writes into those in ``names``.
+    """Return the function that runs the op ``run`` and writes into the arguments called ``names``.
 
     Raises:
         RuntimeError: torch does not take these tensors for ``out``.
@@ -39,6 +39,7 @@ def into_out(
 
     def untracked(*args: Any, **kwargs: Any) -> Any:
         given = tensors_of(args, kwargs)
+        # Checked in each call, since calls with one plan may differ in whether they record a graph.
         if records(given):
             _refuse_gradients(name, run, args, kwargs, given)
         return call(*args, **kwargs)
@@ -49,18 +50,20 @@ def into_out(
 def _way(
     name: str, run: _Run, names: Sequence[str], args: tuple, kwargs: dict
 ) -> Callable[..., Any]:
-    # The packet of an overload finds the one without out=.
+    # Calling the packet of an overload selects the overload without out=.
     functional = run._overloadpacket if isinstance(run, torch._ops.OpOverload) else run
     rest = {key: value for key, value in kwargs.items() if key not in names}
     outs = _outs(names, kwargs)
     own, into = _on_meta(functional, args, rest), _on_meta(run, args, kwargs)
 
     def whole(*args: Any, **kwargs: Any) -> Any:
+        # No positional argument has position len(args), so `out` is looked up by name.
         return call_whole(name, run, args, kwargs, [(len(args), key) for key in names])
 
     if isinstance(into, Exception):
         if isinstance(own, Exception) or _has_no_meta_form(into):
-            # An error of the op itself would reach the ranks of its placement alone.
+            # An error that the op raises when it runs would be raised on the ranks of its placement
+            # alone, so fall back to the op only if these are all ranks.
             covers = common_placement(name, tensors_of(args, kwargs)).size == current().size
             return _written(functional, names, whole if covers else None)
         raise RuntimeError(
@@ -70,14 +73,15 @@ def _way(
     if not isinstance(own, Exception):
         if [x.dtype for x in _tensors(own)] == [x.dtype for x in outs]:
             return _written(functional, names)
-    # What it returns: linalg_matrix_rank resizes its out on meta as it does nowhere else.
+    # Compare with the returned tensors, not with `out`: linalg_matrix_rank resizes its out on meta
+    # tensors, though not on others.
     for target, made in zip(outs, _tensors(into), strict=True):
         _refuse_resized(target, made)
     return whole
 
 
 def _on_meta(run: _Run, args: tuple, kwargs: dict, tracked: bool = False) -> Any:
-    """The result of the call on meta tensors, or the error."""
+    """Run the call on meta tensors, and return the result or the error."""
     kwargs = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory")}
     metas = []
     with without_modes():
@@ -88,12 +92,15 @@ def _on_meta(run: _Run, args: tuple, kwargs: dict, tracked: bool = False) -> Any
         try:
             return run(*given, **named)
         except Exception as error:  # noqa: BLE001  (meta kernels raise errors of many kinds)
+            # The traceback would keep the frames alive, and the tensors in them.
             return error.with_traceback(None)
 
 
 def _has_no_meta_form(error: Exception) -> bool:
-    """Whether a call on meta tensors failed for want of a meta kernel. Some of those in Python take
-    no ``out``."""
+    """Return whether a call on meta tensors failed because there is no meta kernel for it.
+
+    Some meta kernels are written in Python and take no ``out``; their errors count too.
+    """
     said = str(error).removeprefix("torch._meta_registrations.")
     return isinstance(error, NotImplementedError) or said.startswith("meta_")
 
@@ -116,7 +123,10 @@ def _shown(tensors: Sequence[Any]) -> str:
 
 
 def _refuse_gradients(name: str, run: _Run, args: tuple, kwargs: dict, given: list) -> None:
-    """Raise if torch does. Ops that have no derivative do not ask."""
+    """Raise the error that torch raises if this call is not allowed on tensors that require grad.
+
+    Ops without a derivative skip the check.
+    """
     error = _on_meta(run, args, kwargs, tracked=True)
     if isinstance(error, RuntimeError) and "automatic differentiation" in str(error):
         asking = next(x for x in given if x.requires_grad)
@@ -129,8 +139,11 @@ def _refuse_gradients(name: str, run: _Run, args: tuple, kwargs: dict, given: li
 def _written(
     run: _Run, names: Sequence[str], otherwise: Callable[..., Any] | None = None
 ) -> Callable[..., Any]:
-    """The op without out=, boxed to the layout of ``out`` and written into it; ``otherwise``, if
-    any, where it gives another dtype."""
+    """Return a function that runs the op without ``out=`` and writes its result into ``out``.
+
+    The result is boxed to the layout of ``out``. If it has another dtype, ``otherwise`` is called
+    instead, if there is one.
+    """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         rest = {key: value for key, value in kwargs.items() if key not in names}

@@ -1,8 +1,8 @@
-"""Functions of torch that compute nothing: they ask about one tensor in one memory.
+"""Torch functions that compute no tensor but query one tensor in one memory.
 
-An op without a row runs whole, which moves data. A question may not: a rank that asks alone would
-wait for the others. ``tensor/inspection/answers.py`` answers those that have an answer for the
-logical tensor; all others, and those that torch adds tomorrow, raise.
+An op without a row runs whole, which moves data. A query may not move data: a rank that queries
+alone would wait for the others. ``tensor/inspection/answers.py`` answers the queries that make
+sense for the logical tensor. All others raise, among them those that future versions of torch add.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ....rules import table
 from ...plans.arguments import collect
 from ...plans.shards import is_global
 
-# These give no tensor and still read or write every element, so they run whole.
+# These return no tensor but read or write every element, so they run whole.
 READS = frozenset(("allclose", "equal", "is_nonzero", "apply", "map", "map2"))
 OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 _OF_TORCH = (
@@ -29,7 +29,13 @@ _OF_TORCH = (
 
 
 def is_question(name: str, inplace: bool, run: Callable[..., Any]) -> bool:
-    """Whether the function ``run`` of this name is one of torch's own that computes no tensor."""
+    """Return whether ``run`` is a function of torch itself that computes no tensor.
+
+    Args:
+        name: name of the op, without the underscore of in-place ops.
+        inplace: whether the function writes in place.
+        run: the function.
+    """
     if name in READS or table.find(name) is not None:
         return False
     if not isinstance(run, _OF_TORCH):
@@ -42,8 +48,10 @@ def is_question(name: str, inplace: bool, run: Callable[..., Any]) -> bool:
 
 
 def computes(name: str) -> bool:
-    """Whether torch's ``name`` is an operator that gives tensors, writes into one, or is called for
-    its effect alone."""
+    """Return whether torch's operator ``name`` returns or writes tensors, or returns nothing.
+
+    An operator that returns nothing is called for its effect.
+    """
     return any(map(_computes, torch._C._jit_get_schemas_for_operator(f"aten::{name}")))
 
 
@@ -57,7 +65,8 @@ ONE_MEMORY = "its shards lie on several ranks, and torch asks this of one tensor
 
 
 def refusal(name: str, reason: str = ONE_MEMORY, instead: str = "") -> Callable[..., Any]:
-    """A function in the place of torch's ``name`` that raises and says what to call."""
+    """Return a function to use in place of torch's ``name``: it raises and says what to call
+    instead."""
     is_property = name.endswith((".__get__", ".__set__", ".__delete__"))
     short = name.rpartition(".")[0] if is_property else name
     asked = short if is_property else f"{short}(...)"

@@ -1,4 +1,4 @@
-"""What a torch function is: the name of its rule, whether it writes in place, how it is run.
+"""Resolution of a torch function: the name of its rule, whether it is in place, how it is run.
 
 torch hands the hook functions of many kinds: builtins, methods, slot wrappers, property getters,
 operator overloads, and Python functions that are compositions of other ops. The last are *opened*:
@@ -24,7 +24,7 @@ from .call_rewrites import BY_OTHER_CALLS, unless
 from .other_libraries import SAME
 from .questions import OPERATORS, is_question, refusal
 
-# Operators whose name is not the op's name with the underscores taken off.
+# Operators whose op has another name than the operator without its underscores.
 _OPERATORS = {
     "__and__": "bitwise_and",
     "__or__": "bitwise_or",
@@ -58,7 +58,8 @@ _OPERATORS = {
     "__radd__": "add",
     "__rmul__": "mul",
     "__abs__": "abs",
-    # torch.mm, torch.spmm and torch.dsmm are one function, equal as keys: the first met names it.
+    # torch.mm, torch.spmm and torch.dsmm are one function and so one key. Whichever is called
+    # first would give the name, so all are called mm.
     "spmm": "mm",
     "dsmm": "mm",
     "hsmm": "hspmm",
@@ -68,26 +69,25 @@ _OPERATORS = {
 
 @dataclass(frozen=True)
 class TorchFunction:
-    """A resolved torch function, and what dispatch has to know of it, whatever its arguments
-    are."""
+    """A resolved torch function, with the facts that dispatch needs whatever the arguments are."""
 
     name: str
     inplace: bool
     run: Callable[..., Any]
-    # "op": look its name up; "open": run the Python body; "whole": run on whole tensors; "raw": a
-    # property, ask the shard
+    # "op": look up the row of its name; "open": run the Python body; "whole": run on whole tensors;
+    # "raw": the getter of a property
     kind: str
 
     @cached_property
     def row(self) -> table.Row | None:
-        """The rule of an op."""
+        """The op's row in the rule table, or None."""
         return table.find(self.name) if self.kind == "op" else None
 
     @cached_property
     def call(self) -> Callable[..., Any] | None:
-        """The function that answers every call, given its arguments unchanged; None where
-        calls are planned."""
+        """The function that answers every call as it is, or None if calls are planned."""
         handler = handlers.get(self.name + "_" * self.inplace)
+        # None for a list op without a handler, which `plan_list_op` plans.
         if handler is not None or self.name.startswith(tuple(list_ops)):
             return handler
         is_op = self.kind == "op" and not is_question(self.name, self.inplace, self.run)
@@ -98,50 +98,54 @@ class TorchFunction:
 
     @cached_property
     def free_names(self) -> tuple[str, ...]:
-        """Named arguments whose integers decide nothing about layouts."""
+        """Names of the arguments whose integers decide nothing about layouts."""
         if self.row is None or self.row.numbers == "*":
             return ()
         return tuple(self.row.numbers.split())
 
     @cached_property
     def free(self) -> int:
-        """The free arguments as bits by position; the last one stands for all further ones."""
+        """The positions of the free arguments as bits.
+
+        The last bit stands for all further positions.
+        """
         if self.row is not None and self.row.numbers == "*":
             return (1 << _POSITIONS) - 1
         return sum(1 << self.row.position(name) for name in self.free_names) if self.row else 0
 
     @cached_property
     def sizing(self) -> int:
-        """How sizes among the arguments become those of the shard; 0 where there are none."""
+        """Code for how sizes among the arguments become those of the shard; 0 if there are none."""
         return 0 if self.row is None or self.row.sizing is None else int(self.row.sizing)
 
     @cached_property
     def outs(self) -> tuple[str, ...]:
-        """Names of the arguments that results are written into, where they are given."""
+        """Names of the arguments that results are written into if the caller passes them."""
         if not isinstance(self.run, torch._ops.OpOverload):
             return ("out",)
         return tuple(a.name for a in self.run._schema.arguments if a.is_out)
 
     @cached_property
     def written(self) -> tuple[tuple[int, str], ...]:
-        """(position, name) of the arguments that torch's schemas say the op writes to."""
+        """(position, name) of the arguments that torch's schemas mark as written."""
         return written_arguments(self.run)
 
     @cached_property
     def reshapes(self) -> bool:
-        """Whether it may give the tensor that it writes to other sizes."""
+        """True if the op writes in place and may change the sizes of its target."""
         return self.inplace and reshapes_in_place(self.run)
 
 
 _POSITIONS = 32
 
 
-# Getters of properties: torch makes a new object for each call, which the hook cannot know again.
+# Resolved property getters. Torch makes a new wrapper object for each call, so the hook cannot
+# cache them by identity.
 _of_properties: dict[tuple[Any, str], TorchFunction] = {}
 
 
 def resolve(func: Callable[..., Any]) -> TorchFunction:
-    """Resolve ``func``; the hook remembers the answer."""
+    """Resolve the torch function ``func``; the hook caches the answer."""
     if isinstance(func, types.MethodWrapperType):  # the getter of a property, such as Tensor.T
         prop: Any = func.__self__
         known = _of_properties.get((prop, func.__name__))
@@ -156,11 +160,12 @@ def resolve(func: Callable[..., Any]) -> TorchFunction:
     if isinstance(func, OPERATORS):
         return _resolve_op(func, namespace)
     if not namespace.startswith("torch") and isinstance(func, types.FunctionType):
-        # Another library's function that asks for hooks: no row is meant for it.
+        # A function of another library that calls __torch_function__; rows are for torch's only.
         return TorchFunction(f"{namespace}.{func.__qualname__}", False, opened_body(func), "open")
     name, inplace = _canonical(getattr(func, "__name__", str(func)))
     if isinstance(func, types.FunctionType):
         inner = getattr(func, "__wrapped__", None)
+        # A Python wrapper of a builtin, such as Tensor.__pow__: the builtin has the row.
         if inner is not None and not isinstance(inner, types.FunctionType):
             return resolve(inner)
         row = table.find(name)
@@ -172,7 +177,7 @@ def resolve(func: Callable[..., Any]) -> TorchFunction:
 
 
 def _namespace(func: Any) -> str:
-    """The library that an op belongs to, or the module of a function."""
+    """Return the library that an op belongs to, or the module of a function."""
     if isinstance(func, torch._ops.OpOverload):
         return func.namespace
     if isinstance(func, torch._ops.OpOverloadPacket):
@@ -181,7 +186,7 @@ def _namespace(func: Any) -> str:
 
 
 def _why_refused(func: Any, namespace: str) -> str | None:
-    """Why a function cannot take global tensors, if it cannot."""
+    """Return the reason why a function cannot take global tensors, or None if it can."""
     name = getattr(func, "__name__", str(func))
     if "c10d" in namespace or namespace.startswith("torch.distributed"):
         return (
@@ -211,7 +216,8 @@ def _refusing(name: str, why: str) -> TorchFunction:
 
 
 def _resolve_op(func: Any, namespace: str) -> TorchFunction:
-    """``torch.ops.aten.add.Tensor``, or an op of another library, for which no row is meant."""
+    """Resolve an operator: ``torch.ops.aten.add.Tensor``, or an op of another library, which has no
+    row."""
     overload = isinstance(func, torch._ops.OpOverload)
     name = func._schema.name if overload else func._qualified_op_name
     name_in_torch = name.split("::")[1]
@@ -238,7 +244,7 @@ def _canonical(name: str) -> tuple[str, bool]:
 
 
 def handler_name(method: str) -> str:
-    """The name under which a handler of this method of torch.Tensor is entered."""
+    """Return the name under which a handler of this method of ``torch.Tensor`` is registered."""
     name, inplace = _canonical(method)
     return name + "_" * inplace
 
@@ -251,7 +257,7 @@ def _never(*_: object) -> bool:
 
 
 class _TorchWithoutHooks:
-    """``torch``, where ``torch.overrides`` knows of no hook."""
+    """Stand-in for the module ``torch`` whose ``torch.overrides`` reports no hook."""
 
     overrides = types.SimpleNamespace(
         has_torch_function=_never,
@@ -267,28 +273,31 @@ _TORCH = _TorchWithoutHooks()
 
 
 def opened_body(func: types.FunctionType) -> Callable[..., Any]:
-    """``func`` without its own hook: the same code, where the questions "is a hook defined?"
-    answer no."""
+    """Return a copy of ``func`` that never calls ``__torch_function__``.
+
+    The code is the same, but each ``has_torch_function`` in its scope returns False.
+    """
+    # A copy, because torch's own module must keep its hooks.
     scope = dict(func.__globals__)
     for name in _ASKS:
         if name in scope:
             scope[name] = _never
     for name in func.__code__.co_names:
-        # A private helper that asks on behalf of its public function (torch.meshgrid) would come
-        # back to it.
+        # A private helper that checks for hooks on behalf of its public function (torch.meshgrid)
+        # would dispatch to that function again, without end.
         helper = scope.get(name)
         if name.startswith("_") and isinstance(helper, types.FunctionType) and helper is not func:
             if not _ASKS.isdisjoint(helper.__code__.co_names):
                 scope[name] = opened_body(helper)
     if "overrides" in func.__code__.co_names:
         if scope.get("torch") is torch:
-            scope["torch"] = _TORCH  # torch.nn.init asks torch.overrides
+            scope["torch"] = _TORCH  # torch.nn.init calls torch.overrides.has_torch_function...
         if scope.get("overrides") is torch.overrides:
             scope["overrides"] = _TORCH.overrides  # torch.sym_int
     closure = func.__closure__
     if closure and "if_true" in func.__code__.co_freevars:
-        # torch's boolean_dispatch (F.max_pool2d and the like): the two bodies to choose from ask as
-        # well.
+        # torch's boolean_dispatch (F.max_pool2d and the like): the two bodies in the closure check
+        # for hooks as well.
         closure = tuple(types.CellType(_open_if_python(cell.cell_contents)) for cell in closure)
     opened = types.FunctionType(func.__code__, scope, func.__name__, func.__defaults__, closure)
     opened.__kwdefaults__ = func.__kwdefaults__

@@ -1,10 +1,10 @@
 """Ops over lists of tensors: ``torch._foreach_*`` and the fused optimizer steps.
 
 The tensors at position i of all lists belong together, and most of these ops are elementwise in
-them. Where all tensors at each position share one layout, the op runs on lists of shards in one
-call; otherwise the op on single tensors is called position by position. Positions may be on
-different placements, or hold plain tensors: this rank computes at those that it holds, and follows
-the others on ``meta``.
+them. If all tensors at each position share one layout, the op runs on lists of shards in one call.
+Otherwise the op on single tensors is called for each position. Positions may be on different
+placements, or hold plain tensors: this rank computes the positions of which it has shards, and
+follows the others on ``meta`` tensors.
 
 A tensor that is one factor for all positions must have its value on each rank, so it is boxed to B.
 """
@@ -29,15 +29,15 @@ from .fused_steps import fused_step
 
 _Tensor = torch.Tensor
 
-# These are not elementwise, and each has its own function.
+# Ops that are not elementwise in the tensors of a position, each with its own implementation.
 _OTHERS: dict[str, Callable[..., Any]] = {
     "_foreach_norm": list_norms.norm,
     "_amp_foreach_non_finite_check_and_unscale_": scaled_gradients.unscale,
 }
 _BY_POSITION = frozenset(("_foreach_max", "_foreach_mm", "_foreach_powsum"))
-# Where torch takes a tensor as the one factor of all; elsewhere it reads a number.
+# Ops for which torch takes a tensor as the factor of all positions; others read a number from it.
 _TAKE_A_TENSOR = frozenset("_foreach_add _foreach_mul _foreach_div".split())
-# Ops on single tensors that have another name.
+# Op on single tensors, where it is not the list op's name without "_foreach_".
 _SINGLE: dict[str, Callable[..., Any]] = {
     "maximum": _Tensor.clamp_min,
     "maximum_": _Tensor.clamp_min_,
@@ -49,7 +49,7 @@ _SINGLE: dict[str, Callable[..., Any]] = {
 
 
 def plan_list_op(function: TorchFunction, args: tuple, kwargs: dict) -> Plan | None:
-    """The plan of a list op for tensors with the specs of these; None if no list is given."""
+    """Make the plan of a list op for tensors with these specs; None if no list is passed."""
     lists = _lists(args, kwargs)
     if not lists:
         return None
@@ -74,12 +74,13 @@ def _plan_on_shards(function: TorchFunction, layouts: Sequence[Any]) -> Plan:
     plan.function, plan.way = function.run, FAST
     plan.inplace, plan.outs = function.inplace, tuple(layouts)
     if plan.inplace:
+        # For moved views: the op on lists could not put what it writes into their sources.
         plan.one_by_one = _one_by_one(function)
     return plan
 
 
 def _is_held(layout: TensorSpec | _Plain | None) -> bool:
-    """Whether this rank has a shard of the tensors of a position."""
+    """Return whether this rank has a shard of the tensors of a position with this layout."""
     return isinstance(layout, TensorSpec) and my_coordinate(layout.placement) is not None
 
 
@@ -107,7 +108,7 @@ def _factors(args: tuple, kwargs: dict) -> list[Any]:
 
 
 def _check_lengths(lists: list[Sequence[Any]], args: tuple, kwargs: dict) -> None:
-    """Check what torch checks, with torch's message."""
+    """Check the lengths of the lists as torch does, with torch's message."""
     count = len(lists[0])
     for each in (a for a in (*args, *kwargs.values()) if isinstance(a, tuple | list)):
         if len(each) != count:
@@ -119,16 +120,17 @@ def _check_lengths(lists: list[Sequence[Any]], args: tuple, kwargs: dict) -> Non
 
 
 class _Plain:
-    """Stands for a position where all tensors are plain."""
+    """Marker of a position at which all tensors are plain."""
 
 
 _PLAIN = _Plain()
 
 
 def _common(tensors: Sequence[Any]) -> TensorSpec | _Plain | None:
-    """The spec of a position whose shards the op may take as they are; None if there is none.
+    """Return the spec of a position whose shards the op may take as they are, or None.
 
-    All tensors share it, and it is not partial; 0-d tensors may be B or plain instead.
+    All tensors at the position share the spec, and it is not partial; 0-d tensors may be B or plain
+    instead. ``_PLAIN`` is returned if all tensors are plain.
     """
     if not any(map(is_global, tensors)):
         return _PLAIN
@@ -153,7 +155,7 @@ def _lies_as(t: Any, spec: TensorSpec) -> bool:
 
 
 def _fits(name: str, layouts: Sequence[Any], factors: Sequence[Any]) -> bool:
-    """Whether the factors of all positions may be used as they are."""
+    """Return whether the tensors that are one factor for all positions may be used as they are."""
     placements = {spec.placement for spec in layouts if isinstance(spec, TensorSpec)}
     return all(
         not is_global(x)
@@ -171,7 +173,10 @@ def _fits(name: str, layouts: Sequence[Any], factors: Sequence[Any]) -> bool:
 
 
 def _with_factors(function: TorchFunction, layouts: Sequence[Any]) -> Callable[..., Any]:
-    """Call the function through the hook again, with factors that have their value on each rank."""
+    """Return a function that calls ``function`` through the hook again with whole factors.
+
+    Each rank then holds the value of each factor.
+    """
     placements = {spec.placement for spec in layouts if isinstance(spec, TensorSpec)}
     one = placements.pop() if len(placements) == 1 and _PLAIN not in layouts else None
 
@@ -190,7 +195,10 @@ def _with_factors(function: TorchFunction, layouts: Sequence[Any]) -> Callable[.
 
 
 def _whole(x: Any, placement: Placement | None) -> Any:
-    """``x`` as B where ``placement`` is its own; else a plain tensor, the same on all ranks."""
+    """Return ``x`` as a B tensor if ``placement`` is its own, else as a plain tensor.
+
+    The plain tensor is the same on all ranks. An ``x`` that requires grad stays global.
+    """
     spec: TensorSpec = x._spec
     if placement == spec.placement or x.requires_grad:
         return rebox(x, spec.with_sbp((B,) * spec.placement.ndim), "factor of a list")
@@ -198,10 +206,10 @@ def _whole(x: Any, placement: Placement | None) -> Any:
 
 
 def _in_groups(function: TorchFunction, layouts: Sequence[Any]) -> Callable[..., Any]:
-    """The op on the positions that this rank holds, and in a call of its own on those that it
-    follows.
+    """Return a function that runs the op on the held positions, then on the followed ones.
 
-    Steps and other writes into ``meta`` shards are left out: not every kernel knows ``meta``.
+    Each group of positions takes one call. In-place ops skip the followed positions, whose shards
+    are on ``meta``: not every kernel supports ``meta``.
     """
     count = len(layouts)
     follows = [spec is not _PLAIN and my_coordinate(spec.placement) is None for spec in layouts]
@@ -217,6 +225,7 @@ def _in_groups(function: TorchFunction, layouts: Sequence[Any]) -> Callable[...,
                 some = {name: _pick(value, positions, count) for name, value in kwargs.items()}
                 with HookOff():
                     made = function.run(*(_pick(v, positions, count) for v in args), **some)
+                # In-place list ops may return None.
                 for i, one in zip(positions, made or (), strict=not function.inplace):
                     outs[i] = one
         if function.inplace:
@@ -237,7 +246,7 @@ def _pick(value: Any, positions: list[int], count: int) -> Any:
 
 
 def _one_by_one(function: TorchFunction) -> Callable[..., Any]:
-    """Run the op that works on single tensors, through the hook, at each position."""
+    """Return a function that calls the single-tensor op through the hook at each position."""
     name = function.name.removeprefix("_foreach_") + ("_" if function.inplace else "")
     single = _SINGLE.get(name) or getattr(_Tensor, name)
 

@@ -1,8 +1,8 @@
 """The fused optimizer steps: ``torch._fused_adam_`` and others like it.
 
-They are elementwise in the tensors of a position. Where those share one layout the step runs on the
-shards; otherwise it runs on copies in the layout of the first one, and what is written is boxed
-back.
+They are elementwise in the tensors of a position. If those share one layout, the step runs on the
+shards. Otherwise it runs on copies in the layout of the first global one, and the tensors that it
+writes to are boxed back.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...running.moved_views import refuse_moved
 
 
 def fused_step(run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run`` for tensors of any layouts, some of them plain, on several placements."""
+    """Wrap ``run`` for tensors of any layouts, which may be on several placements or plain."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         refuse_moved("_fused_step", args, kwargs)
@@ -46,8 +46,10 @@ def fused_step(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _target(tensors: tuple[Any, ...]) -> TensorSpec | None:
-    """The spec that the tensors of a position are boxed to: that of the first global one, with B in
-    place of P; None if all are plain."""
+    """Return the spec that the tensors of a position are boxed to, or None if all are plain.
+
+    It is the spec of the first global tensor, with B in place of P.
+    """
     spec = next((t._spec for t in tensors if is_global(t)), None)
     if spec is None:
         return None
@@ -62,13 +64,14 @@ def _lay(x: Any, spec: TensorSpec | None) -> Any:
     if spec is None or not isinstance(x, torch.Tensor) or (not is_global(x) and x.ndim == 0):
         return x
     given = adopt(x, spec.placement, "fused step")
+    # State of another shape, such as a step count, cannot be split like the parameter.
     sbp = spec.sbp if given._spec.shape == spec.shape else (B,) * spec.placement.ndim
     target = TensorSpec.of(spec.placement, sbp, given.shape, given.dtype)
     return given if given._spec is target else rebox(given, target, "fused step")
 
 
 def _whole(x: Any) -> Any:
-    """The value on each rank of a learning rate, or of what GradScaler gives."""
+    """Return the whole value of ``x``, a learning rate or a tensor from GradScaler."""
     if not is_global(x):
         return x
     return plain(box(x.detach(), x._spec, whole_on_world(x._spec)))
@@ -80,6 +83,7 @@ def _put_back(x: Any, y: Any) -> None:
     spec: TensorSpec = y._spec
     mine = my_coordinate(spec.placement) is not None
     source = x._spec if is_global(x) else spec.with_sbp((B,) * spec.placement.ndim)
+    # Every rank boxes, since that is a collective; only ranks that hold ``x`` copy the result.
     back = box(plain(y.detach()), spec, source)
     if mine and back.data_ptr() != plain(x).data_ptr():
         with HookOff(), torch.no_grad():

@@ -1,4 +1,5 @@
-"""``torch._foreach_norm``: the norms that clipping asks for, one reduction for many tensors."""
+"""``torch._foreach_norm``: the norms that gradient clipping needs, with one reduction for many
+tensors."""
 
 from __future__ import annotations
 
@@ -14,16 +15,16 @@ from ....movement.world import whole_on_world
 from ....spec import B, Placement, TensorSpec
 from ...plans.shards import attach, is_global, plain, rebox
 
-_WIDE = torch.float64  # squares of ranks' norms neither overflow nor vanish in it
+_WIDE = torch.float64  # powers of the ranks' norms neither overflow nor underflow in it
 
 
 def norm(tensors: Sequence[Any], ord: float = 2, dtype: torch.dtype | None = None) -> tuple:  # noqa: A002
-    """Norms of the logical tensors, with one reduction for all tensors of one placement and the
-    same split axes.
+    """Return the norms of the logical tensors.
 
-    Each is a 0-d B tensor. Where the tensors are on different placements, or some are plain, the
-    norms are plain tensors, the same on every rank of the world: clipping makes one norm of all of
-    them and scales each tensor by it.
+    Tensors of one placement with the same split axes share one reduction. Each norm is a 0-d B
+    tensor. If the tensors are on different placements, or some are plain, the norms are plain
+    tensors instead, the same on every rank of the world: clipping makes one norm of all of them and
+    scales each tensor by it.
     """
     if records(tensors):
         return tuple(torch.linalg.vector_norm(t, ord, dtype=dtype) for t in tensors)
@@ -42,7 +43,7 @@ def norm(tensors: Sequence[Any], ord: float = 2, dtype: torch.dtype | None = Non
 
 
 def powsum(x: Any, ord: float = 2, dtype: torch.dtype | None = None) -> Any:  # noqa: A002
-    """The sum of the powers of a tensor's absolute values, as ``torch._foreach_powsum`` has it."""
+    """Return the sum of powers of absolute values, as ``torch._foreach_powsum`` computes it."""
     return x.abs().pow(ord).sum(dtype=dtype or x.abs().dtype)
 
 
@@ -53,7 +54,7 @@ def _settled(t: Any) -> Any:
 
 
 def _group_of(t: Any, dtype: torch.dtype | None) -> tuple:
-    """(placement, axes over which norms are reduced, dtype of the norm)."""
+    """Return the group of ``t``: (placement, axes over which norms are reduced, norm's dtype)."""
     result = (t.dtype if dtype is None else dtype).to_real()
     if not is_global(t):
         return None, (), result
@@ -68,11 +69,11 @@ def _norms(
     ord: float,  # noqa: A002
     dtype: torch.dtype | None,
 ) -> torch.Tensor:
-    """The norms of tensors of one group, side by side, in a wide dtype."""
+    """Return the norms of the tensors of one group, stacked, in a wide dtype."""
     shards = [plain(t) for t in tensors]
     wide = torch.promote_types(shards[0].dtype if dtype is None else dtype, torch.float32)
     if axes:
-        # An empty shard adds nothing; for some orders torch has no norm of it.
+        # An empty shard contributes nothing, but for some orders torch raises on it.
         nothing = float("inf") if ord < 0 else 0.0
         shards = [x if x.numel() else x.new_full((1,), nothing) for x in shards]
     local = torch._foreach_norm(shards, ord, dtype=wide)  # pyright: ignore[reportPrivateImportUsage]

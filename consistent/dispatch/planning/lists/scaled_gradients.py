@@ -1,7 +1,7 @@
-"""``torch._amp_foreach_non_finite_check_and_unscale_``: what GradScaler does before a step.
+"""``torch._amp_foreach_non_finite_check_and_unscale_``: GradScaler's work before a step.
 
-A gradient is finite if all of its pieces are, and every rank must find the same, or some would step
-and others would not.
+A gradient is finite if all of its pieces are. Every rank must find the same, or some would step and
+others would not.
 """
 
 from __future__ import annotations
@@ -21,19 +21,23 @@ from ...plans.shards import is_global, plain, rebox
 
 @torch.no_grad()
 def unscale(grads: Sequence[Any], found_inf: Any, inv_scale: Any) -> None:
-    """Multiply ``grads`` with ``inv_scale`` in place; ``found_inf`` becomes 1 on every rank if any
-    was not finite before."""
+    """Multiply ``grads`` by ``inv_scale`` in place; set ``found_inf`` to 1 if any is not finite.
+
+    All ranks find the same ``found_inf``.
+    """
     factor, before = _value(inv_scale), _value(found_inf)
     found = torch.zeros_like(before)
-    checked = [_checked(g) for g in grads]  # in order: this may communicate
+    checked = [_checked(g) for g in grads]  # communicates, so on every rank in the same order
     held = [x for x in checked if x is not None and x.device.type != "meta"]
     if held:
         torch._amp_foreach_non_finite_check_and_unscale_(  # pyright: ignore[reportPrivateImportUsage]
             held, found, factor
         )
+    # The op has unscaled the sum of a P gradient, which is temporary; unscale its addends.
     for g in grads:
         if _is_partial(g) and my_coordinate(g.placement) is not None:
             plain(g).mul_(factor)
+    # Decided by specs alone, never by values, so that all ranks take part in the reduction or none.
     if not all(_is_known_to_all(g) for g in grads):
         transport = current()
         found = transport.all_reduce(found, tuple(range(transport.size)), "max")
@@ -49,8 +53,11 @@ def _is_partial(g: Any) -> bool:
 
 
 def _checked(g: Any) -> torch.Tensor | None:
-    """The shard that is checked and unscaled. Addends may be finite where their sum is not, so for
-    a P gradient it is the sum, made for the check alone."""
+    """Return the shard that is checked and unscaled, or None if there is none.
+
+    The addends of a P gradient may be finite though their sum is not, so its sum is computed for
+    the check alone.
+    """
     if not is_global(g):
         return g
     if _is_partial(g):
@@ -60,7 +67,7 @@ def _checked(g: Any) -> torch.Tensor | None:
 
 
 def _is_known_to_all(g: Any) -> bool:
-    """Whether every rank of the world has checked all of it."""
+    """Return whether every rank of the world has checked the whole gradient."""
     if not is_global(g):
         return True
     return g.placement.size == current().size and all(entry is B for entry in g.sbp)

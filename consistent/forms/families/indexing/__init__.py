@@ -1,4 +1,4 @@
-"""Forms of ops that look elements up, write them, or count them."""
+"""Forms of ops that look up, write or count elements."""
 
 from . import binning, data_dependent, flat_index, getitem
 

@@ -1,4 +1,4 @@
-"""Forms of the ops that count."""
+"""Forms of histc and histogram."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from ..reductions.extremes import local_extreme
 
 
 def _range(shard: Shards) -> tuple[float, float]:
-    """Smallest and largest element of all shards, as torch widens them."""
+    """Return the smallest and largest element of all shards, widened as in torch if they are
+    equal."""
     x = shard.tensors[0].detach().reshape(-1)
     low, high = (local_extreme(x, (0,), is_max) for is_max in (False, True))
     low, high = shard.min(low).item(), shard.max(high).item()
@@ -41,5 +42,6 @@ def _histogram(shard: Shards) -> Any:
     named: dict[str, Any] = {} if isinstance(bins, Tensor) else {"range": limits}
     counts, edges = torch.histogram(x, bins, weight=shard.kwargs.get("weight"), **named)
     if shard.kwargs.get("density", False):
+        # torch's density divides by the shard's total; this divides by the total of all shards.
         counts = counts / shard.sum(counts.sum()) / edges.diff()
     return torch.return_types.histogram((counts, edges))

@@ -1,6 +1,6 @@
-"""Forms whose result's length depends on data. They give (result, logical shapes).
+"""Forms of ops whose result's length depends on data. They return (result, logical shapes).
 
-Ranks tell each other how much they found; then rows are evened out, or joined.
+Ranks tell each other how many items they found; then the rows are redistributed evenly, or joined.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ Shapes = list[tuple[int, ...]]
 
 
 def _found(shard: Shards, rows: list[Tensor]) -> tuple[list[Tensor], Shapes]:
-    """(this rank's balanced pieces of what all ranks found, logical shapes). This rank found
-    ``rows``, which are equally long."""
+    """Return (this rank's balanced pieces of the rows that all ranks found, logical shapes). This
+    rank found ``rows``, tensors of equal length."""
+    # Ranks find different rows only along the axes that split the result's rows.
     axes = tuple(a for a in shard.axes if is_split(shard.outs[0].sbp[a], 0))
     joint = replace(shard, axes=axes)
     held = [n for (n,) in numbers(joint, [len(rows[0])], rows[0].device)]
@@ -39,7 +40,7 @@ def _found(shard: Shards, rows: list[Tensor]) -> tuple[list[Tensor], Shapes]:
 
 @form(FORM)
 def _selected_by_mask(shard: Shards) -> tuple[Tensor, Shapes]:
-    """masked_select, x[mask]."""
+    """Run masked_select or x[mask]."""
     pair = masked(shard.call)
     assert pair is not None
     x, mask = (shard.tensors[operand.index] for operand in pair)
@@ -49,7 +50,7 @@ def _selected_by_mask(shard: Shards) -> tuple[Tensor, Shapes]:
 
 @form("nonzero")
 def _nonzero(shard: Shards) -> tuple[Any, Shapes]:
-    """nonzero, argwhere."""
+    """Run nonzero or argwhere, or where with one argument."""
     start = shard.region()[0][0]
     if shard.call.name == "where" or shard.kwargs.get("as_tuple", False):
         first, *rest = shard.tensors[0].nonzero(as_tuple=True)
@@ -63,7 +64,7 @@ def _nonzero(shard: Shards) -> tuple[Any, Shapes]:
 
 @form("unique")
 def _unique(shard: Shards) -> tuple[tuple[Tensor, Tensor, Tensor], Shapes]:
-    """Unique values of the ranks' unique values."""
+    """Return the unique values among the ranks' unique values."""
     x = shard.tensors[0].detach()
     inverse, counts = (bool(shard.get(n, False)) for n in ("return_inverse", "return_counts"))
     asked = {"return_inverse": inverse, "return_counts": counts}
@@ -75,6 +76,7 @@ def _unique(shard: Shards) -> tuple[tuple[Tensor, Tensor, Tensor], Shapes]:
         total = torch.zeros_like(values, dtype=torch.int64)
         repeats = total.index_add(0, to, torch.cat(gathered(shard, repeats, held)))
     if inverse:
+        # This rank's part of ``to`` maps its own unique values to the joint unique values.
         places = to.split(held)[slot(shard)[0]][places]
     shapes = [tuple(values.shape), tuple(shard.outs[1].shape), tuple(repeats.shape)]
     return (values, places, repeats), shapes
@@ -85,7 +87,7 @@ def _bincount(shard: Shards) -> tuple[Tensor, Shapes]:
     x, weights = shard.tensors[0], shard.get("weights")
     ends = [-int(x.min()), int(x.max())] if x.numel() else [0, -1]
     low, high = (max(each) for each in zip(*numbers(shard, ends, x.device), strict=True))
-    if low > 0:  # on every rank alike
+    if low > 0:  # low is the same on every rank, so all ranks raise together
         raise RuntimeError(
             f"bincount: the input holds {-low}, and counts are of the numbers from 0 on. "
             "Shift it first: bincount(x - x.min())."

@@ -1,5 +1,6 @@
-"""Forms of the ops that count elements in row-major order: each rank translates places in the whole
-into places in its shard.
+"""Forms of ops that index elements in row-major order.
+
+Each rank translates indices into the whole tensor to indices into its shard.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from ...registry import Shards, form
 
 
 def _own_places(shard: Shards, index: Tensor) -> tuple[Tensor, Tensor]:
-    """(place in the flattened shard of each place in the flattened whole, whether another rank has
-    it)."""
+    """Translate indices into the flattened whole to the flattened shard.
+
+    Returns:
+        (index in the shard, mask of the indices whose element another rank holds).
+    """
     shape, total = shard.specs[0].shape, shard.specs[0].numel
-    # Masking would hide indices that torch refuses.
+    # Check first: the masking below would hide indices that torch rejects.
     need_in_range(index, total, shard.call.name)
     rest = torch.where(index < 0, index + total, index)
     place, outside = torch.zeros_like(rest), torch.zeros_like(rest, dtype=torch.bool)
@@ -37,16 +41,17 @@ def _with_spare(x: Tensor) -> Tensor:
 
 @form("take")
 def _take(shard: Shards) -> Tensor:
-    """take, and take_along_dim without a dim."""
+    """Run take, or take_along_dim without a dim."""
     x, index = shard.tensors[0], shard.get("index")
     place, outside = _own_places(shard, index)
+    # Elements of other ranks read the spare element, which is 0.
     out = _with_spare(x).take(place.masked_fill(outside, x.numel()))
     return out.reshape(shard.out_shape())
 
 
 @form("put")
 def _put(shard: Shards) -> Tensor:
-    """Values for elements of other ranks go to a spare element."""
+    """Run put. Values for elements of other ranks go to a spare element, which is then cut off."""
     x = shard.tensors[0]
     place, outside = _own_places(shard, shard.get("index"))
     place = place.masked_fill(outside, x.numel())
@@ -57,7 +62,8 @@ def _put(shard: Shards) -> Tensor:
 
 @form("masked_scatter")
 def _masked_scatter(shard: Shards) -> Tensor:
-    """Each True of the shard takes the value with its number among the Trues of the whole mask."""
+    """Run masked_scatter. Each True of the shard takes the value whose index is the number of Trues
+    before it in the whole mask."""
     x, mask, source = (shard.get(name) for name in ("input", "mask", "source"))
     operand = shard.call.get("mask")
     assert isinstance(operand, Operand)
@@ -70,7 +76,7 @@ def _masked_scatter(shard: Shards) -> Tensor:
 
 @form("masked_write")
 def _masked_write(shard: Shards) -> Tensor:
-    """x[mask] = value with a value for each True."""
+    """Run x[mask] = value with one value for each True."""
     pair = masked(shard.call)
     assert pair is not None
     x, value = shard.tensors[0], shard.tensors[-1]
@@ -81,7 +87,8 @@ def _masked_write(shard: Shards) -> Tensor:
 
 
 def _numbered(shard: Shards, operand: Operand, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """This rank's part of a mask, and how many Trues of the whole come before each element."""
+    """Return this rank's part of a mask, and the number of Trues of the whole before each
+    element."""
     if shard.specs[operand.index].sbp[shard.axes[0]].is_split:
         before = stack(shard, mask.sum())[: slot(shard)[0]].sum()
         return mask, (mask.reshape(-1).cumsum(0) - 1).reshape(mask.shape) + before
@@ -93,7 +100,7 @@ def _numbered(shard: Shards, operand: Operand, mask: Tensor) -> tuple[Tensor, Te
 
 
 def _chosen(shard: Shards, rows: Tensor, mask: Tensor, number: Tensor) -> Tensor:
-    """The row of each number; anything where the mask is False."""
+    """Return the row that each number selects; where the mask is False, an arbitrary row."""
     n = len(rows)
     need(((number < n) | ~mask).all(), f"{shard.call.name}: more places than values")
     spare = torch.cat([rows, rows.new_zeros(1, *rows.shape[1:])])

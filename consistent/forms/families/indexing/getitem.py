@@ -1,8 +1,8 @@
-"""Forms of indexing along a split dim: each rank deals with what it holds.
+"""Forms of indexing along a split dim: each rank handles the elements that it holds.
 
-Reading gives a part with zeros where other ranks have the values, so the result is P; writing
-leaves out elements of other ranks. Empty parts go through the same ops as full ones: every rank
-must keep the same autograd graph.
+Reading gives this rank's part, with zeros where other ranks have the values, so the result is P.
+Writing leaves out elements of other ranks. Empty parts go through the same ops as full ones,
+because every rank must build the same autograd graph.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _ALL = slice(None)
 
 @form("read_slice")
 def read_slice(shard: Shards) -> Tensor:
-    """x[index] of the shard: its part of the slice, zeros elsewhere; then its index tensors."""
+    """Run x[index] on the shard. Elements of the slice that other ranks hold are zeros; index
+    tensors are applied last."""
     index, x = subscript_of(shard.call), shard.tensors[0]
     inner, places = _selected(shard, index)
     out = x[inner]
@@ -35,7 +36,7 @@ def read_slice(shard: Shards) -> Tensor:
         item.count if item.kind in ("slice", "int") else n
         for item, n in zip(index.items, out.shape, strict=True)
     ]
-    if list(out.shape) != sizes:
+    if list(out.shape) != sizes:  # the rest of the slice is on other ranks
         part, out = out, x.new_zeros(sizes)
         out[places] = part
     out = out[tuple(0 if item.kind == "int" else _ALL for item in index.items)]
@@ -44,7 +45,8 @@ def read_slice(shard: Shards) -> Tensor:
 
 @form("read_parts")
 def read_parts(shard: Shards) -> Tensor:
-    """x[..., a:b] of whole parts of a dim that is cut part by part: this rank's piece of each."""
+    """Run x[..., a:b] on whole parts of a dim that is cut part by part. The result is this rank's
+    piece of each part."""
     (item,) = subscript_of(shard.call).of("slice")
     runs = shard.specs[0].runs(shard.coordinate)[item.dim]
     before = items_in(overlapping(runs, ((0, item.start),)))
@@ -53,8 +55,8 @@ def read_parts(shard: Shards) -> Tensor:
 
 
 def _selected(shard: Shards, index: Subscript) -> tuple[tuple, tuple]:
-    """(which part of the shard is in the slice, its places in the slice), entry by entry; ints as
-    slices."""
+    """Return the index of the shard's elements that are in the slice, and their places in the
+    slice. Both have one entry per item of the subscript, with ints as slices."""
     starts, sizes = shard.region()
     inner: list[Any] = []
     places: list[Any] = []
@@ -96,7 +98,8 @@ def _lined_up(mask: Tensor, after: int) -> Tensor:
 
 @form("write_slice")
 def write_slice(shard: Shards) -> Tensor:
-    """x[index] = value, or a copy of x with it: the part of the slice that lies in the shard."""
+    """Write a value to x[index], or to a copy of x. Each rank writes the part of the slice that is
+    in its shard."""
     index, x = subscript_of(shard.call), shard.tensors[0]
     if shard.call.name == "setitem":
         value = shard.args[2]
@@ -113,7 +116,8 @@ def write_slice(shard: Shards) -> Tensor:
 
 @form("write_by_index")
 def write_by_index(shard: Shards) -> Tensor:
-    """x[index tensors] = value, index_put: what belongs to other ranks goes to a spare row."""
+    """Run x[index tensors] = value or index_put. Values for elements of other ranks go to a spare
+    row."""
     index, x = subscript_of(shard.call), shard.tensors[0]
     sets = shard.call.name == "setitem"
     value = shard.args[2] if sets else shard.get("values")
@@ -134,7 +138,7 @@ def write_by_index(shard: Shards) -> Tensor:
     else:
         looks = [entry if isinstance(entry, Tensor) else None for entry in entries]
         torch.ops.aten.index_put_(out, looks, value, shard.get("accumulate", False))
-    for d, n in enumerate(x.shape):
+    for d, n in enumerate(x.shape):  # cut the spare rows off
         out = out.narrow(d, 0, n)
     return x.copy_(out) if shard.call.inplace else out
 
@@ -151,7 +155,8 @@ def _entry(item: Item) -> Any:
 
 
 def _part(value: Tensor, index: Subscript, shape: tuple[int, ...], places: tuple) -> Tensor:
-    """The part of ``value`` at ``places``, with a dim of 1 for each int and none for each None."""
+    """Return the part of ``value`` at ``places``. An int in the index gives a dim of size 1, and a
+    None gives no dim."""
     sizes = {
         "all": lambda item: shape[item.dim],
         "slice": lambda item: item.count,
@@ -171,10 +176,10 @@ def _part(value: Tensor, index: Subscript, shape: tuple[int, ...], places: tuple
 def _shifted(
     shard: Shards, dim: int, index: Tensor, x: Tensor, at: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(x, ``index`` counted in the shard, which indices point outside it).
+    """Return (x, ``index`` relative to the shard, mask of indices that point outside the shard).
 
-    Dim ``dim`` of the first operand is dim ``at`` of ``x``. Those outside are set to the first
-    item; an empty shard gets one zero.
+    Dim ``dim`` of the first operand is dim ``at`` of ``x``. Indices outside the shard are set to
+    its first item; an empty shard gets one zero.
     """
     local, outside = _counted(shard, dim, index)
     if x.shape[at] == 0:
@@ -187,7 +192,7 @@ def _counted(shard: Shards, dim: int, index: Tensor) -> tuple[Tensor, Tensor]:
     n = shard.specs[0].shape[dim]
     if shard.call.name == "take_along_dim":
         index = index.remainder(max(n, 1))  # as torch does
-    # Masking would hide indices that torch refuses.
+    # Check first: the masking by the callers would hide indices that torch rejects.
     need_in_range(index, n, shard.call.name, len(sizes))
     local = torch.where(index < 0, index + n, index) - starts[dim]
     return local, (local < 0) | (local >= sizes[dim])
@@ -207,7 +212,7 @@ def _index_operand(shard: Shards) -> int:
 
 @form(READ)
 def read_index(shard: Shards) -> Tensor:
-    """index_select, gather, take_along_dim with the dim that is indexed split."""
+    """Run index_select, gather or take_along_dim with the indexed dim split."""
     at, dim = _index_operand(shard), shard.call.dim("dim")
     x, index, outside = _shifted(shard, dim, shard.tensors[at], shard.tensors[0], dim)
     out = _again(shard, {0: x, at: index})
@@ -218,8 +223,8 @@ def read_index(shard: Shards) -> Tensor:
 
 @form(WRITE)
 def write_index(shard: Shards) -> Tensor:
-    """scatter, index_add, ... with ``dim`` split: what belongs to other ranks goes to a spare
-    row."""
+    """Run scatter, index_add and similar ops with ``dim`` split. Values for other ranks go to a
+    spare row."""
     at, dim, x = _index_operand(shard), shard.call.dim("dim"), shard.tensors[0]
     local, outside = _counted(shard, dim, shard.tensors[at])
     n = x.shape[dim]
@@ -230,7 +235,7 @@ def write_index(shard: Shards) -> Tensor:
 
 
 def _again(shard: Shards, by: dict[int, Tensor]) -> Any:
-    """The op with some of its tensors replaced."""
+    """Run the op with some of its tensors replaced."""
     count = -1
 
     def one(value: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Attention where a rank must know where its rows and keys lie: causal rows, split keys, dropout.
+"""Attention that depends on the positions of rows and keys: causal rows, split keys, dropout.
 
-With the keys split, each rank attends to its own; the softmax is joined over the ranks by the
-maximum and the sum of each row, and what a rank then has is an addend of the result. Dropout is
-done here, not by torch's kernel: the mask is a function of the logical index of each probability.
+With split keys, each rank attends to its own keys. The softmax is joined over the ranks by the
+maximum and the sum of each row, and each rank then has an addend of the result. Dropout is done
+here, not by torch's kernel: the mask is a function of the logical index of each probability.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ...registry import Shards, form
 
 @form("attention")
 def attention(shard: Shards) -> Tensor:
-    """``softmax(scale q k^T + mask) v``, with dropout of the probabilities if ``dropout_p`` is not
-    0."""
+    """Compute ``softmax(scale q k^T + mask) v``. If ``dropout_p`` is not 0, probabilities are
+    dropped."""
     p, axes = shard.get("dropout_p", 0.0), _key_axes(shard)
     if p == 0 and not axes:
         return _fused(shard)
@@ -33,26 +33,26 @@ def attention(shard: Shards) -> Tensor:
     scale = shard.get("scale")
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = (query * scale) @ keys.transpose(-2, -1)
-    # As torch's kernels do: sums of exponentials in half precision would lose the small ones.
+    # In float32, as in torch's kernels: half-precision sums of exponentials would lose small terms.
     scores = _biased(shard, scores.float() if scores.dtype.itemsize < 4 else scores)
     chances = _joined_softmax(shard, scores, axes).to(values.dtype)
     return (_dropped(shard, chances, p) if p else chances) @ values
 
 
 def _key_axes(shard: Shards) -> tuple[int, ...]:
-    """Placement axes that split the keys."""
+    """Return the placement axes that split the keys."""
     spec = shard.specs[1]
     return tuple(a for a, entry in enumerate(spec.sbp) if entry is S(spec.ndim - 2))
 
 
 def _fused(shard: Shards) -> Tensor:
-    """torch's own kernel on rows from ``first``: under a causal mask they see ``first`` more
-    keys."""
+    """Run torch's own kernel on rows from ``first`` on. Under a causal mask these rows see
+    ``first`` more keys than rows from 0 on would."""
     first = shard.region(0)[0][-2]
     if not first or not shard.get("is_causal", False):
         return shard.run(*shard.args, **shard.kwargs)
     query, keys, values = (shard.get(name) for name in ("query", "key", "value"))
-    # Keys that no row sees are left out.
+    # Leave out the keys that no row sees.
     count = min(keys.shape[-2], first + query.shape[-2])
     sees = torch.ones(query.shape[-2], count, dtype=torch.bool, device=query.device).tril(first)
     return shard.run(
@@ -62,8 +62,8 @@ def _fused(shard: Shards) -> Tensor:
 
 
 def _biased(shard: Shards, scores: Tensor) -> Tensor:
-    """Scores with the mask added, or minus infinity where it is False or where a row would look
-    ahead."""
+    """Return the scores with the mask added. They are -inf where a boolean mask is False or where a
+    causal row would look ahead."""
     mask = shard.get("attn_mask")
     if shard.get("is_causal", False):
         rows, columns = scores.shape[-2:]
@@ -78,8 +78,8 @@ def _biased(shard: Shards, scores: Tensor) -> Tensor:
 
 
 def _joined_softmax(shard: Shards, scores: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Softmax of the last dim, which ``axes`` split. A row that attends to no key gives zeros, as
-    in torch."""
+    """Compute the softmax over the last dim, which ``axes`` split. A row that attends to no key
+    gives zeros, as in torch."""
     with torch.no_grad():
         lowest = scores.new_full((*scores.shape[:-1], 1), -math.inf)
         top = torch.cat([scores, lowest], -1).amax(-1, keepdim=True)
@@ -92,8 +92,8 @@ def _joined_softmax(shard: Shards, scores: Tensor, axes: tuple[int, ...]) -> Ten
 
 
 def _dropped(shard: Shards, chances: Tensor, p: float) -> Tensor:
-    """Dropout of each probability by its logical index; probabilities are laid out as the result,
-    except for the last dim."""
+    """Apply dropout to each probability by its logical index. Probabilities have the layout of the
+    result, except for the last dim."""
     key, out = key_of(shard), shard.outs[0]
     starts, columns = out.region(shard.coordinate)[0], shard.region(1)[0][-2]
     logical = (*out.shape[:-1], shard.specs[1].shape[-2])

@@ -1,5 +1,8 @@
-"""Torch's kernels of attention that say the log-sum-exp of each row, and take in backward that of
-all keys: one for the CPU, and for GPUs FlashAttention and the memory-efficient one."""
+"""Torch's attention kernels that work with the log-sum-exp of each row.
+
+They return it in forward, and accept in backward the log-sum-exp over all keys. There is one kernel
+for the CPU, and for GPUs FlashAttention and the memory-efficient kernel.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,12 @@ from torch.backends.cuda import SDPAParams, can_use_efficient_attention, can_use
 from torch.nn.functional import pad
 
 _aten = torch.ops.aten
-_ALIGNED = 32  # rows of the log-sum-exp that the memory-efficient kernel works with
+_ALIGNED = 32  # the memory-efficient kernel pads the log-sum-exp to a multiple of this
 
 
 class Mask(NamedTuple):
-    """``triangle``: row i sees the keys 0 to i. ``bias`` is added to the scaled scores."""
+    """The scale and mask of a block of scores. With ``triangle``, row i sees the keys 0 to i.
+    ``bias`` is added to the scaled scores."""
 
     scale: float
     triangle: bool
@@ -25,25 +29,30 @@ class Mask(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """``forward(query, key, value, mask)`` gives the result and each row's log-sum-exp,
-    ``backward(grad, query, key, value, out, log, mask)`` the gradients of the first three."""
+    """The forward and backward function of a kernel.
+
+    ``forward(query, key, value, mask)`` returns the result and each row's log-sum-exp.
+    ``backward(grad, query, key, value, out, log, mask)`` returns the gradients of query, key and
+    value.
+    """
 
     forward: Callable[..., tuple[Tensor, Tensor]]
     backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
 def kernel_for(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Kernel | None:
-    """The kernel that takes these; None where none does. Heads of all are as many."""
+    """Return a kernel that supports these operands, or None. Query, key and value must have the
+    same number of heads."""
     if query.ndim != 4 or query.shape[-1] != value.shape[-1]:
         return None
-    if not query.numel() or not key.numel():  # kernels divide by them
+    if not query.numel() or not key.numel():  # kernels would divide by zero
         return None
     if query.is_cpu:
         return _CPU
     if not query.is_cuda or mask.bias is not None:
         return None
     params = SDPAParams(query, key, value, None, 0.0, mask.triangle, False)
-    # Torch pads heads of other sizes before it calls this kernel.
+    # FlashAttention needs a multiple of 8: torch pads other head sizes before it calls the kernel.
     if query.shape[-1] % 8 == 0 and can_use_flash_attention(params, False):
         return _FLASH
     return _EFFICIENT if can_use_efficient_attention(params, False) else None
@@ -57,7 +66,7 @@ def _cpu(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> tuple[Tensor,
     out, log = _aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, 0.0, mask.triangle, attn_mask=bias, scale=mask.scale
     )
-    if bias is not None:  # the kernel says 0 for a row that sees nothing
+    if bias is not None:  # the kernel returns 0 for a row that sees no key
         log = log.masked_fill((bias == -math.inf).all(-1), -math.inf)
     return out, log
 
@@ -72,7 +81,8 @@ def _cpu_backward(
 
 
 def _expanded(bias: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
-    """``bias`` as the kernel takes it: of the query's dtype, with four dims, rows and keys."""
+    """Return ``bias`` as the kernel takes it: in the query's dtype, with four dims and full rows
+    and keys."""
     if bias is None:
         return None
     shape = (*[1] * (4 - bias.ndim), *bias.shape[:-2])
@@ -97,7 +107,7 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> tuple[Tenso
 def _flash_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, log: Tensor, mask: Mask
 ) -> tuple[Tensor, Tensor, Tensor]:
-    unused = torch.empty(2, dtype=torch.uint64, device=query.device)  # the state of dropout
+    unused = torch.empty(2, dtype=torch.uint64, device=query.device)  # RNG state for dropout
     return _aten._scaled_dot_product_flash_attention_backward(
         _with_last_dim_dense(grad), query, key, value, out, log.contiguous(), None, None,
         query.shape[-2], key.shape[-2], 0.0, mask.triangle, unused, unused, scale=mask.scale,
@@ -115,7 +125,7 @@ def _efficient_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, log: Tensor, mask: Mask
 ) -> tuple[Tensor, Tensor, Tensor]:
     log = pad(log, (0, -log.shape[-1] % _ALIGNED), value=math.inf).contiguous()
-    unused = torch.zeros((), dtype=torch.int64, device=query.device)  # the state of dropout
+    unused = torch.zeros((), dtype=torch.int64, device=query.device)  # RNG state for dropout
     made = _aten._scaled_dot_product_efficient_attention_backward(
         _with_last_dim_dense(grad), query, key, value, None, out, log, unused, unused, 0.0,
         [True, True, True, False], mask.triangle, scale=mask.scale,

@@ -1,9 +1,9 @@
-"""Attention of one block, a few rows and a few keys, with the log-sum-exp of each row: what joins
-the results for several blocks of keys.
+"""Attention of one block of rows and keys, with the log-sum-exp of each row.
 
-One of torch's kernels computes it, where there is one that takes the block
-(``attention_kernels``). Else it is done a few rows at a time, so that no matrix of scores is large:
-with dropout, a mask that is learned, and on GPUs with any bias.
+The log-sum-exp serves to join the results for several blocks of keys. One of torch's kernels
+computes the block if a kernel supports it (``attention_kernels``). Otherwise the block is computed
+a few rows at a time, so that no matrix of scores is large: with dropout, with a mask that needs a
+gradient, and on GPUs with any bias.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from torch import Tensor
 
 from .attention_kernels import Mask, kernel_for
 
-_SCORES = 1 << 22  # that are in memory at once
+_SCORES = 1 << 22  # number of scores that are in memory at once
 
 Drop = Callable[[Tensor, tuple[int, int]], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """How a block is computed.
+    """Options for computing one block.
 
-    ``bias`` is added to the scores, and has -inf where a row does not see a key; with ``triangle``
+    ``bias`` is added to the scores, and has -inf where a row does not see a key. With ``triangle``
     each row sees one key more than the row before. ``drop`` takes probabilities and the logical
-    place of the first, (row, key), and gives them after dropout. ``row`` is the first row's place
-    in the block, for those who take a part of it.
+    place (row, key) of the first of them, and returns them after dropout. ``at`` is the logical
+    place of the block's first row and key.
     """
 
     scale: float
@@ -50,7 +50,8 @@ class Grads(NamedTuple):
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, how: How) -> tuple[Tensor, Tensor]:
-    """(result, log-sum-exp of each row; -inf, and zeros, where a row sees no key)."""
+    """Return (result, log-sum-exp of each row). Where a row sees no key, the result is zeros and
+    the log-sum-exp is -inf."""
     mask = Mask(how.scale, how.triangle, how.bias)
     kernel = kernel_for(query, key, value, mask) if how.drop is None else None
     if kernel is not None:
@@ -80,8 +81,12 @@ def attend_backward(
     how: How,
     of_scores: bool = False,
 ) -> Grads:
-    """Gradients, where ``out`` and ``total`` are the result for all keys and its log-sum-exp.
-    ``of_scores``: those of the scores are asked for, too."""
+    """Return the gradients of a block.
+
+    ``out`` and ``total`` are the result for all keys and its log-sum-exp. ``of_scores`` asks for
+    the gradient of the scores, too.
+    """
+    # exp(score - inf) is 0, so that a row that sees no key gets no gradient.
     total = finite(total, math.inf)
     mask = Mask(how.scale, how.triangle, how.bias)
     by_rows = how.drop is not None or of_scores
@@ -112,6 +117,8 @@ def _rows_backward(
     if how.drop is not None:
         kept_part = how.drop(torch.ones_like(chances), how.at)
         of_chances, kept = of_chances * kept_part, chances * kept_part
+    # ``out`` is the result for all keys, so (grad * out).sum is the softmax gradient's sum over all
+    # keys, not only over the keys of this block.
     of_scores = chances * (of_chances - (grad * out).sum(-1, keepdim=True))
     return Grads(
         of_scores @ key * how.scale, of_scores.mT @ query * how.scale, kept.mT @ grad, of_scores
@@ -119,31 +126,32 @@ def _rows_backward(
 
 
 def join(out: Tensor, total: Tensor, part: Tensor, log: Tensor) -> None:
-    """Take the result for further keys into that for the keys so far, in place."""
+    """Add the result ``part`` for further keys to ``out``, the result for the keys so far, in
+    place."""
     both = torch.logaddexp(total, log)
-    top = finite(both, 0.0)
+    top = finite(both, 0.0)  # -inf - -inf would be NaN
     out.mul_((total - top).exp().unsqueeze(-1)).add_(part * (log - top).exp().unsqueeze(-1))
     total.copy_(both)
 
 
 def finite(x: Tensor, otherwise: float) -> Tensor:
-    """``x``, with ``otherwise`` in the place of -inf."""
+    """Return ``x`` with -inf replaced by ``otherwise``."""
     return x.masked_fill(x == -math.inf, otherwise)
 
 
 def heads_for(x: Tensor, query: Tensor) -> Tensor:
-    """``x`` with a head for each head of the queries."""
+    """Repeat the heads of ``x`` so that there is one for each head of the queries."""
     groups = query.shape[-3] // max(1, x.shape[-3])
     return x if groups == 1 else x.repeat_interleave(groups, -3)
 
 
 def of_groups(x: Tensor, heads: int) -> Tensor:
-    """The sum over the heads that share a key."""
+    """Sum ``x`` over the query heads that share a key head."""
     return x if x.shape[-3] == heads else x.unflatten(-3, (heads, -1)).sum(-3)
 
 
 def _few(query: Tensor, key: Tensor, how: How) -> list[tuple[slice, How]]:
-    """(rows, how they are computed) of parts whose scores are few; one part at least."""
+    """Split the rows into parts with few scores each, and return (rows, how) for each part."""
     rows = query.shape[-2]
     lead = query.shape[:-2].numel() * max(1, key.shape[-2])
     step = max(1, _SCORES // max(1, lead))
@@ -154,7 +162,7 @@ def _few(query: Tensor, key: Tensor, how: How) -> list[tuple[slice, How]]:
 
 
 def _part(how: How, a: int, b: int, key: Tensor) -> How:
-    """``how`` for the rows from a to b."""
+    """Return ``how`` restricted to the rows from a to b."""
     bias = how.bias
     if bias is not None and bias.shape[-2] != 1:
         bias = bias[..., a:b, :]
@@ -173,6 +181,6 @@ def _scores(query: Tensor, key: Tensor, how: How) -> Tensor:
 
 
 def _triangle(rows: int, keys: int, first: int, device: torch.device) -> Tensor:
-    """0 where row ``first`` + i sees key j, else -inf."""
+    """Return a bias that is 0 where row ``first`` + i sees key j, else -inf."""
     ahead = torch.ones(rows, keys, dtype=torch.bool, device=device).triu(1 + first)
     return torch.zeros(rows, keys, device=device).masked_fill_(ahead, -math.inf)

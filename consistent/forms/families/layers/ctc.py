@@ -1,4 +1,4 @@
-"""ctc_loss of a rank's own samples."""
+"""Form of ctc_loss on a rank's own samples."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ...whole_numbers import whole_numbers
 
 @form("ctc_loss")
 def _ctc(shard: Shards) -> Tensor:
-    """The losses of this rank's samples, or their addend of the sum or mean: P. A mean divides each
-    loss by its target's length, and by the number of all samples."""
+    """Return the losses of this rank's samples, or their addend of the sum or mean, which is P. A
+    mean divides each loss by its target's length and by the number of all samples."""
     x, targets, reduction = shard.tensors[0], shard.get("targets"), shard.get("reduction", MEAN)
     lengths, sizes = (_numbers(shard.get(f"{n}_lengths")) for n in ("input", "target"))
     start, held = shard.region()[0][1], shard.region()[1][1]
@@ -33,7 +33,8 @@ def _ctc(shard: Shards) -> Tensor:
             shard.get("zero_infinity", False),
         )
     else:
-        losses = x.sum((0, 2))  # as many as there are samples, and a graph like the other ranks'
+        # One number per sample, with an autograd graph as on the other ranks.
+        losses = x.sum((0, 2))
     if reduction == NONE:
         return losses
     if reduction == MEAN:

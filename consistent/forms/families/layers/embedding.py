@@ -1,5 +1,7 @@
-"""Embedding with the vocabulary split: each rank looks up the rows that it holds, and reads zeros
-for the others, so that the result is P."""
+"""Embedding with the vocabulary split over ranks.
+
+Each rank looks up the rows that it holds and returns zeros for the others, so that the result is P.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ from ...registry import Shards, form
 
 @form("masked_embedding")
 def masked_embedding(shard: Shards) -> Tensor:
-    """torch.embedding of this rank's rows, one pass each way."""
+    """Run torch.embedding on this rank's rows, in one pass each for forward and backward."""
     table, index = shard.tensors
-    # The mask would hide indices that torch refuses.
+    # Check first: the mask would hide indices that torch rejects.
     need_in_range(index, shard.specs[0].shape[0], shard.call.name)
     return _LookUp.apply(
         table,
@@ -29,7 +31,8 @@ def masked_embedding(shard: Shards) -> Tensor:
 
 
 class _LookUp(torch.autograd.Function):
-    """
+    """Autograd function of a masked look-up.
+
     ```
     forward    row i of the result     <-  row index[i] of the table, if it is held here
     backward   row index[i] of the gradient  +=  row i
@@ -56,7 +59,7 @@ class _LookUp(torch.autograd.Function):
 
 
 class _AddUp(torch.autograd.Function):
-    """The backward of `_LookUp`. Its own backward looks up again, and gives zeros for padding."""
+    """Backward of `_LookUp`. Its own backward looks rows up again, and gives zeros for padding."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""embedding_bag with the rows of the table split."""
+"""Form of embedding_bag with the rows of the table split."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...registry import Shards, form
 
 @form("embedding_bag")
 def _bag(shard: Shards) -> tuple[tuple[Tensor, ...], list[tuple[int, ...]]]:
-    """Gives (result, logical shapes)."""
+    """Return (result, logical shapes) of embedding_bag."""
     if any(is_split(shard.specs[0].sbp[a], 0) for a in shard.axes):
         made = _of_rows(shard)
     else:
@@ -26,7 +26,7 @@ def _bag(shard: Shards) -> tuple[tuple[Tensor, ...], list[tuple[int, ...]]]:
 
 
 def _of_rows(shard: Shards) -> tuple[Tensor, ...]:
-    """Each rank adds up the rows that it has; rows of other ranks count as zero."""
+    """Add up the rows that this rank holds. Rows of other ranks count as zero."""
     weight, index, offsets = (shard.get(name) for name in ("weight", "indices", "offsets"))
     start, n, total = shard.region()[0][0], shard.region()[1][0], shard.specs[0].shape[0]
     need_in_range(index, total, shard.call.name)
@@ -35,12 +35,14 @@ def _of_rows(shard: Shards) -> tuple[Tensor, ...]:
     counted = torch.ones_like(outside) if padding is None else index != padding % total
     each = shard.get("per_sample_weights")
     each = weight.new_ones(()).expand(index.shape) if each is None else each
+    # Rows of other ranks and padding look up a spare row, which is the kernel's padding index.
     spare = torch.cat([weight, weight.new_zeros(1, weight.shape[1])])
     local = (index - start).masked_fill(outside | ~counted, n)
     out, *rest = torch.embedding_bag(
         spare, local, offsets, False, 0, False, each.contiguous(), last, n
     )
     if shard.get("mode", 0) == MEAN:
+        # The kernel only knows this rank's rows, so the mean divides by the full bag sizes here.
         before = torch.cat([counted.new_zeros(1, dtype=torch.int64), counted.cumsum(0)])
         ends = offsets[1:] if last else torch.cat([offsets[1:], offsets.new_full((1,), len(index))])
         sizes = before[ends] - before[offsets[: len(ends)]]

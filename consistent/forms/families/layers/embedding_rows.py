@@ -1,15 +1,17 @@
-"""Embedding with rows and indices split over the same ranks: each rank asks the owners for the rows
-that it looks up, each row once.
+"""Embedding with rows and indices split over the same ranks.
+
+Each rank requests from the owners the rows that it looks up, each row once.
 
 ```
 rank 0: rows 0 1 2, looks up 4 1 4       asks 1: 4        gets row 4
 rank 1: rows 3 4 5, looks up 0 5 1       asks 0: 0 1      gets rows 0, 1
 ```
 
-Three messages: how many rows are asked for, which, and the rows. In backward the gradients of a
-rank's lookups are added up row by row, and go to the owners with the numbers of the rows. There
-they are written into zeros, or with ``sparse=True`` become the entries of a sparse gradient. A step
-that is recorded has each way in one message, since its sizes depend on values.
+There are three messages: how many rows are requested, which rows, and the rows themselves. In
+backward the gradients of a rank's look-ups are added up row by row, and go to the owners with the
+row numbers. There they are added into zeros, or with ``sparse=True`` become the entries of a sparse
+gradient. A recorded step has forward and backward in one message each, since the sizes inside
+depend on values.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from ...whole_numbers import has_values
 
 @form("rows_of_owners", raises_first=True)
 def rows_of_owners(shard: Shards) -> Tensor:
-    """torch.embedding of rows that other ranks may have."""
+    """Run torch.embedding on rows that other ranks may hold."""
     table, index = shard.tensors
     if shard.coordinate is None:
         return shard.run(*shard.args, **shard.kwargs)
@@ -46,11 +48,11 @@ def rows_of_owners(shard: Shards) -> Tensor:
 
 @dataclass(frozen=True)
 class Owners:
-    """Who has which rows of a table.
+    """Ownership of the rows of a table.
 
     Args:
-        edges: those from edges[k] to edges[k + 1] are those of the k-th rank.
-        me: this rank's place among them.
+        edges: the k-th rank owns the rows from edges[k] to edges[k + 1].
+        me: index of this rank among the owners.
         ranks: all of them.
     """
 
@@ -59,24 +61,33 @@ class Owners:
     ranks: Ranks
 
     def unique(self, index: Tensor) -> tuple[Tensor, Tensor, list[int]]:
-        """(the rows in ``index``, each once and in order, where each index is among them, how many
-        of them each rank has)."""
+        """Find the different rows in ``index``.
+
+        Returns:
+            (the rows, each once and in order; the position of each index among them; the number of
+            them that each rank owns).
+        """
         if has_values(index):
             rows, places = index.unique(return_inverse=True)
             return rows, places, self.counts(rows)
-        # In a simulation all are others, and each rank has as many.
+        # A simulation assumes different indices, and that each rank owns the same number of them.
         count = min(index.numel(), self.edges[-1])
         places = torch.zeros_like(index)
         return index.new_empty(count), places, [piece(count, len(self.ranks), k)[1] for k in
                                                 range(len(self.ranks))]  # fmt: skip
 
     def counts(self, rows: Tensor) -> list[int]:
-        """How many of ``rows``, which are in order, each rank has."""
+        """Return how many of the sorted ``rows`` each rank owns."""
         cuts = torch.searchsorted(rows, torch.tensor(self.edges, device=rows.device)).tolist()
         return [b - a for a, b in itertools.pairwise(cuts)]
 
     def ask(self, rows: Tensor, going: list[int]) -> tuple[Tensor, list[int]]:
-        """(the rows that others ask this rank for, as places in its shard, how many each does)."""
+        """Request ``rows`` from their owners, ``going[k]`` of them from the k-th rank.
+
+        Returns:
+            (the rows that others request from this rank, as indices into its shard; the number that
+            each rank requests).
+        """
         told = [rows.new_full((1,), n) for n in going]
         come = torch.cat(current().all_to_all(told, [(1,)] * len(told), self.ranks))
         coming = come.tolist() if has_values(come) else [going[self.me]] * len(going)
@@ -84,7 +95,7 @@ class Owners:
         return asked - self.edges[self.me], coming
 
     def swap(self, x: Tensor, going: list[int], coming: list[int]) -> Tensor:
-        """Rows that this rank is sent, in the order of the ranks that send them."""
+        """Return the rows that other ranks send to this rank, in the order of the senders."""
         pieces = [part.contiguous() for part in x.split(going)]
         shapes = [(n, *x.shape[1:]) for n in coming]
         return torch.cat(current().all_to_all(pieces, shapes, self.ranks))
@@ -92,7 +103,7 @@ class Owners:
 
 @dataclass(frozen=True)
 class _Fetch:
-    """(shard of the table, indices) -> their rows."""
+    """Function from (shard of the table, indices) to the rows at these indices."""
 
     owners: Owners
 
@@ -106,8 +117,8 @@ class _Fetch:
 
 @dataclass(frozen=True)
 class _AddUp:
-    """(gradients of rows, their indices) -> the gradient of this rank's shard of the table, of
-    which no entry is one of ``padding``."""
+    """Function from (gradients of rows, their indices) to the gradient of this rank's shard. Row
+    ``padding`` of the table gets none."""
 
     owners: Owners
     padding: int
@@ -134,15 +145,16 @@ class _AddUp:
         return [grad.new_zeros(shape).index_add_(0, asked, came)]
 
     def run(self, grad: Tensor, index: Tensor) -> Tensor:
-        """The gradient, by messages."""
+        """Compute the gradient, with messages between the ranks."""
         xs = [grad, index]
-        if self.sparse:  # entries are as many as values say, and no message of a program
+        if self.sparse:  # the number of entries depends on values, so it cannot be one recorded op
             return self(xs)[0]
         return current().as_one(self, xs, self.owners.ranks)[0]
 
 
 class _LookUp(torch.autograd.Function):
-    """
+    """Autograd function of a look-up in a table that is split by rows.
+
     ```
     forward    row i of the result     <-  row index[i] of the table, wherever it is
     backward   row index[i] of the gradient, wherever it is  +=  row i
@@ -168,7 +180,7 @@ class _LookUp(torch.autograd.Function):
 
 
 class _Sum(torch.autograd.Function):
-    """The backward of `_LookUp`. Its own backward looks up again, and gives zeros for padding."""
+    """Backward of `_LookUp`. Its own backward looks rows up again, and gives zeros for padding."""
 
     @staticmethod
     def forward(ctx: Any, grad: Tensor, index: Tensor, add_up: _AddUp) -> Tensor:

@@ -1,4 +1,4 @@
-"""Keys and values of several ranks side by side, those that are wanted alone; differentiable.
+"""Gather of only the keys and values of several ranks that this rank's rows need. Differentiable.
 
 ```
 forward     k0 | k1 | k2  ------>  what each rank wants of each        one exchange
@@ -23,19 +23,19 @@ from .ring import Group
 
 @dataclass(frozen=True)
 class Wanted:
-    """Runs of the shard of each rank that each rank wants: ``runs[rank][source]``."""
+    """Runs of each rank's shard that each rank wants: ``runs[rank][source]``."""
 
     group: Group
     runs: tuple[tuple[Runs, ...], ...]
 
     @property
     def others(self) -> list[int]:
-        """The places of the other ranks."""
+        """Indices of the other ranks in the group."""
         return [k for k in range(len(self.group.ranks)) if k != self.group.me]
 
 
 def fetched(x: Tensor, wanted: Wanted) -> Tensor:
-    """The rows in dim -2 that this rank wants, in the order of their ranks."""
+    """Return the rows of dim -2 that this rank wants, in the order of the ranks that hold them."""
     return _Fetch.apply(x, wanted)
 
 
@@ -61,6 +61,7 @@ class _Give(torch.autograd.Function):
         count = len(wanted.group.ranks)
         parts = grad.split([items_in(wanted.runs[me][k]) for k in range(count)], -2)
         sizes = [items_in(wanted.runs[k][me]) for k in range(count)]
+        # Several ranks may have fetched the same rows, so their gradients add up.
         into = grad.new_zeros((*grad.shape[:-2], rows, grad.shape[-1]))
         for k, part in enumerate(_exchanged(wanted, parts, sizes)):
             place = 0
@@ -80,7 +81,8 @@ def _taken(x: Tensor, runs: Runs) -> Tensor:
 
 
 def _exchanged(wanted: Wanted, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
-    """Part k goes to the k-th rank; what comes from the k-th has ``sizes[k]`` rows."""
+    """Send part k to the k-th rank, and return its part in exchange, which has ``sizes[k]``
+    rows."""
     group, like = wanted.group, parts[0]
     found = list(parts)
     going = [(group.ranks[k], parts[k].contiguous()) for k in wanted.others if parts[k].shape[-2]]
@@ -89,6 +91,7 @@ def _exchanged(wanted: Wanted, parts: Sequence[Tensor], sizes: Sequence[int]) ->
     coming = [(group.ranks[k], shape, like.dtype) for k, shape in zip(from_, shapes, strict=True)]
     for k in wanted.others:
         found[k] = like[..., :0, :]
+    # The condition is the same on every rank, so that all or none of them enter the exchange.
     if any(runs for k, row in enumerate(wanted.runs) for j, runs in enumerate(row) if j != k):
         arrived = current().exchange(going, coming, group.ranks, like.device)
         for k, x in zip(from_, arrived, strict=True):

@@ -1,8 +1,8 @@
-"""``flex_attention`` on shards: ``score_mod`` and ``mask_mod`` are given logical places.
+"""Form of ``flex_attention`` on shards, where ``score_mod`` and ``mask_mod`` get logical positions.
 
-A block mask says which blocks of keys each block of rows sees, the same on all ranks. So each rank
-knows what its rows want, and what is wanted of its keys; both functions are called for these rows
-and keys alone.
+A block mask says which blocks of keys each block of rows sees, and is the same on all ranks. So
+each rank knows which keys its rows need and which of its keys others need. Both functions are
+called only for these rows and keys.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Places = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class Mods(Protocol):
-    """What the call says of scores, by places (batch, head, row, key)."""
+    """Score and mask functions of the call, which take positions (batch, head, row, key)."""
 
-    learned: Sequence[Tensor]  # what the functions read that has a gradient
+    learned: Sequence[Tensor]  # tensors that the functions read and that have a gradient
     block_size: tuple[int, int]
 
     def scores(self, scores: Tensor, at: Places) -> Tensor: ...
@@ -43,7 +43,7 @@ class Mods(Protocol):
 
 @form("flex_attention")
 def flex_attention(shard: Shards) -> tuple[Tensor, Tensor, Tensor]:
-    """(result, log-sum-exp of each row, its largest score)."""
+    """Return (result, log-sum-exp of each row, largest score of each row)."""
     query, key, value = shard.tensors
     mods: Any = shard.get("mods")
     if shard.coordinate is None:
@@ -56,7 +56,8 @@ def flex_attention(shard: Shards) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _wanted(group: Group, mods: Mods) -> Wanted:
-    """The keys that each rank's rows see of each, by blocks."""
+    """Return, by blocks, the keys of each rank that each rank's rows see."""
+    # A recorded step cannot depend on the values of the block mask, so it fetches all keys.
     blocks = None if current().records else mods.seen_blocks()
     seen = [_seen(rows, blocks, mods.block_size) for rows in group.rows]
     return Wanted(
@@ -70,7 +71,7 @@ def _held(seen: Runs | None, keys: Runs) -> Runs:
 
 
 def _seen(rows: Runs, blocks: Tensor | None, size: tuple[int, int]) -> Runs | None:
-    """The keys that rows in these runs see, as runs; None is all of them."""
+    """Return the keys that these runs of rows see, as runs; None stands for all keys."""
     if blocks is None:
         return None
     found = blocks.new_zeros(blocks.shape[-1], dtype=torch.bool)
@@ -97,7 +98,7 @@ class _Rows:
         self.keys = torch.cat(logical).to(device)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Run by run, each with its keys alone."""
+        """Compute attention run by run, each run only with the keys that it sees."""
         place, found = 0, []
         for start, size in self.rows or ((0, 0),):
             rows = torch.arange(start, start + size, device=query.device)
@@ -111,7 +112,7 @@ class _Rows:
         return torch.cat(out, -2), torch.cat(log, -1), torch.cat(top, -1)
 
     def _chosen(self, start: int, size: int) -> Tensor | None:
-        """Which of the keys that were fetched rows of one run see; None: all of them."""
+        """Return which of the fetched keys the rows of one run see. None stands for all keys."""
         if len(self.rows) == 1 or self.blocks is None:
             return None
         seen = _seen(((start, size),), self.blocks, self.mods.block_size)
@@ -137,8 +138,10 @@ class _Rows:
     def _empty(
         self, query: Tensor, key: Tensor, value: Tensor, wide: torch.dtype
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """No row, or rows that see nothing; what has a gradient has one of zeros."""
+        """Return the result for no rows, or for rows that see no keys. Every input that needs a
+        gradient gets one of zeros."""
         given = (query, key, value, *self.mods.learned)
+        # A zero whose autograd graph reaches every input.
         none = torch.stack([x.reshape(-1)[:0].sum().to(wide) for x in given]).sum()
         rows = query.new_full(query.shape[:-1], -math.inf, dtype=wide)
         out = query.new_zeros((*query.shape[:-1], value.shape[-1])) + none
@@ -146,6 +149,7 @@ class _Rows:
 
 
 def _log(scores: Tensor) -> Tensor:
-    """The log-sum-exp of each row, whose gradient is zero where a row sees nothing."""
+    """Return the log-sum-exp of each row, whose gradient is zero where a row sees nothing."""
+    # The gradient of logsumexp is NaN for a row of -inf, so mask such rows before and after.
     dead = (scores == -math.inf).all(-1)
     return scores.masked_fill(dead.unsqueeze(-1), 0.0).logsumexp(-1).masked_fill(dead, -math.inf)

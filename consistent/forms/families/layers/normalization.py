@@ -1,5 +1,8 @@
-"""Normalization over split dims: sums of the shards are joined, first for the mean, then for the
-squared deviations from it."""
+"""Normalization over split dims.
+
+The ranks join the sums of their shards, first for the mean, then for the squared deviations from
+it.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,15 @@ from ...registry import Shards, form
 
 
 def moments(shard: Shards, x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """(mean, biased variance) over ``dims`` of all shards, dims kept."""
+    """Return (mean, biased variance) over ``dims`` of all shards, with dims kept."""
     n = math.prod(shard.specs[0].shape[d] for d in dims)
     mean = shard.sum(x.sum(tuple(dims), keepdim=True)) / n
     return mean, shard.sum((x - mean).square().sum(tuple(dims), keepdim=True)) / n
 
 
 def scaled(shard: Shards, y: Tensor, shape: Sequence[int]) -> Tensor:
-    """y * weight + bias, each if it is given, reshaped to ``shape``; in the op's dtype."""
+    """Return y * weight + bias in the op's dtype. Weight and bias may be absent, and are reshaped
+    to ``shape``."""
     weight = shard.get("weight")
     bias = shard.get("bias") if "bias" in shard.call.params else None
     if weight is not None:
@@ -34,12 +38,12 @@ def scaled(shard: Shards, y: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _channels(x: Tensor) -> list[int]:
-    """Shape in which one number per channel broadcasts to ``x``."""
+    """Return the shape in which one number per channel broadcasts to ``x``."""
     return [1, -1] + [1] * (x.ndim - 2) if x.shape[1] else [1, 0] + [1] * (x.ndim - 2)
 
 
 def _last(shard: Shards) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(the normalized dims, local shape of the weight)."""
+    """Return (the normalized dims, local shape of the weight)."""
     x, count = shard.tensors[0], len(shard.get("normalized_shape"))
     return tuple(range(x.ndim - count, x.ndim)), tuple(x.shape[x.ndim - count :])
 
@@ -55,7 +59,7 @@ def _layer_norm(shard: Shards) -> Any:
 
 
 def _saved(shard: Shards, *statistics: Tensor) -> list[Tensor]:
-    """The statistics that native_layer_norm returns for its backward."""
+    """Return the statistics that native_layer_norm returns for its backward."""
     return [t.detach().to(out.dtype) for t, out in zip(statistics, shard.outs[1:], strict=True)]
 
 
@@ -71,13 +75,13 @@ def _rms_norm(shard: Shards) -> Tensor:
 
 @form("group_norm")
 def _group_norm(shard: Shards) -> Tensor:
-    """Every rank gets the statistics of all groups, [samples, groups], and takes those of its
-    channels."""
+    """Normalize by group. Every rank gets the statistics of all groups, [samples, groups], and uses
+    the statistics of its own channels' groups."""
     x, groups = wide(shard.tensors[0]), shard.get("num_groups")
     logical = shard.specs[0].shape
     axes_of_channels = [a for a, e in enumerate(shard.specs[0].sbp) if e is S(1)]
     if groups % shard.placement.size == 0 and set(shard.axes) <= set(axes_of_channels):
-        # Whole groups on every rank: nothing to join.
+        # Every rank has whole groups, so there is nothing to join.
         own = groups * x.shape[1] // logical[1]
         eps = shard.get("eps", 1e-5)
         return torch.group_norm(shard.tensors[0], own, shard.get("weight"), shard.get("bias"), eps)
@@ -99,13 +103,14 @@ def _group_norm(shard: Shards) -> Tensor:
 
 @form("batch_norm")
 def _batch_norm(shard: Shards) -> Tensor:
-    """Training: the statistics of the whole batch; every rank updates its copy of the running ones
-    in the same way."""
+    """Normalize by the statistics of the whole batch, in training. Every rank updates its copy of
+    the running statistics in the same way."""
     x = wide(shard.tensors[0])
     dims = [d for d in range(x.ndim) if d != 1]
     mean, variance = moments(shard, x, dims)
     n = math.prod(shard.specs[0].shape[d] for d in dims)
     momentum = shard.get("momentum", 0.1)
+    # As in torch, running_var takes the unbiased variance, and the output uses the biased one.
     unbiased = variance * (n / max(n - 1, 1))
     for name, now in (("running_mean", mean), ("running_var", unbiased)):
         running = shard.get(name)

@@ -1,4 +1,4 @@
-"""Attention of documents that lie one after the other in dim 0 (``torch.nn.attention.varlen``).
+"""Attention of documents packed one after the other in dim 0 (``torch.nn.attention.varlen``).
 
 ```
 tokens          a a a b b b b c c     cu_seq = (0, 3, 7, 9)
@@ -24,7 +24,7 @@ from .sight import Document, Sight
 
 @form("packed_attention")
 def packed_attention(shard: Shards) -> tuple[Tensor, Tensor, Tensor]:
-    """(result, log-sum-exp of each row, a state of no random numbers)."""
+    """Return (result, log-sum-exp of each row, a placeholder for the RNG state)."""
     query, key, value = (shard.get(name) for name in ("query", "key", "value"))
     device = query.device
     random = torch.zeros(2, dtype=torch.uint64, device=device)
@@ -40,6 +40,7 @@ def packed_attention(shard: Shards) -> tuple[Tensor, Tensor, Tensor]:
     for x in starts:
         _check(x, tokens[0] if x is starts[0] else tokens[1])
     round_ = Round(group_of(shard, 0), scale_of(shard, query), reads)
+    # varlen operands are [tokens, heads, width]; the ring takes [batch, heads, tokens, width].
     given = [x.transpose(0, 1).unsqueeze(0) for x in (query, key, value)]
     out, total = attend_round(round_, given[0], given[1], given[2], starts)
     return out.squeeze(0).transpose(0, 1), total.squeeze(0).to(torch.float32), random
@@ -55,8 +56,8 @@ def _rows_are_split(shard: Shards) -> bool:
 
 
 def _check(starts: Tensor, tokens: int) -> None:
-    """Documents begin one after the other, and end where there are tokens. Every rank has the same
-    numbers."""
+    """Raise unless documents begin one after the other and end within the tokens. Every rank has
+    the same numbers."""
     rises = (starts[1:] >= starts[:-1]).all()
     inside = (starts[:1] >= 0).all() & (starts[-1:] <= tokens).all()
     need(
@@ -68,10 +69,11 @@ def _check(starts: Tensor, tokens: int) -> None:
 
 @dataclass(frozen=True)
 class Reads:
-    """What rows see, read from where the documents of the rows and of the keys begin.
+    """The keys that rows see, read from the starts of the documents of rows and keys.
 
-    A row sees ``left`` keys before its place and ``right`` after it; None is no limit. Places are
-    counted from the end of a document, where it has more keys than rows.
+    A row sees ``left`` keys before its position and ``right`` keys after it; None is no limit.
+    Positions are counted from the end of a document, which matters where it has more keys than
+    rows.
     """
 
     left: int | None
@@ -79,7 +81,7 @@ class Reads:
     tokens: tuple[int, int]
 
     def read(self, *starts: Tensor) -> Sight:
-        """The documents."""
+        """Return the documents, read from the values of ``starts``."""
         rows = _numbers(starts[0], self.tokens[0])
         keys = _numbers(starts[-1], self.tokens[1])
         made = [
@@ -90,13 +92,14 @@ class Reads:
         return tuple(made)
 
     def _document(self, rows: tuple[int, int], keys: tuple[int, int]) -> Document:
-        ahead = keys[1] - rows[1]
+        ahead = keys[1] - rows[1]  # aligns the last row with the last key
         low = None if self.left is None else ahead - self.left
         high = None if self.right is None else ahead + self.right
         return Document(rows, keys, low, high)
 
 
 def _numbers(starts: Tensor, tokens: int) -> list[int]:
-    """Where documents begin; in a simulation, where values are not known, all are as long."""
+    """Return the starts of the documents. In a simulation, where values are not known, all
+    documents have the same length."""
     count = len(starts) - 1
     return whole_numbers(starts, lambda: [tokens * i // max(1, count) for i in range(count + 1)])

@@ -1,4 +1,4 @@
-"""Keys and values of one rank after the other, for rows of this rank, and their gradients back.
+"""Ring attention: the keys and values of all ranks come by in turn, and their gradients go back.
 
 ```
             step 0                  step 1                  step 2
@@ -7,9 +7,9 @@ rank 1      q1 x k1, v1             q1 x k2, v2             q1 x k0, v0        w
 rank 2      q2 x k2, v2             q2 x k0, v0             q2 x k1, v1        its log-sum-exp
 ```
 
-A rank is sent those keys alone that some of its rows see (``sight.py``): under a causal mask none
-that lie behind all of them, of a window those at its border, of a document in one piece nothing.
-Where messages travel while a rank computes, the next keys do.
+A rank is sent only the keys that some of its rows see (``sight.py``): under a causal mask no keys
+after all of its rows, for a window the keys at its border, for a document in one piece nothing.
+Where the transport overlaps messages with compute, the next keys travel during a step.
 """
 
 from __future__ import annotations
@@ -32,32 +32,35 @@ from .sight import Block, Sight
 
 Arriving = Callable[[], list[Tensor]]
 _LABEL = "keys of attention"
-_GAP = 16  # keys between two runs that are seen, which are sent as well
-_LONG = 1 << 21  # bytes of a rank's keys from which on a part of the heads is done at a time
+_GAP = 16  # unseen keys between two runs are sent as well if there are fewer than this
+_LONG = 1 << 21  # bytes of a rank's keys above which the heads are processed in groups
 _GROUPS = 4
 
 
 @dataclass(frozen=True)
 class Group:
-    """The ranks that share rows and keys: who holds which."""
+    """The ranks that share rows and keys, and the runs of rows and keys that each holds."""
 
     ranks: tuple[int, ...]
     me: int  # this rank's place among them
-    rows: tuple[Runs, ...]  # of each rank
+    rows: tuple[Runs, ...]  # for each rank, as logical runs
     keys: tuple[Runs, ...]
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What rows see: by places, and where there is a mask, the keys that rows of each rank see at
-    all, as logical runs."""
+    """The keys that the rows of each rank see.
+
+    ``sight`` describes them by position. Where there is a mask, ``by_mask`` has for each rank the
+    logical runs of keys that some of its rows see under the mask.
+    """
 
     group: Group
     sight: Sight
     by_mask: tuple[Runs, ...] | None = None
 
     def held(self, rank: int, source: int) -> Runs:
-        """Runs of the shard of ``source`` that the rows of ``rank`` see."""
+        """Return the runs of the shard of ``source`` that the rows of ``rank`` see."""
         group = self.group
         found = seeing.seen(self.sight, group.rows[rank], group.keys[source])
         if self.by_mask is None:
@@ -65,13 +68,13 @@ class Needs:
         return _in_both(found, within(self.by_mask[rank], group.keys[source]))
 
     def steps(self) -> list[int]:
-        """The steps in which some rank is sent anything."""
+        """Return the steps in which some rank is sent anything."""
         count = len(self.group.ranks)
         return [step for step in range(1, count)
                 if any(self.held(k, (k + step) % count) for k in range(count))]  # fmt: skip
 
     def blocks(self, source: int, joins: bool) -> tuple[Block, ...]:
-        """What this rank computes with the keys of ``source``, of which it has ``held``."""
+        """Return the blocks that this rank computes with the keys that it has from ``source``."""
         group = self.group
         found = seeing.blocks(self.sight, group.rows[group.me], group.keys[source], joins)
         if source == group.me:
@@ -83,8 +86,8 @@ class Needs:
 
 
 def needs_of(group: Group, sight: Sight, mask: Tensor | None) -> Needs:
-    """What rows see, with a mask of this rank's rows by which ranks tell each other the keys that
-    are seen at all."""
+    """Return what rows see. With a mask of this rank's rows, the ranks tell each other which keys
+    any of their rows sees."""
     if mask is None:
         return Needs(group, sight)
     seen = mask if mask.dtype is torch.bool else mask != -math.inf
@@ -96,7 +99,7 @@ def needs_of(group: Group, sight: Sight, mask: Tensor | None) -> Needs:
 
 
 def _runs_of(seen: Tensor) -> Runs:
-    """The runs of what is not 0, with small gaps filled."""
+    """Return the runs of nonzero elements, with small gaps filled."""
     places = seen.nonzero().flatten().cpu()
     if not len(places):
         return ()
@@ -107,7 +110,8 @@ def _runs_of(seen: Tensor) -> Runs:
 
 
 def within(logical: Runs, held: Runs) -> Runs:
-    """The runs of ``logical`` that a shard of the runs ``held`` has, in places of the shard."""
+    """Return the part of the runs ``logical`` that a shard has, as positions in the shard. ``held``
+    are the shard's logical runs."""
     found, place = [], 0
     for start, size in held:
         for a, n in overlapping(logical, ((start, size),)):
@@ -125,7 +129,7 @@ def _in_both(a: Runs, b: Runs) -> Runs:
 
 @dataclass(frozen=True)
 class Ring:
-    """Attention of this rank's rows to the keys of all."""
+    """Attention of this rank's rows to the keys of all ranks."""
 
     needs: Needs
     scale: float
@@ -134,7 +138,7 @@ class Ring:
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """(result, log-sum-exp of each row)."""
+        """Return (result, log-sum-exp of each row)."""
         wide = _wide(query.dtype)
         out = query.new_zeros((*query.shape[:-1], value.shape[-1]), dtype=wide)
         total = query.new_full(query.shape[:-1], -math.inf, dtype=wide)
@@ -152,14 +156,14 @@ class Ring:
                 how, rows = self._how(block, mask, query.device), block.row_slice
                 part = attend(query[..., rows, :], *self._keys(block, pair, query), how)
                 join(out[..., rows, :], total[..., rows], *part)
-                del part  # results of two blocks are never held at once
+                del part  # so that results of two blocks are never in memory at once
 
     def backward(
         self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, total: Tensor,
         mask: Tensor | None, of_mask: bool,
     ) -> list[Tensor]:  # fmt: skip
-        """Gradients of query, key and value, and of the mask where ``of_mask``."""
-        # Contiguous, as programs that are compiled expect of a message.
+        """Return the gradients of query, key and value, and of the mask if ``of_mask``."""
+        # Contiguous, because compiled programs expect contiguous results from a message.
         made = [x.new_zeros(x.shape, dtype=total.dtype) for x in (query, key, value)]
         learned = mask.new_zeros(mask.shape) if of_mask and mask is not None else None
         for some in self._groups(query, key):
@@ -196,8 +200,9 @@ class Ring:
         returning.take()
 
     def _groups(self, query: Tensor, key: Tensor) -> list[_Heads]:
-        """The heads that are done at once: of long sequences a few, whose keys are sent in one
-        message, so that little is held beside the operands."""
+        """Return the groups of heads that are processed one after the other. Long sequences take a
+        few heads at a time, whose keys are sent in one message, so that little memory is held in
+        addition to the operands."""
         heads, group = key.shape[-3], self.needs.group
         keys = sum(items_in(runs) for runs in group.keys)
         nbytes = keys * key.shape[-1] * key.element_size() * heads * key.shape[:-3].numel()
@@ -206,12 +211,13 @@ class Ring:
         return [_Heads(query.ndim - 3, i, count) for i in range(count)]
 
     def _keys(self, block: Block, pair: Sequence[Tensor], query: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and values of a block, with a head for each of the query."""
+        """Return the keys and values of a block, with one head for each head of the query."""
         key, value = (heads_for(x[..., block.key_slice, :], query) for x in pair)
         return key, value
 
     def _seen(self, step: int, mask: Tensor | None) -> Iterator[Block]:
-        """The blocks of the keys that come in a step, without those that a mask hides."""
+        """Yield the blocks of the keys that arrive in a step, without the blocks that a mask
+        hides."""
         joins = mask is None and self.drop is None
         source = (self.needs.group.me + step) % len(self.needs.group.ranks)
         for block in self.needs.blocks(source, joins):
@@ -228,14 +234,14 @@ class Ring:
         return How(self.scale, block.triangle, bias, self.drop, block.at)
 
     def _round(self, key: Tensor, value: Tensor) -> Iterator[tuple[int, list[Tensor]]]:
-        """(step, the keys and values that come in it, of which there may be none), this rank's
-        first."""
+        """Yield each step with the keys and values that arrive in it, beginning with this rank's
+        own. A step may bring none."""
         steps = self.needs.steps()
         coming = self._start(steps[0], key, value) if steps else None
         yield 0, [key, value]
         for step, following in zip(steps, [*steps[1:], None]):
             assert coming is not None
-            arrived, coming = coming(), None  # what was sent is not held any longer
+            arrived, coming = coming(), None  # drops the reference to what was sent
             if following is not None:
                 coming = self._start(following, key, value)
             yield step, arrived or [key[..., :0, :], value[..., :0, :]]
@@ -251,19 +257,22 @@ class Ring:
 
 @dataclass(frozen=True)
 class _Heads:
-    """The heads of the ``index``-th of ``count`` groups; ``dim`` has the heads of all but a mask,
-    which has rows and keys behind them, and may have one head for all, or none."""
+    """Selection of the heads of the ``index``-th of ``count`` groups.
+
+    ``dim`` is the heads dim of all tensors except a mask. A mask has rows and keys as its last
+    dims, and may have one head for all, or no heads dim.
+    """
 
     dim: int
     index: int
     count: int
 
     def __call__(self, *given: Tensor) -> Any:
-        """These heads of each."""
+        """Return these heads of each tensor."""
         return [self._narrowed(x, self.dim) for x in given]
 
     def of_mask(self, mask: Tensor | None) -> Tensor | None:
-        """These heads of a mask."""
+        """Return these heads of a mask."""
         if mask is None or mask.ndim < 3 or mask.shape[-3] == 1:
             return mask
         return self._narrowed(mask, mask.ndim - 3)
@@ -276,8 +285,8 @@ class _Heads:
 def _added(
     grads: Grads, block: Block, into: Sequence[Tensor], pair: Sequence[Tensor]
 ) -> Sequence[Tensor]:
-    """``into``, the gradients of keys and values so far, with those of a block; there may be none
-    yet."""
+    """Add the gradients of a block to ``into``, the gradients of keys and values so far. ``into``
+    may be empty at first; the result replaces it."""
     found = [of_groups(x, y.shape[-3]) for x, y in zip((grads.key, grads.value), pair, strict=True)]
     if not into:
         if block.keys == (0, pair[0].shape[-2]):
@@ -289,20 +298,20 @@ def _added(
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """What sums of ``dtype`` are kept in."""
+    """Return the dtype in which sums of ``dtype`` are accumulated."""
     return torch.promote_types(dtype, torch.float32)
 
 
 class _Returning:
-    """Gradients of keys and values on their way to the ranks that hold them, in the dtype of
-    ``key``; they are added up in that of ``into``."""
+    """Gradients of keys and values on their way to the ranks that own the keys. They travel in the
+    dtype of ``key`` and are accumulated in the dtype of ``into``."""
 
     def __init__(self, needs: Needs, into: Sequence[Tensor], key: Tensor) -> None:
         self._needs, self._into, self._key = needs, into, key
         self._coming: tuple[Runs, Arriving] | None = None
 
     def give(self, step: int, grads: Sequence[Tensor]) -> None:
-        """Send the gradients of the keys that came in this step."""
+        """Start to send the gradients of the keys that arrived in this step."""
         group, count = self._needs.group, len(self._needs.group.ranks)
         to, source = (group.me + step) % count, (group.me - step) % count
         held = self._needs.held(source, group.me)
@@ -310,11 +319,11 @@ class _Returning:
         started = _start(
             group, [(to, x) for x in grads], [(source, shape) for shape in shapes], self._key
         )
-        self.take()
+        self.take()  # after the start, so that two steps of gradients overlap
         self._coming = held, started
 
     def take(self) -> None:
-        """Add what is on its way."""
+        """Wait for the gradients that are on their way, and add them."""
         if self._coming is not None:
             held, arriving = self._coming
             self._coming = None
@@ -334,7 +343,8 @@ def _start(
     receives: Sequence[tuple[int, tuple[int, ...]]],
     like: Tensor,
 ) -> Arriving:
-    """Begin to send, by places in the group; what is called then gives what has come."""
+    """Start to send and receive, with ranks as indices in the group. Call the result to wait for
+    what arrives."""
     transport, ranks, device = current(), group.ranks, like.device
     going = [(ranks[to], x) for to, x in sends]
     if not transport.records and transport.overlaps(ranks, device.type):
@@ -356,13 +366,14 @@ def _start(
 
 
 def _taken(x: Tensor, held: Runs) -> Tensor:
-    """The rows of ``x`` in these runs of its shard, side by side."""
+    """Return the rows of ``x`` in these runs of its shard, concatenated."""
     parts = [x.narrow(-2, start, size) for start, size in held]
     return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts, -2)
 
 
 def _of_mask(mask: Tensor, block: Block) -> Tensor:
-    """The part of a mask of this rank's rows and all keys, either of which may be one for all."""
+    """Return a block's part of a mask of this rank's rows and all keys. Either dim of the mask may
+    have size 1."""
     rows = slice(None) if mask.shape[-2] == 1 else block.row_slice
     first = block.at[1]
     keys = (

@@ -1,9 +1,10 @@
-"""Attention whose rows and keys are split alike, with any cut: no rank ever has all keys.
+"""Attention whose rows and keys have the same split, with any cut: no rank ever has all keys.
 
-Either each rank's keys and values go round (``ring.py``), or an all-to-all brings whole sequences
-of some heads to each rank, and another one the result back. Under a causal mask runs of rows and of
-keys lie one wholly before the other, or are the same: a rectangle, a triangle or nothing, and no
-mask is made. With ``S(d, cut="zigzag")`` each rank then has the same work in each step.
+Either each rank's keys and values go round a ring (``ring.py``), or an all-to-all brings whole
+sequences of some heads to each rank, and another all-to-all takes the result back. Under a causal
+mask a run of rows and a run of keys are either the same or one is wholly before the other: the
+scores form a rectangle, a triangle or nothing, and no mask is made. With ``S(d, cut="zigzag")``
+each rank then has the same work in each step.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .sight import Sight, whole
 
 @form("ring_attention")
 def ring_attention(shard: Shards) -> Tensor:
-    """``softmax(scale q k^T + mask) v`` of rows and keys that are split alike."""
+    """Compute ``softmax(scale q k^T + mask) v`` of rows and keys with the same split."""
     query, key, value = (shard.get(name) for name in ("query", "key", "value"))
     mask, p = shard.get("attn_mask"), shard.get("dropout_p", 0.0)
     random = key_of(shard) if p else None
@@ -48,7 +49,7 @@ def ring_attention(shard: Shards) -> Tensor:
 
 @form("heads_attention")
 def heads_attention(shard: Shards) -> Tensor:
-    """Attention by an all-to-all to whole sequences of some heads, and one back."""
+    """Compute attention by an all-to-all to whole sequences of some heads, and one back."""
     at = S(shard.specs[0].ndim - 3)
     axes = [a for a in shard.axes if _splits_rows(shard, a)]
     placed = [_with(spec, axes, at) for spec in (*shard.specs[:3], shard.outs[0])]
@@ -76,7 +77,8 @@ def _splits_rows(shard: Shards, axis: int, dim: int = -2) -> bool:
 
 
 def group_of(shard: Shards, dim: int) -> Group:
-    """The ranks among which keys go round; ``dim`` has the rows of the query and the keys."""
+    """Return the ranks among which keys go round. ``dim`` is the dim of the query's rows and of the
+    keys."""
     axes = tuple(a for a in shard.axes if _splits_rows(shard, a, dim))
     ranks = replace(shard, axes=axes).ranks
     at = [shard.placement.coordinate_of(rank) for rank in ranks]
@@ -85,13 +87,14 @@ def group_of(shard: Shards, dim: int) -> Group:
 
 
 def scale_of(shard: Shards, query: Tensor) -> float:
-    """What scores are multiplied with."""
+    """Return the factor of the scores."""
     scale = shard.get("scale")
     return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
 
 
 def nothing(shard: Shards, given: Sequence[Tensor], index: int = 0) -> Tensor:
-    """The result on a rank outside the placement, which depends on all that is given."""
+    """Return the result on a rank outside the placement. Its autograd graph reaches all tensors in
+    ``given`` that need a gradient."""
     spec = shard.outs[index]
     out = torch.empty(shard.out_shape(index), dtype=spec.dtype, device=given[0].device)
     learned = [x.sum() for x in given if x.requires_grad]
@@ -104,7 +107,7 @@ class _Drop:
 
     p: float
     random: RngState
-    lead: tuple[Runs, ...]  # of the dims before rows and keys
+    lead: tuple[Runs, ...]  # runs of the dims before rows and keys
     sizes: tuple[int, ...]
 
     def __call__(self, chances: Tensor, at: tuple[int, int]) -> Tensor:
@@ -123,10 +126,11 @@ def _drop(shard: Shards, p: float, random: RngState) -> _Drop:
 
 @dataclass(frozen=True)
 class Round:
-    """One attention of rows to keys that go round; its ``repr`` says all but the values.
+    """One attention of rows to keys that go round a ring. Its ``repr`` shows everything but the
+    values.
 
-    What rows see is ``sight``, or is read from tensors that are given too (``Reads``); or there is
-    a mask of this rank's rows and all keys (``masked``).
+    What rows see is given by ``sight``, which may also be read from tensors (``Reads``), or by a
+    mask of this rank's rows and all keys (``masked``).
     """
 
     group: Group
@@ -136,16 +140,16 @@ class Round:
     drop: _Drop | None = None
 
     def ring(self, given: Sequence[Tensor]) -> tuple[Ring, Tensor | None]:
-        """(the ring for these values, the mask)."""
+        """Return (the ring for these values, the mask)."""
         mask = given[0] if self.masked else None
         sight: Sight = self.sight if isinstance(self.sight, tuple) else self.sight.read(*given)
-        # Sizes of what is sent may depend on values inside one message alone.
+        # Only inside a single message may the sizes of what is sent depend on values.
         is_read = mask is not None and not current().records
         needs = needs_of(self.group, sight, mask) if is_read else Needs(self.group, sight)
         return Ring(needs, self.scale, self.drop), mask
 
     def run(self, way: Any, xs: list[Tensor]) -> list[Tensor]:
-        """``way(xs)``; as one message where it is recorded, but for random numbers."""
+        """Run ``way(xs)``, as one message if a step is recorded. With dropout it runs directly."""
         if self.drop is not None:
             return way(xs)
         return current().as_one(way, xs, self.group.ranks)
@@ -189,12 +193,15 @@ class _Attention(torch.autograd.Function):
         given = ctx.saved_tensors[5:]
         of_mask = ctx.round.masked and ctx.needs_input_grad[4]
         way = _Backward(ctx.round, of_mask)
-        made = ctx.round.run(way, [grad, *ctx.saved_tensors])
+        made = ctx.round.run(way, [grad, *ctx.saved_tensors])  # with the mask's, if of_mask
         return None, *made, *[None] * (len(given) - of_mask)
 
 
 def attend_round(
     round_: Round, query: Tensor, key: Tensor, value: Tensor, given: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """(result, log-sum-exp of each row), differentiable; ``given`` is what ``round_`` reads."""
+    """Return (result, log-sum-exp of each row), differentiable in the operands.
+
+    ``given`` are the further tensors that ``round_`` reads: the mask, or the starts of documents.
+    """
     return _Attention.apply(round_, query, key, value, *given)

@@ -1,4 +1,6 @@
-"""Which keys each row of attention sees, as arithmetic: what is computed, and what is sent.
+"""The keys that each row of attention sees, by arithmetic.
+
+From these follow the blocks to compute and the keys to send.
 
 ```
 causal            window of 2       documents         a rank's rows and keys become blocks:
@@ -23,14 +25,14 @@ from torch import Tensor
 from ....spec import Runs
 from ....spec.cut import joined
 
-# Rows of a band that are computed at once, at least and at most.
+# Minimum and maximum number of rows of a band that are computed at once.
 _FEWEST, _MOST = 64, 512
 
 
 @dataclass(frozen=True)
 class Document:
-    """Rows that see keys of their own: ``rows`` and ``keys`` are (start, stop); row i sees keys
-    from i + ``low`` to i + ``high``, as far as there are; None is no limit."""
+    """Rows that see only keys of their own document. ``rows`` and ``keys`` are (start, stop). Row i
+    sees the existing keys from i + ``low`` to i + ``high``; None is no limit."""
 
     rows: tuple[int, int]
     keys: tuple[int, int]
@@ -43,11 +45,11 @@ Sight = tuple[Document, ...]
 
 @dataclass(frozen=True)
 class Block:
-    """Rows of one rank and keys of another, as slices of their shards (start, stop).
+    """Rows of one rank and keys of another, as slices (start, stop) of their shards.
 
-    ``at`` is the logical place of the first row and of the first key. ``triangle``: each row sees
-    one key more than the row before, the first one sees the first. ``band``: row i sees keys from
-    i + low to i + high, in logical places.
+    ``at`` is the logical position of the first row and of the first key. With ``triangle`` the
+    first row sees the first key, and each row sees one key more than the row before. With ``band``
+    row i sees keys from i + low to i + high, in logical positions.
     """
 
     rows: tuple[int, int]
@@ -68,14 +70,16 @@ class Block:
 
 
 def whole(rows: int, keys: int, causal: bool) -> Sight:
-    """One document: all rows see all keys, or under a causal mask those up to their own place."""
+    """Return one document where all rows see all keys. Under a causal mask rows see the keys up to
+    their own position."""
     return (Document((0, rows), (0, keys), None, 0 if causal else None),)
 
 
 @lru_cache(maxsize=1 << 12)
 def blocks(sight: Sight, rows: Runs, keys: Runs, joins: bool = True) -> tuple[Block, ...]:
-    """What rows that lie in the runs ``rows`` see of keys in ``keys``. With ``joins`` rectangles
-    side by side in the shards are one, whose keys may lie apart in the logical tensor."""
+    """Return the blocks of the keys in the runs ``keys`` that the rows in the runs ``rows`` see.
+    With ``joins``, rectangles that are adjacent in the shards become one, even if their keys are
+    not adjacent in the logical tensor."""
     found: list[Block] = []
     for row, (a, m) in _placed(rows):
         for document in sight:
@@ -90,7 +94,7 @@ def blocks(sight: Sight, rows: Runs, keys: Runs, joins: bool = True) -> tuple[Bl
 
 
 def _placed(runs: Runs) -> Iterator[tuple[int, tuple[int, int]]]:
-    """(place in the shard, run) of each run."""
+    """Yield (start in the shard, run) of each run."""
     first = 0
     for run in runs:
         yield first, run
@@ -98,7 +102,7 @@ def _placed(runs: Runs) -> Iterator[tuple[int, tuple[int, int]]]:
 
 
 def _in_shards(block: Block, row: int, key: int) -> Block:
-    """``block``, given in logical places, in places of the shards."""
+    """Convert ``block`` from logical positions to positions in the shards."""
     (a, b), (c, d) = block.rows, block.keys
     places = (a + row, b + row), (c + key, d + key)
     return Block(*places, (a, c), block.triangle, block.band)
@@ -117,9 +121,9 @@ def _enter(found: list[Block], block: Block, joins: bool) -> None:
 def _parts(
     rows: tuple[int, int], keys: tuple[int, int], low: int | None, high: int | None
 ) -> Iterator[Block]:
-    """Blocks, in logical places, of ``rows`` that see the keys from i + low to i + high."""
+    """Yield blocks, in logical positions, for rows i that see the keys i + low to i + high."""
     (a, b), (c, d) = rows, keys
-    if high is not None:  # rows that see none of the keys, and keys that none of the rows sees
+    if high is not None:  # leave out rows that see no key, and keys that no row sees
         a, d = max(a, c - high), min(d, b + high)
     if low is not None:
         b, c = min(b, d - low), max(c, a + low)
@@ -149,7 +153,7 @@ def _band(rows: tuple[int, int], keys: tuple[int, int], low: int, high: int) -> 
 
 
 def band_mask(block: Block, device: torch.device) -> Tensor | None:
-    """Whether each row of a band sees each key; None for other blocks."""
+    """Return the mask of which row of a band sees which key, or None for other blocks."""
     if block.band is None:
         return None
     low, high = block.band
@@ -161,7 +165,7 @@ def band_mask(block: Block, device: torch.device) -> Tensor | None:
 
 @lru_cache(maxsize=1 << 12)
 def seen(sight: Sight, rows: Runs, keys: Runs) -> Runs:
-    """The keys, as (start, size) of runs of their shard, that some of the rows see."""
+    """Return the keys that some of the rows see, as (start, size) of runs of their shard."""
     ranges = sorted(block.keys for block in blocks(sight, rows, keys))
     found: list[tuple[int, int]] = []
     for start, stop in ranges:
@@ -173,7 +177,8 @@ def seen(sight: Sight, rows: Runs, keys: Runs) -> Runs:
 
 
 def packed(given: tuple[Block, ...], held: Runs) -> tuple[Block, ...]:
-    """``given`` where of the keys' shard the runs ``held`` alone are there, side by side."""
+    """Return the blocks for a shard of keys that has only the runs ``held``, one after the
+    other."""
     found = []
     for block in given:
         place = 0

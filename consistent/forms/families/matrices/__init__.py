@@ -1,4 +1,4 @@
-"""Forms of products of matrices."""
+"""Forms of matrix products."""
 
 from . import grouped_mm, scaled_mm
 

@@ -1,5 +1,6 @@
-"""Products of groups where rows, columns or groups are split: each rank multiplies the rows that
-are of its groups.
+"""Grouped matrix products where rows, columns or groups are split.
+
+Each rank multiplies the rows that belong to its groups.
 
 ```
 rows of x     offs = 3 4 7         groups 0, 1 here        group 2 here
@@ -8,12 +9,12 @@ d             -> w[1]              0 0 0                   e f g -> product
 e f g         -> w[2]
 ```
 
-Which rows they are depends on values, and no shape does, so that the product is one op to those who
-record or compile: ``consistent::grouped_mm(x, w, edges)``, where group i lies at edges[i] to
-edges[i + 1], and what lies in no group gives zeros.
+The rows of a group depend on values, but no shape does. So the product is one op to a recorder or
+compiler: ``consistent::grouped_mm(x, w, edges)``, where group i spans edges[i] to edges[i + 1], and
+rows outside all groups give zeros.
 
-Torch's kernel takes rows whose length is a multiple of 16 bytes only. Pieces are filled up with
-zeros, which the product does not see, and the result is cut to size.
+Torch's kernel takes only rows whose length is a multiple of 16 bytes. Pieces are padded with zeros,
+which do not change the product, and the result is cut to size.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _BYTES = 16
 
 @form("grouped_mm")
 def grouped_mm(shard: Shards) -> Tensor:
-    """torch._grouped_mm of this rank's pieces."""
+    """Run torch._grouped_mm on this rank's pieces."""
     x, w, *offs = shard.tensors
     dtype = shard.get("out_dtype")
     if not offs:
@@ -43,10 +44,11 @@ def grouped_mm(shard: Shards) -> Tensor:
         return product(x, w, edges, dtype)
     (row, _), (rows, _) = shard.region(0)
     (group, *_), (groups, *_) = shard.region(1)
+    # Clamped to this rank's rows: a group that is elsewhere becomes empty here.
     edges = (edges - row).clamp(0, rows)[group : group + groups + 1]
     if has_values(edges):
         return product(x, w, edges, dtype)
-    share = rows * groups // max(1, shard.specs[1].shape[0])  # in a simulation groups are alike
+    share = rows * groups // max(1, shard.specs[1].shape[0])  # simulated: equal groups
     return pad(product(x[:share], w, edges, dtype), (0, 0, 0, rows - share))
 
 
@@ -54,12 +56,15 @@ def grouped_mm(shard: Shards) -> Tensor:
 def product(
     x: Tensor, w: Tensor, edges: Tensor | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """``torch._grouped_mm`` of the groups between ``edges``; of [g, m, k] and [g, k, n] without
-    them. Differentiable any number of times."""
+    """Compute ``torch._grouped_mm`` of the groups between ``edges``. Differentiable any number of
+    times.
+
+    Without ``edges`` the operands are [g, m, k] and [g, k, n].
+    """
     if edges is None:
         return _filled_up(x, w, None, dtype)
     first, *ends = edges.tolist()
-    if not ends or first == ends[-1]:  # torch takes no product of nothing
+    if not ends or first == ends[-1]:  # torch rejects empty products
         return x.new_zeros(_shape(x, w, edges))
     inner, outer = slice(first, ends[-1]), x.shape[0] if x.ndim == 2 else w.shape[1]
     if x.ndim == w.ndim == 2:
@@ -102,7 +107,7 @@ product.register_autograd(_gradients, setup_context=_keep)
 
 
 def _filled_up(x: Tensor, w: Tensor, offs: Tensor | None, dtype: Any) -> Tensor:
-    """The product of operands filled up to whole rows, cut to size."""
+    """Pad the operands to whole rows, multiply them, and cut the result to size."""
     inner, outer = _missing(w.shape[-2], w), _missing(w.shape[-1], w)
     filled = _whole_rows(pad(x, (0, inner))), _whole_rows(pad(w, (0, outer, 0, inner)))
     made = grouped(*filled, offs=offs, out_dtype=dtype)
@@ -110,13 +115,14 @@ def _filled_up(x: Tensor, w: Tensor, offs: Tensor | None, dtype: Any) -> Tensor:
 
 
 def _missing(n: int, of: Tensor) -> int:
-    """How many elements fill ``n`` up to rows that torch takes; one such row at least."""
+    """Return how many elements pad ``n`` to a length that torch takes. The padded length is at
+    least 16 bytes."""
     step = _BYTES // of.element_size()
     return max(step, -(-n // step) * step) - n
 
 
 def _whole_rows(x: Tensor) -> Tensor:
-    """``x`` with rows or columns that lie as torch takes them."""
+    """Return ``x`` with strides that torch takes, by row or by column; copy it if needed."""
     for along, across in ((-1, -2), (-2, -1)):
         length = x.stride(across)
         apart = length >= max(1, x.shape[along])

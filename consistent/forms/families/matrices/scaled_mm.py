@@ -1,4 +1,4 @@
-"""Scaled products of float8 matrices, whose kernels ask how pieces lie and how long they are."""
+"""Scaled products of float8 matrices, whose kernels restrict the strides and lengths of pieces."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from torch.nn.functional import pad
 from ....rules.signature import Operand
 from ...registry import Shards, form
 
-_COLUMNS = 16  # a product has a multiple of so many
+_COLUMNS = 16  # the number of columns of a product must be a multiple of this
 
 
 @form("scaled_mm")
 def scaled_mm(shard: Shards) -> Tensor:
-    """torch._scaled_mm of this rank's pieces. cuBLAS takes contiguous rows times contiguous
-    columns, and pieces that were received have contiguous rows. Missing columns are filled up."""
+    """Run torch._scaled_mm on this rank's pieces, with missing columns padded.
+
+    cuBLAS takes contiguous rows times contiguous columns, and pieces that were received have
+    contiguous rows.
+    """
     x, w, *rest = shard.tensors
     rows, columns = shard.out_shape()
-    if rows * columns == 0:  # cuBLAS takes no product of nothing
+    if rows * columns == 0:  # cuBLAS rejects empty products
         return x.new_empty((rows, columns), dtype=shard.outs[0].dtype)
     missing = -columns % _COLUMNS
     if missing:
@@ -33,14 +36,14 @@ def scaled_mm(shard: Shards) -> Tensor:
 
 
 def _along(x: Tensor, dim: int) -> Tensor:
-    """``x``, whose elements along ``dim`` lie one after the other."""
+    """Return the matrix ``x`` with stride 1 along ``dim``, copied if needed."""
     if x.stride(dim) == 1:
         return x
     return x.contiguous() if dim == 1 else x.t().contiguous().t()
 
 
 def _filled_in(value: Any, tensors: list[Tensor]) -> Any:
-    """``value`` with tensors in the places of operands."""
+    """Return ``value`` with tensors in the places of operands."""
     if isinstance(value, Operand):
         return tensors[value.index]
     if isinstance(value, list | tuple):

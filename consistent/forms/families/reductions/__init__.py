@@ -1,4 +1,4 @@
-"""Forms of ops that look along a split dim."""
+"""Forms of ops that reduce, scan or sort along a split dim."""
 
 from . import cumulative, extremes, losses, order_statistics, reduce, sort
 

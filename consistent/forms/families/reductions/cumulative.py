@@ -1,7 +1,6 @@
-"""Scans along a split dim: each rank scans its shard, and goes on from the totals of the shards
-before it.
+"""Scans along a split dim. Each rank scans its shard, starting from the totals of earlier shards.
 
-Pieces are empty at the end of a split only, so a total that an empty shard gives is never read.
+Only pieces at the end of a split are empty, so the total of an empty shard is never read.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ...registry import Shards, form
 
 
 def _before(shard: Shards, total: Tensor) -> Tensor:
-    """The totals of the shards before this one, [shards, ...]."""
+    """Return the totals of the shards before this one, as [shards, ...]."""
     return stack(shard, total)[: slot(shard)[0]]
 
 
@@ -45,7 +44,7 @@ def _cumprod(shard: Shards) -> Tensor:
 
 @form("logcumsumexp")
 def _logcumsumexp(shard: Shards) -> Tensor:
-    """The shard is scanned after one number, which stands for all shards before it."""
+    """Scan the shard after prepending one number that stands for all shards before it."""
     x, dim = wide(shard.tensors[0]), shard.call.dim()
     before = _before(shard, x.logsumexp(dim, keepdim=True)).logsumexp(0)
     scanned = torch.cat([before, x], dim).logcumsumexp(dim).narrow(dim, 1, x.shape[dim])
@@ -54,11 +53,11 @@ def _logcumsumexp(shard: Shards) -> Tensor:
 
 @form("cummax_or_cummin")
 def _cummax_or_cummin(shard: Shards) -> Any:
-    """cummax, cummin: of equal numbers the last one counts, and NaN wins."""
+    """Run cummax or cummin: of equal numbers the last one counts, and NaN wins."""
     x, dim, is_max = shard.tensors[0], shard.call.dim(), shard.call.name == "cummax"
     own, at = shard.run(x, dim)
     at = at + shard.region()[0][dim]
-    # The scan of the ranks' last values, up to the rank before; the first rank takes none of it.
+    # Scan the ranks' last values up to the previous rank. The first rank uses none of it.
     lasts, places = (stack(shard, each) for each in _last(x, own, at, dim, is_max))
     me = slot(shard)[0]
     best, which = (each[max(me - 1, 0)] for each in shard.run(lasts, 0))
@@ -70,19 +69,20 @@ def _cummax_or_cummin(shard: Shards) -> Any:
 
 
 def _last(x: Tensor, own: Tensor, at: Tensor, dim: int, is_max: bool) -> tuple[Tensor, Tensor]:
-    """Last value of a scan and its index."""
+    """Return the last value of a scan and its index."""
     if x.shape[dim]:
         return own.narrow(dim, -1, 1), at.narrow(dim, -1, 1)
     shape = [1 if d == dim else n for d, n in enumerate(x.shape)]
     value = x.new_full(shape, identity(x.dtype, "max" if is_max else "min"))
-    if x.is_floating_point():  # a graph whose backward joins the other ranks'
+    if x.is_floating_point():  # adds 0; keeps a graph whose backward joins the collectives
         value = value + x.sum(dim, keepdim=True)
     return value, x.new_zeros(shape, dtype=torch.int64)
 
 
 @form("trapezoid")
 def _trapezoid(shard: Shards) -> Tensor:
-    """A point weighs half the way from the point before it to the one after it."""
+    """Run trapezoid. The weight of a point is half of the distance from the point before it to the
+    point after it."""
     y, dim, n = shard.tensors[0], shard.call.dim("dim", -1), shard.specs[0].shape
     start, size = (side[dim] for side in shard.region())
     if len(shard.tensors) > 1:

@@ -1,4 +1,4 @@
-"""Extremes along a split dim: largest, smallest, where they are, the k largest, any and all.
+"""Extremes along a split dim: maximum, minimum, their indices, the k largest, any and all.
 
 An empty shard takes part with the identity of its reduction, so that no rank leaves the others
 waiting.
@@ -22,7 +22,8 @@ _LAST = torch.iinfo(torch.int64).max
 
 
 def local_extreme(x: Tensor, dims: Sequence[int], is_max: bool) -> Tensor:
-    """amax or amin with ``keepdim=True``; the identity where ``dims`` are empty."""
+    """Return amax or amin with ``keepdim=True``. Where ``dims`` are empty, return the identity of
+    the reduction."""
     if not dims:
         return x
     if all(x.shape[d] for d in dims):
@@ -32,8 +33,8 @@ def local_extreme(x: Tensor, dims: Sequence[int], is_max: bool) -> Tensor:
 
 
 class _Evenly(torch.autograd.Function):
-    """value -> value, with a gradient that goes to the elements of ``x`` in ``ties``, shared
-    evenly."""
+    """Autograd function that returns ``value``. Its gradient is divided evenly among the elements
+    of ``x`` in ``ties``."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, value: Tensor, ties: Tensor, count: Tensor) -> Tensor:
@@ -47,8 +48,8 @@ class _Evenly(torch.autograd.Function):
 
 
 def extreme_over(shard: Shards, x: Tensor, dims: Sequence[int], is_max: bool) -> Tensor:
-    """amax or amin over ``dims`` of all shards, ``keepdim=True``; NaN wins, ties share the
-    gradient."""
+    """Return amax or amin over ``dims`` of all shards, with ``keepdim=True``. NaN wins, and ties
+    share the gradient."""
     with torch.no_grad():
         every = stack(shard, local_extreme(x, dims, is_max))
         value = every.amax(0) if is_max else every.amin(0)
@@ -64,9 +65,11 @@ def extreme_over(shard: Shards, x: Tensor, dims: Sequence[int], is_max: bool) ->
 
 
 def evenly(shard: Shards, x: Tensor, value: Tensor, ties: Tensor, dims: Sequence[int]) -> Tensor:
-    """``value``, the same on every rank and kept in ``dims``; its gradient goes to ``ties``."""
+    """Return ``value`` with a gradient that goes to the elements in ``ties``. ``value`` is the same
+    on every rank, and keeps ``dims`` with size 1."""
     with torch.no_grad():
         count = shard.sum(ties.sum(tuple(dims), keepdim=True))
+        # Only one rank contributes the value to the sum below, and every rank gets a gradient.
         once = value if shard.is_first else torch.zeros_like(value)
     return shard.sum(_Evenly.apply(x, once, ties, count))
 
@@ -76,7 +79,7 @@ def evenly(shard: Shards, x: Tensor, value: Tensor, ties: Tensor, dims: Sequence
 
 @form("any_or_all")
 def _any_or_all(shard: Shards) -> Tensor:
-    """any and all."""
+    """Run any or all."""
     found = shard.run(*shard.args, **shard.kwargs)
     every = parted(shard, found)
     return (every.any(0) if shard.call.name == "any" else every.all(0)).to(found.dtype)
@@ -84,7 +87,7 @@ def _any_or_all(shard: Shards) -> Tensor:
 
 @form("amax_or_amin")
 def _amax_or_amin(shard: Shards) -> Tensor:
-    """amax, amin, and max and min of all elements."""
+    """Run amax or amin, or max or min of all elements."""
     x, dims = shard.tensors[0], shard.call.dims()
     is_max = shard.call.name.endswith("max")
     keepdim = shard.call.name.startswith("a") and bool(shard.get("keepdim"))
@@ -98,7 +101,7 @@ def _amax_or_amin(shard: Shards) -> Tensor:
 
 @form("local_extreme")
 def _local_extreme(shard: Shards) -> Tensor:
-    """The largest or smallest element of the shard alone; the result is P(max) or P(min)."""
+    """Return the largest or smallest element of the shard alone. The result is P(max) or P(min)."""
     keepdim = shard.call.name.startswith("a") and bool(shard.get("keepdim"))
     dims, is_max = shard.call.dims(), shard.call.name.endswith("max")
     return dropped(local_extreme(shard.tensors[0], dims, is_max), dims, keepdim)
@@ -106,7 +109,7 @@ def _local_extreme(shard: Shards) -> Tensor:
 
 @form("aminmax")
 def _aminmax(shard: Shards) -> Any:
-    """aminmax."""
+    """Run aminmax."""
     x, dims, keepdim = shard.tensors[0], shard.call.dims(), bool(shard.get("keepdim"))
     low, high = (
         dropped(extreme_over(shard, x, dims, is_max), dims, keepdim) for is_max in (False, True)
@@ -116,7 +119,8 @@ def _aminmax(shard: Shards) -> Any:
 
 @form("argmax_or_argmin")
 def _argmax_or_argmin(shard: Shards) -> Any:
-    """argmax, argmin; max and min along a dim with indices. The first index wins among equals."""
+    """Run argmax or argmin, or max or min along a dim with indices. The first index wins among
+    equals."""
     x, dims = shard.tensors[0], shard.call.dims()
     is_max = shard.call.name.endswith("max")
     value, index = _local_winner(shard, x, is_max)
@@ -136,8 +140,8 @@ def _argmax_or_argmin(shard: Shards) -> Any:
 
 
 def _local_winner(shard: Shards, x: Tensor, is_max: bool) -> tuple[Tensor, Tensor]:
-    """(value, logical index) of the shard's winner, dims kept; the index is flat if the op is
-    over all elements."""
+    """Return (value, logical index) of the shard's winner, with dims kept. The index is flat if the
+    op is over all elements."""
     dims, starts = shard.call.dims(), shard.region()[0]
     shape = [1 if d in dims else n for d, n in enumerate(x.shape)]
     if not all(x.shape[d] for d in dims):
@@ -145,7 +149,7 @@ def _local_winner(shard: Shards, x: Tensor, is_max: bool) -> tuple[Tensor, Tenso
         if x.is_floating_point():
             value = value + x.sum(
                 dims, keepdim=True
-            )  # 0, and a graph whose backward joins the other ranks'
+            )  # adds 0; keeps a graph whose backward joins the collectives
         return value, x.new_full(shape, _LAST, dtype=torch.int64)
     if shard.get("dim") is not None:
         (dim,) = dims
@@ -163,7 +167,7 @@ def _local_winner(shard: Shards, x: Tensor, is_max: bool) -> tuple[Tensor, Tenso
 
 @form("topk")
 def _topk(shard: Shards) -> Any:
-    """The k elements of the result are among the k of each rank."""
+    """Run topk on the k best elements of each rank, which include the k elements of the result."""
     x, dim, k = shard.tensors[0], shard.call.dim("dim", -1), shard.get("k")
     how = (shard.get("largest", True), shard.get("sorted", True))
     values, index = x.topk(k, dim, *how)

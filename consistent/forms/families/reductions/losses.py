@@ -1,7 +1,7 @@
 """Losses over split rows, elements or classes.
 
-A mean is the shard's sum over the count of all shards. Where classes are split no rank sees a whole
-row of logits, so the rows' largest values and sums are joined, [rows] each.
+A mean is the shard's sum over the count of all shards. Where classes are split, no rank sees a
+whole row of logits, so the ranks join the rows' largest values and sums, [rows] each.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from .extremes import local_extreme
 
 @form("mean_loss")
 def _mean_loss(shard: Shards) -> Tensor:
-    """Sum of the shard's losses over their logical number: P."""
+    """Return the sum of the shard's losses over the logical number of losses, which is P."""
     return _run_with(shard, SUM) / _count(shard)
 
 
 @form("half_loss")
 def _half_loss(shard: Shards) -> Tensor:
-    """The mean or sum of losses in half precision, which are added in float32."""
+    """Return the mean or sum of losses in half precision, accumulated in float32."""
     total = wide(_run_with(shard, NONE)).sum()
     mean = reduction_of(shard.call) == MEAN
     return summed(shard, total / _count(shard) if mean else total)
 
 
 def _count(shard: Shards) -> int:
-    """The logical number of losses."""
+    """Return the logical number of losses."""
     shapes = [spec.shape for spec in shard.specs]
     by_row = "margin_loss" in shard.call.name or shard.call.name == "cosine_embedding_loss"
     one_each = by_row and shard.call.name != "soft_margin_loss"
@@ -47,7 +47,7 @@ def _count(shard: Shards) -> int:
 
 
 def _run_with(shard: Shards, reduction: int) -> Tensor:
-    """The op on the shard with another reduction."""
+    """Run the op on the shard with another ``reduction`` argument."""
     args, kwargs = list(shard.args), dict(shard.kwargs)
     position = shard.call.params.index("reduction")
     if position < len(args):
@@ -61,8 +61,11 @@ def _run_with(shard: Shards, reduction: int) -> Tensor:
 
 
 class _Rows:
-    """State that cross_entropy and nll_loss share: which axes split rows, which split classes, and
-    the target's place."""
+    """State shared by cross_entropy and nll_loss.
+
+    It has the axes that split rows, the axes that split classes, and the range of classes that this
+    rank holds.
+    """
 
     def __init__(self, shard: Shards) -> None:
         self.shard, self.dim = shard, class_dim(shard.call)
@@ -81,8 +84,8 @@ class _Rows:
             self.total_weight = self.weight.detach().sum()
 
     def reduce(self, losses: Tensor, count: Tensor | float | None = None) -> Tensor:
-        """Losses, [rows], reduced as the call asks; a mean is over ``count``, the number in all
-        shards."""
+        """Reduce losses of shape [rows] by the call's ``reduction``. A mean divides by ``count``,
+        the number in all shards."""
         reduction = reduction_of(self.shard.call)
         if reduction == NONE:
             return losses
@@ -93,14 +96,17 @@ class _Rows:
         return self.joined(total, self.row_axes)
 
     def joined(self, total: Tensor, axes: tuple[int, ...]) -> Tensor:
-        """A rank's total where the result is partial; else the sum of those along ``axes``."""
+        """Sum ``total`` over ``axes``. Along axes where the result is partial, each rank keeps its
+        own."""
         out = self.shard.outs[0]
         whole = tuple(a for a in axes if not out.sbp[a].is_partial)
         return sum_over(total, self.shard.placement, whole) if whole else total
 
     def find(self, target: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(target with 0 where it is ignored, which rows are not, each row's weight)."""
+        """Return (target, mask of the rows that are not ignored, each row's weight). The target is
+        0 where it is ignored."""
         valid = target != self.shard.get("ignore_index", -100)
+        # ignore_index may be outside the classes, so replace it before the check.
         target = torch.where(valid, target, 0)
         inside = (target >= 0) & (target < self.classes)
         text = f"{self.shard.call.name}: a target lies outside the {self.classes} classes"
@@ -109,20 +115,21 @@ class _Rows:
         return target, valid, weight
 
     def place(self, target: Tensor) -> tuple[Tensor, Tensor]:
-        """(place of each target among the classes held here, whether it has one)."""
+        """Return (index of each target among the classes held here, mask of the targets held
+        here)."""
         place = target - self.start
         mine = (place >= 0) & (place < self.held)
         return torch.where(mine, place, 0).unsqueeze(self.dim), mine
 
     def pick(self, x: Tensor, target: Tensor) -> Tensor:
-        """x[target] of each row, 0 where another rank holds that class."""
+        """Return x[target] of each row, or 0 where another rank holds that class."""
         if self.held == 0:
-            return x.sum(self.dim)
+            return x.sum(self.dim)  # zeros, with a graph as on the other ranks
         place, mine = self.place(target)
         return torch.where(mine, x.gather(self.dim, place).squeeze(self.dim), 0)
 
     def put(self, values: Tensor, target: Tensor, like: Tensor) -> Tensor:
-        """``values`` of each row at its target, zeros elsewhere; shaped as ``like``."""
+        """Return zeros like ``like`` with the ``values`` of each row at its target."""
         if self.held == 0:
             return torch.zeros_like(like)
         place, mine = self.place(target)
@@ -130,7 +137,8 @@ class _Rows:
         return torch.zeros_like(like).scatter(self.dim, place, own)
 
     def gather(self, x: Tensor) -> Tensor:
-        """[...] of each rank that holds classes -> [ranks, ...] on all of them."""
+        """Gather ``x`` of shape [...] from the ranks that hold classes into [ranks, ...] on
+        each."""
         placement, axes = self.shard.placement, self.class_axes
         entries = tuple(S(0) if a in axes else B for a in range(placement.ndim))
         shape = (math.prod(placement.shape[a] for a in axes), *x.shape)
@@ -138,8 +146,8 @@ class _Rows:
         return run(x.unsqueeze(0), src, src.with_sbp((B,) * placement.ndim))
 
     def count(self, valid: Tensor, weight: Tensor | None, like: Tensor) -> Tensor | None:
-        """Number (or weight) of the rows of all shards that are not ignored; None where no mean
-        is asked for."""
+        """Return the number (or weight) of the rows of all shards that are not ignored. None if the
+        reduction is not a mean."""
         if reduction_of(self.shard.call) != MEAN:
             return None
         with torch.no_grad():
@@ -151,8 +159,7 @@ class _Rows:
             return sum_over(counted.sum(), self.shard.placement, self.row_axes)
 
     def sliced(self, by_class: Tensor, x: Tensor) -> Tensor:
-        """A vector over all classes, cut to those held here, in a shape that broadcasts to
-        ``x``."""
+        """Cut a vector over all classes to the classes held here, broadcastable to ``x``."""
         shape = [1] * x.ndim
         shape[self.dim] = self.held
         return by_class[self.start : self.start + self.held].reshape(shape)
@@ -160,7 +167,7 @@ class _Rows:
 
 @form("nll_loss", raises_first=True)
 def _nll(shard: Shards) -> Tensor:
-    """A rank adds the rows whose class it holds."""
+    """Run nll_loss: each rank adds up the rows whose class it holds."""
     rows, x = _Rows(shard), shard.tensors[0]
     target, valid, weight = rows.find(shard.tensors[1])
     losses = torch.where(valid, -rows.pick(x, target), 0)
@@ -179,15 +186,15 @@ def _cross_entropy(shard: Shards) -> Tensor:
 
 
 def _of_indices(rows: _Rows, x: Tensor) -> Tensor:
-    """-log p[target], smoothed with -sum over classes of weight * log p / classes."""
+    """Return -log p[target], smoothed with -sum over classes of weight * log p / classes."""
     target, valid, weight = rows.find(rows.shard.tensors[1].to(torch.int64))
     losses = torch.where(valid, _FromLogits.apply(x, rows, target, weight), 0)
     return _Shared.apply(rows.reduce(losses, rows.count(valid, weight, losses)), rows)
 
 
 class _Shared(torch.autograd.Function):
-    """A value that all ranks of split classes have: each uses it, so its gradient is the sum of
-    theirs.
+    """Autograd function for a value that all ranks of split classes have. Each rank uses the value,
+    so its gradient is the sum of their gradients.
 
     ```
     forward    a        a        a       --->    a        a        a
@@ -198,7 +205,7 @@ class _Shared(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, loss: Tensor, rows: _Rows) -> Tensor:
         ctx.rows = rows
-        return loss.clone()  # the result may be written into
+        return loss.clone()  # a caller may write to the result in place
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -210,7 +217,9 @@ class _Shared(torch.autograd.Function):
 
 
 class _FromLogits(torch.autograd.Function):
-    """Losses, [rows], of split logits, which are read once each way.
+    """Autograd function that computes losses, [rows], from split logits.
+
+    It reads the logits once in each direction.
 
     ```
     forward    each rank finds over its classes: largest, sum, x[target]; all gather these
@@ -227,6 +236,7 @@ class _FromLogits(torch.autograd.Function):
             )
         )
         largest = said[:, 0].amax(0)
+        # A row of -inf only has no maximum to subtract: -inf - -inf would be NaN.
         reference = torch.where(largest == -math.inf, 0, largest)
         total = (said[:, 1] * (said[:, 0] - reference).exp()).sum(0)
         smooth = smoothing / max(1, rows.classes)
@@ -254,8 +264,8 @@ class _FromLogits(torch.autograd.Function):
 
 
 def _gradient(ctx: Any, grad: Tensor) -> Tensor:
-    """The gradient of this rank's logits, from that of the losses; by torch's own ops where it will
-    be differentiated again."""
+    """Return the gradient of this rank's logits from the gradient of the losses. Where it will be
+    differentiated again, compute it with torch's own ops."""
     rows, (reference, total, chosen, every, smooth) = ctx.rows, ctx.numbers
     x, target = ctx.saved_tensors
     if not torch.is_grad_enabled():
@@ -273,7 +283,7 @@ def _gradient(ctx: Any, grad: Tensor) -> Tensor:
 
 
 def _of_probabilities(rows: _Rows, x: Tensor) -> Tensor:
-    """-sum over classes of weight * target * log p."""
+    """Return -sum over classes of weight * target * log p, reduced as the call asks."""
     smoothing = rows.shard.get("label_smoothing", 0.0)
     target = rows.shard.tensors[1].to(x.dtype) * (1 - smoothing) + smoothing / rows.classes
     if rows.weight is not None:

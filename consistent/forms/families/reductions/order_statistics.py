@@ -1,9 +1,8 @@
-"""The element at a place of the sorted order along a split dim: median, nanmedian, kthvalue,
-quantile, nanquantile.
+"""Order statistics along a split dim: median, nanmedian, kthvalue, quantile, nanquantile.
 
-Nothing is sorted. The ranks count how many of their keys start with each byte, add the counts up,
-and so find the wanted key byte by byte; among equal keys the first of the whole comes first. Each
-byte costs 256 counts per row, however long the rows are.
+Nothing is sorted. The ranks count how many of their keys start with each byte, sum the counts over
+the ranks, and so find the wanted key byte by byte. Equal keys are ordered by their position in the
+logical tensor. Each byte costs 256 counts per row, however long the rows are.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from .sort_keys import keys
 
 
 def _rows(x: Tensor, dims: Sequence[int]) -> Tensor:
-    """[rows, items]: ``dims`` last and as one."""
+    """Reshape ``x`` to [rows, items], with ``dims`` moved to the end and flattened."""
     kept = [d for d in range(x.ndim) if d not in dims]
     moved = x.permute(*kept, *dims) if x.ndim else x
     rows = moved.shape[: len(kept)].numel()
@@ -31,16 +30,17 @@ def _rows(x: Tensor, dims: Sequence[int]) -> Tensor:
 
 
 def _found(shard: Shards, key: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """(key at each of ``places``, how many equal ones come before it), both [places, rows].
+    """Return the key at each of ``places``, and how many equal keys come before that place. Both
+    are [places, rows].
 
-    ``key`` is [rows, own items]; ``places``, [places, rows], are the same on every rank.
+    ``key`` is [rows, own items]. ``places``, [places, rows], are the same on every rank.
     """
     bits = key.dtype.itemsize * 8
     key, prefix = key.long().unsqueeze(0), torch.zeros_like(places)
     for shift in range(bits - 8, -1, -8):
         first = shift == bits - 8
         byte = (key >> shift) & 255
-        byte = byte ^ 128 if first else byte  # the sign: below zero comes first
+        byte = byte ^ 128 if first else byte  # flip the sign bit, so that negative keys come first
         alike = byte >= 0 if first else (key >> (shift + 8)) == prefix.unsqueeze(-1)
         counts = torch.zeros(*places.shape, 256, dtype=torch.int64, device=key.device)
         counts.scatter_add_(-1, *(t.expand(*places.shape, -1) for t in (byte, alike.long())))
@@ -56,7 +56,8 @@ def _found(shard: Shards, key: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
 def _taken(
     shard: Shards, x: Tensor, key: Tensor, places: Tensor, start: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """(values, indices) at ``places`` of the sorted rows ``x``, [places, rows], on every rank."""
+    """Return (values, indices) at ``places`` of the sorted rows ``x``, both [places, rows], on
+    every rank."""
     wanted, nth = _found(shard, key, places)
     ties = key.long() == wanted.unsqueeze(-1)
     own = ties.sum(-1)
@@ -69,7 +70,8 @@ def _taken(
 
 
 def _middle(shard: Shards, x: Tensor, n: int) -> Tensor:
-    """[1, rows]: the place of the median of each row; for median that of a NaN, if there is one."""
+    """Return the place of the median of each row, as [1, rows]. For median it is the place of a NaN
+    if the row has one."""
     nans = shard.sum(x.isnan().sum(-1))
     if shard.call.name == "nanmedian":
         return ((n - nans - 1) // 2).clamp_min(0).unsqueeze(0)
@@ -78,7 +80,7 @@ def _middle(shard: Shards, x: Tensor, n: int) -> Tensor:
 
 @form("order_statistic")
 def _ranked(shard: Shards) -> Any:
-    """kthvalue, and median and nanmedian along a dim: (values, indices)."""
+    """Run kthvalue, or median or nanmedian along a dim, which return (values, indices)."""
     x, (dim,) = shard.tensors[0], shard.call.dims("dim", -1)
     rows, n = _rows(x, (dim,)), shard.specs[0].shape[dim]
     if shard.call.name == "kthvalue":
@@ -92,7 +94,7 @@ def _ranked(shard: Shards) -> Any:
 
 @form("median_of_all")
 def _of_all(shard: Shards) -> Tensor:
-    """median and nanmedian of all elements; ties share the gradient."""
+    """Run median or nanmedian of all elements. Ties share the gradient."""
     x = shard.tensors[0]
     with torch.no_grad():
         flat = x.reshape(1, -1)
@@ -107,11 +109,13 @@ def _of_all(shard: Shards) -> Tensor:
 
 @form("quantile")
 def _quantile(shard: Shards) -> Tensor:
-    """quantile, nanquantile: between the elements around the fraction q of the sorted order."""
+    """Run quantile or nanquantile. They interpolate between the elements around the fraction q of
+    the sorted order."""
     x, dims, q = shard.tensors[0], shard.call.dims(), shard.get("q")
     rows, n = _rows(x, dims), math.prod(shard.specs[0].shape[d] for d in dims)
     q = (q if isinstance(q, Tensor) else x.new_tensor(q)).reshape(-1, 1)
-    # Torch checks it on the CPU alone, where it need not wait for values. Every rank has all of q.
+    # Torch makes this check only on the CPU, where it need not wait for values. Every rank has all
+    # of q, so all ranks raise together.
     if q.device.type == "cpu" and not ((q >= 0) & (q <= 1)).all():
         raise RuntimeError(f"{shard.call.name}() q values must be in the range [0, 1]")
     nans = shard.sum(rows.isnan().sum(-1))

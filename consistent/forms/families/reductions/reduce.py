@@ -1,8 +1,8 @@
-"""Sums, means, products, norms and softmax along a split dim: each rank reduces its shard, and the
-small results are joined.
+"""Sums, means, products, norms and softmax along a split dim.
 
-Torch accumulates half precision in float32 and rounds the result once. So do these forms: what
-ranks send each other is float32.
+Each rank reduces its shard, and the ranks join the small results. Torch accumulates half precision
+in float32 and rounds the result once. These forms do the same: what ranks send each other is
+float32.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ def _count(shard: Shards, dims: Sequence[int]) -> int:
 
 
 def _accumulated(shard: Shards) -> Tensor:
-    """The first operand's shard in the dtype that torch accumulates the result in."""
+    """Return the first operand's shard in the dtype in which torch accumulates the result."""
     dtype = shard.outs[0].dtype
     return wide(shard.tensors[0]).to(wide_dtype(dtype))
 
 
 @form("sum")
 def _sum(shard: Shards) -> Tensor:
-    """sum and nansum in half precision."""
+    """Run sum or nansum in half precision."""
     add = torch.nansum if shard.call.name == "nansum" else torch.sum
     return summed(shard, add(_accumulated(shard), shard.call.dims(), _keepdim(shard)))
 
 
 @form("mean")
 def _mean(shard: Shards) -> Tensor:
-    """Sum of the shard over the logical count."""
+    """Divide the sum of the shard by the logical count."""
     dims = shard.call.dims()
     return summed(shard, _accumulated(shard).sum(dims, _keepdim(shard)) / _count(shard, dims))
 
@@ -68,8 +68,8 @@ def _nanmean(shard: Shards) -> Tensor:
 
 @form("trace")
 def _trace(shard: Shards) -> Tensor:
-    """The part of the diagonal that lies in the shard; element (i, j) of it is (i + top, j + left)
-    of the whole."""
+    """Sum the part of the diagonal that is in the shard. Element (i, j) of the shard is element (i
+    + top, j + left) of the whole."""
     top, left = shard.region()[0]
     return summed(shard, _accumulated(shard).diagonal(top - left).sum())
 
@@ -90,7 +90,7 @@ def _logsumexp(shard: Shards) -> Tensor:
         total = parted(shard, x.logsumexp(dims, keepdim=True), gone).logsumexp(0)
         return dropped(total, dims, _keepdim(shard)).to(shard.outs[0].dtype)
     top = shard.max(local_extreme(x.detach(), dims, True))
-    top = torch.where(top.isinf(), 0, top)
+    top = torch.where(top.isinf(), 0, top)  # inf - inf would be NaN
     total = shard.sum((x - top).exp().sum(dims, keepdim=True)).log() + top
     total = own_part(shard, total, gone)
     return dropped(total, dims, _keepdim(shard)).to(shard.outs[0].dtype)
@@ -98,7 +98,8 @@ def _logsumexp(shard: Shards) -> Tensor:
 
 @form("variance")
 def _variance(shard: Shards) -> Any:
-    """var, std, var_mean, std_mean: the mean of all shards, then the squared deviations from it."""
+    """Run var, std, var_mean or std_mean. The ranks join the mean first, then the squared
+    deviations from it."""
     correction, dims, keepdim = spread_of(shard.call)
     x, n = wide(shard.tensors[0]), _count(shard, dims)
     mean = shard.sum(x.sum(dims, keepdim=True)) / n
@@ -117,8 +118,8 @@ def _variance(shard: Shards) -> Any:
 
 @form("norm")
 def _norm(shard: Shards) -> Tensor:
-    """A norm of order p > 0 is the norm of the shards' norms; of order inf or -inf, the largest or
-    smallest absolute value; of order 0, how many are not 0."""
+    """Run a vector norm. For order p > 0 it is the norm of the shards' norms; for inf or -inf, the
+    largest or smallest absolute value; for 0, the number of nonzero elements."""
     order, dims = norm_of(shard.call)
     assert order is not None
     x, out = wide(shard.tensors[0]), shard.outs[0]
@@ -135,7 +136,7 @@ def _norm(shard: Shards) -> Tensor:
 
 @form("cosine_similarity")
 def _cosine_similarity(shard: Shards) -> Tensor:
-    """The product of each pair and both squares are summed over the ranks."""
+    """Sum the products of the pairs and both squares over the ranks, then divide."""
     x, y = torch.broadcast_tensors(*map(wide, shard.tensors))
     dim = shard.get("dim") % max(x.ndim, 1)
     sums = torch.stack([(a * b).sum(dim) for a, b in ((x, y), (x, x), (y, y))])
@@ -148,12 +149,13 @@ def _cosine_similarity(shard: Shards) -> Tensor:
 
 @form("softmax")
 def _softmax(shard: Shards) -> Tensor:
-    """softmax and log_softmax: the largest of all shards, then the sum of the exponentials."""
+    """Run softmax or log_softmax: find the largest of all shards, then sum the exponentials."""
     dim, dtype = shard.call.dim(), shard.outs[0].dtype
     x = wide(shard.tensors[0])
     x = x.to(dtype) if dtype.itemsize > x.dtype.itemsize else x
     if not tracks((x,)) and slot(shard)[1] <= 4:
-        # One number per row from every rank is no more than two reductions send.
+        # For up to 4 ranks, gathering one number per row from each sends no more than the two
+        # reductions below.
         total = stack(shard, x.logsumexp(dim, keepdim=True)).logsumexp(0)
         shifted = x - torch.where(total == math.inf, math.nan, total)
         return (shifted if "log" in shard.call.name else shifted.exp()).to(dtype)

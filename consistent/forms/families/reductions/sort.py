@@ -1,14 +1,14 @@
-"""sort, argsort and msort along a split dim: a sample sort, stable as a whole.
+"""Forms of sort, argsort and msort along a split dim: a sample sort that is stable over all ranks.
 
 ```
 rank 0   5 1 4 | sort   1 4 5 | cut    1      to 0    1 2 3
 rank 1   2 6 3 |        2 3 6 | at 3   2 3    to 1    4 5 6
 ```
 
-Each rank sorts its shard, all agree from samples where to cut (``sort_cuts.py``), and an all-to-all
-exchanges the runs between the cuts. Equal items keep their order: runs arrive in the order of
-ranks, and a cut compares equal items by their place. Where pieces are so short that all of their
-items would be samples, they are gathered instead, and every rank sorts the whole.
+Each rank sorts its shard, all ranks agree from samples where to cut (``sort_cuts.py``), and an
+all-to-all exchanges the runs between the cuts. Equal items keep their order: runs arrive in rank
+order, and a cut orders equal items by their place. Where pieces are so short that all of their
+items would be samples, the pieces are gathered instead, and every rank sorts the whole.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from .sort_keys import keys
 
 @form("sort")
 def _sort(shard: Shards) -> Any:
-    """sort, argsort, msort."""
+    """Run sort, argsort or msort."""
     name, x = shard.call.name, shard.tensors[0]
     descending = name != "msort" and bool(shard.get("descending", False))
     dim = 0 if name == "msort" else shard.call.dim("dim", -1)
     rows = x.movedim(dim, -1).unsqueeze(0).flatten(0, -2)
-    if shard.coordinate is None or not len(rows):  # all ranks that the form joins have none
+    if shard.coordinate is None or not len(rows):  # then no rank that the form joins has rows
         return shard.run(*shard.args, **shard.kwargs)
     if _is_short(shard, dim):
         values, indices = _sorted_whole(shard, dim, descending)
@@ -52,13 +52,13 @@ def _sort(shard: Shards) -> Any:
 
 
 def _is_short(shard: Shards, dim: int) -> bool:
-    """Whether every item of every piece would be a sample."""
+    """Return whether every item of every piece would be a sample."""
     n = slot(shard)[1]
     return n == 1 or max(sizes[dim] for _, sizes in shard.regions()) <= SAMPLES * n
 
 
 def _sorted_whole(shard: Shards, dim: int, descending: bool) -> tuple[Tensor, Tensor]:
-    """This rank's pieces of what is sorted after it was gathered along ``dim``."""
+    """Gather the tensor along ``dim``, sort it, and return this rank's pieces of the result."""
     spec, split = shard.specs[0], Split(dim % shard.specs[0].ndim)
     whole = spec.with_sbp(tuple(B if entry == split else entry for entry in spec.sbp))
     made = box(shard.tensors[0], spec, whole).sort(dim=dim, descending=descending, stable=True)
@@ -68,8 +68,8 @@ def _sorted_whole(shard: Shards, dim: int, descending: bool) -> tuple[Tensor, Te
 
 
 def _sorted_row(shard: Shards, x: Tensor, dim: int, descending: bool) -> tuple[Tensor, Tensor]:
-    """This rank's pieces of the sorted vector and of its indices; ``x`` is a piece of the
-    vector."""
+    """Return this rank's pieces of the sorted vector and of its indices. ``x`` is this rank's piece
+    of the vector."""
     ranks, me = shard.ranks, slot(shard)[0]
     pieces = [(starts[dim], sizes[dim]) for starts, sizes in shard.regions()]
     key, order = keys(x, descending).sort(stable=True)
@@ -79,6 +79,6 @@ def _sorted_row(shard: Shards, x: Tensor, dim: int, descending: bool) -> tuple[T
     small = place.to(torch.int32 if shard.specs[0].shape[dim] < 2**31 else torch.int64)
     x = swap(x.gather(0, order), counts, me, ranks)
     place = swap(small, counts, me, ranks).long()
-    # Runs come in the order of ranks, so a stable sort merges them as the whole would be sorted.
+    # Runs arrive in rank order, so a stable sort here gives the same order as sorting the whole.
     order = keys(x, descending).sort(stable=True).indices
     return x.gather(0, order), place.gather(0, order)

@@ -1,13 +1,13 @@
-"""Where to cut runs that ranks have sorted, so that each rank gets its own piece of the whole.
+"""Search for the places to cut runs that ranks have sorted, so that each rank gets its own piece.
 
 ```
 rank 0   1 4 5   cut at 3:   1 | 4 5        1 item for rank 0, 2 for rank 1
 rank 1   2 3 6               2 3 | 6        2                  1
 ```
 
-The cut of each rank lies in a window, which is its whole run at first. All ranks give a few samples
-of their windows. Samples that are surely before the border, or surely not, narrow the windows,
-until nothing is left of them; two or three messages do for millions of items.
+The cut of each rank is inside a window, which is its whole run at first. All ranks share a few
+samples of their windows. Samples that are known to be before the border, or known to be after it,
+narrow the windows until they are empty. Two or three messages are enough for millions of items.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ from mirrored.transports.default import current
 
 from ...whole_numbers import has_values
 
-SAMPLES = 64  # of each rank, for each rank: a round leaves a few hundredths of a window
+SAMPLES = 64  # per rank and per rank of the group: a round leaves a few hundredths of a window
 
-_Window = tuple[tuple[int, int], ...]  # (first, last) cut that is possible, of each rank
+_Window = tuple[tuple[int, int], ...]  # for each rank, the (first, last) possible cut
 
 
 @dataclass(frozen=True)
 class Cuts:
-    """(sorted keys, their places in the whole, which are ordered where keys are equal) -> [n, n]:
-    how many items go from each rank to each, on every rank alike.
+    """Function that returns how many items go from each rank to each, as [n, n] and the same on
+    every rank.
+
+    It takes the sorted keys and their places in the whole, which are in order where keys are equal.
 
     Args:
-        sizes: of the pieces of all ranks.
-        me: this rank's place among them.
+        sizes: sizes of the pieces of all ranks.
+        me: index of this rank among them.
         ranks: all of them.
     """
 
@@ -49,7 +51,7 @@ class Cuts:
         windows: list[_Window] = [tuple((0, size) for size in self.sizes)] * len(borders)
         while any(map(_is_open, windows)):
             samples = self._samples(key, place, windows)
-            if not has_values(key):  # in a simulation the items of each rank are spread evenly
+            if not has_values(key):  # a simulation spreads each rank's items evenly
                 return [torch.tensor([_even(size, len(self.sizes)) for size in self.sizes])]
             windows = [
                 _narrowed(window, *samples[window], border)
@@ -62,7 +64,8 @@ class Cuts:
     def _samples(
         self, key: Tensor, place: Tensor, windows: Sequence[_Window]
     ) -> dict[_Window, tuple[list[list[int]], Tensor]]:
-        """(spots of each rank, what lies there on all ranks) in each window."""
+        """Return, for each window, (spots of each rank, the samples at these spots on all
+        ranks)."""
         most, asked = SAMPLES * len(self.ranks), list(dict.fromkeys(windows))
         spots = {window: [_spots(*each, most) for each in window] for window in asked}
         mine = [spot for window in asked for spot in spots[window][self.me]]
@@ -79,7 +82,7 @@ def _is_open(window: _Window) -> bool:
 
 
 def _spots(low: int, high: int, most: int) -> list[int]:
-    """At most ``most`` places in [low, high), evenly spread, the first among them."""
+    """Return at most ``most`` evenly spaced indices in [low, high), starting with ``low``."""
     count = min(high - low, most)
     return [low + j * (high - low) // count for j in range(count)]
 
@@ -89,13 +92,13 @@ def _even(size: int, parts: int) -> list[int]:
 
 
 def _narrowed(window: _Window, spots: list[list[int]], samples: Tensor, border: int) -> _Window:
-    """What is left of ``window``: ``border`` items of the whole are before the cuts, and
-    ``samples`` (key, place) lie at ``spots``.
+    """Return ``window`` narrowed by ``samples`` (key, place), which are at ``spots``. ``border``
+    items of the whole are before the cuts.
 
     If a sample is before the border, no rank has more items before the sample than before its cut;
-    else none has fewer. So it is before the border if and only if these numbers, each kept in its
-    window, sum up to less than ``border``. Of other ranks' numbers the samples around it give
-    bounds, of its own rank's its spot is the number.
+    otherwise no rank has fewer. So the sample is before the border if and only if these numbers,
+    each clamped to its window, sum up to less than ``border``. For the sample's own rank the number
+    is its spot; for other ranks the samples around it give bounds.
     """
     if not _is_open(window):
         return window

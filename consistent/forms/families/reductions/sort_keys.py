@@ -1,7 +1,6 @@
-"""Numbers as integers in the order that torch sorts them in.
+"""Conversion of numbers to integers that compare in torch's sort order.
 
-With integers there is no NaN to compare, ``~key`` reverses the order, and the digits of a key can
-be counted.
+Integers have no NaN to handle, ``~key`` reverses the order, and the digits of a key can be counted.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ _INTS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def keys(x: Tensor, descending: bool = False) -> Tensor:
-    """Integers as wide as the elements of ``x`` that compare as those do: NaN is the largest, -0 is
-    0.
+    """Return integers as wide as the elements of ``x`` that compare as the elements do. NaN is the
+    largest, and -0 is 0.
 
     uint8 takes 16 bits, for the sign.
     """
@@ -22,7 +21,7 @@ def keys(x: Tensor, descending: bool = False) -> Tensor:
     if x.is_floating_point():
         bits = (x + 0.0).view(_INTS[x.dtype.itemsize])
         top = torch.iinfo(bits.dtype).max
-        # Below zero a larger magnitude is a smaller number.
+        # For negative floats a larger magnitude is a smaller number: flip all bits but the sign.
         key = torch.where(bits < 0, bits ^ top, bits).masked_fill(x.isnan(), top)
     elif x.dtype == torch.bool:
         key = x.to(torch.int8)

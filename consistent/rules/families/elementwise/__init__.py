@@ -1,4 +1,4 @@
-"""Ops that work element by element, and ops that draw or fill elements."""
+"""Rules of ops that work element by element, and of ops that draw or fill elements."""
 
 from . import monotone, pointwise, random, special
 

@@ -1,10 +1,10 @@
-"""P(max) and P(min) through elementwise ops: ops that rise keep them, ops that fall swap them.
+"""Signatures of P(max) and P(min) for elementwise ops: rising ops keep them, falling ops swap them.
 
-If f rises, the largest f(x) of the ranks is f of the largest x. A rank that does not win may hold
-anything, up to the infinity that loses against every number. So an op has these signatures only
-where it is monotone over all numbers of its dtype, infinities included, and gives NaN for NaN. That
-leaves out ``log`` and ``sqrt``, arithmetic of integers, which wraps around, and a second tensor in
-``add``, because it may hold the other infinity.
+If f rises, the largest f(x) of the ranks is f of the largest x. A rank that does not hold the
+extreme may hold anything, up to the infinity that loses against every number. So an op has these
+signatures only if it is monotone over all numbers of its dtype, infinities included, and gives NaN
+for NaN. That leaves out ``log`` and ``sqrt``, arithmetic of integers, which wraps around, and a
+second tensor in ``add``, because it may hold the other infinity.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _LARGER = ("bitwise_or", "logical_or")
 
 
 def rising(call: Call) -> list[Signature]:
-    """P(max) or P(min) of the first operand passes, with the others B."""
+    """Return signatures that pass P(max) and P(min) of the first operand, with the others B."""
     return [call.make({0: kind}, kind) for kind in EXTREMES]
 
 
 def falling(call: Call) -> list[Signature]:
-    """P(max) of the first operand becomes P(min), and P(min) becomes P(max)."""
+    """Return signatures that turn P(max) of the first operand into P(min), and vice versa."""
     return [call.make({0: kind}, SWAPPED[kind]) for kind in EXTREMES]
 
 
 def shifted(call: Call) -> list[Signature]:
-    """x + c, x - c and c - x with a number c."""
+    """Return signatures of P(max) and P(min) for x + c, x - c and c - x with a number c."""
     c = _number(call)
     if c is None or call.kwargs.get("alpha", 1) != 1:
         return []
@@ -41,7 +41,7 @@ def shifted(call: Call) -> list[Signature]:
 
 
 def scaled(call: Call) -> list[Signature]:
-    """x * c and x / c with a number c other than 0."""
+    """Return signatures of P(max) and P(min) for x * c and x / c with a number c other than 0."""
     c = _number(call)
     divides = call.name not in ("mul", "multiply")
     if not c or call.kwargs.get("rounding_mode") or (divides and _number_is_first(call)):
@@ -50,16 +50,20 @@ def scaled(call: Call) -> list[Signature]:
 
 
 def chosen(call: Call) -> list[Signature]:
-    """where(condition, x, y): an operand that is B, or a number, is its own largest and
-    smallest."""
+    """Return signatures of P(max) and P(min) for where(condition, x, y).
+
+    An operand that is B, or a number, counts as its own largest and smallest value.
+    """
     sources = [i for i in range(1, len(call.operands))]
     picks = [sources, *([i] for i in sources if len(sources) > 1)]
     return [call.make(dict.fromkeys(pick, kind), kind) for pick in picks for kind in EXTREMES]
 
 
 def of_truths(call: Call) -> list[Signature]:
-    """``or`` and ``and`` of bools are the larger and the smaller of two, and distribute over each
-    other."""
+    """Return signatures of P(max) and P(min) for ``or`` and ``and`` of bools.
+
+    They are the larger and the smaller of two bools, and distribute over each other.
+    """
     if any(x.spec.dtype is not torch.bool for x in call.operands):
         return []
     indices = range(len(call.operands))
@@ -69,8 +73,10 @@ def of_truths(call: Call) -> list[Signature]:
 
 
 def _number(call: Call) -> float | None:
-    """The one number that is given beside one floating-point tensor, if the tensor's dtype holds
-    both the number and its inverse."""
+    """Return the only number passed with one floating-point tensor; None for other calls.
+
+    The tensor's dtype must hold both the number and its inverse.
+    """
     dtype = call.operands[0].spec.dtype
     if len(call.operands) != 1 or not dtype.is_floating_point:
         return None

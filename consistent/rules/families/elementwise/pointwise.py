@@ -1,5 +1,7 @@
-"""Elementwise ops: a dim split in one operand may be split in all; linear ops pass P, ops that rise
-or fall pass P(max) and P(min)."""
+"""Rules of elementwise ops: a dim that is split in one operand may be split in all.
+
+Linear ops pass P; ops that rise or fall pass P(max) and P(min).
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,19 @@ from . import monotone
 
 
 def of_truths(call: Call, parts: int) -> list[Signature]:
-    """`f(..., ...) -> ...`, and of bools `max(..., ...) -> ...` for or, `min` for and."""
+    """Return signatures of and/or: `f(..., ...) -> ...`, and of bools `max` or `min`.
+
+    On bools ``or`` is `max(..., ...) -> ...`, and ``and`` is `min(..., ...) -> ...`.
+    """
     made = notation.of_call("f(...*) -> ...", call, parts)
     return made + monotone.of_truths(call)
 
 
 def fill(call: Call, parts: int) -> list[Signature]:
-    """`shape(...) -> ...`; in place a P that becomes zeros stays P, and an extreme stays one."""
+    """Return signatures of fill and zero, by `shape(...) -> ...`; in place some P stay.
+
+    In place P stays P if it becomes zeros, and P(max) and P(min) stay for any value.
+    """
     made = notation.of_call("f(...*) -> ...", call, parts)
     if not call.inplace:
         return made + [call.make({0: p}, B) for p in (P, *EXTREMES)]
@@ -27,7 +35,10 @@ def fill(call: Call, parts: int) -> list[Signature]:
 
 
 def chosen(call: Call, parts: int) -> list[Signature]:
-    """`..., ... + ... -> ...` for where(condition, x, y); with a condition alone it is nonzero."""
+    """Return signatures of where(condition, x, y), by `..., ... + ... -> ...`.
+
+    A call with a condition alone is nonzero, and has the signatures of that op.
+    """
     if data_dependent.nonzero_outs(call):
         return data_dependent.nonzero(call, parts)
     made = notation.of_call("f(...*) -> ...", call, parts) + monotone.chosen(call)

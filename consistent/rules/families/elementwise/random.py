@@ -1,8 +1,8 @@
-"""Random ops. Values are drawn by logical index, so any layout may be filled in place, and a
-dropout mask splits like its input; given the mask, dropout is linear and passes P.
+"""Rules of random ops, whose values are drawn by logical index.
 
-An op that this library cannot draw runs whole on every rank, from a seed that is the same on all of
-them.
+So any layout may be filled in place, and a dropout mask splits like its input; given the mask,
+dropout is linear and passes P. An op that this library cannot draw runs whole on every rank, from a
+seed that is the same on all of them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from ...table import Row, add_rows
 
 
 def fill(call: Call, parts: int) -> list[Signature]:
-    """`f(...*) -> ...; by random_fill`: x.uniform_(), ... for any layout of x. Of a P target the
-    first rank holds the values, the rest zeros."""
+    """Return signatures of in-place draws, by `f(...*) -> ...; by random_fill`, for any layout.
+
+    Such a call is ``x.uniform_()``. In a P target the first rank holds the values, and the others
+    zeros.
+    """
     made = notation.of_call("f(...*) -> ...; by random_fill", call, parts)
     if len(call.operands) == 1 and call.inplace:
         made.append(call.make({0: P}, P, "random_fill"))
@@ -23,24 +26,27 @@ def fill(call: Call, parts: int) -> list[Signature]:
 
 
 def normal(call: Call, parts: int) -> list[Signature]:
-    """x.normal_(mean, std), or `f(...*) -> ...; by normal_of` for torch.normal of tensors."""
+    """Return signatures of x.normal_(), or of torch.normal by `f(...*) -> ...; by normal_of`."""
     if call.inplace:
         return fill(call, parts)
     return notation.of_call("f(...*) -> ...; by normal_of", call, parts)
 
 
 def whole(call: Call, parts: int) -> list[Signature]:
-    """All B; torch's own generator is seeded alike on every rank while the op runs."""
+    """Return the signature with every tensor B, served by the form "seeded".
+
+    Torch's own generator has the same seed on every rank while the op runs.
+    """
     return [call.make({}, B, "seeded")]
 
 
 def like_first(call: Call) -> list[Out]:
-    """One output, of the first operand's shape and dtype."""
+    """Return one output with the first operand's shape and dtype."""
     first = call.operands[0]
     return [Out(first.shape, first.spec.dtype)]
 
 
-# Python functions of torch that draw from torch's generator, and builtins that do.
+# Python functions and builtins of torch that draw from torch's own generator.
 _WHOLE = """
 fractional_max_pool2d fractional_max_pool2d_with_indices fractional_max_pool3d
 fractional_max_pool3d_with_indices multinomial poisson rrelu_with_noise rrelu_with_noise_functional

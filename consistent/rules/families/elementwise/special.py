@@ -1,5 +1,8 @@
-"""Further elementwise ops: special functions, dtype changes by other names, and the backward of
-activations, which is linear in the gradient."""
+"""Rules of further elementwise ops.
+
+These are special functions, dtype changes by other names, and the backward of activations, which is
+linear in the gradient.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from ...table import Row, add_rows
 
 
 def like_first(call: Call) -> list[Out]:
-    """One output like the first operand, where torch has no run on meta tensors."""
+    """Return one output like the first operand, for ops that torch cannot run on meta tensors."""
     return [Out(call.operands[0].shape, call.operands[0].spec.dtype)]
 
 

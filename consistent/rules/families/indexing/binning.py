@@ -1,4 +1,4 @@
-"""Ops that count: how many items of a table are below a value, how many fall into each bin.
+"""Rules of ops that count: items of a table below a value, or items in each bin.
 
 Every input may be split along any dim: the ranks' own counts add up.
 """
@@ -14,8 +14,10 @@ from ...table import Row, add_rows
 
 
 def among(call: Call, parts: int) -> list[Signature]:
-    """isin: elements are independent. With the test elements split, one is found if any rank finds
-    it."""
+    """Return signatures of isin: elements are independent of each other.
+
+    If the test elements are split, an element is found if any rank finds it.
+    """
     made = [call.whole()]
     x, y = call.get("elements"), call.get("test_elements")
     kind = partial_min if call.get("invert", False) else partial_max
@@ -27,7 +29,10 @@ def among(call: Call, parts: int) -> list[Signature]:
 
 
 def histogram(call: Call, parts: int) -> list[Signature]:
-    """histogram, its weights split alike: (counts, edges of the bins)."""
+    """Return signatures of histogram, whose result is (counts, edges of the bins).
+
+    Weights are split like the input.
+    """
     weight = call.kwargs.get("weight")
     made = [call.whole()]
     for d in range(call.operands[0].ndim):
@@ -37,14 +42,14 @@ def histogram(call: Call, parts: int) -> list[Signature]:
 
 
 def _histogram_outs(call: Call) -> tuple[Out, ...]:
-    """Counts and edges: torch has no histogram of meta tensors."""
+    """Return counts and edges, as torch has no histogram of meta tensors."""
     bins, dtype = call.get("bins"), call.operands[0].spec.dtype
     n = bins.shape[0] - 1 if isinstance(bins, Operand) else bins
     return tuple(Out(torch.Size([k]), dtype, fixed=True) for k in (n, n + 1))
 
 
 ROWS = (
-    # A place in a sorted table is the number of items before it; the ranks' numbers add up.
+    # A position in a sorted table is the number of items before it; the ranks' numbers add up.
     Row("bucketize", "f(..., b) -> ...", "input boundaries"),
     Row("histc", "f(...) -> [b]; ... by histc", "input bins min max", by_value=True),
     Row("histogram", histogram, "input bins", outs=_histogram_outs),

@@ -1,7 +1,7 @@
-"""Ops whose result's length depends on data: nonzero, masked_select, x[mask], unique, bincount.
+"""Rules of ops whose result's length depends on data: nonzero, masked_select, unique, bincount.
 
-Each rank works on its own elements. What it finds stays split, evened out by moving a few rows, or
-is joined where equal values have to be merged.
+Each rank works on its own elements. Its results stay split, balanced by moving a few rows, or are
+joined if equal values have to be merged. ``x[mask]`` is one of these ops.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ def _out(sizes: Sequence[int], dtype: torch.dtype) -> Out:
 
 
 def masked(call: Call) -> tuple[Operand, Operand] | None:
-    """(x, mask) of a call that selects or writes by a mask of the leading dims; None for other
-    calls."""
+    """Return (x, mask) of a call that selects or writes by a mask of leading dims, or None."""
     x = call.operands[0]
     if call.name in ("getitem", "setitem"):
         index: Any = call.args[1]
@@ -44,7 +43,7 @@ def masked(call: Call) -> tuple[Operand, Operand] | None:
 
 
 def masked_outs(call: Call) -> list[Out] | None:
-    """The rows of ``x`` that a mask selects, at most all of them."""
+    """Return the rows of ``x`` that a mask selects, at most all of them."""
     found = masked(call)
     if found is None:
         return None
@@ -53,7 +52,7 @@ def masked_outs(call: Call) -> list[Out] | None:
 
 
 def selected_by_mask(call: Call, parts: int) -> list[Signature]:
-    """masked_select, x[mask]: rows stay where they are, except for evening out."""
+    """Return signatures of masked_select and x[mask]: rows stay, except to balance pieces."""
     found = masked(call)
     if found is None:
         return [call.whole()]
@@ -65,14 +64,19 @@ def selected_by_mask(call: Call, parts: int) -> list[Signature]:
 
 
 def _moved(call: Call, parts: int) -> int:
-    """Estimated bytes: half of a balanced piece, if half of all is found. The number is not known
-    before."""
+    """Return the estimated bytes of balancing, as the true number is not known before.
+
+    The estimate is half of a balanced piece, if half of all elements are found.
+    """
     nbytes = sum(out.shape.numel() * out.dtype.itemsize for out in call.outs)
     return 8 * (parts - 1) + nbytes // (4 * parts)
 
 
 def nonzero_outs(call: Call) -> list[Out] | None:
-    """One row of indices for each element that is not 0, or a vector for each dim."""
+    """Return one row of indices for each element that is not 0, or a vector for each dim.
+
+    None for a ``where`` with more than a condition.
+    """
     x = call.operands[0]
     if call.name == "where" and (len(call.args) > 1 or call.kwargs):
         return None
@@ -82,7 +86,7 @@ def nonzero_outs(call: Call) -> list[Out] | None:
 
 
 def nonzero(call: Call, parts: int) -> list[Signature]:
-    """nonzero, argwhere: what a rank finds in its rows comes before what the next one finds."""
+    """Return signatures of nonzero and argwhere: ranks' results follow each other in rank order."""
     x = call.operands[0]
     if not x.ndim:
         return [call.whole()]
@@ -93,7 +97,10 @@ def nonzero(call: Call, parts: int) -> list[Signature]:
 
 
 def unique_outs(call: Call) -> list[Out]:
-    """(values, inverse, counts); those that are not asked for are empty, as in torch."""
+    """Return (values, inverse, counts).
+
+    Outputs that the call does not request are empty, as in torch.
+    """
     x = call.operands[0]
     inverse, counts = (call.get(n, False) for n in ("return_inverse", "return_counts"))
     return [
@@ -104,7 +111,10 @@ def unique_outs(call: Call) -> list[Out]:
 
 
 def unique(call: Call, parts: int) -> list[Signature]:
-    """Each rank sends its own unique values; the inverse is split like the input."""
+    """Return signatures of unique: each rank sends its own unique values.
+
+    The inverse is split like the input.
+    """
     x = call.operands[0]
     nbytes = (parts - 1) * x.spec.nbytes // parts
     made = [call.whole()]
@@ -115,7 +125,7 @@ def unique(call: Call, parts: int) -> list[Signature]:
 
 
 def bincount_outs(call: Call) -> list[Out]:
-    """The length depends on the largest value; with weights the counts are sums."""
+    """Return the counts, whose length depends on the largest value; with weights they are sums."""
     weights = call.get("weights")
     dtype = torch.int64
     if isinstance(weights, Operand):
@@ -124,7 +134,10 @@ def bincount_outs(call: Call) -> list[Out]:
 
 
 def bincount(call: Call, parts: int) -> list[Signature]:
-    """bincount: counts, or sums of weights, add up. Ranks agree about the length first."""
+    """Return signatures of bincount: the ranks' counts, or sums of weights, add up.
+
+    Ranks agree on the length first.
+    """
     weights = call.get("weights")
     ins: dict[int, Sbp] = {
         o.index: S(0) for o in (call.operands[0], weights) if isinstance(o, Operand)

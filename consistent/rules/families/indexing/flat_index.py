@@ -1,6 +1,6 @@
-"""Ops that count elements in row-major order, as if the tensor were flattened.
+"""Rules of ops that count elements in row-major order, as if the tensor were flattened.
 
-Each rank knows where in the flattened whole its own elements are, so every dim may be split.
+Each rank knows the positions of its own elements in the flattened whole, so every dim may be split.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from .data_dependent import masked
 
 
 def taken(call: Call, parts: int) -> list[Signature]:
-    """take, and take_along_dim without a dim: elements of other ranks count as 0, so that a split
-    tensor gives P."""
+    """Return signatures of take: ranks count elements of others as 0, so a split tensor gives P.
+
+    They also serve take_along_dim without a dim.
+    """
     x, index = call.operands[0], call.get("index")
     made = [call.whole(), call.make({0: P}, P)]
     made += [call.make({0: S(d)}, P, "take") for d in range(x.ndim)]
@@ -25,7 +27,10 @@ def taken(call: Call, parts: int) -> list[Signature]:
 
 
 def put(call: Call, parts: int) -> list[Signature]:
-    """put: each rank writes what falls into its shard; where values are added up, they may be P."""
+    """Return signatures of put: each rank writes what falls into its shard.
+
+    With ``accumulate`` tensor and values may be P.
+    """
     index, source = call.get("index"), call.get("source")
     made = [
         call.whole(),
@@ -40,8 +45,11 @@ def put(call: Call, parts: int) -> list[Signature]:
 
 
 def masked_scatter(call: Call, parts: int) -> list[Signature]:
-    """masked_scatter: the k-th True takes the k-th value. A split mask is counted first; along
-    another dim than the first the whole mask must be known."""
+    """Return signatures of masked_scatter: the k-th True takes the k-th value.
+
+    A mask split along the first dim is counted first; along another dim the whole mask must be
+    known.
+    """
     x, mask = call.operands[0], call.get("mask")
     if x.shape != call.outs[0].shape:
         return [call.whole()]
@@ -53,7 +61,10 @@ def masked_scatter(call: Call, parts: int) -> list[Signature]:
 
 
 def masked_write(call: Call, value: Any) -> list[Signature]:
-    """x[mask] = value, a value for all or one for each True, as in masked_scatter."""
+    """Return signatures of x[mask] = value, with one value for all, or one for each True.
+
+    The latter is written as in masked_scatter.
+    """
     found = masked(call)
     assert found is not None
     x, mask = found

@@ -1,7 +1,8 @@
-"""Ops with an index tensor.
+"""Rules of ops with an index tensor.
 
-Its dims may be split: each rank looks up its own. The dim that it points into may be split as well:
-an index that points outside a rank's shard then reads 0, so that results are P, or writes nothing.
+The dims of the index may be split: each rank looks up its own. The dim that it points into may be
+split as well: an index that points outside a rank's shard then reads 0, so that results are P, or
+writes nothing.
 
 D is the dim that an index points into, E the dim of the indices, which takes its place in the
 result.
@@ -23,7 +24,10 @@ _GATHER = "...D, f(index:...E) -> ...E; D by read_index"
 
 
 def gathered_along(call: Call, parts: int) -> list[Signature]:
-    """`...D, f(index:...E) -> ...E; D by read_index`; without a dim as take."""
+    """Return signatures of take_along_dim, by `...D, f(index:...E) -> ...E; D by read_index`.
+
+    Without a dim they are those of take.
+    """
     if call.get("dim") is None:
         return taken(call, parts)
     x, index = call.operands[0], call.get("index")
@@ -40,8 +44,11 @@ _SPARSE = "[v]e, f(...) -> ...e"  # a mask would give entries for rows that are 
 
 
 def looked_up(call: Call, parts: int) -> list[Signature]:
-    """`ve, f(...) -> ...e`, and where indices and rows are split alike, rows that are fetched from
-    the ranks that have them, each once."""
+    """Return signatures of embedding, by `ve, f(...) -> ...e`, or with rows that ranks fetch.
+
+    If indices and table rows are both split, each rank fetches the rows that it looks up from the
+    ranks that have them, each row once.
+    """
     by_count = call.get("scale_grad_by_freq", False)
     line = _BY_COUNT if by_count else _SPARSE if call.get("sparse", False) else _LOOKED_UP
     made = notation.signatures_of([notation.parse(line)], call, parts)
@@ -52,7 +59,7 @@ def looked_up(call: Call, parts: int) -> list[Signature]:
     each = table.shape[1] * table.spec.dtype.itemsize + index.spec.dtype.itemsize
     sent = rows * each * (parts - 1) // parts
     if not index.spec.sbp[call.axis].is_split:
-        # Who asks with whole indices goes on with whole rows: they would be gathered again.
+        # A program with whole indices goes on with whole rows, so the result would be gathered.
         out = call.outs[0]
         sent += out.shape.numel() * out.dtype.itemsize * (parts - 1) // parts
     fetched = [
@@ -70,7 +77,7 @@ ROWS = (
         "embedding",
         looked_up,
         "weight indices padding_idx scale_grad_by_freq sparse",
-        any_size=True,  # but for what rows of owners send, and that is a form's
+        any_size=True,  # only the bytes that "rows_of_owners" sends depend on sizes
     ),
     Row("gather", f"{_GATHER}; sizes may differ; unless sparse_grad", f"{_DIM} sparse_grad"),
     Row("index_add", "...D + f(index:E), source:...E -> ...D; D by write_index", f"{_DIM} source"),

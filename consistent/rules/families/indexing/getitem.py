@@ -1,6 +1,7 @@
-"""x[...] and x[...] = v.
+"""Rules of x[...] and x[...] = v.
 
-Dims sliced whole keep their split; along another split dim each rank handles its own elements.
+Dims that are sliced whole keep their split; along another split dim each rank handles its own
+elements.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ READ_PARTS = "read_parts"
 
 
 def read(call: Call, parts: int) -> list[Signature]:
-    """Reading: P passes; elements outside a rank's shard count as 0 there, so the result is P."""
+    """Return signatures of reading x[...]: P passes, and ranks read 0 for elements of others.
+
+    So a split of a dim that ints, index tensors or slices without a halo select from gives P.
+    """
     if masked(call):
         return selected_by_mask(call, parts)
     index = subscript_of(call)
@@ -41,7 +45,10 @@ def read(call: Call, parts: int) -> list[Signature]:
 
 
 def _of_parts(call: Call, index: Subscript) -> list[Signature]:
-    """A slice of whole parts of a dim that is cut part by part: each rank has its own piece."""
+    """Return the signature of a slice of whole parts, if the dim is cut part by part.
+
+    Each rank then keeps its own piece of them.
+    """
     x, found = call.operands[0], call.cut_split()
     if found is None:
         return []
@@ -58,7 +65,7 @@ def _of_parts(call: Call, index: Subscript) -> list[Signature]:
 
 
 def _split_block(call: Call, index: Subscript) -> list[Signature]:
-    """Index tensors split among themselves: each rank looks up its own."""
+    """Return signatures that split the index tensors: each rank looks up its own."""
     made = []
     place, shape = index.block
     for b in range(len(shape)):
@@ -78,7 +85,7 @@ def _split_block(call: Call, index: Subscript) -> list[Signature]:
 
 
 def write(call: Call, parts: int) -> list[Signature]:
-    """Writing in place, or into a copy: the value is split like the region it fills."""
+    """Return signatures of writing, in place or into a copy: the value is split like its region."""
     value = call.args[2] if call.name == "setitem" else call.get("values")
     if not isinstance(value, Operand | int | float | complex):
         raise DoesNotFit("a value that is neither a tensor nor a number")
@@ -106,8 +113,10 @@ def _split_value(call: Call, index: Subscript, value: Any, place: int) -> dict[i
 
 
 def _split_at(index: Subscript, value: Any, place: int, size: int) -> dict[int, Sbp]:
-    """The value split where the region that it fills is split at ``place``; B where it
-    broadcasts."""
+    """Return the value's split if its region is split at ``place``.
+
+    It is empty if the value broadcasts there.
+    """
     if not isinstance(value, Operand):
         return {}
     region = len(index.left) - len(index.tensors) + len(index.block[1])
@@ -116,7 +125,7 @@ def _split_at(index: Subscript, value: Any, place: int, size: int) -> dict[int, 
 
 
 def _added_by_entry(call: Call, index: Subscript, value: Any) -> list[Signature]:
-    """Sums: each rank adds its share of the entries."""
+    """Return signatures of accumulation in which each rank adds its share of the entries."""
     made, (place, shape) = [], index.block
     for split in _split_block(call, index):
         at = split.outs[0].dim  # type: ignore[attr-defined]
@@ -127,9 +136,9 @@ def _added_by_entry(call: Call, index: Subscript, value: Any) -> list[Signature]
 
 
 def _written_partial(call: Call, by_tensors: bool, value: Any) -> list[Signature]:
-    """P: linear in x and the value together.
+    """Return the signature with P, as writing is linear in x and the value together.
 
-    Where a place is written twice, ranks could differ in which value wins.
+    It is left out if a position may be written twice, where ranks could differ in which value wins.
     """
     adds = "accumulate" in call.params and call.get("accumulate", False)
     if isinstance(value, Operand):
@@ -139,15 +148,17 @@ def _written_partial(call: Call, by_tensors: bool, value: Any) -> list[Signature
 
 
 def keeps_split_dim(call: Call, entry: Sbp) -> bool:
-    """Whether ``x[...]`` keeps every item of the dim that is split, in its order: for these sizes,
-    as ``0:n`` does."""
+    """Return whether ``x[...]`` keeps every item of the split dim, in its order.
+
+    The answer is for these sizes: ``0:n`` keeps all items of a dim of n.
+    """
     if masked(call) or not isinstance(entry, Split):
         return False
     return any(item.dim == entry.dim for item in subscript_of(call).of("all"))
 
 
 def takes_split_dims_whole(call: Call, ins: Sequence[NdSbp]) -> bool:
-    """Whether ``x[...]`` has ``:`` in the place of each dim that is split, whatever its size."""
+    """Return whether ``x[...]`` has ``:`` for each dim that is split, whatever its size."""
     if len(call.operands) != 1:
         return False
     index = call.args[1] if isinstance(call.args[1], tuple) else (call.args[1],)

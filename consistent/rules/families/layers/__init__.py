@@ -1,4 +1,4 @@
-"""Ops that are a layer of a network."""
+"""Rules of ops that are a layer of a network."""
 
 from . import (
     attention,

@@ -1,5 +1,7 @@
-"""Attention: ``softmax(q k^T) v``. Batches, heads and query rows are independent of each other, and
-so are the columns of the values; the result is linear in the values.
+"""Rules of attention: ``softmax(q k^T) v``.
+
+Batches, heads and query rows are independent of each other, and so are the columns of the values;
+the result is linear in the values.
 
 ```
 q S(rows), k S, v S    k and v are gathered; q and the result stay           bytes of k + v
@@ -7,8 +9,8 @@ q B,       k S, v S    each rank attends to its keys, and the results are    two
                        an addend each, once the ranks' softmaxes are joined  the addends' sum
 ```
 
-Where rows and keys have a cut (``S(d, cut="zigzag")``), or are long, the result lies as they do, by
-one of two forms; with g query heads to a key head on k ranks the second sends less from k = g + 2
+If rows and keys have a cut (``S(d, cut="zigzag")``), or are long, the result has their layout, by
+one of two forms. With g query heads to a key head on k ranks the second sends less from k = g + 2
 on:
 
 ```
@@ -30,14 +32,16 @@ from ...table import Row, add_rows
 
 FORM = "attention"
 RING, HEADS = "ring_attention", "heads_attention"
-# From so many scores on, rows and keys that are split alike go round: keys are not gathered, and no
-# causal mask is made.
+# Number of scores from which on balanced rows and keys use the forms RING and HEADS, too: these
+# gather no keys, and make no causal mask.
 LARGE = 1 << 22
 
 
 def attention(call: Call, parts: int) -> list[Signature]:
-    """`f(...l[e], ...s[e]), ...sv, f(...ls) -> ...lv`; the form serves rows that must know where
-    they are (``is_causal``), and keys that are split."""
+    """Return signatures of attention, by `f(...l[e], ...s[e]), ...sv, f(...ls) -> ...lv`.
+
+    A form serves rows that must know their positions (``is_causal``), and keys that are split.
+    """
     q, k, v = (call.get(name) for name in ("query", "key", "value"))
     mask = call.get("attn_mask")
     given = [t for t in (q, k, v, mask) if isinstance(t, Operand)]
@@ -52,7 +56,7 @@ def attention(call: Call, parts: int) -> list[Signature]:
     goes_round = [_goes_round(call, entry) for entry in q.spec.sbp]
     rounds = _rounds(call, parts) if goes_round[call.axis] else []
     if rounds and _cut_of(q.spec.sbp[call.axis]) is not None:
-        # The result lies as the query, and what brings it to its heads brings it back.
+        # The result keeps the query's cut; the "heads" form boxes to heads and back.
         made = [s for s in made if not _splits_heads(s, q)]
     form = RING if any(goes_round) else FORM  # one form serves all axes
     return [*(_by_form(call, s, parts, form) for s in made), *rounds]
@@ -68,8 +72,10 @@ def _cut_of(entry: Sbp) -> Cut | None:
 
 
 def _goes_round(call: Call, now: Sbp) -> bool:
-    """Whether rows and keys that are split as ``now`` may go round: those with a cut, and plain
-    ones whose matrix of scores would be large."""
+    """Return whether RING and HEADS are offered for rows that are split as ``now``.
+
+    They are for rows with a cut, and for balanced ones whose matrix of scores would be large.
+    """
     q, k, v = call.operands[:3]
     if not isinstance(now, Split) or now.dim != q.ndim - 2 or not _may_go_round(call):
         return False
@@ -78,7 +84,7 @@ def _goes_round(call: Call, now: Sbp) -> bool:
 
 
 def _rounds(call: Call, parts: int) -> list[Signature]:
-    """Rows and keys that are cut alike, in the way that the query is cut now."""
+    """Return signatures of RING and HEADS, with rows and keys cut as the query is cut now."""
     now = call.operands[0].spec.sbp[call.axis]
     q, k, v, *masks = call.operands
     assert isinstance(now, Split)
@@ -104,7 +110,7 @@ def _has_rows(mask: Operand) -> bool:
 
 
 def _may_go_round(call: Call) -> bool:
-    """Whether the forms for rows that go round serve this call: others run on plain splits."""
+    """Return whether RING and HEADS serve this call; other calls run on plain splits."""
     q, k, v, *masks = call.operands
     if min(q.ndim, k.ndim, v.ndim) < 4 or not q.spec.dtype.is_floating_point:
         return False
@@ -135,7 +141,10 @@ def _by_form(call: Call, made: Signature, parts: int, form: str) -> Signature:
 
 
 def _groups_stay(call: Call, made: Signature, operands: tuple[Operand, ...]) -> bool:
-    """Heads that share a key stay with it: heads of q, k and v are cut alike, and evenly."""
+    """Return whether heads that share a key stay with it.
+
+    Heads of q, k and v must then be cut in the same way, and evenly.
+    """
     cut = [
         isinstance(s, Split) and s.dim == t.ndim - 3
         for s, t in zip(made.ins, operands, strict=False)
@@ -149,7 +158,10 @@ def _groups_stay(call: Call, made: Signature, operands: tuple[Operand, ...]) -> 
 
 
 def _serves_any_size(call: Call, ins: Sequence[NdSbp]) -> bool:
-    """Whether no number of heads decides; keys grow by one with each token that is decoded."""
+    """Return whether the number of heads does not matter, so that one plan serves all sizes.
+
+    It saves plans while decoding, where keys grow by one with each token.
+    """
     return not call.get("enable_gqa", False)
 
 

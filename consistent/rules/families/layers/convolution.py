@@ -1,8 +1,8 @@
-"""Convolution, pooling, resampling: ops on images, whose pixels ``<xyz>`` look at neighbours.
+"""Rules of convolution, pooling and resampling, whose pixels ``<xyz>`` need their neighbours.
 
 A convolution is a matrix product over channels at each pixel, so its rules are those of ``linear``.
-Ops that act on each image by itself split in batch and channels. torch takes an empty batch and
-refuses empty channels, so channels are split only where every rank gets one.
+Ops that act on each image separately split in batch and channels. Torch accepts an empty batch and
+refuses empty channels, so channels are split only if every rank gets one.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _PIXELS, _TAPS = "xyz", "uvw"
 
 
 def _never_empty(call: Call, made: list[Signature], batched: bool) -> list[Signature]:
-    """``made`` without splits that could leave a rank without channels; the batch is dim 0 of the
-    output.
+    """Return ``made`` without splits that could leave a rank without channels.
 
-    Other axes may split the same dim, so there must be a channel for every rank of the placement.
+    The batch, which may be empty, is dim 0 of the output. Other axes may split the same dim, so
+    there must be a channel for every rank of the placement.
     """
     size = call.operands[0].spec.placement.size
 
@@ -35,7 +35,7 @@ def _never_empty(call: Call, made: list[Signature], batched: bool) -> list[Signa
 
 
 def _replaced(call: Call, name: str, value: Any) -> tuple[tuple, dict]:
-    """The arguments with ``name``, given by position or keyword, set to ``value``."""
+    """Return the arguments with ``name``, passed by position or keyword, set to ``value``."""
     args, kwargs = list(call.args), dict(call.kwargs)
     position = call.params.index(name)
     if position < len(args):
@@ -49,8 +49,11 @@ def _replaced(call: Call, name: str, value: Any) -> tuple[tuple, dict]:
 
 
 def convolution(call: Call, parts: int) -> list[Signature]:
-    """``nc[xy], oc[uv] + o -> no[xy]``, or transposed ``nc[xy], co[uv] + o -> no[xy]``, or group by
-    group."""
+    """Return signatures of a convolution: a matrix product over channels at each pixel.
+
+    The rule is ``nc[xy], oc[uv] + o -> no[xy]``, transposed ``nc[xy], co[uv] + o -> no[xy]``, or
+    group by group. Pixels are split with a halo.
+    """
     x, weight = call.get("input"), call.get("weight")
     given = [t for t in (x, weight, call.get("bias")) if isinstance(t, Operand)]
     if [t.index for t in given] != list(range(len(call.operands))):
@@ -75,15 +78,16 @@ def convolution(call: Call, parts: int) -> list[Signature]:
 
 
 def _groups_align(call: Call, channels: int, out_channels: int) -> bool:
-    """Whether cutting the channels of input and output, however many ranks cut them, cuts between
-    groups."""
+    """Return whether any split of the input and output channels cuts between groups."""
     groups = call.get("groups", 1)
     return groups == channels == out_channels or groups % call.operands[0].spec.placement.size == 0
 
 
 def local_groups(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple, dict]:
-    """A rank with part of the channels of a grouped convolution has the same fraction of the
-    groups."""
+    """Return the arguments with the shard's number of groups.
+
+    A rank with a part of the channels has the same fraction of the groups.
+    """
     groups = call.get("groups", 1)
     if groups == 1:
         return call.args, dict(call.kwargs)
@@ -92,16 +96,18 @@ def local_groups(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple
     return _replaced(call, "groups", groups * ins[0][dim] // x.shape[dim])
 
 
-# -- image by image -------------------------------------------------------------------------------
+# -- images, each on its own ----------------------------------------------------------------------
 
 
 def channels_whole(call: Call, parts: int) -> list[Signature]:
-    """Channels and pixels of one image are mixed: only the batch is split. Numbers are only moved,
-    so P passes."""
+    """Return signatures of ops that mix channels and pixels: only the batch is split, and P passes.
+
+    P passes because elements are only moved.
+    """
     made = [call.whole(), call.make({0: P}, P)]
     x = call.operands[0]
     batch = x.ndim - 3
-    # torch cannot differentiate these for an empty batch.
+    # Never empty: torch cannot differentiate these ops for an empty batch.
     made += [
         call.make({0: S(d)}, S(d)) for d in range(batch) if x.shape[d] >= x.spec.placement.size
     ]
@@ -109,8 +115,10 @@ def channels_whole(call: Call, parts: int) -> list[Signature]:
 
 
 def pixels_shuffled(call: Call, parts: int) -> list[Signature]:
-    """Channels become pixels, or pixels channels: whole blocks of them, which even cuts keep
-    together."""
+    """Return signatures of pixel_shuffle and its inverse: whole blocks of channels become pixels.
+
+    Even pieces keep blocks together.
+    """
     made, x, y = channels_whole(call, parts), call.operands[0], call.outs[0]
     for d in range(x.ndim - 3, x.ndim):
         if min(x.shape[d], y.shape[d]) % x.spec.placement.size == 0:
@@ -119,8 +127,11 @@ def pixels_shuffled(call: Call, parts: int) -> list[Signature]:
 
 
 def blocks(call: Call, parts: int) -> list[Signature]:
-    """im2col and col2im: a column is ``c`` blocks, so channels may be split where the pieces are
-    even. Rows of the image, and the columns for them, split by the form."""
+    """Return signatures of im2col and col2im: channels are split if the pieces are even.
+
+    A column is ``c`` blocks, one for each channel. Rows of the image, and the columns for them, are
+    split by the form "halo".
+    """
     x, y = call.operands[0], call.outs[0]
     made = [call.whole(), call.make({0: P}, P)]
     made += with_halo(call, parts, [x.ndim - (2 if call.name == "im2col" else 1)])
@@ -134,7 +145,7 @@ def blocks(call: Call, parts: int) -> list[Signature]:
 
 
 def local_size(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple, dict]:
-    """affine_grid_generator: the batch in ``size`` is the shard's."""
+    """Return the arguments of affine_grid_generator with the shard's batch in ``size``."""
     return _replaced(call, "size", [ins[0][0], *call.get("size")[1:]])
 
 
@@ -156,18 +167,21 @@ _TRANSPOSED = "conv_transpose1d conv_transpose2d conv_transpose3d"
 
 
 def _each(pixels: str, outs: str = "") -> tuple[str, ...]:
-    """Images one by one, with and without a batch. Torch refuses empty channels."""
+    """Return rules of ops on separate images, with and without a batch.
+
+    Channels are never empty, as torch refuses that.
+    """
     return tuple(f"f({dims}) -> {dims}{outs}" for dims in (f"nc!{pixels}", f"c!{pixels}"))
 
 
 def _averaged(pixels: str) -> tuple[str, ...]:
-    """Signatures of average pooling, which is linear if nothing is rounded."""
+    """Return rules of average pooling, which is linear if nothing is rounded."""
     rules = _each(f"<{pixels}>")
     return tuple(f"{rule.replace('f(', '').replace(')', '')}; rounds" for rule in rules)
 
 
 def _unpooled(pixels: str) -> tuple[str, ...]:
-    """max_unpool: image by image, and linear in the values."""
+    """Return rules of max_unpool: images are separate, and the op is linear in the values."""
     return tuple(f"{dims}[{pixels}], f({dims}[{pixels}]) -> {dims}_" for dims in ("nc!", "c!"))
 
 

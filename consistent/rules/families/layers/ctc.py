@@ -1,4 +1,4 @@
-"""ctc_loss: samples may be split; time and classes stay whole."""
+"""Rule of ctc_loss: samples may be split; time and classes stay whole."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _NAMES = "log_probs targets input_lengths target_lengths blank reduction zero_in
 
 
 def ctc(call: Call, parts: int) -> list[Signature]:
-    """Targets, if they are rows, split like the samples; the lengths, a few numbers, are B."""
+    """Return signatures of ctc_loss: samples are split, and targets with them if they are rows.
+
+    The lengths, a few numbers, are B.
+    """
     x, targets = call.operands[0], call.get("targets")
     if x.ndim != 3:
         return [call.whole()]
@@ -23,7 +26,10 @@ def ctc(call: Call, parts: int) -> list[Signature]:
 
 
 def ctc_outs(call: Call) -> list[Out] | None:
-    """A loss for each sample, or one: torch reads the lengths, which meta tensors do not hold."""
+    """Return one loss per sample, or one in all; None leaves the output to torch.
+
+    Torch itself reads the lengths, which meta tensors do not hold.
+    """
     x = call.operands[0]
     if not isinstance(x, Operand) or x.ndim != 3:
         return None

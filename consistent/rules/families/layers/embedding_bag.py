@@ -1,4 +1,4 @@
-"""embedding_bag: sums, means or maxima of rows of a table, one for each bag of indices."""
+"""Rule of embedding_bag: sums, means or maxima of table rows, one for each bag of indices."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ _NAMES = "weight indices offsets scale_grad_by_freq mode sparse per_sample_weigh
 
 
 def bagged(call: Call, parts: int) -> list[Signature]:
-    """embedding_bag: the table split by columns or, where bags are sums or means, by rows, each
-    rank adding up what it has; the sizes of bags are B."""
+    """Return signatures of embedding_bag: the table is split by columns, or for sums by rows.
+
+    Split by rows, which serves sums and means, each rank adds up the rows that it has. The sizes of
+    bags are B.
+    """
     mode = call.get("mode", SUM)
     made = [call.whole()]
     if call.get("sparse", False) or not isinstance(call.get("offsets"), Operand):
@@ -29,8 +32,10 @@ def bagged(call: Call, parts: int) -> list[Signature]:
 
 
 def bag_outs(call: Call) -> list[Out] | None:
-    """(bags, bag of each index, sizes, places of maxima). The last three have the lengths that
-    torch needs for backward, which differ by device."""
+    """Return (bags, bag of each index, sizes, places of maxima).
+
+    The last three have the lengths that torch needs for backward, which differ by device.
+    """
     weight, index, offsets = (call.get(name) for name in ("weight", "indices", "offsets"))
     if not isinstance(offsets, Operand):
         return None

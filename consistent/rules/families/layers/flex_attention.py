@@ -1,7 +1,7 @@
-"""``flex_attention``: attention whose scores and mask are functions of places.
+"""Rule of ``flex_attention``: attention whose scores and mask are functions of positions.
 
-Batches, heads and rows of the query are independent of each other. The functions are given logical
-places (``forms/families/layers/flex_attention.py``), so a rank may have any of them.
+Batches, heads and rows of the query are independent of each other. The functions get logical
+positions (``forms/families/layers/flex_attention.py``), so a rank may have any of them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ FORM = "flex_attention"
 
 
 def flex_attention(call: Call, parts: int) -> list[Signature]:
-    """Batches, heads that stay with their keys, and rows: keys that are split as the rows are sent
-    where they are seen."""
+    """Return signatures of flex_attention: batches, heads that stay with their keys, or rows.
+
+    Keys that are split as the rows are sent to the ranks whose rows see them.
+    """
     q, k, v = _operands(call)
     size = q.spec.placement.size
     made = [_signature(call, {}, B, 0)]
@@ -53,7 +55,7 @@ def _operands(call: Call) -> tuple[Operand, Operand, Operand]:
 
 
 def _outs(call: Call) -> tuple[Out, ...]:
-    """The result, and the log-sum-exp and the largest score of each row."""
+    """Return the result, and for each row the log-sum-exp and the largest score."""
     q, _, v = _operands(call)
     wide = torch.float64 if q.spec.dtype is torch.float64 else torch.float32
     rows = torch.Size(q.shape[:3])

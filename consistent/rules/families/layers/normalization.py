@@ -1,5 +1,7 @@
-"""Normalizations: dims without statistics over them split freely, the others by the form that
-joins statistics."""
+"""Rules of normalizations: dims without statistics over them split freely, others by a form.
+
+The form joins the ranks' statistics.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,12 @@ from ...table import Row, add_rows
 
 
 def last_dims(call: Call) -> tuple[int, ...]:
-    """The dims that layer_norm and rms_norm have statistics over, which weight and bias share."""
+    """Return the dims of the statistics of layer_norm and rms_norm, which weight and bias share."""
     return tuple(range(-len(call.get("normalized_shape")), 0))
 
 
 def updated(call: Call) -> tuple[int, ...]:
-    """Operand indices of the running statistics, where the op updates them."""
+    """Return the indices of the running statistics among the operands, if the op updates them."""
     if not call.get("training" if call.name == "batch_norm" else "use_input_stats"):
         return ()
     given = (call.get(name) for name in ("running_mean", "running_var"))
@@ -23,8 +25,11 @@ def updated(call: Call) -> tuple[int, ...]:
 
 
 def with_statistics(call: Call) -> list[Out] | None:
-    """The result, mean and 1 / deviation. On the CPU torch keeps the statistics of halves as
-    halves, unless the weight is wider; its meta form says what CUDA does."""
+    """Return the result, the mean and 1 / deviation; None leaves them to torch's meta kernel.
+
+    On the CPU torch keeps the statistics of half-precision inputs in half precision, unless the
+    weight is wider; its meta kernel says what CUDA does.
+    """
     x, *others = call.operands
     if x.spec.placement.type != "cpu":
         return None

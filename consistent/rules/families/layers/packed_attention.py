@@ -1,8 +1,9 @@
-"""Attention of documents that lie one after the other: ``torch.nn.attention.varlen``.
+"""Rule of attention on documents packed one after the other: ``torch.nn.attention.varlen``.
 
-Tokens are dim 0 and heads dim 1. Where documents begin is read from ``cu_seq_q`` and ``cu_seq_k``,
-which each rank has whole. Heads are independent of each other; rows and keys may be split in any
-way, if both are split alike, and a rank is sent the keys of its rows' documents alone.
+Tokens are dim 0 and heads dim 1. The beginnings of documents are read from ``cu_seq_q`` and
+``cu_seq_k``, which every rank has whole. Heads are independent of each other; rows and keys may be
+split in any way, if both are split in the same way, and a rank gets only the keys of its rows'
+documents.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ FORM = "packed_attention"
 
 
 def packed_attention(call: Call, parts: int) -> list[Signature]:
-    """Heads, or rows and keys alike; the result lies as the query, and the log-sum-exp of each
-    row has its heads first."""
+    """Return signatures of _varlen_attn: heads are split, or rows and keys in the same way.
+
+    The result has the layout of the query; the log-sum-exp of each row has its heads first.
+    """
     q, k, v, _ = _operands(call)
     made = [_signature(call, {}, 0)]
     if _heads_divide(q, k, q.spec.placement.size):
@@ -44,7 +47,7 @@ def _heads_divide(q: Operand, k: Operand, size: int) -> bool:
 
 
 def _operands(call: Call) -> tuple[Operand, Operand, Operand, tuple[Operand, ...]]:
-    """Query, keys, values, and where documents begin.
+    """Return query, keys, values, and the operands with the beginnings of documents.
 
     Raises:
         DoesNotFit: the call is for a cache of pages, or for a part of the keys.
@@ -62,8 +65,7 @@ def _operands(call: Call) -> tuple[Operand, Operand, Operand, tuple[Operand, ...
 
 
 def _outs(call: Call) -> tuple[Out, ...] | None:
-    """The result, the log-sum-exp of each row, and the state of random numbers that are not
-    drawn."""
+    """Return the result, the log-sum-exp of each row, and an unused state of random numbers."""
     q, _, v, _ = _operands(call)
     tokens, heads, _ = q.shape
     out = torch.Size((tokens, heads, v.shape[-1]))

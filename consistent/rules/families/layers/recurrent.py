@@ -1,6 +1,6 @@
-"""Recurrent layers: sequences of a batch are independent of each other, steps and features are not.
+"""Rules of recurrent layers: the sequences of a batch may be split, steps and features may not.
 
-Dropout between layers is drawn by torch, from a seed that is the same on every rank, on the whole
+Dropout between layers is drawn by torch, from a seed that is the same on every rank, for the whole
 batch.
 """
 
@@ -13,10 +13,12 @@ from ..elementwise.random import whole
 
 
 def layers(call: Call, parts: int) -> list[Signature]:
-    """``tni, [l]nh -> tno, [l]nh``: op(input, hidden, weights, has_biases, num_layers, dropout,
-    train, ...)."""
-    # Packed sequences never come here: their lengths are data, and torch has no meta kernel for
-    # them.
+    """Return signatures of gru, lstm and rnn, by ``tni, [l]nh -> tno, [l]nh``: the batch is split.
+
+    The call is op(input, hidden, weights, has_biases, num_layers, dropout, train, ...).
+    """
+    # Packed sequences never come here: torch has no meta kernel for them, as their lengths are
+    # data.
     if len(call.args) < 9:
         raise DoesNotFit("arguments by name")
     x, hidden = call.args[:2]
@@ -27,13 +29,13 @@ def layers(call: Call, parts: int) -> list[Signature]:
     states = hidden if isinstance(hidden, tuple | list) else (hidden,)
     ins: dict[int, Sbp] = {x.index: S(batch), **{h.index: S(1) for h in states}}
     outs = (S(batch), *(S(1) for _ in call.outs[1:]))
-    # torch refuses an empty batch.
+    # Torch refuses an empty batch, and other axes may split the batch too.
     fits = x.shape[batch] >= x.spec.placement.size
     return [call.whole(), *([call.make(ins, outs)] if fits else [])]
 
 
 def cell(call: Call, parts: int) -> list[Signature]:
-    """``ni, nh -> nh``: one step."""
+    """Return signatures of one step of a recurrent cell, by ``ni, nh -> nh``."""
     x, hidden = call.get("input"), call.get("hx")
     if x.ndim != 2:
         return [call.whole()]

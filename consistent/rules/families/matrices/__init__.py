@@ -1,4 +1,4 @@
-"""Products, functions of whole matrices, Fourier transforms."""
+"""Rules of matrix products, functions of whole matrices, and Fourier transforms."""
 
 from . import fft, linalg, matmul
 

@@ -1,8 +1,8 @@
-"""Fourier transforms: linear, whole along the dims they act on, split along all others.
+"""Rules of Fourier transforms: linear, whole along the dims they act on, split along all others.
 
-For a transform along a split dim the input is moved to a split of another dim (an all-to-all), or
-padded with zeros to P where there is none. Torch refuses empty transforms, so a dim is split only
-where every rank gets a part.
+For a transform along a split dim the input is boxed to a split of another dim (an all-to-all), or,
+if there is none, padded with zeros to P. Torch refuses empty transforms, so a dim is split only if
+every rank gets a part.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ...table import Row, add_rows
 
 
 def space(call: Call) -> tuple[int, ...] | None:
-    """The dims of fftn, ...: all by default, or the last ones where only sizes are given."""
+    """Return the dims of fftn, ...: all by default, or the last ones if the call has only sizes."""
     sizes, n = call.get("s"), call.operands[0].ndim
     if call.get("dim") is None and sizes is not None:
         return tuple(range(n - len(sizes), n))

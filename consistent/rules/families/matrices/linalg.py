@@ -1,5 +1,4 @@
-"""Functions of whole matrices: a batch of them may be split, and so may the columns that a system
-is solved for.
+"""Rules of functions of whole matrices: a batch, and columns to solve for, may be split.
 
 Torch's kernels take the matrices of a batch one by one, so a piece of the batch gives the same
 bits. A single matrix that is split is gathered: parts are not factorized.
@@ -18,8 +17,11 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def solved(call: Call, parts: int) -> list[Signature]:
-    """`f(...[km]), ...[m]n -> ...[k]n`, linear in the right-hand side: `...[m] -> ...[k]` of
-    vectors, `...n[m] -> ...n[k]` from the right."""
+    """Return signatures of linalg_solve, by `f(...[km]), ...[m]n -> ...[k]n`.
+
+    It is linear in the right-hand side. For vectors the rule is `...[m] -> ...[k]`, and to solve
+    from the right `...n[m] -> ...n[k]`.
+    """
     a, b = call.take(2)
     vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and a.shape[:-1] == b.shape)
     if not call.get("left", True):
@@ -35,8 +37,10 @@ def solved(call: Call, parts: int) -> list[Signature]:
 
 
 def crossed_dim(call: Call) -> int:
-    """The dim of a cross product, counted from the right; torch.cross takes the first of size 3 if
-    the call names none."""
+    """Return the dim of a cross product, counted from the right.
+
+    If the call names none, torch.cross takes the first of size 3.
+    """
     shape, dim = torch.broadcast_shapes(*(x.shape for x in call.operands)), call.get("dim")
     if dim is None:
         dim = next(d for d, size in enumerate(shape) if size == 3)
@@ -44,12 +48,15 @@ def crossed_dim(call: Call) -> int:
 
 
 def with_dim(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple, dict]:
-    """The call with its dim by name: a shard may have size 3 along another dim."""
+    """Return the call with its dim by name, because a shard may have size 3 along another dim."""
     return call.operands, {"dim": crossed_dim(call)}
 
 
 def chained(call: Call, parts: int) -> list[Signature]:
-    """`ab, bc, cd -> ad` of as many matrices; the first and the last may be vectors."""
+    """Return signatures of a product of many matrices, by `ab, bc, cd -> ad`.
+
+    The first and the last operand may be vectors.
+    """
     left: list[str] = []
     names = iter(_LETTERS)
     inner = next(names)
@@ -60,8 +67,11 @@ def chained(call: Call, parts: int) -> list[Signature]:
 
 
 def multiplied(call: Call, parts: int) -> list[Signature]:
-    """kron: each item of the first gives a run of items, one for each of the second; pieces of the
-    first give whole runs where the cuts are even."""
+    """Return signatures of kron: each item of the first operand gives a run of items of the result.
+
+    A run has an item for each of the second operand. Pieces of the first operand give whole runs if
+    the pieces are even.
+    """
     a, b = call.take(2)
     made = [call.whole()]
     n, size = call.outs[0].ndim, a.spec.placement.size
@@ -96,7 +106,7 @@ ROWS = (
     ),
     Row("kron", multiplied, "input other"),
     Row("linalg_cholesky_ex linalg_inv_ex", "f(...[mm]) -> ...[mm], ..."),
-    # For an empty batch torch gives these a result or a gradient that autograd does not track.
+    # Never empty (!): for an empty batch autograd does not track the result or the gradient.
     Row("linalg_cond", "f(...![mn]) -> ..."),
     Row("linalg_cross", "...[D], ...[D] -> ...[D]", "input other dim=-1"),
     Row("linalg_eig linalg_eigh", "f(...[mm]) -> ...[m], ...[mm]"),
@@ -108,7 +118,7 @@ ROWS = (
         (f"{_PIVOTED}; if left", "f(...[mk], ...[m]), ...n[m] -> ...n[k]"),
         "LU pivots B left=True",
     ),
-    # Tolerances that are tensors, and so operands, are whole.
+    # With tolerances that are tensors, and so operands, everything is whole.
     Row("linalg_matrix_rank linalg_pinv pinverse", (_FACTORED, "f([...]*) -> _")),
     Row("linalg_slogdet slogdet", "f(...[mm]) -> ..., ..."),
     Row("linalg_solve linalg_solve_ex", solved, "A B left check_errors"),

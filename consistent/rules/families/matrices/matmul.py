@@ -1,4 +1,4 @@
-"""Matrix products: rules in letters; einsum and tensordot bring their own."""
+"""Rules of matrix products, in letters; those of einsum and tensordot are made for the call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...table import Row, add_rows
 
 
 def einsum(call: Call, parts: int) -> list[Signature]:
-    """torch.einsum with its equation as the rule."""
+    """Return signatures of torch.einsum, with its equation as the rule."""
     given = call.get("equation")
     if not isinstance(given, str):
         raise DoesNotFit("an equation of lists of numbers")
@@ -28,7 +28,7 @@ def einsum(call: Call, parts: int) -> list[Signature]:
 
 
 def _lowered(equation: str) -> str:
-    """The equation in small letters: capital ones mean something else in a rule."""
+    """Return the equation in lower case, because capitals have another meaning in a rule."""
     used = dict.fromkeys(char for char in equation if char.isalpha())
     if len(used) > len(ascii_lowercase):
         raise DoesNotFit("more than 26 letters")
@@ -36,7 +36,7 @@ def _lowered(equation: str) -> str:
 
 
 def tensordot(call: Call, parts: int) -> list[Signature]:
-    """A rule with a letter for each dim, the same one for dims that are summed over together."""
+    """Return signatures of tensordot: dims that are summed together share a letter of the rule."""
     a, b = call.take(2)
     meet_a, meet_b = (
         [d % x.ndim for d in call.get(name)] for x, name in ((a, "dims_self"), (b, "dims_other"))
@@ -56,8 +56,10 @@ def tensordot(call: Call, parts: int) -> list[Signature]:
 
 
 def grouped_outs(call: Call) -> list[Out]:
-    """The result of _grouped_mm, whose meta kernel refuses float32. Torch sums over the dim that
-    offs divides only where it is that of both."""
+    """Return the output of _grouped_mm, whose meta kernel refuses float32.
+
+    Torch sums over the dim that ``offs`` divides only if it is the summed dim of both operands.
+    """
     x, w, *offs = call.operands
     shape = [*x.shape[:-1], w.shape[-1]]
     if x.ndim == 2 and w.ndim == 2:
@@ -68,8 +70,11 @@ def grouped_outs(call: Call) -> list[Out]:
 
 
 def scaled(call: Call, parts: int) -> list[Signature]:
-    """Rows of the first matrix or columns of the second, with the scales that are theirs. Sums over
-    the dim that meets would be rounded to the dtype of the result, and stay in the kernel."""
+    """Return signatures of _scaled_mm: rows of the first or columns of the second matrix.
+
+    Their scales are split with them. The summed dim stays whole: sums over a part of it would be
+    rounded to the dtype of the result, and the kernel adds before it rounds.
+    """
     x, w = call.operands[:2]
     made = [call.make({}, B, "scaled_mm")]
     given = [call.get(f"scale_{name}") for name in "ab"]
@@ -95,13 +100,13 @@ def scaled(call: Call, parts: int) -> list[Signature]:
 
 
 def scaled_outs(call: Call) -> list[Out]:
-    """The result of _scaled_mm, whose meta kernel asks how the second matrix lies in memory."""
+    """Return the output of _scaled_mm, whose meta kernel checks the second matrix's strides."""
     x, w = call.operands[:2]
     return [Out(torch.Size((x.shape[0], w.shape[1])), call.get("out_dtype") or x.spec.dtype)]
 
 
 def added(out: str, product: str) -> tuple[str, ...]:
-    """c + a @ b for a c of any number of dims, aligned with the last dims of the result."""
+    """Return rules of c + a @ b for a c of any number of dims, aligned with the last dims."""
     return tuple(f"{out[i:]} + {product} -> {out}" for i in range(len(out) + 1))
 
 
@@ -112,8 +117,8 @@ _SCALED_V2 = (
     "contraction_dim use_fast_accum"
 )
 
-# A letter in f([h]) is the number of groups, which the third operand always has whole. Pieces are
-# filled up to rows that torch's kernel takes, so every split is served by a form.
+# The letter in f([h]) is the number of groups; the third operand is always whole. Torch's kernel
+# takes only some numbers of rows, to which shards are padded, so every split is served by a form.
 _GROUPED = (
     "mk, gkn, f([h]) -> mn; mkgn by grouped_mm",
     "[g]mk, k[n], f([h]) -> m[n]; mk by grouped_mm",
@@ -128,7 +133,7 @@ ROWS = (
     Row("_scaled_mm_v2", scaled, _SCALED_V2, outs=scaled_outs),
     Row("addbmm", added("mn", "bmk, bkn"), "input batch1 batch2"),
     Row("addmm", added("mn", "mk, kn"), _PLUS),
-    # Torch does not broadcast a c of one element to an empty shard.
+    # Never empty (!): torch does not broadcast a c of one element to an empty shard.
     Row("addmv", ("m! + m!k, k -> m!", " + [m]k, k -> [m]"), "input mat vec"),
     Row("addr", added("mn", "m, n"), "input vec1 vec2"),
     Row("baddbmm", added("bmn", "bmk, bkn"), "input batch1 batch2"),

@@ -1,4 +1,4 @@
-"""Ops that look along dims: sums, orders, losses."""
+"""Rules of ops that reduce, order or scan along dims, and of losses."""
 
 from . import losses, ordering, reduce
 

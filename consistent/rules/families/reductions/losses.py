@@ -1,5 +1,7 @@
-"""Losses: rows or elements split freely; a sum over them is P, and a mean is divided by the
-logical count, by form."""
+"""Rules of losses: rows or elements split freely.
+
+A sum over them is P; a mean is divided by the logical count, by a form.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,20 @@ from ...table import Row, add_rows
 
 
 def class_dim(call: Call) -> int:
-    """The dim of the classes in the input: (C), or (N, C, ...)."""
+    """Return the dim of the classes in an input of shape (C) or (N, C, ...)."""
     return min(1, call.operands[0].ndim - 1)
 
 
 def has_probabilities(call: Call) -> bool:
-    """Whether the target of cross_entropy gives each class a probability, and not an index."""
+    """Return whether the target of cross_entropy has a probability per class, not an index."""
     return call.operands[1].spec.dtype.is_floating_point
 
 
 def _by_row(call: Call, form: str) -> list[Signature]:
-    """Samples and positions split; the target has no class dim if it holds indices."""
+    """Return signatures that split samples and positions.
+
+    The target has no class dim if it holds indices.
+    """
     classes = class_dim(call)
     reduction = notation.reduction_of(call)
     made = [call.whole()]
@@ -45,8 +50,10 @@ def _by_row(call: Call, form: str) -> list[Signature]:
 
 
 def cross_entropy(call: Call, parts: int) -> list[Signature]:
-    """cross_entropy of logits. Where classes are split, each row's largest value and sums are
-    joined, and no logits are sent."""
+    """Return signatures of cross_entropy of logits: rows or classes may be split.
+
+    Where classes are split, each row's largest value and sums are joined, and no logits are sent.
+    """
     made, classes = _by_row(call, "cross_entropy"), class_dim(call)
     probabilities, logits = has_probabilities(call), call.operands[0]
     ins = {0: S(classes), 1: S(classes)} if probabilities else {0: S(classes)}
@@ -57,8 +64,10 @@ def cross_entropy(call: Call, parts: int) -> list[Signature]:
 
 
 def negative_log_likelihood(call: Call, parts: int) -> list[Signature]:
-    """Minus the target's entry of the input: linear in the input; ranks without the target's
-    class add 0."""
+    """Return signatures of nll_loss, which is linear: minus the target's entry of the input.
+
+    Where classes are split, ranks without the target's class add 0.
+    """
     made, classes = _by_row(call, "nll_loss"), {0: S(class_dim(call))}
     if call.outs[0].dtype in notation.HALVES and notation.reduction_of(call) != NONE:
         return made + [call.make(classes, B, "nll_loss", 16)]
@@ -70,7 +79,10 @@ _NLL = "input target weight reduction ignore_index"
 
 
 def _reduced(rule: str, letter: str) -> tuple[str, str]:
-    """Losses in half precision are added in float32 and rounded once, as torch does."""
+    """Return rules of a loss, with its own for half precision.
+
+    In half precision losses are added in float32 and rounded once, as in torch.
+    """
     return f"{rule}; {letter} joined by half_loss; if half", rule
 
 
@@ -78,7 +90,10 @@ _EACH = _reduced("f(...*) -> loss(...)", "...")
 
 
 def _of_one_sample(call: Call) -> Sequence[Out] | None:
-    """For one sample, ``[c]``, torch gives a 0-d loss, but one of shape ``[1]`` on meta tensors."""
+    """Return a 0-d loss for one sample ``[c]``; None leaves the output to torch.
+
+    Torch itself returns a 0-d loss, but its meta kernel gives shape ``[1]``.
+    """
     (x, _) = call.operands
     return None if x.ndim > 1 else (Out(torch.Size(()), x.spec.dtype),)
 

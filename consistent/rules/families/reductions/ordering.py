@@ -1,7 +1,7 @@
-"""Orderings and scans along a dim: sort, selections, running sums.
+"""Rules of orderings and scans along a dim: sort, selections, running sums.
 
-Other dims may be split in all of them. Where the dim itself is split the ranks exchange runs, count
-bytes, or pass on totals; where another dim has room, a split may also move there.
+Other dims may be split in all of them. If the dim itself is split, the ranks exchange runs, count
+bytes, or pass on totals; if another dim has room, the split may also move there.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from ...table import Row, add_rows
 
 
 def ordered(call: Call, parts: int) -> list[Signature]:
-    """sort, argsort, msort. Another dim takes the split over; where none has an item for every
-    rank, runs are exchanged instead, with the places that they come from."""
+    """Return signatures of sort, argsort, msort: a split of the sorted dim moves to another dim.
+
+    If no other dim has an item for every rank, ranks exchange sorted runs instead, with the
+    positions that the items come from.
+    """
     x = call.operands[0]
     dim = 0 if call.name == "msort" else call.dim("dim", -1)
     others = [d for d in range(x.ndim) if d != dim]
@@ -28,8 +31,10 @@ def ordered(call: Call, parts: int) -> list[Signature]:
 
 
 def quantile(call: Call, parts: int) -> list[Signature]:
-    """quantile, nanquantile: found by counting bytes, like medians; the quantiles come first in the
-    result."""
+    """Return signatures of quantile and nanquantile: found by counting bytes, as medians are.
+
+    The quantiles are the first dim of the result.
+    """
     x, dims, q = call.operands[0], call.dims(), call.get("q")
     first = q.ndim if isinstance(q, Operand) else 0
     made = [call.whole()]
@@ -45,8 +50,7 @@ def quantile(call: Call, parts: int) -> list[Signature]:
 
 
 def largest_few(call: Call, parts: int) -> list[Signature]:
-    """topk. Split along its dim, each rank offers its own k, and the result is chosen from all of
-    them."""
+    """Return signatures of topk: along a split dim the result is chosen from the ranks' own k."""
     x, dim = call.operands[0], call.dim()
     made = call.same(d for d in range(x.ndim) if d != dim)
     if not x.ndim or x.shape[dim] // x.spec.placement.size < call.get("k"):
@@ -60,8 +64,10 @@ def largest_few(call: Call, parts: int) -> list[Signature]:
 
 
 def trapezoid(call: Call, parts: int) -> list[Signature]:
-    """trapezoid: a sum along ``dim`` with weights that each rank knows. The points ``x``, if given,
-    are B, or split as ``y`` is."""
+    """Return signatures of trapezoid: a sum along ``dim`` with weights that each rank knows.
+
+    The points ``x``, if given, are B, or split as ``y`` is.
+    """
     y, x = call.operands[0], call.operands[1] if len(call.operands) > 1 else None
     dim = call.dim()
     half = call.outs[0].dtype in notation.HALVES

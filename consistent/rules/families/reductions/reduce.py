@@ -1,7 +1,7 @@
-"""Reductions: what happens to the dims that an op looks along.
+"""Rules of reductions: splits of the kept dims, and of the dims that are reduced.
 
-Kept dims may be split in all of them. A split reduced dim gives P where the op is a sum, and else
-needs a form that combines the ranks' small results.
+Kept dims may be split in all of them. A split reduced dim gives P if the op is a sum, and otherwise
+needs a form that joins the ranks' small results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...table import Row, add_rows
 
 
 def kept(call: Call, dims: Sequence[int], keepdim: bool | None = None) -> list[Signature]:
-    """The whole signature, and one for each dim of the first operand that is not among ``dims``."""
+    """Return the whole signature, and one for each dim of the first operand not in ``dims``."""
     if keepdim is None:
         keepdim = bool(call.get("keepdim", False))
     made = [call.whole()]
@@ -29,8 +29,10 @@ def kept(call: Call, dims: Sequence[int], keepdim: bool | None = None) -> list[S
 def joined(
     call: Call, parts: int, dims: Sequence[int], form: str, times: int = 1
 ) -> list[Signature]:
-    """The signatures that split one of ``dims`` and join the ranks' results by ``form``; where the
-    result stays split each rank joins only its part."""
+    """Return signatures that split one of ``dims`` and join the ranks' results by ``form``.
+
+    In some of them the result stays split, and each rank joins only its part.
+    """
     made = []
     for d in dims:
         if d < call.operands[0].ndim:
@@ -41,7 +43,7 @@ def joined(
 
 
 def spread_of(call: Call) -> tuple[float, tuple[int, ...], bool]:
-    """(correction, dims, keepdim) of a call of var, std, var_mean or std_mean."""
+    """Return (correction, dims, keepdim) of a call of var, std, var_mean or std_mean."""
     n = call.operands[0].ndim
     first, unbiased = call.get("dim"), call.get("unbiased", True)
     if isinstance(first, bool):
@@ -53,7 +55,10 @@ def spread_of(call: Call) -> tuple[float, tuple[int, ...], bool]:
 
 
 def norm(call: Call, parts: int) -> list[Signature]:
-    """Norms of vectors, and the Frobenius norm, which is one. Others keep their dims whole."""
+    """Return signatures of norms: reduced dims are split for vector and Frobenius norms.
+
+    The Frobenius norm is a vector norm of all elements. Other norms keep their dims whole.
+    """
     order, dims = norm_of(call)
     made = kept(call, dims)
     if (
@@ -69,7 +74,7 @@ def norm(call: Call, parts: int) -> list[Signature]:
 
 
 def norm_of(call: Call) -> tuple[float | None, tuple[int, ...]]:
-    """(order of the vector norm, or None for a norm of matrices; the dims it is over)."""
+    """Return (order of a vector norm, or None for a norm of matrices; the dims that it reduces)."""
     dims, ndim = call.dims(), call.operands[0].ndim
     if call.name in ("norm", "linalg_vector_norm", "frobenius_norm"):
         order = 2 if call.name == "frobenius_norm" else call.get("ord", 2)
