@@ -12,6 +12,7 @@ import torch
 from mirrored.transports.default import current
 
 from ...movement.grad_mode import tracks
+from ...movement.sparse_parts import is_sparse
 from ...movement.world import my_coordinate
 from ...rules import table
 from ...rules.candidates import candidates
@@ -24,7 +25,7 @@ from ...spec import Layout, TensorSpec
 from ...spec.tracer import callbacks
 from ..plans.arguments import tensors_of, with_tensors
 from ..plans.plan import Answer, ByFacts, OtherCall, OutLayout, Plan, list_ops
-from ..plans.shards import common_placement, is_global, refuse_other_views
+from ..plans.shards import HookOff, common_placement, is_global, refuse_other_views
 from ..running import outside_ranks
 from ..running.empty_shards import same_graph
 from ..running.on_shards import ByForm, InPlaceOnCopy, OnShards
@@ -116,6 +117,9 @@ class _Planning:
         self.row = table.find(function.name)
         self.outside = my_coordinate(self.placement) is None
         self.covers_world = self.placement.size == current().size
+        # Few ops of sparse tensors have a meta form, and what they give follows from entries.
+        with HookOff():
+            self.is_sparse = any(map(is_sparse, tensors))
 
     def _spec_of(self, t: Any) -> TensorSpec:
         if is_global(t):
@@ -308,6 +312,7 @@ class _Planning:
     ) -> outside_ranks.Follow | None:
         """The function that runs in place of just computing, if any. ``unknown``: the result is
         known only by running the op."""
+        unknown = unknown or self.is_sparse
         if unknown and not self.covers_world and not plan.inplace:
             return outside_ranks.announced(self.placement.first_rank, self.outside)
         if not self.outside:
@@ -318,6 +323,8 @@ class _Planning:
             return outside_ranks.as_planned(
                 plan.name, self._exact(plan), [not out.fixed for out in self.call.outs]
             )
+        if "sparse" in self.call.params and self.call.get("sparse", False):
+            return outside_ranks.on_meta  # whose gradient is sparse too
         # Backward of these asks for values at least where it is differentiated again.
         if self.call.name not in IN_BACKWARD and has_meta_backward(self.function.run, self.call):
             return outside_ranks.on_meta
