@@ -14,7 +14,6 @@ boxed     a b c d e f g h i           a b c f g      d e h i
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -41,7 +40,7 @@ _WORTH = 4
 def worth(src: TensorSpec, dst: TensorSpec, most: int) -> int:
     """The largest number of chunks, up to ``most``, each of which takes a few times as long to send
     as one more communication keeps a rank busy; the same number on every rank."""
-    nbytes = max(math.prod(s.local_shape(None)) for s in (src, dst)) * src.dtype.itemsize
+    nbytes = max(src.largest_nbytes, dst.largest_nbytes)
     return max(1, min(most, nbytes // (_WORTH * start_bytes(src.placement.type))))
 
 

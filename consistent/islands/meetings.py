@@ -94,6 +94,7 @@ class Meetings:
     def hold(self, name: str, came: list[Came], exchange: Callable[[Line, list[Came]], T]) -> T:
         """What ``exchange`` gives once it has gone well on all that take part; where one is lost
         meanwhile, it is called again for the others. A collective of the islands."""
+        error: RuntimeError | None = None
         for attempt in range(self._between.count):
             try:
                 found = exchange(self._line_of(f"{name}/{attempt}", came), came)
@@ -113,7 +114,7 @@ class Meetings:
                 raise RuntimeError(_GONE.format(self._between.number, error or "")) from error
             self._close_line()
             came = [each for each in came if each.island in left]
-        raise AssertionError("more attempts than islands")
+        raise RuntimeError(_FAILED.format(self._between.number, self._between.count)) from error
 
     # ---- the rank that speaks for its island ----------------------------------------------------
 
@@ -179,4 +180,9 @@ _GONE = (
     "islands.join. {}\n"
     "  Start the job again, from a checkpoint; or let islands be left out: "
     "islands.join(patience=...)."
+)
+_FAILED = (
+    "islands: island {} exchanged {} times with the other islands, and each time it failed on some "
+    "of them, though all are still there. The last error of this island, if it had one, is the "
+    "cause of this one.\n  Start the job again, from a checkpoint."
 )

@@ -7,10 +7,11 @@ cache compares and hashes them by identity.
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -238,7 +239,11 @@ class TensorSpec:
     def largest_nbytes(self) -> int:
         """Bytes of the largest shard: every rank counts the same, whatever it holds."""
         if self._largest_nbytes is None:
-            self._largest_nbytes = math.prod(self.local_shape(None)) * self.dtype.itemsize
+            at: Iterable[Coordinate] = [(0,) * self.placement.ndim]  # where pieces are balanced
+            if self.layout.is_cut:
+                at = itertools.product(*map(range, self.placement.shape))
+            numel = max(math.prod(self.local_shape(each)) for each in at)
+            self._largest_nbytes = numel * self.dtype.itemsize
         return self._largest_nbytes
 
     # -- as a value --------------------------------------------------------------------------------
