@@ -307,15 +307,17 @@ def _parameters(modules: list[torch.nn.Module]) -> tuple:
     return tuple((p.requires_grad, p.dtype, p.shape) for p in params)
 
 
-def _state(modules: list[torch.nn.Module]) -> int:
-    """What a program may depend on beside its inputs: numbers and words that are attributes of the
-    modules whose code is recorded."""
+def _state(modules: list[torch.nn.Module]) -> tuple:
+    """Return what a program may depend on besides its inputs: the numbers and words among the
+    attributes of the modules whose code is recorded, each with its type, since 1 equals True."""
     kinds = (int, float, bool, str, type(None))
     inside = {id(m) for top in modules if stage_of(top) is not None for m in top.modules()}
-    return hash(
+    return tuple(
         tuple(
-            tuple((k, v) for k, v in vars(m).items() if isinstance(v, kinds) and k != "training")
-            for m in modules
-            if id(m) not in inside
+            (k, v.__class__, v)
+            for k, v in vars(m).items()
+            if isinstance(v, kinds) and k != "training"
         )
+        for m in modules
+        if id(m) not in inside
     )

@@ -129,8 +129,8 @@ def normal(
     """``torch.normal`` with numbers for mean and deviation, as a global tensor."""
     key = _key("normal", options)
     return _filled(
-        torch.empty,
-        (size,),
+        torch.normal,
+        (mean, std, size),
         placement,
         sbp,
         options,
