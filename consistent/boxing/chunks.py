@@ -15,7 +15,6 @@ boxed     a b c d e f g h i           a b c f g      d e h i
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -45,8 +44,7 @@ _WORTH = 4
 def worth(src: TensorSpec, dst: TensorSpec, most: int) -> int:
     """Return the largest useful number of chunks, at most ``most`` and the same on every rank.
     Sending one chunk must take a few times as long as one more communication keeps a rank busy."""
-    # The shard at the grid's origin (coordinate None), so that every rank gets the same number.
-    nbytes = max(math.prod(s.local_shape(None)) for s in (src, dst)) * src.dtype.itemsize
+    nbytes = max(src.largest_nbytes, dst.largest_nbytes)
     return max(1, min(most, nbytes // (_WORTH * start_bytes(src.placement.type))))
 
 

@@ -47,7 +47,7 @@ def exchange(src: TensorSpec, dst: TensorSpec) -> Exchange:
         sent[t.source] += t.sent_bytes(src.dtype.itemsize)
         received[t.target] += t.sent_bytes(src.dtype.itemsize)
     busiest = max([*sent.values(), *received.values()], default=0)
-    largest = math.prod(dst.local_shape(None)) * src.dtype.itemsize
+    largest = dst.largest_nbytes
     most = max(sent.values(), default=0)
     return Exchange(src, dst, transfers, most, sum(sent.values()), busiest, largest)
 

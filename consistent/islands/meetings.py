@@ -97,6 +97,7 @@ class Meetings:
         """Run ``exchange`` until it succeeds on all members, and return its result. If an island is
         lost during an attempt, the exchange runs again among the others. A collective of the
         islands."""
+        error: RuntimeError | None = None
         for attempt in range(self._between.count):
             try:
                 found = exchange(self._line_of(f"{name}/{attempt}", came), came)
@@ -116,7 +117,7 @@ class Meetings:
                 raise RuntimeError(_GONE.format(self._between.number, error or "")) from error
             self._close_line()
             came = [each for each in came if each.island in left]
-        raise AssertionError("more attempts than islands")
+        raise RuntimeError(_FAILED.format(self._between.number, self._between.count)) from error
 
     # ---- the rank that speaks for its island ----------------------------------------------------
 
@@ -189,4 +190,9 @@ _GONE = (
     "islands.join. {}\n"
     "  Start the job again, from a checkpoint; or let islands be left out: "
     "islands.join(patience=...)."
+)
+_FAILED = (
+    "islands: island {} exchanged {} times with the other islands, and each time it failed on some "
+    "of them, though all are still there. The last error of this island, if it had one, is the "
+    "cause of this one.\n  Start the job again, from a checkpoint."
 )

@@ -22,6 +22,7 @@ from ..spec import B, Placement, TensorSpec
 from .boxed import box
 from .grad_mode import HookOff, apply, tracks
 from .run import run
+from .sparse_parts import without_values
 from .world import my_coordinate
 
 
@@ -48,7 +49,7 @@ def spread(whole: Tensor, dst: TensorSpec, alias: bool = False) -> Tensor:
 
 def _spread(whole: Tensor, dst: TensorSpec, alias: bool) -> Tensor:
     if my_coordinate(dst.placement) is None:
-        return torch.empty(dst.local_shape(None), dtype=dst.dtype, device="meta")
+        return without_values(whole, dst.local_shape(None), dst.dtype)
     src = _everywhere(dst)
     if src is dst:
         return whole.detach() if alias else whole.detach().clone()

@@ -27,6 +27,7 @@ from . import check_mode
 from .recut import by_ranks, in_logical_order, placed, recut, taken
 from .run_exchange import run_exchange
 from .run_sparse import run_sparse
+from .sparse_parts import dense, without_values
 from .world import my_coordinate
 
 _ON_BOXING_BEGIN, _ON_BOXING_END = callbacks("on_boxing_begin"), callbacks("on_boxing_end")
@@ -48,9 +49,11 @@ def run(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
     if src is dst:
         return local
     if local.layout in _COMPRESSED and src.placement == dst.placement:
+        if local.is_meta:
+            return without_values(local, dst.local_shape(None), dst.dtype)
         # As COO, since its entries have their places, which `run_sparse` sends along.
         out = run(local.detach().to_sparse(), src, dst)
-        return out if out.is_meta else out.to_sparse(layout=local.layout)
+        return out.to_sparse(layout=local.layout)
     x, moves = begin(local, src, dst)
     if src.placement is dst.placement or src.placement == dst.placement:
         out = run_within(x, src, dst)
@@ -78,7 +81,7 @@ def begin(
     # Torch represents some zero gradients without memory (ZeroTensor), which cannot be sent.
     x = x.clone() if x._is_zerotensor() else x
     entries = x.layout is torch.sparse_coo and src.placement == dst.placement
-    return x if entries or x.layout is torch.strided else x.to_dense(), moves
+    return x if entries else dense(x), moves
 
 
 def ended(*routes: tuple[TensorSpec, TensorSpec]) -> None:
@@ -125,7 +128,7 @@ def run_within(x: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
     if src is dst:
         return x
     if at is None:
-        return torch.empty(dst.local_shape(None), dtype=dst.dtype, device="meta")
+        return without_values(x, dst.local_shape(None), dst.dtype)
     if x.layout is torch.sparse_coo:
         if src.layout.is_cut or dst.layout.is_cut:
             return run_within(x.to_dense(), src, dst).to_sparse(x.sparse_dim())

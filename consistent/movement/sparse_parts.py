@@ -1,13 +1,16 @@
-"""The dense tensors that a sparse tensor is made of: its indices and its values."""
+"""The dense tensors that a sparse tensor is made of, its indices and its values; and sparse tensors
+without entries, for ranks that hold no part of a sparse tensor."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
+_OF_ELEMENTS = (torch.sparse_csr, torch.sparse_csc)  # torch makes no meta tensors of blocks
 LAYOUTS = (torch.sparse_coo, *_BY_ROWS, torch.sparse_csc, torch.sparse_bsc)
 
 
@@ -24,6 +27,43 @@ def parts_of(x: Tensor) -> tuple[Tensor, ...]:
     if x.layout in _BY_ROWS:
         return x.crow_indices(), x.col_indices(), x.values()
     return x.ccol_indices(), x.row_indices(), x.values()
+
+
+def dense(x: Tensor) -> Tensor:
+    """Return ``x`` as a strided tensor; torch does not convert sparse meta tensors."""
+    if x.layout is torch.strided:
+        return x
+    return torch.empty(x.shape, dtype=x.dtype, device="meta") if x.is_meta else x.to_dense()
+
+
+def without_values(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return a meta tensor of the layout of ``like``, without entries if that is sparse."""
+    return Meta.of(like).empty(shape, dtype)
+
+
+class Meta(NamedTuple):
+    """The layout of a tensor that ranks outside its placement need to know.
+
+    Programs read it on all ranks, and optimizers take other steps for sparse gradients.
+    """
+
+    layout: torch.layout = torch.strided
+    sparse_dims: int = 0
+
+    @classmethod
+    def of(cls, x: Tensor) -> Meta:
+        """Return the layout of ``x``."""
+        return cls(x.layout, x.sparse_dim() if x.layout is torch.sparse_coo else 0)
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return a meta tensor of this layout, without entries if it is sparse."""
+        shape = tuple(shape)
+        if self.layout is torch.sparse_coo:
+            indices = torch.empty((self.sparse_dims, 0), dtype=torch.int64, device="meta")
+            values = torch.empty((0, *shape[self.sparse_dims :]), dtype=dtype, device="meta")
+            return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False)
+        layout = self.layout if self.layout in _OF_ELEMENTS else torch.strided
+        return torch.empty(shape, dtype=dtype, device="meta", layout=layout)
 
 
 @torch.no_grad()

@@ -343,18 +343,21 @@ def _parameters(modules: list[torch.nn.Module]) -> tuple:
     return tuple((p.requires_grad, p.dtype, p.shape) for p in params)
 
 
-def _state(modules: list[torch.nn.Module]) -> int:
-    """Return a hash of the modules' plain attributes, which a program may depend on.
+def _state(modules: list[torch.nn.Module]) -> tuple:
+    """Return the modules' plain attributes, which a program may depend on.
 
-    Counts numbers, booleans, strings and None of the modules whose code is recorded op by op.
-    Modules inside a stage are called, not recorded, and are left out.
+    Counts numbers, booleans, strings and None, each with its type since 1 equals True, of the
+    modules whose code is recorded op by op. Modules inside a stage are called, not recorded, and
+    are left out.
     """
     kinds = (int, float, bool, str, type(None))
     inside = {id(m) for top in modules if stage_of(top) is not None for m in top.modules()}
-    return hash(
+    return tuple(
         tuple(
-            tuple((k, v) for k, v in vars(m).items() if isinstance(v, kinds) and k != "training")
-            for m in modules
-            if id(m) not in inside
+            (k, v.__class__, v)
+            for k, v in vars(m).items()
+            if isinstance(v, kinds) and k != "training"
         )
+        for m in modules
+        if id(m) not in inside
     )

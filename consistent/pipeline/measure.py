@@ -46,13 +46,13 @@ def _once(model: torch.nn.Module, units: Sequence[Unit], sample: Any) -> dict[st
     def before(name: str) -> Callable[..., None]:
         def begin(*_: Any) -> None:
             found.setdefault(name, 0.0)
-            begun[name] = time.perf_counter()
+            begun[name] = _now()
 
         return begin
 
     def after(name: str) -> Callable[..., None]:
         def end(*_: Any) -> None:
-            found[name] += time.perf_counter() - begun[name]
+            found[name] += _now() - begun[name]
 
         return end
 
@@ -67,6 +67,13 @@ def _once(model: torch.nn.Module, units: Sequence[Unit], sample: Any) -> dict[st
         for hook in hooks:
             hook.remove()
     return found
+
+
+def _now() -> float:
+    """Return the time once GPUs have finished: launches return before the work is done."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def _call(model: torch.nn.Module, sample: Any) -> Any:

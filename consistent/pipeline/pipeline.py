@@ -88,6 +88,11 @@ def pipeline(
             f"pipeline: placements is {placements!r}, and each stage, or line of the schedule, has "
             'one of its own. Write [placement("cpu", [0]), placement("cpu", [1])].'
         )
+    if not placements:
+        raise ValueError(
+            "pipeline: placements is empty, so there is no stage. Give one placement for each "
+            "stage, or one for each line of the schedule."
+        )
     for placement in placements:
         check_placement("pipeline", placement)
     mark(model, checkpoint)

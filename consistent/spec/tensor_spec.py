@@ -7,10 +7,11 @@ the dispatch cache compares and hashes them by identity.
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -247,12 +248,14 @@ class TensorSpec:
 
     @property
     def largest_nbytes(self) -> int:
-        """Bytes of the shard at the grid's origin, which is the largest one of balanced pieces.
-
-        Every rank gets the same number, whatever it holds.
-        """
+        """Bytes of the largest shard, which is the same on every rank."""
         if self._largest_nbytes is None:
-            self._largest_nbytes = math.prod(self.local_shape(None)) * self.dtype.itemsize
+            # The first of balanced pieces is the largest; given sizes may put it anywhere.
+            at: Iterable[Coordinate] = [(0,) * self.placement.ndim]
+            if self.layout.is_cut:
+                at = itertools.product(*map(range, self.placement.shape))
+            numel = max(math.prod(self.local_shape(each)) for each in at)
+            self._largest_nbytes = numel * self.dtype.itemsize
         return self._largest_nbytes
 
     # -- printing, pickling, copying ---------------------------------------------------------------

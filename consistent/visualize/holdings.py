@@ -109,7 +109,7 @@ def sentences(spec: TensorSpec) -> list[str]:
         name = f"axis {axis}" + (f" ({names[axis]})" if names else "")
         who = f"{name}, {n:,} rank{'s' if n != 1 else ''}: {entry}"
         lines.append(f"{who}, {_says(spec, axis)}" if n > 1 else f"{who}, alone")
-    most, whole = largest(spec), spec.nbytes
+    most, whole = spec.largest_nbytes, spec.nbytes
     share = f" ({share_text(most / whole)})" if whole else ""
     together = bytes_text(bytes_together(spec))
     lines.append(
@@ -122,15 +122,6 @@ def sentences(spec: TensorSpec) -> list[str]:
 def share_text(share: float) -> str:
     """Return a share as text: ``38%`` or ``0.39%``."""
     return f"{share:.0%}" if share >= 0.01 else f"{share:.2%}"
-
-
-def largest(spec: TensorSpec) -> int:
-    """Return the bytes of the largest shard, which is at the grid's origin if splits are
-    balanced."""
-    at = [(0,) * spec.placement.ndim]
-    if spec.layout.is_cut:
-        at = list(itertools.product(*map(range, spec.placement.shape)))
-    return max(math.prod(spec.local_shape(each)) for each in at) * spec.dtype.itemsize
 
 
 def bytes_together(spec: TensorSpec) -> int:

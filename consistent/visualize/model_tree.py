@@ -55,7 +55,7 @@ class Entry:
     @property
     def held(self) -> int:
         """Bytes of the largest shard."""
-        return 0 if self.tied else self.nbytes if self.spec is None else _largest(self.spec)
+        return 0 if self.tied else self.nbytes if self.spec is None else self.spec.largest_nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +195,6 @@ def _held(spec: TensorSpec | None, rank: int, nbytes: int) -> int:
         return nbytes
     at = spec.placement.coordinate_of(rank)
     return 0 if at is None else _bytes_at(spec, at)
-
-
-def _largest(spec: TensorSpec) -> int:
-    return _bytes_at(spec, (0,) * spec.placement.ndim)
 
 
 def _bytes_at(spec: TensorSpec, at: tuple[int, ...]) -> int:

@@ -47,11 +47,6 @@ def figures_of(device_type: str) -> Figures:
     return Figures(known.flops, known.memory, boxing, sending, latency)
 
 
-def held_bytes(spec: TensorSpec) -> int:
-    """Return the bytes of the largest shard."""
-    return math.prod(spec.local_shape((0,) * spec.placement.ndim)) * spec.dtype.itemsize
-
-
 def shares(grid: Sequence[int], sbps: Sequence[NdSbp]) -> int:
     """Return the number of ranks that share the work of an op.
 

@@ -17,7 +17,7 @@ from ...rules.candidates import candidates
 from ...rules.choose import Choice, choose
 from ...rules.signature import Call, Operand, Signature
 from ...spec import B, NdSbp
-from .figures import Figures, held_bytes
+from .figures import Figures
 from .options import cost_of_op, reducing_seconds, step_seconds
 from .problem import box
 from .program import Enter, Exit, Program
@@ -83,7 +83,7 @@ class _Following:
         lies, used, grad, step = (
             value.spec.with_sbp(sbp) for sbp in (found.sbp, found.use, found.grad, found.step)
         )
-        self.nbytes += 0 if value.kind == INPUT else held_bytes(lies)  # inputs are the user's
+        self.nbytes += 0 if value.kind == INPUT else lies.largest_nbytes  # inputs are the user's
         if value.kind != PARAMETER:
             return
         self.now[index] = found.use
@@ -95,8 +95,8 @@ class _Following:
                 self.seconds += readers * self.figures.boxing(lies, used)
             self.seconds += reducing_seconds(self.program, self.figures, used.dual, grad)
             self.seconds += reducing_seconds(self.program, self.figures, step, lies)
-            self.seconds += step_seconds(self.figures, held_bytes(step))
-            self.nbytes += held_bytes(grad) + 2 * held_bytes(step)
+            self.seconds += step_seconds(self.figures, step.largest_nbytes)
+            self.nbytes += grad.largest_nbytes + 2 * step.largest_nbytes
 
     # -- calls of modules --------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from ...rules.candidates import candidates
 from ...rules.signature import Signature
 from ...spec import B, NdSbp, Placement, Split, TensorSpec
 from .blocks import keys
-from .figures import Figures, held_bytes
+from .figures import Figures
 from .problem import Edge, Node, Option, Problem
 from .program import Program
 from .signatures import joint, layouts_of, may_be, work
@@ -114,7 +114,7 @@ def _given(program: Program, index: int, figures: Figures, chosen: Sequence[Sign
     outs = layouts_of(chosen)[1]
     value = program.values[index]
     spec = value.spec.with_sbp(outs[0])
-    nbytes = 0 if value.kind == INPUT else held_bytes(spec)
+    nbytes = 0 if value.kind == INPUT else spec.largest_nbytes
     seconds = 0.0
     if value.kind == PARAMETER and value.tracked:
         seconds = reducing_seconds(program, figures, spec.dual, spec)

@@ -16,7 +16,7 @@ import numpy as np
 
 from ...rules.signature import Signature
 from ...spec import NdSbp, TensorSpec
-from .figures import Figures, held_bytes
+from .figures import Figures
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def box(
     seconds += figures.boxing(target.dual, source.dual)
     if gathered and may_gather(have, want):
         return seconds + figures.boxing(source, target), 0
-    return seconds, held_bytes(target)
+    return seconds, target.largest_nbytes
 
 
 def may_gather(have: NdSbp, want: NdSbp) -> bool:

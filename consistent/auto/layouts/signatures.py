@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from ...rules.choose import Choice
 from ...rules.signature import Call, Signature
 from ...spec import NdSbp, Split, TensorSpec
-from .figures import Figures, flops_of, held_bytes, shares
+from .figures import Figures, flops_of, shares
 
 # Forward, and in backward a gradient for each of its two operands: three times the work.
 _WITH_BACKWARD = 3
@@ -74,7 +74,7 @@ def work(
         tracked: whether its backward runs too.
     """
     taken, made = (
-        sum(held_bytes(spec.with_sbp(sbp)) for spec, sbp in zip(*side, strict=True))
+        sum(spec.with_sbp(sbp).largest_nbytes for spec, sbp in zip(*side, strict=True))
         for side in zip(specs, layouts, strict=True)
     )
     grid = next(spec.placement.shape for side in specs for spec in side)

@@ -48,6 +48,11 @@ def _convolution_flops(args: tuple, kwargs: dict, out: Any) -> float:
     return _convolution(x, w, out[0] if isinstance(out, (tuple, list)) else out, transposed)
 
 
+def _plain_convolution(args: tuple, kwargs: dict, out: Any) -> float:
+    """Return the flops of cudnn_convolution, which has other arguments, and is not transposed."""
+    return _convolution(args[0], args[1], out, False)
+
+
 def _convolution_backward(args: tuple, kwargs: dict, out: Any) -> float:
     grad, x, w, transposed, mask = args[0], args[1], args[2], args[7], args[10]
     # The gradients of input and weight cost one product each; the bias has none.
@@ -92,6 +97,7 @@ def _grouped(args: tuple, kwargs: dict, out: Any) -> float:
 
 _OWN: dict[str, Callable[[tuple, dict, Any], float]] = {
     **dict.fromkeys(CONVOLUTIONS, _convolution_flops),
+    "cudnn_convolution": _plain_convolution,
     "convolution_backward": _convolution_backward,
     **dict.fromkeys(_FORWARD, _attention),
     **dict.fromkeys(_BACKWARD, _attention_backward),

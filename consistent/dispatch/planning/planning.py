@@ -12,6 +12,7 @@ import torch
 from mirrored.transports.default import current
 
 from ...movement.grad_mode import tracks
+from ...movement.sparse_parts import is_sparse
 from ...movement.world import my_coordinate
 from ...rules import table
 from ...rules.candidates import candidates
@@ -24,7 +25,7 @@ from ...spec import Layout, TensorSpec
 from ...spec.tracer import callbacks
 from ..plans.arguments import tensors_of, with_tensors
 from ..plans.plan import Answer, ByFacts, OtherCall, OutLayout, Plan, list_ops
-from ..plans.shards import common_placement, is_global, refuse_other_views
+from ..plans.shards import HookOff, common_placement, is_global, refuse_other_views
 from ..running import outside_ranks
 from ..running.empty_shards import same_graph
 from ..running.on_shards import ByForm, InPlaceOnCopy, OnShards
@@ -124,6 +125,9 @@ class _Planning:
         self.row = table.find(function.name)
         self.outside = my_coordinate(self.placement) is None
         self.covers_world = self.placement.size == current().size
+        # Few ops of sparse tensors have a meta form, and what they give follows from entries.
+        with HookOff():
+            self.is_sparse = any(map(is_sparse, tensors))
 
     def _spec_of(self, t: Any) -> TensorSpec:
         if is_global(t):
@@ -334,6 +338,7 @@ class _Planning:
 
         ``unknown`` means that only a run of the op shows the shapes of its result.
         """
+        unknown = unknown or self.is_sparse
         if unknown and not self.covers_world and not plan.inplace:
             return outside_ranks.announced(self.placement.first_rank, self.outside)
         if not self.outside:
@@ -344,6 +349,8 @@ class _Planning:
             return outside_ranks.as_planned(
                 plan.name, self._exact(plan), [not out.fixed for out in self.call.outs]
             )
+        if "sparse" in self.call.params and self.call.get("sparse", False):
+            return outside_ranks.on_meta  # its backward gives a sparse meta gradient, as elsewhere
         # The backward pass of IN_BACKWARD ops needs values, at least when differentiated again.
         if self.call.name not in IN_BACKWARD and has_meta_backward(self.function.run, self.call):
             return outside_ranks.on_meta

@@ -25,6 +25,7 @@ from mirrored.every_rank import gathered
 from mirrored.transports.default import current
 
 from ...movement.grad_mode import records
+from ...movement.sparse_parts import Meta
 from ...movement.world import is_apart
 from ...spec import TensorSpec
 from ..plans.shards import plain
@@ -37,11 +38,12 @@ Follow = Callable[[Compute, Tensors], Any]
 
 @dataclass(frozen=True, slots=True)
 class TensorMeta:
-    """Shape, dtype and requires_grad of a tensor, without its values."""
+    """Shape, dtype, requires_grad and layout of a tensor, without its values."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     requires_grad: bool
+    layout: Meta = Meta()
 
 
 def announced(first_rank: int, outside: bool) -> Follow:
@@ -100,6 +102,8 @@ def in_place_with_node(compute: Compute, tensors: Tensors) -> Any:
 def in_place(compute: Compute, tensors: Tensors) -> Any:
     """Make only the node of an op that writes to its first operand, without computing anything."""
     target = tensors[0]
+    if target.layout is not torch.strided:
+        return target  # torch records no writes into sparse tensors
     wanted = TensorMeta(tuple(target.shape), target.dtype, records(tensors))
     (written,) = _stand_in((wanted,), tensors)
     # `copy_` records a node through which gradients reach all operands, as for the op itself.
@@ -137,7 +141,7 @@ class _StandIn(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, metas: tuple[TensorMeta, ...], *tensors: torch.Tensor) -> tuple:
         ctx.inputs = tuple(_meta_of(x, _has_gradients(x)) for x in tensors)
-        made = tuple(torch.empty(m.shape, dtype=m.dtype, device="meta") for m in metas)
+        made = tuple(m.layout.empty(m.shape, m.dtype) for m in metas)
         fixed = (x for x, m in zip(made, metas, strict=True) if not m.requires_grad)
         ctx.mark_non_differentiable(*fixed)
         return made
@@ -151,7 +155,7 @@ class _StandIn(torch.autograd.Function):
 
 
 def _meta_of(x: torch.Tensor, requires_grad: bool) -> TensorMeta:
-    return TensorMeta(tuple(x.shape), x.dtype, requires_grad)
+    return TensorMeta(tuple(x.shape), x.dtype, requires_grad, Meta.of(x))
 
 
 def _has_gradients(x: torch.Tensor) -> bool:

@@ -17,6 +17,7 @@ from mirrored.transports.default import current
 from ...dispatch.plans.shards import attach, check_partial, is_global, refuse_other_views
 from ...movement import check_mode as checking
 from ...movement.differentiable import spread
+from ...movement.sparse_parts import without_values
 from ...movement.world import device_of, my_coordinate
 from ...spec import (
     B,
@@ -84,7 +85,7 @@ def from_local(
             raise _wrong_piece(spec, at, current().rank, tuple(shard.shape))
     check_partial("from_local", spec)
     if at is None:
-        return attach(torch.empty(spec.local_shape(None), dtype=spec.dtype, device="meta"), spec)
+        return attach(without_values(shard, spec.local_shape(None), spec.dtype), spec)
     # An alias, because `attach` changes the class of its argument, and `shard` is the caller's.
     keeps_history = shard.requires_grad and torch.is_grad_enabled()
     return attach(shard.view_as(shard) if keeps_history else shard.detach(), spec)

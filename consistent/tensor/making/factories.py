@@ -131,8 +131,8 @@ def normal(
     """Return a global tensor made as by ``torch.normal`` with numbers for mean and deviation."""
     key = _key("normal", options)
     return _filled(
-        torch.empty,
-        (size,),
+        torch.normal,
+        (mean, std, size),
         placement,
         sbp,
         options,

@@ -104,7 +104,10 @@ def measured(ways: TwoWays) -> tuple[Table, bool]:
             limit = _messages_above(ways, move, dtype)
             if limit is not None:
                 above[table.row(name, dtype)] = limit
-    limits = _one_shot(ways, torch.float32), _one_shot(ways, torch.bfloat16)
+    own = _one_shot(ways, torch.float32), _one_shot(ways, torch.bfloat16)
+    # Small messages are priced as they will be sent, and all members must send them in one way.
+    limits: tuple[int, int] = ways.shared.gather_objects(own, ways.ranks)[0]
+    ways.set_one_shot(*limits)
     mine = Table(*limits, above, *prices(ways.shared, ways.ranks, ways.device))
     found = ways.shared.gather_objects((mine, usage() - before), ways.ranks)
     return found[0][0], others_disturb(found[0][1], [spent.process for _, spent in found])

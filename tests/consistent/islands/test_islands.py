@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 import consistent
+from consistent.islands.meetings import Came, Meetings
 from tests.launch import launch
 
 from .program import alone
@@ -182,3 +184,26 @@ def until(ready: Callable[[], bool], of: Alone, limit: float = 90.0) -> None:
             of.process.kill()
             raise AssertionError("".join(of.lines))
         time.sleep(0.02)
+
+
+class _StillThere(Meetings):
+    """The meetings of one of two islands, both of which are there whatever fails."""
+
+    def __init__(self) -> None:
+        self._between: Any = SimpleNamespace(count=2, number=0, place=0, store=object())
+        self._patience, self._line, self._sent = 1.0, None, 0
+
+    def _line_of(self, name: str, came: Any) -> Any:
+        return None
+
+    def _vote(self, name: str, came: Any, well: bool) -> list[int] | None:
+        return [0, 1]
+
+
+def test_an_exchange_that_always_fails_says_why() -> None:
+    def fail(line: Any, came: Any) -> None:
+        raise RuntimeError("no route")
+
+    with pytest.raises(RuntimeError, match="exchanged 2 times") as raised:
+        _StillThere().hold("meeting", [Came(0, {}), Came(1, {})], fail)
+    assert str(raised.value.__cause__) == "no route"

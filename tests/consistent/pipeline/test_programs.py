@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from consistent import Placement
+from consistent import B, Placement
 from consistent.nn import pipeline
 from consistent.pipeline import engine
 from tests.ranks import on_ranks
@@ -260,3 +260,31 @@ def test_plain_tensors_that_a_module_of_a_stage_makes(rank: int) -> None:
         wanted.backward()
         assert_same(pipe.step(x, y), wanted)
         assert_same(gradients(pipe.model), gradients(plain))
+
+
+class Shifted(Net):
+    """The sum of a layer's output and a number that is an attribute."""
+
+    def __init__(self, number: Any) -> None:
+        super().__init__()
+        self.number = number
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x) * (3 if self.number is True else self.number)
+
+
+@on_ranks(2)
+def test_numbers_that_are_attributes_are_told_apart(rank: int) -> None:
+    # Of these hash(-1) == hash(-2), and 1 == True.
+    pipe = pipeline(Shifted(-1), one_each(), ["layers.2"], loss=F.mse_loss, micro_batches=1)
+    x, y = batch(2)
+    for number in (-1, -2, 1, True, 1.0):
+        pipe.model.number = number
+        loss = pipe.step(x, y)
+        wanted = F.mse_loss(Shifted(number)(x), y)
+        assert loss.to_global(Placement.all("cpu"), B).full().item() == pytest.approx(wanted.item())
+
+
+def test_a_pipeline_without_placements_says_what_is_missing() -> None:
+    with pytest.raises(ValueError, match="placements is empty"):
+        pipeline(Net(), [], "auto")

@@ -198,3 +198,16 @@ def test_negative_size_is_an_error():
 
 def test_resolving_keeps_what_is_resolved():
     assert resolve_sbp((S(0), P), GRID, (3,)) == (S(0), P)
+
+
+@pytest.mark.parametrize(
+    ("sbp", "items"),
+    [
+        ((S(0), B), 4), ((S(0), S(0)), 2), ((S(0, sizes=(1, 7)), B), 7),
+        ((B, S(0, sizes=(0, 8))), 8), ((S(1, sizes=(13, 3)), S(0)), 13 * 4 / 16),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_largest_shard_is_that_of_any_rank(sbp, items):
+    spec = TensorSpec.of(GRID, sbp, (8, 16), torch.float32)
+    assert spec.largest_nbytes == items * 16 * 4

@@ -17,6 +17,7 @@ enum Kind : uint64_t {
   kFunction = 1,
   kSpec,
   kLayout,
+  kStorage,
   kSizes,
   kInt,
   kBool,
@@ -316,6 +317,9 @@ bool Key::add_global(PyObject* x) {
     if (found < 0) return false;
     moved = found != 0;
   }
+  // Ranks outside a placement follow ops of sparse tensors in another way.
+  const auto storage = THPVariable_Unpack(x).layout();
+  if (storage != at::kStrided) put(kStorage, static_cast<uint64_t>(storage));
   if (mode_ == Mode::kExact) {
     held.push_back(spec);
     put(kSpec, address(spec));

@@ -143,3 +143,11 @@ def test_a_key_tells_types_of_numbers_and_repeated_tensors_apart() -> None:
 def test_the_dtype_is_that_of_the_largest_float_tensor() -> None:
     weight = t(9, 4, dtype=torch.bfloat16)
     assert of(aten.embedding.default, weight, ids(100)).dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("benchmark", [False, True])
+def test_a_convolution_of_cudnn_is_one_however_its_kernel_is_found(benchmark: bool) -> None:
+    x, w, out = t(2, 4, 6, 6), t(8, 4, 3, 3), t(2, 8, 4, 4)
+    given = (x, w, [0, 0], [1, 1], [1, 1], 1, benchmark, False, True)
+    work = work_of(aten.cudnn_convolution.default, given, {}, out)
+    assert work.flops == 2 * out.numel() * 4 * 9

@@ -138,3 +138,10 @@ def test_wrong_arguments_raise_as_in_torch() -> None:
         consistent.zeros(3, placement=ONE, sbp=(B, B))
     with pytest.raises(ValueError, match="truth values"):
         consistent.zeros(3, placement=ONE, sbp=P, dtype=torch.bool)
+
+
+def test_errors_name_the_function_that_was_called() -> None:
+    with pytest.raises(TypeError, match="^normal: device="):
+        consistent.normal(0.0, 1.0, (2,), placement=ONE, sbp=B, device="cpu")
+    with pytest.raises(RuntimeError, match="std"):
+        consistent.normal(0.0, -1.0, (2,), placement=ONE, sbp=B)
