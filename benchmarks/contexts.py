@@ -34,11 +34,12 @@ LIMIT = 300
 
 _TEXT = (
     'Written by `benchmarks/contexts.py`: a step under the plan `"context"`, where each rank has '
-    "a zigzag part of each sequence, on {ranks} ranks; beside another plan on 2 x 2. A number is "
-    "the bytes that the busiest of {first} ranks sends (of 4, beside another plan) in a step that "
-    "was right on all of them. *plain*: 12 rows of 6 tokens. *padded*: of 11, with a mask of "
-    "padding. *packed*: documents of 5, 1, 7 and 10 tokens in one row, as "
-    "DataCollatorWithFlattening gives them. *windowed*: rows of 11 tokens behind a window of 4."
+    "a zigzag part of each sequence, on {ranks} ranks. The last two columns combine it with "
+    "another plan, on 2 x 2. A number is the bytes that the busiest of {first} ranks (of 4 with "
+    "another plan) sends in a step that was right on all of them. *plain*: 12 rows of 6 tokens. "
+    "*padded*: rows of 11 tokens, with a padding mask. *packed*: documents of 5, 1, 7 and 10 "
+    "tokens in one row, as DataCollatorWithFlattening gives them. *windowed*: rows of 11 tokens "
+    "with an attention window of 4."
 )
 
 

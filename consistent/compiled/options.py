@@ -92,7 +92,7 @@ class CompileOptions:
         if self.layouts == "auto" and importlib.util.find_spec("scipy") is None:
             raise ImportError(
                 f'{what}: layouts="auto" is solved by scipy, and scipy is not installed.\n'
-                "  pip install scipy, or pip install consistent[auto]; or leave layouts= out."
+                "  pip install scipy, or pip install torch-consistent[auto]; or leave layouts= out."
             )
 
 

@@ -176,7 +176,7 @@ def _scipy() -> tuple[Any, Any]:
     except ImportError:
         raise ImportError(
             "best_plan: plans are searched by scipy's HiGHS, and scipy is not installed: "
-            "pip install scipy, or pip install consistent[auto]. Plans by name need none: "
+            "pip install scipy, or pip install torch-consistent[auto]. Plans by name need none: "
             "parallelize(model, placement, 'zero3')."
         ) from None
     return optimize, sparse
