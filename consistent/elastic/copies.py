@@ -107,6 +107,8 @@ class Copies:
         """Keep what was prepared. Nothing is sent."""
         found, self.prepared = self.prepared, None
         assert found is not None
+        # The memory is that of the last copy: if copying raises, no copy is whole.
+        self.kept = None
         held = self._memory.of([x for _, x in found.pieces.values()])
         found.pieces = {
             name: (piece, copy)
