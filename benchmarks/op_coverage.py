@@ -212,11 +212,11 @@ def _percent(part: int, whole: int) -> str:
 HEAD = """# Coverage of PyTorch's operator database
 
 Written {date} by `python benchmarks/op_coverage.py --table docs/coverage.md` from the runs
-`python benchmarks/op_coverage.py --ranks N [--every K]` (torch {torch}, CPU, gloo): ours and
-DTensor on the same samples, laid out and compared as the first lines of that file say. float32, or
-int64 or bool where an operator takes no floats; {samples} samples each. A case that is not right
-forward has no other modes. Numbers of random operators are others than torch's by design, and are
-not compared.
+`python benchmarks/op_coverage.py --ranks N [--every K]` (torch {torch}, CPU, gloo). This library
+("ours") and DTensor run on the same samples. The docstring of that file describes their layouts and
+how results are compared. Samples are float32, or int64 or bool if an operator takes no floats, with
+{samples} samples each. A case that is not right in forward is not run in other modes. Random
+operators give other numbers than torch's by design, so their numbers are not compared.
 """
 
 
