@@ -1,7 +1,8 @@
 """The per-rank API: each rank holds its own tensors and moves them by explicit collective calls.
 
-Read ``comm.py`` first (the interface of a transport), then ``collectives.py`` (the collectives,
-with drawings), then ``mirrored_tensor.py`` (a list with one element on each device).
+Read ``comm.py`` first (the interface of a transport, the object that moves tensors between ranks),
+then ``collectives.py`` (the collectives, with drawings), then ``mirrored_tensor.py`` (a list with
+one element on each device).
 """
 
 from .collectives import all_gather, all_reduce, all_to_all, broadcast, reduce_scatter

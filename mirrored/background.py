@@ -1,4 +1,4 @@
-"""Collectives in the background: one thread runs submitted calls, one after another."""
+"""Background collectives: a thread runs submitted calls in order, while the caller computes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class BackgroundCalls:
         self._pool.shutdown(cancel_futures=True)
 
     def submit(self, function: Callable[..., T], *args: Any) -> Future[T]:
-        """Run ``function(*args)`` in the thread, after all calls submitted before."""
+        """Queue ``function(*args)`` behind all calls submitted before, and return its future."""
         return self._pool.submit(self._call, callers_stream(), function, args)
 
     def _call(
@@ -108,11 +108,11 @@ groups.when_new.append(_answers.clear)
 
 
 def _are_enough(uses: list[tuple[str, frozenset[int], int]]) -> bool:
-    """Return whether every rank has a core that its own threads leave free.
+    """Return whether each host has a core for all its ranks' threads, and one more for each rank.
 
     Args:
-        uses: the (host, cores, number of threads) of each rank. Ranks of one host need one core
-            more than their threads each, out of the union of their cores.
+        uses: the (host, cores, number of threads) of each rank. Each rank also needs a core that
+            its own threads leave free.
     """
     if any(len(cores) <= threads for _, cores, threads in uses):
         return False

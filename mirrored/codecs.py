@@ -34,11 +34,11 @@ class Codec(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of this codec in a plan, and its key in ``CODECS``."""
+        """Key of this codec in ``CODECS``, by which a parallelization plan selects it."""
         ...
 
     def nbytes(self, n: int) -> int:
-        """Return how many bytes the message of ``n`` numbers has."""
+        """Return the length in bytes of the message that encodes ``n`` numbers."""
         ...
 
     def write(self, x: Tensor, unsent: Tensor | None = None) -> Tensor:
@@ -52,7 +52,7 @@ class Codec(Protocol):
         ...
 
     def read(self, messages: Sequence[Tensor], n: int, dtype: torch.dtype) -> Tensor:
-        """Decode ``messages`` of ``n`` numbers each, and sum them in order in a new 1-d tensor."""
+        """Decode ``messages`` of ``n`` numbers each, and return their sum, in order, in 1-d."""
         ...
 
 
@@ -119,7 +119,10 @@ class Blocks:
         return _summed([self._decoded(message, n) for message in messages], dtype)
 
     def _encoded(self, block: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (scales, numbers) of a matrix whose rows are blocks."""
+        """Return (scales, quantized numbers) of a float32 matrix with one block in each row.
+
+        There is one scale for each row.
+        """
         scale = block.abs().amax(1, keepdim=True) / self.largest
         # A NaN scale makes the whole block decode as NaN.
         scale = scale.masked_fill(~torch.isfinite(scale), torch.nan)
@@ -157,7 +160,10 @@ def _total(x: Tensor, unsent: Tensor | None) -> Tensor:
 
 
 def keep_rest(unsent: Tensor, total: Tensor, said: Tensor) -> None:
-    """Set ``unsent`` to the rounding error ``total - said``, and to 0 where that is not finite."""
+    """Store the rounding error ``total - said`` in ``unsent``, to be added to the next message.
+
+    ``said`` is what receivers decode. Where the error is not finite, ``unsent`` becomes 0.
+    """
     unsent.copy_((total - said.to(total.dtype)).nan_to_num_(0.0, 0.0, 0.0))
 
 
@@ -172,7 +178,7 @@ def _blocks(flat: Tensor) -> list[Tensor]:
 
 
 def _rows(scales: Tensor, n: int) -> Sequence[Tensor]:
-    """Return the scales of each matrix of ``_blocks`` for ``n`` numbers, as a column vector."""
+    """Cut ``scales`` into one column vector for each matrix of ``_blocks`` for ``n`` numbers."""
     whole = n // BLOCK
     parts = [scales[:whole].view(-1, 1), scales[whole:].view(-1, 1)]
     return [part for part in parts if part.numel()] or [scales.view(0, 1)]

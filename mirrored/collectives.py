@@ -1,5 +1,9 @@
 """Collectives on plain tensors over the current transport, not recorded by autograd.
 
+``ranks`` are the world ranks that take part; all of them make the call. ``S -> B`` names the
+layouts before and after a collective: S is sharded, B replicated (broadcast), P a partial sum,
+whose logical value is the sum over ranks.
+
 In the drawings each column is a rank and letters are rows of numbers. The drawing under "backward",
 read from right to left, shows what happens to gradients: the transpose of a collective is again a
 collective.
@@ -19,9 +23,10 @@ from .transports.failures import counts_lacks
 
 @counts_lacks
 def all_reduce(x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
-    """Return the elementwise sum (or max, min) of all ranks' ``x``, as a new tensor. ``x: P -> B``
+    """Return the elementwise sum (or max, min) of all ranks' ``x``, as a new tensor.
 
-    All ranks pass one shape. Raises ValueError for another ``op``.
+    Partial sums become replicated (``P -> B``). All ranks pass one shape. Raises ValueError if
+    ``op`` is not "sum", "max" or "min".
 
     ```
     forward    rank 0   rank 1   rank 2             rank 0   rank 1   rank 2
@@ -34,9 +39,10 @@ def all_reduce(x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
 
 @counts_lacks
 def all_gather(x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tensor:
-    """Return all ranks' ``x`` concatenated along ``dim``. ``S -> B``
+    """Return all ranks' ``x`` concatenated along ``dim``, as a new tensor.
 
-    The ``x`` of ``ranks[k]`` has size ``sizes[k]`` along ``dim``.
+    Shards become replicated (``S -> B``). The ``x`` of ``ranks[k]`` has size ``sizes[k]`` along
+    ``dim``.
 
     ```
     forward    rank 0   rank 1   rank 2             rank 0   rank 1   rank 2
@@ -57,9 +63,9 @@ def all_gather(x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tenso
 def reduce_scatter(
     x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks, op: str = "sum"
 ) -> Tensor:
-    """Sum ``x`` over ranks (or max, min) and return this rank's part along ``dim``. ``P -> S``
+    """Sum ``x`` over ranks (or max, min) and return this rank's part along ``dim``.
 
-    ``ranks[k]`` gets part k, of size ``sizes[k]``.
+    Partial sums become shards (``P -> S``): ``ranks[k]`` gets part k, of size ``sizes[k]``.
 
     ```
     forward    rank 0   rank 1   rank 2             rank 0      rank 1      rank 2
@@ -87,9 +93,9 @@ def all_to_all(
 ) -> Tensor:
     """Turn shards along ``concat_dim`` into shards along ``split_dim``.
 
-    ``S(concat_dim) -> S(split_dim)``. ``split_sizes[k]`` is the size along ``split_dim`` of the
-    shard that ``ranks[k]`` gets; ``concat_sizes[k]`` is the size along ``concat_dim`` of the shard
-    that it held before.
+    The layout goes from ``S(concat_dim)`` to ``S(split_dim)``. ``split_sizes[k]`` is the size along
+    ``split_dim`` of the shard that ``ranks[k]`` gets; ``concat_sizes[k]`` is the size along
+    ``concat_dim`` of the shard that it held before.
 
     ```
     forward    rank 0     rank 1     rank 2             rank 0   rank 1   rank 2

@@ -26,7 +26,7 @@ from torch import Tensor
 from .reduction import check_combined, ordered_reduce
 
 Ranks = tuple[int, ...]
-"""World ranks, in the order in which they hold the pieces of a tensor."""
+"""World ranks of a group: ``ranks[k]`` holds piece k of a tensor."""
 
 Shape = Sequence[int]
 OPS = ("sum", "max", "min")
@@ -34,7 +34,7 @@ _CPU = torch.device("cpu")
 
 
 class Waitable(Protocol):
-    """Protocol of an operation under way."""
+    """Protocol of a started operation that can be waited for."""
 
     def wait(self) -> Any:
         """Block until the operation has ended."""
@@ -42,15 +42,15 @@ class Waitable(Protocol):
 
 
 class Handle(Protocol):
-    """Protocol of a tensor operation under way, whose ``wait()`` may be called once."""
+    """Protocol of a started operation that yields a tensor; ``wait()`` may be called once."""
 
     def wait(self) -> Tensor:
-        """Block until the result is there, and return it."""
+        """Block until the result is ready, and return it."""
         ...
 
 
 class Done:
-    """Handle whose result is already there."""
+    """Handle of an operation that has already ended with ``result``."""
 
     def __init__(self, result: Tensor) -> None:
         self.result = result
@@ -60,14 +60,17 @@ class Done:
 
 
 class Later:
-    """Handle whose ``wait()`` waits for ``arriving`` and then returns ``make()``."""
+    """Handle whose ``wait()`` waits for ``arriving`` and then returns ``make()``.
+
+    ``make`` builds the result from what has arrived, for example by summing the received pieces.
+    """
 
     def __init__(self, arriving: Waitable, make: Callable[[], Any]) -> None:
         self._arriving, self._make = arriving, make
 
     @classmethod
     def of(cls, results: list[Tensor]) -> Later:
-        """Return a handle whose results are already there."""
+        """Return a handle of an operation that has already ended with ``results``."""
         return cls(Done(results[0]), lambda: results)
 
     def wait(self) -> Any:
@@ -77,7 +80,10 @@ class Later:
 
 @dataclass(frozen=True)
 class Link:
-    """Measured cost of messages between ranks and of copies within one; None if not measured."""
+    """Measured cost of messages between ranks and of local copies, by which plans are chosen.
+
+    The two fields about copies are None if copies were not measured.
+    """
 
     latency_s: float  # seconds that the smallest collective takes
     bytes_per_s: float  # bytes that a rank sends in a second
@@ -93,8 +99,8 @@ class Transport(ABC):
     """
 
     records = False
-    """Whether this transport records what a program sends. If so, sizes of messages may depend on
-    values only inside ``as_one``."""
+    """Whether this transport records the program's messages to replay them. If so, the sizes of
+    messages may depend on values only inside ``as_one``."""
 
     @property
     @abstractmethod
@@ -107,14 +113,14 @@ class Transport(ABC):
         """Number of ranks in the world."""
 
     def rank_in(self, placement: Any) -> int:
-        """Return the rank that this process plays in ``placement``: its own rank by default.
+        """Return the rank that this process has in ``placement``: its own rank by default.
 
-        A simulated process may play another rank in each placement.
+        A simulated process may stand for another rank in each placement.
         """
         return self.rank
 
     def device(self, kind: str) -> torch.device:
-        """Return the device on which this process keeps its tensors of a ``kind`` placement."""
+        """Return this process's device for tensors on placements whose device type is ``kind``."""
         return _gpu(torch.cuda.current_device()) if kind == "cuda" else _CPU
 
     @abstractmethod
@@ -209,22 +215,24 @@ class Transport(ABC):
     def gather_notes(self, note: bytes, ranks: Ranks) -> list[bytes]:
         """Gather every rank's ``note``, in the order of ``ranks``.
 
-        Meant for notes that are nearly always empty. If all of them are, a transport may do with
-        one short message of a fixed size to each of the others.
+        A note is bytes for the other ranks, such as a pickled error, and is nearly always empty. If
+        all of them are, a transport may send just one short message of a fixed size to each other
+        rank.
         """
         return self.gather_objects(note, ranks)
 
     def all_reduce_with_notes(
         self, x: Tensor, ranks: Ranks, told: Ranks, op: str = "sum"
     ) -> tuple[list[bytes], Tensor | None]:
-        """Gather the notes of the ranks ``told``; if there are none, reduce ``x`` over ``ranks``.
+        """All-reduce ``x`` over ``ranks``, unless a rank of ``told`` has a note (such as an error).
 
-        ``ranks`` is a subset of ``told``. This rank's own note is empty: a rank with a note calls
-        ``gather_notes`` instead. A small ``x`` travels in the same message as the notes, where that
-        is faster.
+        ``ranks`` is a subset of ``told``. A rank calls this if its own note is empty; a rank with a
+        note calls ``gather_notes`` over ``told`` instead. A small ``x`` travels in the same message
+        as the notes, where that is faster.
 
         Returns:
-            The notes of ``told``, and ``all_reduce(x, ranks, op)``, or None if any rank has a note.
+            (the notes of ``told``, the result of ``all_reduce(x, ranks, op)``). If any rank has a
+            note, the second is None.
         """
         notes = self.gather_notes(b"", told)
         return notes, None if any(notes) else self.all_reduce(x, ranks, op)
@@ -240,15 +248,16 @@ class Transport(ABC):
     def overlaps(self, ranks: Ranks, kind: str) -> bool:
         """Return whether started operations progress while this rank computes.
 
-        They must do so without a thread of the caller's. The first call for ``ranks`` is a
+        They must do so without a thread that the caller provides. The first call for ``ranks`` is a
         collective over them.
         """
         return False
 
     def link(self, kind: str) -> Link | None:
-        """Return the cost of messages on devices of this kind; None if unknown.
+        """Return the cost of messages between devices of type ``kind``; None if unknown.
 
-        It is the same on every rank. Does not block on other ranks.
+        It is the same on every rank, so that all of them choose the same plan. Does not block on
+        other ranks.
         """
         return None
 
@@ -269,7 +278,7 @@ class Transport(ABC):
         return 0
 
     def abandon(self, why: str) -> bool:
-        """Make every other rank raise, because this rank cannot continue.
+        """Make every other rank raise an error with text ``why``: this rank cannot continue.
 
         Returns False if there is no one to notify: simulated ranks end with the first one that
         raises.
@@ -281,9 +290,11 @@ class Transport(ABC):
     ) -> list[Tensor]:
         """Return ``run(xs)``, which communicates among ``ranks``, as one message to a recorder.
 
-        How much ``run`` sends through this interface may depend on the values of ``xs``, but the
-        shapes of its results depend on the shapes of ``xs`` alone. ``repr(run)`` identifies
-        everything else that the results depend on.
+        A transport that records a program (``records``) can only replay messages whose sizes do not
+        depend on values. It records this call as a whole, and replays it by calling ``run``. So the
+        bytes that ``run`` sends may depend on the values of ``xs``, but the shapes of its results
+        depend on the shapes of ``xs`` alone. ``repr(run)`` identifies everything else that the
+        results depend on.
         """
         return run(xs)
 
@@ -436,24 +447,27 @@ class Transport(ABC):
         return torch.cat(pieces, concat_dim) if out is None else out
 
     def peers(self, x: Tensor, ranks: Ranks) -> AbstractContextManager[list[Tensor]]:
-        """Return a context manager that yields every rank's ``x``.
+        """Return a context manager that yields every rank's ``x``, so that a kernel can read all.
 
         The tensors, all of one shape, may be read inside the block only. Where the ranks share
-        memory they are views into it, so that a kernel can read all of them in one pass. The ranks
-        must not communicate otherwise inside the block.
+        memory they are views into it, and nothing is gathered into a copy. The ranks must not
+        communicate otherwise inside the block.
         """
         return nullcontext(self.all_gather(x, [x.shape] * len(ranks), ranks))
 
     def addends(
         self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks
     ) -> AbstractContextManager[tuple[list[Tensor], int]]:
-        """Return a context manager that yields tensors to sum for this rank's reduced part.
+        """Return a context manager that yields the tensors whose sum has this rank's reduced part.
 
-        It yields (tensors, start). Summed in order, the tensors give a sum in which this rank's
-        part, cut along ``dim`` by ``sizes``, begins at index ``start``. They may be read inside the
-        block only. By default there is one tensor, the result of ``reduce_scatter``, and start is
-        0. A transport whose ranks read each other's memory faster than they reduce yields every
-        rank's ``x``, as ``peers`` does.
+        This lets a caller fuse the sum of a reduce-scatter into its own kernel. It yields (tensors,
+        start): in the sum of ``tensors``, taken in order, this rank's part begins at index
+        ``start`` along ``dim`` and has the size that ``sizes`` gives. They may be read inside the
+        block only.
+
+        By default there is one tensor, the result of ``reduce_scatter``, and start is 0. A
+        transport whose ranks read each other's memory faster than they reduce yields every rank's
+        ``x``, as ``peers`` does.
         """
         return nullcontext(([self.reduce_scatter(x, dim, sizes, ranks)], 0))
 
@@ -516,7 +530,10 @@ PACKED_BYTES = 1 << 20
 
 
 def _are_small(xs: Sequence[Tensor], shapes: Sequence[Sequence[Shape]]) -> bool:
-    """Return whether tensors of ``shapes`` are packed into one message; the same on all ranks."""
+    """Return whether tensors are small enough to be packed into one message; the same on all ranks.
+
+    ``shapes`` are the shapes of all tensors that are sent, grouped by rank.
+    """
     count = sum(math.prod(shape) for own in shapes for shape in own)
     return count * xs[0].element_size() <= PACKED_BYTES
 
@@ -531,11 +548,12 @@ def resized(shape: Sequence[int], dim: int, size: int) -> list[int]:
 def joinable(
     like: Tensor, shapes: Sequence[Sequence[int]], dim: int, out: Tensor | None = None
 ) -> tuple[Tensor | None, Sequence[Tensor] | None]:
-    """Return a tensor that joins pieces of ``shapes`` along ``dim``, and its slices.
+    """Return an output tensor for pieces joined along ``dim``, and its slices to receive them into.
 
-    The pieces are received in the slices. The tensor is the contiguous ``out``, if that is given.
-    The slices are contiguous only if all dims before ``dim`` have size 1. Otherwise the result is
-    (None, None), and the caller joins the pieces by one more copy.
+    So the pieces need no copy when they are joined. The output is the contiguous ``out`` if that is
+    given, else a new tensor with the dtype and device of ``like``. The result is (None, None) if
+    any dim before ``dim`` is not of size 1, because the slices would not be contiguous; the caller
+    then joins the pieces by one more copy.
     """
     shape = shapes[0]
     if any(n != 1 for n in shape[: dim % len(shape)]):

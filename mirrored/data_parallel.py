@@ -55,12 +55,12 @@ class DataParallel(DistributedDataParallel):
         self._keep_group()
 
     def _keep_group(self) -> None:
-        """Keep the process group alive until the reducer is gone, to avoid a deadlock.
+        """Keep the process group alive until DistributedDataParallel's reducer is gone.
 
-        A group that was destroyed ends its threads when its last reference goes. If the reducer
-        holds that reference, torch joins the threads while it holds the GIL, and a thread that
-        releases a tensor waits for the GIL: a deadlock. If Python holds the last reference, torch
-        releases the GIL before it drops the group.
+        This avoids a deadlock. A group that was destroyed ends its threads when its last reference
+        goes. If the reducer holds that reference, torch joins the threads while it holds the GIL,
+        and a thread that releases a tensor waits for the GIL. If Python holds the last reference,
+        torch releases the GIL before it drops the group.
         """
         for holder in (self.reducer, self.logger):
             # The finalizer's argument holds the group; it is dropped only after `holder` is

@@ -1,10 +1,12 @@
-"""Helpers by which ranks compare notes, so that a difference or failure raises on all of them.
+"""Collective helpers that exchange Python objects, so that all ranks raise the same errors.
+
+A "note" is a small picklable object that a rank sends to the others.
 
 ```
-gathered        the note of each rank
-agree           the same, if all notes fit together
-on_every_rank   what a step gives on each rank, if it failed on none
-from_first      what a step gives on rank 0
+gathered        returns the note of each rank
+agree           also raises on all ranks if the notes do not fit together
+on_every_rank   runs a step on each rank, and raises on all if it failed on any
+from_first      runs a step on rank 0, and returns its result on all
 ```
 """
 
@@ -51,7 +53,7 @@ def agree(
 
     Args:
         note: this rank's note.
-        error: makes the error that every rank raises, from all notes.
+        error: returns the error that every rank raises; called with all notes.
         ranks: the members; the world by default.
         fits: returns whether notes fit together, the same on all ranks; by default, whether all are
             equal.
@@ -60,7 +62,7 @@ def agree(
         The note of each of ``ranks``.
 
     Raises:
-        Exception: the one that ``error`` makes.
+        Exception: the result of ``error``, if the notes do not fit.
     """
     notes = gathered(note, ranks)
     if not fits(notes):
@@ -69,13 +71,13 @@ def agree(
 
 
 def by_rank(texts: Iterable[str], ranks: Iterable[int] | None = None) -> str:
-    """Format one line of text for each of ``ranks``, numbered from 0 by default."""
+    """Format one line of text for each of ``ranks`` (by default 0, 1, ...), for error messages."""
     pairs = enumerate(texts) if ranks is None else zip(ranks, texts, strict=True)
     return "\n".join(f"    rank {rank}: {text}" for rank, text in pairs)
 
 
 class _Failed:
-    """Record of an error that a rank sends in place of its result."""
+    """Record of an error that a rank sends in place of its result to ``on_every_rank``."""
 
     def __init__(self, error: Exception, kind: type[Exception]) -> None:
         plain = type(error) in (kind, *_PLAIN)
@@ -131,7 +133,13 @@ def from_first(what: str, step: Callable[[], T], kind: type[Exception] = Runtime
 
     The other ranks wait for rank 0.
 
+    Args:
+        what: what rank 0 does; the error message begins with it.
+        step: the work; it must not communicate. Its result can be pickled.
+        kind: the type of the error that all ranks raise.
+
     Raises:
         kind: ``step`` raised on rank 0.
+        FileNotFoundError: ``step`` raised this on rank 0.
     """
     return on_every_rank(what, lambda: step() if current().rank == 0 else None, kind)[0]  # type: ignore

@@ -50,9 +50,10 @@ def keep_freed_memory() -> bool:
 
 
 def give_back_freed_memory() -> None:
-    """Return memory that is free now to the system, if it was kept.
+    """Return the freed memory that this process has kept to the operating system.
 
-    The memory that a rank used while it built a model is not what its steps allocate.
+    Call it after a model was built, because the steps do not allocate the same blocks as the
+    building.
     """
     if _keeping is not None:
         _keeping.malloc_trim(0)

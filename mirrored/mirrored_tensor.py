@@ -109,9 +109,10 @@ class MirroredTensor(torch.Tensor):
         """Return the one logical tensor that the elements make up; differentiable.
 
         Args:
-            sbp: how the elements make it up: split(0) (the default) joins them, broadcast states
-                that they are equal, partial_sum that their sum is the tensor.
-            placement: a grid of ``ranks``; by default one axis.
+            sbp: the layout that the elements have: split(0) (the default) if they are shards to
+                concatenate along dim 0, broadcast if they are equal replicas, partial_sum if the
+                tensor is their sum; on a grid one of these for each axis.
+            placement: the device grid over ``ranks``; by default one axis with all of them.
             shape: the logical shape. If it is given, the ranks need not exchange the shapes that
                 they hold.
             check: verify that shapes and dtypes fit together, and for broadcast the values.
@@ -179,7 +180,7 @@ def scatter(
     a b c    a b c    a b c     --->       a        b        c
     ```
 
-    Element k goes to ``ranks[k]``, by default rank k. Its gradient stays there.
+    Element k goes to ``ranks[k]``, by default rank k. Its gradient stays on that rank.
 
     Args:
         parts: tensors or numpy arrays of equal shapes and dtypes.
@@ -269,9 +270,10 @@ def _common_ranks(func: Callable[..., Any], args: Any) -> Ranks:
 
 
 def _here(x: torch.Tensor) -> torch.device:
-    """Return the device on which this rank receives elements.
+    """Return the device on which this rank receives the other ranks' elements.
 
-    It is the device of ``x``, or torch's default device on a rank outside ``ranks``.
+    It is the device of ``x``, or torch's default device on a rank that has no element (``x`` on
+    meta).
     """
     return torch.empty(0).device if x.is_meta else x.device
 

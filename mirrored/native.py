@@ -47,7 +47,7 @@ def release() -> str:
 
 
 def builds(package: Path) -> dict[str, Path]:
-    """Map each release of torch to the folder in ``package`` with its build, oldest first."""
+    """Return the folder of each torch release that ``package`` has a build for, oldest first."""
     found = {
         p.name.removeprefix("torch").replace("_", "."): p for p in package.glob("torch[0-9]*_*")
     }

@@ -31,8 +31,8 @@ def in_a_line(text: str) -> str:
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether a path is UTF-8.
+    """Return whether a path, as Python decoded it, was valid UTF-8.
 
-    Python represents other bytes of a path as lone surrogates.
+    Python represents bytes of a path that are not UTF-8 as lone surrogates.
     """
     return not any("\ud800" <= letter <= "\udfff" for letter in text)

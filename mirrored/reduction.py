@@ -98,7 +98,7 @@ def check_combined(dtype: torch.dtype, op: str) -> None:
 
 
 def identity(dtype: torch.dtype, op: str) -> float | int | bool:
-    """Return the neutral element of ``op``.
+    """Return the neutral element of ``op``, which leaves any number of ``dtype`` unchanged.
 
     It is 0 for "sum", and the smallest and the largest number of ``dtype`` for "max" and "min".
     """

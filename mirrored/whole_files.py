@@ -25,7 +25,7 @@ def write(path: str | Path, data: bytes, *, own: bool = False) -> None:
     Args:
         path: the file.
         data: its whole content.
-        own: as for ``being_written``.
+        own: whether the file is the user's alone, as in ``being_written``.
 
     Raises:
         OSError: the file cannot be written; its old content is still there.
@@ -36,10 +36,10 @@ def write(path: str | Path, data: bytes, *, own: bool = False) -> None:
 
 @contextmanager
 def being_written(path: str | Path, *, own: bool = False) -> Iterator[BinaryIO]:
-    """Yield a file that gets its name when the block ends, and is removed if the block raises.
+    """Yield a file to write, which replaces ``path`` atomically when the block ends.
 
-    A symbolic link is followed, and a target that is not a regular file, such as ``/dev/stdout``,
-    is written directly.
+    If the block raises, the file is removed and ``path`` stays as it was. A symbolic link is
+    followed, and a target that is not a regular file, such as ``/dev/stdout``, is written directly.
 
     Args:
         path: the name of the file.

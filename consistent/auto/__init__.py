@@ -1,7 +1,7 @@
-"""Planning of a step before any rank is rented.
+"""Planning of a training step in one process, before the ranks that will run it exist.
 
-``simulate`` tells what a step takes on a machine, ``layouts`` chooses its layouts, and ``search``
-finds the fastest strategy.
+``simulate`` estimates time and memory of a step on a machine, ``layouts`` chooses the layouts of
+all its tensors, and ``search`` finds the fastest parallel strategy.
 """
 
 from .machines import Machine, Wire

@@ -1,1 +1,1 @@
-"""Gradients of global tensors: the dual SBP, and the sums over ranks that leaves need."""
+"""Gradients of global tensors: their layouts in backward, and the sums over ranks for leaves."""

@@ -1,8 +1,8 @@
-"""Backward passes over global tensors: their first gradient, and how torch's engine runs.
+"""Backward passes over global tensors: the first gradient, and how torch's engine runs.
 
-Torch differentiates the local ops. The gradient of a tensor has the dual SBP (S -> S, B -> P, P ->
-B), so backward starts from the dual of the loss. ``leaves`` handles the gradients that reach
-leaves.
+Torch differentiates the local ops. The gradient of a tensor has the dual SBP (S for S, P for B, B
+for P), so backward starts from a gradient in the dual SBP of the loss. ``leaves`` handles the
+gradients that reach leaves.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _thread = _Thread()
 
 
 def is_handled() -> bool:
-    """Return whether a tracer handles ``y.backward()``."""
+    """Return whether a tracer runs ``y.backward()`` in place of this module."""
     return bool(_HANDLE_BACKWARD)
 
 
@@ -53,7 +53,7 @@ def passes() -> int:
 def backward(
     y: Any, gradient: torch.Tensor | None, retain_graph: bool | None, create_graph: bool
 ) -> None:
-    """Run backward from one global tensor into all leaves."""
+    """Run ``y.backward(...)`` for a global tensor: compute gradients of all leaves."""
     if _HANDLE_BACKWARD:
         _HANDLE_BACKWARD[-1](y, gradient, retain_graph, create_graph)
         return
@@ -119,15 +119,15 @@ def _given(y: Any, gradient: torch.Tensor) -> torch.Tensor:
 
 
 def run_engine(engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run torch's backward engine on one thread.
+    """Run torch's backward engine on one thread, so that all ranks communicate in the same order.
 
     Every rank must issue the same boxings in the same order. With several engine threads (CPU and
     CUDA nodes in one graph) two ranks could differ.
 
     If the values of one rank make an op raise, all of its ranks raise (``refused_gradients``). Any
     other error, such as that of a hook, may be raised on one rank alone, in the middle of the
-    ranks' communication. From then on the messages of that rank match those of no rank that has not
-    raised.
+    ranks' communication. After that, this rank's messages no longer match those of ranks that have
+    not raised.
     """
     threads, before = torch._C._is_multithreading_enabled(), _C.in_backward_of_shards(True)
     torch._C._set_multithreading_enabled(False)
@@ -155,7 +155,10 @@ def run_engine(engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _agree_on_nan(roots: Sequence[Any]) -> None:
-    """Raise on all ranks the error that anomaly mode has found on one of them."""
+    """Raise on all ranks the error for a NaN that torch's anomaly mode has found on one of them.
+
+    ``roots`` are the tensors from which backward started.
+    """
     found = _C.take_nan_found()
     error = RuntimeError(found) if found else None
     if not is_apart():  # ranks outside follow this pass, so they take part, too

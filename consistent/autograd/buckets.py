@@ -1,8 +1,9 @@
-"""Sums of the gradients of B leaves over ranks, done while backward goes on.
+"""Sums of the gradients of B (replicated) leaves over ranks, done while backward goes on.
 
-Where ranks share memory, large gradients are summed at once. All others go in buckets, whose
-all-reduces overlap with the rest of backward. The leaves of a bucket are chosen by their specs
-alone, so that all ranks of a sum choose the same (``csrc/bindings/dispatch/gradients/waiting.h``).
+A bucket is a group of gradients that are concatenated and summed in one all-reduce, which overlaps
+with the rest of backward. Where ranks share memory, large gradients are summed at once instead. The
+leaves of a bucket are chosen by their specs alone, so that all ranks of a sum choose the same
+(``csrc/bindings/dispatch/gradients/waiting.h``).
 """
 
 from __future__ import annotations
@@ -56,17 +57,17 @@ AT_ONCE_BYTES = 1 << 20
 
 
 class InFlight(Protocol):
-    """Addends whose sums are in flight."""
+    """Gradients whose sums over ranks were started and not yet waited for."""
 
     def turn(self) -> None:
-        """Send the second message, if a sum takes two."""
+        """Send the second message, for sums that take two."""
 
     def finish(self) -> None:
         """Wait for the sums, and add them to the leaves' gradients."""
 
 
 class _Key(NamedTuple):
-    """Properties that the leaves of one bucket have in common."""
+    """Properties that the leaves of a bucket share; each key has a number (``number_of``)."""
 
     placement: Placement
     axes: tuple[int, ...]
@@ -75,7 +76,7 @@ class _Key(NamedTuple):
 
 
 class _State(threading.local):
-    """Buckets that the backward pass of one thread has in flight."""
+    """The sums that this thread's backward pass has in flight, and the bytes of its buckets."""
 
     def __init__(self) -> None:
         self.flying: list[InFlight] = []
@@ -91,18 +92,18 @@ _numbers: dict[_Key, int] = {}
 def number_of(
     placement: Placement, axes: tuple[int, ...], dtype: torch.dtype, is_scattered: bool = False
 ) -> int:
-    """Return the number of the buckets whose leaves are summed over ``axes`` of ``placement``.
+    """Return the number by which C++ knows the buckets of leaves that are summed over ``axes``.
 
-    ``is_scattered`` says whether each rank gets its share of the sum or the whole.
+    ``is_scattered`` says whether each rank gets its share of the sum rather than the whole.
     """
     return _numbers.setdefault(_Key(placement, axes, dtype, is_scattered), len(_numbers))
 
 
 def forget_sizes() -> None:
-    """Choose the bucket sizes of the next backward as for a first one.
+    """Forget the gradients of the last backward, so that bucket sizes start as in a first one.
 
-    A rank of a new process group may have had no backward yet, or another one, so sizes would
-    differ.
+    This is called for a new process group. One of its ranks may have had no backward yet, or
+    another one, so ranks would choose different sizes.
     """
     _state.before.clear()
 
@@ -111,18 +112,18 @@ groups.when_new.append(forget_sizes)
 
 
 def at_once() -> int:
-    """Return the number of bytes from which a gradient may be summed at once, or go alone."""
+    """Return the number of bytes from which a gradient may be summed without a bucket."""
     return min(AT_ONCE_BYTES, ALONE_BYTES)
 
 
 def limit(number: int, launched: bool) -> int:
-    """Return the number of bytes that fill the next bucket of ``number``.
+    """Return how many bytes of gradients fill the next bucket, so that it is sent.
 
     All ranks of the sum find the same: it follows from the gradients of the last backward, and from
     the cost of messages that all ranks assume.
 
     Args:
-        number: the number of the buckets.
+        number: the number of the buckets, as from ``number_of``.
         launched: whether one of them was launched in this backward pass already.
     """
     # The dict keeps the order of insertion, which is that of the numbers.
@@ -139,12 +140,12 @@ def limit(number: int, launched: bool) -> int:
 
 
 def goes_alone(spec: TensorSpec) -> bool:
-    """Return whether the gradient of a leaf with ``spec`` is summed in a message of its own."""
+    """Return whether the gradient of a leaf with ``spec`` is too large for a bucket."""
     return spec.placement.type == "cpu" and spec.largest_nbytes >= ALONE_BYTES
 
 
 class _Bucket:
-    """Addends that are being summed in one flat all-reduce per axis."""
+    """Gradients of one bucket in flight: summed by one flat all-reduce per axis."""
 
     __slots__ = ("positions", "handle", "rest")
 
@@ -161,14 +162,14 @@ class _Bucket:
         self.add(self.handle.wait())
 
     def add(self, flat: torch.Tensor) -> None:
-        """Sum ``flat`` along the other axes, and add the sums to the leaves' gradients."""
+        """Sum ``flat`` along the axes that are left, and add the sums to the leaves' gradients."""
         for ranks in self.rest:
             flat = current().all_reduce(flat, ranks)
         _C.accumulate(self.positions, flat)
 
 
 class _CodedBucket(_Bucket):
-    """Addends that are being summed by codecs along one axis, ``groups[0]``."""
+    """Gradients of one bucket in flight, summed by codecs along one axis, ``groups[0]``."""
 
     __slots__ = ("sums",)
 
@@ -191,17 +192,26 @@ class _CodedBucket(_Bucket):
 
 
 def count(number: int, nbytes: int) -> None:
-    """Count ``nbytes`` for a launched bucket of ``number``; the same on every rank."""
+    """Record that a bucket of ``nbytes`` was launched, to choose the next backward's sizes.
+
+    All ranks must pass the same number.
+    """
     _state.launched[number] = _state.launched.get(number, 0) + nbytes
 
 
 def fly(sums: InFlight) -> None:
-    """Register ``sums`` as in flight until ``finish``."""
+    """Register ``sums``, which were started, to be waited for by ``finish``."""
     _state.flying.append(sums)
 
 
 def launch(positions: list[int], leaves: list[Any], flat: torch.Tensor) -> None:
-    """Start to sum the addends that wait at ``positions``; ``flat`` is their concatenation."""
+    """Start the all-reduce of one bucket.
+
+    Args:
+        positions: where the C++ part keeps the addends of the bucket.
+        leaves: the leaf of each addend.
+        flat: the concatenation of the addends.
+    """
     spec: TensorSpec = leaves[0]._spec
     _observe(leaves)
     number = number_of(spec.placement, summed_axes(spec), spec.dtype)
@@ -229,7 +239,7 @@ def launch(positions: list[int], leaves: list[Any], flat: torch.Tensor) -> None:
 
 
 def finish() -> None:
-    """Wait for all sums that are in flight, and add them to the leaves' gradients."""
+    """Send all buckets that are left, wait for all sums, and add them to the leaves' gradients."""
     _C.launch_all()
     flying, _state.flying = _state.flying, []
     with hidden_again():
@@ -244,18 +254,18 @@ def finish() -> None:
 
 
 def reset() -> None:
-    """Drop everything that a backward pass that raised had in flight."""
+    """Drop all buckets and sums in flight, after a backward pass that raised."""
     _C.clear_waiting()
     _state.flying, _state.launched = [], {}
     forget_shown()
 
 
 def sum_at_once(leaf: Any, addend: torch.Tensor, unshared: bool) -> torch.Tensor | None:
-    """Return the sum of a large gradient of ``leaf`` over ranks that share memory, or None.
+    """Sum a large gradient of ``leaf`` over ranks that share memory; return it, or None if not.
 
-    None means that the gradient is small or sparse, this rank is outside, the ranks do not share
-    the host's memory, or a codec sums the gradient. If ``unshared``, nothing else refers to
-    ``addend``, and the sum is made in its memory.
+    It is not summed if the gradient is small or sparse, if this rank is outside, if the ranks do
+    not share the host's memory, or if a codec sums the gradient. If ``unshared``, nothing else
+    refers to ``addend``, and the sum is made in its memory.
     """
     spec: TensorSpec = leaf._spec
     is_small = spec.largest_nbytes < AT_ONCE_BYTES or addend.layout is not torch.strided
@@ -272,14 +282,14 @@ def sum_at_once(leaf: Any, addend: torch.Tensor, unshared: bool) -> torch.Tensor
 
 
 def _share_memory(placement: Placement, axes: tuple[int, ...]) -> bool:
-    """Return whether the ranks that sum over ``axes`` of ``placement`` share the host's memory."""
+    """Return whether the ranks that sum over each of ``axes`` share the host's memory."""
     if placement.type != "cpu":
         return False
     return all(current().shares(ranks, "cpu") for ranks in _along(placement, axes))
 
 
 def _groups(spec: TensorSpec) -> list[tuple[int, ...]]:
-    """Return the ranks to sum over, for each axis in turn."""
+    """Return the ranks that this rank sums with, for each axis that the gradient is summed over."""
     return _along(spec.placement, summed_axes(spec))
 
 
@@ -295,7 +305,7 @@ def _through(placement: Placement, axes: tuple[int, ...], at: Coordinate) -> lis
 
 
 def _observe(leaves: list[Any]) -> None:
-    """Notify check mode and tracers of the boxings of the leaves' gradients."""
+    """Notify check mode and tracers that the gradients of ``leaves`` are about to be boxed."""
     if check_mode.enabled or _ON_BOXING_BEGIN:
         for leaf in leaves:
             _observe_one(leaf)

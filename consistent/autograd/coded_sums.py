@@ -1,4 +1,4 @@
-"""Gradients that are summed over ranks by a codec, in fewer bytes, and the state kept per leaf."""
+"""Gradients that a codec compresses for their sum over ranks, and its state per leaf."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CODER = "_grad_coder"  # the coder's state is neither saved nor copied (tensor/
 
 
 def sum_by(leaf: Any, codec: str, axis: int) -> None:
-    """Sum gradients of ``leaf`` by ``codec`` along ``axis`` from now on, if that saves bytes.
+    """Sum the gradients of ``leaf`` along ``axis`` by ``codec`` from now on, if that saves bytes.
 
     The state that this rank keeps for it is as large as the leaf's shard.
     """
@@ -32,7 +32,10 @@ def forget_codec(leaf: Any) -> None:
 
 
 def coder_of(leaf: Any) -> Coder | None:
-    """Return the coder of the leaf's gradients, with the unsent rest of earlier ones, or None."""
+    """Return the ``Coder`` that compresses the leaf's gradients, or None if they are sent in full.
+
+    It keeps the unsent rest: the rounding errors of earlier gradients, which the next one includes.
+    """
     if _CODEC not in leaf.__dict__:
         return None
     if _CODER not in leaf.__dict__:
@@ -41,7 +44,7 @@ def coder_of(leaf: Any) -> Coder | None:
 
 
 def axis_of(leaf: Any) -> int:
-    """Return the axis along which the leaf's codec sums."""
+    """Return the axis of the placement along which the leaf's codec sums."""
     return _said(leaf)[0]
 
 
@@ -52,7 +55,7 @@ def _said(leaf: Any) -> tuple[int, str]:
 
 
 def coded_moves(leaf: Any, moves: tuple[Step, ...]) -> tuple[Step, ...]:
-    """Return the moves of the leaf's gradient, with the bytes that its codec, if any, sends."""
+    """Return ``moves``, the boxing of the leaf's gradient, with the bytes that its codec sends."""
     coder = coder_of(leaf)
     if coder is None or coder.reduce is None:
         return moves

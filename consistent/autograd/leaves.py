@@ -1,9 +1,9 @@
-"""Leaves that other ranks hold too: how a new gradient is added to ``.grad``.
+"""Leaves that several ranks hold: how a new gradient is summed and added to ``.grad``.
 
 Autograd computes this rank's addend. A hook in C++ (``csrc/bindings/dispatch/gradients/leaf.cpp``)
-intercepts simple addends before torch adds them: they wait for their bucket, and their sum is added
-instead. All other addends are passed to ``take``, which returns to torch a gradient in the layout
-of the present ``.grad``.
+intercepts simple addends before torch adds them: they wait in a bucket (gradients that are reduced
+in one message), and their sum is added instead. All other addends are passed to ``take``, which
+returns to torch a gradient in the layout of the present ``.grad``.
 
 ``.grad`` is a correct global tensor at every moment, and so is every alias of it. If its layout has
 to change (only inside and after ``no_sync()``), the object gets new memory.
@@ -37,9 +37,10 @@ _ALWAYS_TAKEN = 1 << 62
 
 
 def watch_leaf(leaf: Any) -> None:
-    """Sum the gradients of this leaf over the ranks that hold it too, from now on.
+    """Register ``leaf``, if it needs it, to have its gradients summed over ranks.
 
-    The sums are added in the layout of the gradient that the leaf has.
+    Call this again if the layout of its gradient changes. Leaves for which torch's own addition is
+    right are unregistered.
     """
     spec: TensorSpec = leaf._spec
     axes, held = summed_axes(spec), _C.held_gradient(leaf)
@@ -59,7 +60,7 @@ def watch_leaf(leaf: Any) -> None:
 
 
 def assign(leaf: Any, value: Any) -> None:
-    """Carry out ``leaf.grad = value``. A global ``value`` becomes the gradient as it is."""
+    """Carry out ``leaf.grad = value``. A global ``value`` itself becomes the gradient."""
     forget(leaf)
     if isinstance(value, torch.Tensor) and value is not leaf:
         value = _checked_gradient(leaf, value)
@@ -74,7 +75,7 @@ def assign(leaf: Any, value: Any) -> None:
 
 
 def _checked_gradient(leaf: Any, value: Any) -> Any:
-    """Return ``value`` if it is global, else a copy in the settled layout of the leaf's gradient.
+    """Return ``value`` if it is global, else a copy in the layout of ``.grad`` after backward.
 
     Raises:
         RuntimeError: ``value`` has another shape or dtype than the leaf, or is on another
@@ -95,14 +96,13 @@ def _checked_gradient(leaf: Any, value: Any) -> Any:
 
 
 def take(leaf: Any, addend: torch.Tensor, unshared: bool) -> torch.Tensor | None:
-    """Return the gradient that torch adds to the leaf's instead of ``addend``, or None.
+    """Handle a new gradient of a leaf; return what torch adds to ``.grad`` in its place, or None.
 
-    ``addend`` has the dual spec. None means that the addend waits for its sum, or was added
-    already.
+    None means that the addend waits for its sum over ranks, or was added already.
 
     Args:
         leaf: the leaf that the gradient reaches.
-        addend: this rank's addend.
+        addend: this rank's addend, in the dual spec of the leaf.
         unshared: whether nothing else refers to ``addend``, so that it may be overwritten.
     """
     spec: TensorSpec = leaf._spec
@@ -143,7 +143,7 @@ def take(leaf: Any, addend: torch.Tensor, unshared: bool) -> torch.Tensor | None
 
 
 def _let_wait(leaf: Any, addend: torch.Tensor, unshared: bool) -> None:
-    """Let ``addend`` wait for its sum: in a bucket or, if it is large, alone and without a copy."""
+    """Queue ``addend`` to be summed over ranks: in a bucket or, if large, alone without a copy."""
     if not buckets.goes_alone(leaf._spec):
         _C.wait(leaf, addend, False)
     elif unshared and addend.is_contiguous():
@@ -153,9 +153,10 @@ def _let_wait(leaf: Any, addend: torch.Tensor, unshared: bool) -> None:
 
 
 def _accumulate(leaf: Any, addend: torch.Tensor, held: Any, wanted: TensorSpec) -> None:
-    """Add ``addend`` to the gradient of a leaf whose gradients have another layout than the leaf.
+    """Add ``addend`` to a ``.grad`` whose layout, set by ``lay_gradient``, is not that of the leaf.
 
-    Torch cannot do it, since it would make the gradient as large as the leaf.
+    Torch cannot do it, since it would make the gradient as large as the leaf. ``held`` is the
+    present gradient or None, ``wanted`` the spec that it is to have.
     """
     dual = leaf._spec.dual.with_dtype(addend.dtype)
     if held is not None and held._spec is not dual and held._spec.sbp != wanted.sbp:
@@ -181,7 +182,7 @@ def _accumulate(leaf: Any, addend: torch.Tensor, held: Any, wanted: TensorSpec) 
 
 @cache
 def _torch_runs_hooks() -> bool:
-    """Return whether torch calls post-accumulate hooks of a leaf when no gradient arrives.
+    """Return whether torch runs a leaf's post-accumulate hooks if its gradient is None.
 
     Later releases of torch do. Then ``_accumulate``, after which torch gets None, need not call
     them.
@@ -205,10 +206,10 @@ class _NoGradient(torch.autograd.Function):
 
 
 def _follows(leaf: Any, held: Any, wanted: TensorSpec) -> bool:
-    """Return whether this rank is outside and has a split gradient with the wanted layout.
+    """Return whether this rank is outside and ``held``, a split ``.grad``, has the wanted spec.
 
-    Torch's accumulation on ``meta`` tensors would read the shape of ``held``, which is not that of
-    a piece.
+    Torch must not add to it: on ``meta`` tensors it would read the logical shape of ``held``, which
+    is not that of a shard.
     """
     outside = my_coordinate(leaf._spec.placement) is None and not torch.is_grad_enabled()
     is_split = any(entry.is_split for entry in held._spec.sbp)
@@ -216,14 +217,14 @@ def _follows(leaf: Any, held: Any, wanted: TensorSpec) -> bool:
 
 
 def _may_wait(leaf: Any, held: Any, addend: torch.Tensor) -> bool:
-    """Return whether the addend may be added later, after the hooks that torch runs next."""
+    """Return whether ``addend`` may be added later, after torch has run the leaf's hooks."""
     strided = all(x.layout is torch.strided for x in (held, addend) if x is not None)
     seen = leaf._post_accumulate_grad_hooks is not None
     return strided and not seen and my_coordinate(leaf._spec.placement) is not None
 
 
 def settle(leaf: Any, total: torch.Tensor) -> None:
-    """Replace the memory of the gradient that the leaf held as P by ``total``, its sum."""
+    """Replace the data of a leaf's P gradient, in the same object, by its sum ``total``."""
     held = _C.held_gradient(leaf)
     lay_anew(held, total, leaf._spec.settled.with_dtype(total.dtype))
 
@@ -232,9 +233,9 @@ def settle(leaf: Any, total: torch.Tensor) -> None:
 def no_sync() -> Iterator[None]:
     """Accumulate gradients without summing them over ranks, inside the context.
 
-    Gradients of B leaves stay P and add up; the next backward outside boxes their sum once. Use it
-    for all but the last micro-batch of a gradient accumulation. ``.grad`` is a correct global
-    tensor at every moment; inside, it is P.
+    The gradients of replicated (B) leaves stay partial sums (P) and add up; the next backward
+    outside the context sums them over ranks once. Use it for all but the last micro-batch of a
+    gradient accumulation. ``.grad`` is a correct global tensor at every moment; inside, it is P.
     """
     buckets.finish()  # if called inside a backward: sum the gradients that wait first
     before = _C.set_sync(False)

@@ -1,4 +1,4 @@
-"""Gradients that each rank holds a share of: they are reduced and scattered while backward goes on.
+"""Sharded gradients: they are reduced and scattered over ranks while backward goes on.
 
 ```
 program    backward of d | backward of c | backward of b | backward of a | wait, add to .grad
@@ -6,12 +6,12 @@ messages                                 d, c ......                     b, a ..
 ```
 
 This is for ranks whose messages travel while they compute. Where ranks share memory each gradient
-is reduced and scattered at once: there is no link to keep busy.
+is reduced and scattered at once, because nothing would overlap.
 
-Until backward ends, the gradient of a leaf lacks addends that wait in a bucket or are in flight. A
-program that reads ``.grad`` before then waits for those in flight, but for no other rank: all ranks
-have started them at the same place of the program. Addends that wait in a bucket are shown as P
-(``shown.py``).
+Until backward ends, the gradient of a leaf lacks addends that wait in a bucket (gradients that are
+sent in one message) or are in flight. A program that reads ``.grad`` before then waits for those in
+flight, but for no other rank: all ranks have started them at the same place of the program. Addends
+that wait in a bucket are shown as P (``shown.py``).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ IN_FLIGHT_BYTES = 8 << 20
 
 
 class _Held(NamedTuple):
-    """A gradient that is to be boxed along its route and added to that of its leaf."""
+    """A gradient that waits to be boxed along ``route`` and added to that of its leaf."""
 
     position: int
     leaf: Any
@@ -60,9 +60,10 @@ _state = _State()
 
 
 def may_be_later(leaf: Any, grad: Tensor) -> bool:
-    """Return whether ``grad`` can be added to the gradient of ``leaf`` when this backward ends.
+    """Return whether ``grad`` may be added to the gradient of ``leaf`` at the end of this backward.
 
-    The answer is the same on all ranks. The caller must check as well that its boxing travels.
+    The answer is the same on all ranks. The caller must also check that the boxing of ``grad`` is
+    one message that travels while this rank computes.
     """
     return (
         grad.layout is torch.strided
@@ -77,10 +78,10 @@ def may_be_later(leaf: Any, grad: Tensor) -> bool:
 def add_later(
     leaves: Sequence[Any], grads: Sequence[Tensor], routes: Sequence[Route], coders: Coders = ()
 ) -> None:
-    """Box ``grads`` while backward goes on, and add them to the gradients of ``leaves`` at its end.
+    """Box ``grads`` along ``routes`` while backward goes on; add them to ``.grad`` at its end.
 
-    They go in buckets. Gradients with codecs are sent at once instead, since codecs keep the unsent
-    rest.
+    They are sent in buckets. Gradients with ``coders`` are sent at once instead, since codecs keep
+    the unsent rest of each gradient.
     """
     coders = coders if any(coders) else ()
     numbers = [-1 if coders else _number(route) for route in routes]
@@ -105,7 +106,7 @@ def _number(route: Route) -> int:
 
 
 def send(positions: Sequence[int]) -> None:
-    """Start the boxings of a bucket that is full, or that is left when backward has ended."""
+    """Start the boxings of one bucket: a full one, or one that is left when backward ends."""
     held = [_state.waiting.pop(position) for position in positions]
     buckets.count(_number(held[0].route), sum(each.route[0].largest_nbytes for each in held))
     _send(held, ())
@@ -124,7 +125,10 @@ def _send(held: list[_Held], coders: Coders) -> None:
 
 
 class _Flying:
-    """Gradients of ``nbytes`` in flight. The tensors that were sent are not kept alive."""
+    """Gradients of one message in flight, ``nbytes`` in all.
+
+    The tensors that were sent are not kept alive.
+    """
 
     def __init__(self, held: list[_Held], nbytes: int, started: Started) -> None:
         self.nbytes, self._started = nbytes, started
@@ -140,7 +144,10 @@ class _Flying:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Wait for the gradients and add them, unless that was done. Sends nothing."""
+        """Wait for the gradients and add them to their leaves, unless that was done.
+
+        Sends nothing.
+        """
         if self not in _state.flying:
             return
         _state.flying.remove(self)
@@ -153,9 +160,10 @@ class _Flying:
 
 
 def show(leaf: Any) -> Any:
-    """Return the gradient of a leaf that has addends in flight or in a bucket.
+    """Return ``leaf.grad`` for a program that reads it during backward, with all addends included.
 
-    Addends in flight are waited for and added. Addends in a bucket are included in the result.
+    Addends in flight are waited for and added. Addends in a bucket are included in the result,
+    which is then P.
     """
     for flying in tuple(_state.flying):
         if flying.goes_to(leaf):
@@ -166,8 +174,10 @@ def show(leaf: Any) -> Any:
 
 
 def reset() -> None:
-    """Drop everything that a backward pass that raised has started. Its messages are still
-    received."""
+    """Drop everything that a backward pass that raised has started.
+
+    Messages in flight are still received.
+    """
     _state.waiting, _state.flying, _state.nbytes = {}, [], 0
 
 
@@ -190,7 +200,7 @@ def is_dense(*tensors: Tensor) -> bool:
 
 
 def added(total: Tensor, grad: Tensor) -> Tensor:
-    """Return ``total + grad``, in the memory of ``total`` if both are dense."""
+    """Return ``total + grad``, computed in place in ``total`` if both are dense."""
     with HookOff():
         if is_dense(total, grad):
             return total.add_(grad)

@@ -1,7 +1,7 @@
-"""Gradients of leaves that are read during backward while their addends still wait for the sum.
+"""Gradients that are read during backward while addends still wait for their sum over ranks.
 
-``.grad`` is then a P tensor with the right value. Nothing is communicated, since one rank alone may
-read it. The object that was read stays the gradient. Before the sums are added it gets back its
+The reader gets a P tensor with the right value. Nothing is communicated, since one rank alone may
+read it. The tensor object that was read stays ``.grad``. Before the sums are added it gets back its
 former memory, so that the sums are added where torch would have added them.
 """
 
@@ -22,7 +22,7 @@ from ..spec import B, P, TensorSpec
 
 
 class _Shown:
-    """A leaf whose gradient was read, the object that was read, and its former (shard, spec).
+    """Record of a leaf whose gradient was read: the object ``grad`` and its former (shard, spec).
 
     ``grad`` is None once the leaf was given another gradient.
     """
@@ -42,7 +42,7 @@ class _Shown:
         self.grad, self.version, self.before, self.visible = grad, grad._version, before, True
 
     def hide(self) -> None:
-        """Give the object its former memory back, if it is still the gradient."""
+        """Give the object that was read its former memory back, if it is still ``leaf.grad``."""
         if not self.visible:
             return
         self.visible = False
@@ -57,7 +57,7 @@ class _Shown:
             lay_anew(self.grad, *self.before)
 
     def take(self) -> None:
-        """Make the object the gradient again, with the sums that were added meanwhile."""
+        """Make the object that was read ``leaf.grad`` again, with the sums added meanwhile."""
         found = _C.held_gradient(self.leaf)
         if self.grad is not None and self.before is None and found is not None:
             lay_anew(self.grad, plain(found), found._spec)
@@ -65,8 +65,10 @@ class _Shown:
             self.before = plain(found), found._spec
 
     def end(self) -> None:
-        """Finish once no addend waits: make the object the gradient, and unwatch the leaf if
-        possible."""
+        """End the record when no addend waits: make the object ``.grad`` again.
+
+        The leaf is unwatched if possible, so that torch adds to its gradient again.
+        """
         self.take()
         found = _C.held_gradient(self.leaf)
         if self.watched and (found is None or found._spec.sbp == self.leaf._spec.settled.sbp):
@@ -84,9 +86,10 @@ _state = _State()
 
 @torch.no_grad()
 def show(leaf: Any, specs: Mapping[int, TensorSpec]) -> Any:
-    """Return the gradient of a leaf together with the addends that wait for it, as P.
+    """Return the gradient of ``leaf`` plus the addends that wait for it, as P, and record that.
 
-    ``specs`` are the specs of addends by position, for those without the dual spec of the leaf.
+    ``specs`` are the specs of those addends, by position, that do not have the dual spec of the
+    leaf.
     """
     shown = _of(leaf)
     if shown is not None and shown.visible:
@@ -120,7 +123,7 @@ def show(leaf: Any, specs: Mapping[int, TensorSpec]) -> Any:
 
 
 def _addends_of(specs: Sequence[TensorSpec]) -> TensorSpec:
-    """Return a spec to which each of ``specs`` can be boxed without a message.
+    """Return a spec to which each of ``specs`` can be boxed without a message, to add them up.
 
     It is P on the axes on which they differ. If several axes split one dim, it is P on all axes
     that split or sum.
@@ -133,7 +136,10 @@ def _addends_of(specs: Sequence[TensorSpec]) -> TensorSpec:
 
 
 def hide(leaf: Any) -> None:
-    """Give ``leaf`` the gradient that it had before it was read. A later read shows it again."""
+    """Give ``leaf`` the gradient that it had before it was read, to add addends to it.
+
+    A later read shows the sum again.
+    """
     shown = _of(leaf)
     if shown is not None:
         shown.hide()
@@ -141,7 +147,7 @@ def hide(leaf: Any) -> None:
 
 @contextmanager
 def hidden(leaf: Any) -> Iterator[None]:
-    """Give ``leaf`` its former gradient in the context, and the object that was read after it."""
+    """Inside the context, give ``leaf`` the gradient that it had before it was read."""
     shown = _of(leaf)
     if shown is not None:
         shown.hide()
@@ -151,7 +157,7 @@ def hidden(leaf: Any) -> Iterator[None]:
 
 
 def forget(leaf: Any) -> None:
-    """Drop the gradient that was read of ``leaf``, because the leaf is given another one."""
+    """Drop the record of a gradient of ``leaf`` that was read, since it is given another one."""
     shown = _of(leaf)
     if shown is not None:
         shown.visible, shown.grad = False, None
@@ -159,7 +165,10 @@ def forget(leaf: Any) -> None:
 
 @contextmanager
 def hidden_again() -> Iterator[None]:
-    """Give all leaves their former gradients inside the context, and those that were read after it.
+    """Give all leaves, inside the context, the gradients that they had before they were read.
+
+    After it they have the objects that were read again, with all sums added, and the records are
+    dropped.
 
     Raises:
         RuntimeError: a hook wrote into a gradient that was read.
@@ -176,7 +185,10 @@ def hidden_again() -> Iterator[None]:
 
 
 def forget_shown() -> None:
-    """Drop all records after a backward pass that raised: gradients stay as they were read."""
+    """Drop all records of gradients that were read, after a backward pass that raised.
+
+    The gradients stay as they were read.
+    """
     _state.shown, _state.written = [], None
 
 

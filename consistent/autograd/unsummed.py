@@ -1,6 +1,7 @@
-"""Gradients, inside ``no_sync()``, of split leaves that are gathered for their use.
+"""Gradients, inside ``no_sync()``, of sharded leaves that are gathered for use, as by ZeRO-3.
 
-Nothing is sent there, and ``.grad`` is P, on each rank as large as the gathered leaf.
+Inside the context nothing is sent, and ``.grad`` is a P tensor, on each rank as large as the
+gathered leaf.
 
 ```
 inside     .grad: P + this rank's addend              nothing is sent
@@ -36,18 +37,19 @@ def arriving(
     keep: bool = True,
     coders: Coders = (),
 ) -> list[Tensor | None]:
-    """Return the gradients that are left to be boxed, of those on their way to split leaves.
+    """Take over gradients on their way to sharded leaves; return those still to be boxed.
 
-    Inside ``no_sync()`` none is left: they are added to ``.grad``. After it they are returned
-    together with the gradients accumulated there. If their messages can travel while backward goes
-    on, they go in buckets instead, and none is left either.
+    Inside ``no_sync()`` they are added to ``.grad`` and none is left. After it they are returned
+    together with the gradients accumulated before. If their messages can travel while backward goes
+    on, they go in buckets instead, and none is left either. A gradient that is taken over is None
+    in the result.
 
     Args:
         nodes: the autograd node that each gradient goes to.
         grads: this rank's shards of the gradients.
         specs: the specs of the gradients.
-        keep: whether gradients are added to ``.grad`` inside ``no_sync()``; else they are boxed
-            there.
+        keep: whether gradients are added to ``.grad`` inside ``no_sync()``; else they are returned
+            to be boxed even there.
         coders: the codecs by which they are sent; empty if there are none.
     """
     left, candidates = list(grads), []
@@ -89,7 +91,10 @@ def _may_be_later(leaf: Any, grad: Any) -> bool:
 
 
 def _keep(leaf: Any, held: Any, grad: Tensor, spec: TensorSpec) -> None:
-    """Add ``grad`` to the gradient of ``leaf``, which is P from now on."""
+    """Add ``grad`` to ``leaf.grad`` without communication, so that the latter becomes P.
+
+    ``held`` is the present gradient or None, ``spec`` the spec of ``grad``.
+    """
     if held is None:
         total = grad.detach().clone()
     elif held._spec is spec:
@@ -108,9 +113,10 @@ def _keep(leaf: Any, held: Any, grad: Tensor, spec: TensorSpec) -> None:
 
 
 def _clear(leaf: Any, held: Any) -> None:
-    """Replace the gradient of ``leaf`` by zeros in its settled layout, in the same object.
+    """Replace the value of ``leaf.grad``, ``held``, by zeros in the layout it has after backward.
 
-    The value it held is on its way, and will be added to the zeros.
+    The object stays the same. Its former value is on its way to be summed, and will be added to the
+    zeros.
     """
     settled = settled_spec(leaf).with_dtype(held.dtype)
     at = my_coordinate(settled.placement)

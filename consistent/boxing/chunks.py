@@ -24,9 +24,9 @@ from .cost import start_bytes
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One chunk of a boxing.
+    """One chunk of a boxing, as seen by one rank.
 
-    It has the specs of the chunk before and after the boxing, and the places of its rows, in order,
+    It has the specs of the chunk before and after the boxing, and the slices of its rows, in order,
     in this rank's source and target shards.
     """
 
@@ -42,17 +42,18 @@ _WORTH = 4
 
 
 def worth(src: TensorSpec, dst: TensorSpec, most: int) -> int:
-    """Return the largest useful number of chunks, at most ``most`` and the same on every rank.
-    Sending one chunk must take a few times as long as one more communication keeps a rank busy."""
+    """Return the largest number of chunks, at most ``most``, in which overlap still pays. Sending
+    one chunk must take a few times as long as one more communication keeps a rank busy. All ranks
+    get the same number."""
     nbytes = max(src.largest_nbytes, dst.largest_nbytes)
     return max(1, min(most, nbytes // (_WORTH * start_bytes(src.placement.type))))
 
 
 @lru_cache(maxsize=1 << 12)
 def cut(src: TensorSpec, dst: TensorSpec, count: int, at: Coordinate) -> tuple[Chunk, ...]:
-    """Return at most ``count`` chunks, none of them empty, as seen by the rank at ``at``. An empty
-    tensor gives one empty chunk. The boxing stays one chunk where the rows of a rank of the coarser
-    side do not belong to whole ranks of the finer side."""
+    """Cut a boxing into at most ``count`` chunks, none of them empty, as seen by the rank at
+    ``at``. An empty tensor gives one empty chunk. The boxing stays one chunk unless each rank on
+    the side with more rows per rank holds the rows of whole ranks of the other side."""
     fine, coarse = (src, dst) if len(_row_axes(src)) > len(_row_axes(dst)) else (dst, src)
     if count < 2 or not _side_by_side(fine, coarse):
         every = (slice(0, src.local_shape(at)[0]),), (slice(0, dst.local_shape(at)[0]),)
@@ -75,7 +76,7 @@ def _row_axes(spec: TensorSpec) -> list[int]:
 
 def _side_by_side(fine: TensorSpec, coarse: TensorSpec) -> bool:
     """Return whether each rank of ``coarse`` holds exactly the rows of some whole ranks of
-    ``fine``."""
+    ``fine``, so that chunks of ``fine`` are chunks of ``coarse``."""
     if fine.layout.is_cut or coarse.layout.is_cut:
         return False
     axes = _row_axes(fine)
@@ -83,8 +84,8 @@ def _side_by_side(fine: TensorSpec, coarse: TensorSpec) -> bool:
 
 
 def _rows(n: int, grid: list[int], count: int, k: int) -> int:
-    """Return the number of rows of chunk ``k``. The ``n`` rows are first split over ``grid``, axis
-    by axis, and then cut into ``count`` chunks on each rank."""
+    """Return the number of rows of chunk ``k`` on all ranks together. The ``n`` rows are first
+    split over ``grid``, axis by axis, and then cut into ``count`` chunks on each rank."""
     if not grid:
         return piece(n, count, k)[1]
     parts = grid[0]
@@ -94,8 +95,8 @@ def _rows(n: int, grid: list[int], count: int, k: int) -> int:
 def _places(
     fine: TensorSpec, side: TensorSpec, count: int, k: int, at: Coordinate
 ) -> tuple[slice, ...]:
-    """Return the rows of chunk ``k`` in the shard of ``side`` at ``at``. There is one slice for
-    each rank of ``fine`` whose rows that shard contains."""
+    """Return the slices of the rows of chunk ``k`` in the shard of ``side`` at ``at``. There is one
+    for each rank of ``fine`` whose rows that shard contains."""
     ends = set(_row_axes(fine)) - set(_row_axes(side))
     choices = [range(n) if a in ends else (at[a],) for a, n in enumerate(fine.placement.shape)]
     begin, found = side.region(at)[0][0], []

@@ -1,4 +1,4 @@
-"""Bytes and seconds of the moves.
+"""Cost of the moves of a boxing plan: bytes sent and estimated seconds.
 
 Bytes are exact: uneven pieces are sent as they are, without padding. Seconds are latency + bytes /
 bandwidth, a model that only has to rank plans. Local copies are nearly free but not free, so that
@@ -24,7 +24,7 @@ LOCAL_KINDS = ("slice", "keep_first", "keep", "pad")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Speeds of one device type and of its links."""
+    """Speeds of one device type and of its links, by which moves and ops are ranked."""
 
     latency: float  # seconds before the first byte of a collective arrives
     bandwidth: float  # bytes per second that a rank sends
@@ -34,8 +34,8 @@ class Device:
     flops: float  # operations per second of one rank in a product of matrices
 
     def move_seconds(self, nbytes: int, local_nbytes: int) -> float:
-        """Return the time of a move that sends ``nbytes`` and leaves ``local_nbytes`` on the
-        rank."""
+        """Return the estimated time of a move whose busiest rank sends ``nbytes``. Its largest
+        result, ``local_nbytes``, is written to memory."""
         wire = self.latency + nbytes / self.bandwidth if nbytes else 0.0
         return wire + self.overhead + local_nbytes / self.memory
 
@@ -60,19 +60,21 @@ _links: Links = lambda device_type: None  # noqa: E731
 
 
 def use_links(links: Links) -> None:
-    """Take measured speeds from ``links`` from now on."""
+    """Estimate with the measured link speeds ``links`` from now on, where measured speeds may
+    decide."""
     global _links
     _links = links
 
 
 def device_speeds(device_type: str) -> Device:
-    """Return the speeds of a device type and of the links between this world's ranks. They are
-    built-in numbers where nothing was measured."""
+    """Return the speeds of a device type with the measured links between this world's ranks. Where
+    nothing was measured they are the built-in numbers."""
     return _links(device_type) or DEVICES[device_type]
 
 
 def start_bytes(device_type: str) -> int:
-    """Return the bytes that a rank could send while one more communication keeps it busy."""
+    """Return the bytes that a rank could send in the time for which one more communication keeps it
+    busy."""
     device = device_speeds(device_type)
     return int((device.latency + device.python) * device.bandwidth)
 
@@ -80,11 +82,11 @@ def start_bytes(device_type: str) -> int:
 def total_bytes(
     now: Sbp, entry: Sbp, axis: int, grid: Sequence[int], sbp: NdSbp, nbytes: int
 ) -> int:
-    """Return the bytes that all ranks together send as ``axis`` goes from ``now`` to ``entry``.
-    Moves from S to S are not covered.
+    """Return the bytes that all ranks together send in the move of ``axis`` from ``now`` to
+    ``entry``. Moves from S to S are not covered.
 
-    The groups of ranks along the axis together hold the tensor of ``nbytes``, once for each B or P
-    along the other axes.
+    ``sbp`` is the nd-sbp before the move, and ``nbytes`` are the bytes of the logical tensor, of
+    which the ranks along the axis together hold one copy for each B or P along the other axes.
     """
     copies = math.prod(n for a, n in enumerate(grid) if a != axis and not sbp[a].is_split)
     if now.is_partial:
@@ -95,8 +97,9 @@ def total_bytes(
 def whole_sizes(
     shape: Sequence[int], grid: Sequence[int], sbp: NdSbp, axis: int
 ) -> tuple[int, ...]:
-    """Return the sizes of the largest shard under ``sbp`` if ``axis`` did not split. It is at the
-    grid's origin."""
+    """Return the sizes of the part of a tensor that the ranks along ``axis`` hold together: those
+    of the largest shard under ``sbp`` if ``axis`` did not split. The largest shard is at the grid's
+    origin."""
     sizes = list(shape)
     for a, entry in enumerate(sbp):
         if a != axis and isinstance(entry, Split):
@@ -117,8 +120,8 @@ def move_bytes(
     """Return (bytes that the busiest rank sends, bytes of the largest result) of one move.
 
     Args:
-        src: the axis's entry before the move.
-        dst: the axis's entry after the move.
+        src: SBP of the axis before the move.
+        dst: SBP of the axis after the move.
         whole: sizes of the part that the ranks of the axis hold together, see ``whole_sizes``.
         parts: number of ranks along the axis.
         itemsize: bytes of one element.
@@ -161,12 +164,14 @@ def _cut_bytes(src: Sbp, dst: Sbp, whole: Sequence[int], parts: int, total: int)
 
 
 def _kept(src: Split, dst: Split, n: int, parts: int, k: int) -> int:
-    """Return how many of ``n`` items rank ``k`` holds both before and after the move."""
+    """Return how many of ``n`` items rank ``k`` holds both before and after the move, and need not
+    send."""
     return items_in(overlapping(src.runs(n, parts, k), dst.runs(n, parts, k)))
 
 
 def _part(total: int, whole: Sequence[int], dim: int, parts: int, index: int) -> int:
-    """Return how many of ``total`` bytes are in piece ``index`` along ``dim``."""
+    """Return how many of ``total`` bytes are in piece ``index`` of dim ``dim``, split into
+    ``parts`` pieces."""
     n = whole[dim]
     return total // n * piece(n, parts, index)[1] if n else 0
 

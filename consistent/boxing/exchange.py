@@ -53,8 +53,8 @@ def exchange(src: TensorSpec, dst: TensorSpec) -> Exchange:
 
 
 def _transfers(src: TensorSpec, dst: TensorSpec) -> Iterator[Transfer]:
-    """Yield every target's transfers, box by box. The order is the same on all ranks, so that both
-    sides of a message agree on it."""
+    """Yield the transfers to every rank of the target, box by box. The order is the same on all
+    ranks, so that both sides of a message agree on it."""
     boxes = _holders(src)
     ways = {box: _way(held, box, dst, k) for k, (box, held) in enumerate(boxes.items())}
     load: Counter[int] = Counter()
@@ -81,7 +81,7 @@ def _transfers(src: TensorSpec, dst: TensorSpec) -> Iterator[Transfer]:
 
 @lru_cache(maxsize=1 << 11)
 def _holders(src: TensorSpec) -> dict[Region, Holders]:
-    """Return the ranks that hold each box of the source."""
+    """Return for each box of the source the ranks that hold it: for each addend, its replicas."""
     found: dict[Region, Holders] = {}
     for at in _grid(src.placement):
         held = found.setdefault(src.region(at), [[] for _ in range(_partial_count(src))])
@@ -91,15 +91,15 @@ def _holders(src: TensorSpec) -> dict[Region, Holders]:
 
 
 class _Way(NamedTuple):
-    """Assignment of one box's addends to places along the target's P axes."""
+    """Assignment of the addends of one box to positions along the target's P axes."""
 
     slots: tuple[int, ...]  # for each addend, its place along the target's P axes
     replica: int | None  # which replica sends; None where every target may choose
 
 
 def _way(held: Holders, box: Region, dst: TensorSpec, turn: int) -> _Way:
-    """Choose where the addends of ``box`` go. An addend that a rank of the target already holds
-    stays at that rank's place along the target's P axes; the others are dealt out to the places in
+    """Choose to which positions along the target's P axes the addends of ``box`` go. An addend that
+    a rank of the target already holds stays at that rank's position; the others are dealt out in
     turn, starting at ``turn``."""
     count = _partial_count(dst)
     if count == 1:
@@ -114,7 +114,7 @@ def _way(held: Holders, box: Region, dst: TensorSpec, turn: int) -> _Way:
 
 
 def _kept(rank: int, box: Region, dst: TensorSpec) -> tuple[int, int]:
-    """Return (place of ``rank`` along the P axes of ``dst``, how many elements of ``box`` it
+    """Return (position of ``rank`` along the P axes of ``dst``, how many elements of ``box`` it
     needs)."""
     to = dst.placement.coordinate_of(rank)
     part = None if to is None else overlap(box, dst.region(to))
@@ -122,8 +122,8 @@ def _kept(rank: int, box: Region, dst: TensorSpec) -> tuple[int, int]:
 
 
 def _nearest(addends: Holders, target: int, load: Counter[int]) -> int:
-    """Return the replica whose ranks send the fewest messages to ``target``. Among equals it is the
-    replica that has sent the least so far."""
+    """Return the index of the replica from which ``target`` gets the addends with the fewest
+    messages. Among equals it is the replica that has sent the least so far (``load``)."""
 
     def cost(replica: int) -> tuple[int, int]:
         senders = [ranks[replica] for ranks in addends if ranks[replica] != target]
@@ -146,7 +146,7 @@ def overlap(a: Region, b: Region) -> Region | None:
 
 
 def _partial_index(spec: TensorSpec, at: Coordinate) -> int:
-    """Return the index of the addend at ``at``, which is the rank's place along the P axes."""
+    """Return which addend of a P tensor the rank at ``at`` holds: its position along the P axes."""
     index = 0
     for c, n, entry in zip(at, spec.placement.shape, spec.sbp):
         if entry.is_partial:

@@ -65,7 +65,7 @@ def _path(src: TensorSpec, dst: TensorSpec) -> tuple[Move, ...]:
 
 
 def _exchanged(src: TensorSpec, dst: TensorSpec, path: tuple[Move, ...]) -> tuple[Exchange] | None:
-    """Return one exchange in place of ``path`` if the exchange sends less and is faster, else None.
+    """Return one exchange to take in place of ``path`` if it sends less and is faster, else None.
     Specs with P entries keep ``path``, because collectives reduce the addends while sending
     them."""
     if len(path) < 2 or src.placement.size > _EXCHANGING:
@@ -80,12 +80,12 @@ def _exchanged(src: TensorSpec, dst: TensorSpec, path: tuple[Move, ...]) -> tupl
 
 
 def plan_bytes(moves: Sequence[Step]) -> int:
-    """Return the sum over ``moves`` of the bytes that the busiest rank sends in each."""
+    """Return the bytes that a plan sends: the sum over its moves of what the busiest rank sends."""
     return sum(move.nbytes for move in moves)
 
 
 def plan_cost(moves: Sequence[Step]) -> float:
-    """Return the estimated seconds of all moves."""
+    """Return the estimated seconds of a plan: the sum over its moves."""
     return sum(move.seconds for move in moves)
 
 
@@ -100,8 +100,8 @@ def boxing_bytes(src: TensorSpec, dst: TensorSpec) -> int:
 
 
 def _cheapest_path(src: TensorSpec, dst: TensorSpec) -> tuple[Move, ...]:
-    """Find the cheapest path over nd-sbp states by Dijkstra's algorithm. Each step changes one
-    axis."""
+    """Return the cheapest moves on one placement, by Dijkstra's algorithm over nd-sbps. Each move
+    changes the SBP of one axis."""
     entries = _entries(src, dst)
     reached: dict[NdSbp, tuple[NdSbp, Move] | None] = {}
     serial = 0  # breaks ties in favour of the earlier path, so that heapq never compares states
@@ -131,7 +131,7 @@ def _trace(reached: dict[NdSbp, tuple[NdSbp, Move] | None], state: NdSbp) -> tup
 
 
 def _entries(src: TensorSpec, dst: TensorSpec) -> list[list[Sbp]]:
-    """Return the entries that each axis may have on the way.
+    """Return for each axis the SBPs that it may have on the way.
 
     They are B, the splits of source and target, and one spare split. A target entry that is P or a
     custom cut is allowed only on its own axis, because a cut may be made for that axis's number of
@@ -155,9 +155,11 @@ def _neighbours(state: NdSbp, entries: list[list[Sbp]]) -> Iterator[tuple[int, S
 
 
 def _may_become(state: NdSbp, axis: int, entry: Sbp) -> bool:
-    """Return whether one move can take ``axis`` to ``entry``. No later axis may split the dim that
-    ``axis`` stops or starts to split, no earlier axis may cut it unevenly, and all partial axes
-    must be partial with the same operation."""
+    """Return whether one move can take ``axis`` to ``entry``.
+
+    No later axis may split the dim that ``axis`` stops or starts to split, no earlier axis may cut
+    it unevenly, and all partial axes must be partial with the same operation.
+    """
     now, later = state[axis], {e.dim for e in state[axis + 1 :] if isinstance(e, Split)}
     if any(isinstance(e, Split) and e.dim in later for e in (now, entry)):
         return False
@@ -180,9 +182,9 @@ def _move(spec: TensorSpec, state: NdSbp, axis: int, entry: Sbp) -> Move:
 
 
 def _between(src: TensorSpec, dst: TensorSpec) -> tuple[Step, ...]:
-    """Plan a change of placement: reduce on the source, exchange, spread on the target. An exchange
-    moves boxes, so a custom cut becomes a plain split before it and is made from a plain split
-    after it."""
+    """Plan a change of placement: reduce on the source, exchange, then gather or pad on the target.
+    An exchange moves boxes, so a custom cut becomes a plain split before it and is made from a
+    plain split after it."""
     sources = [(total_sent(src, _path(src, near)), near) for near in _nearer(src, dst)]
     targets = [(total_sent(far, _path(far, dst)), far) for far in _farther(src, dst)]
     ways = [
@@ -205,7 +207,7 @@ def _between(src: TensorSpec, dst: TensorSpec) -> tuple[Step, ...]:
 
 
 def total_sent(src: TensorSpec, moves: Sequence[Step]) -> int:
-    """Return the bytes that all ranks together send in ``moves``.
+    """Return the bytes that all ranks together send in ``moves``, which begin at the spec ``src``.
 
     No move may change a split into a split of another dim. A change of cut is estimated from the
     bytes of its busiest rank.
@@ -225,8 +227,8 @@ def total_sent(src: TensorSpec, moves: Sequence[Step]) -> int:
 
 
 def _nearer(src: TensorSpec, dst: TensorSpec) -> Iterator[TensorSpec]:
-    """Yield the specs that the source may have before the exchange. P may be reduced, and B may be
-    sliced first where that makes the reduction smaller."""
+    """Yield the specs that a tensor may be boxed to on the source placement before the exchange. P
+    may be reduced, and B may be sliced first where that makes the reduction smaller."""
     if src.layout.is_cut:
         yield from _plainly(src, _nearer(src.plain, dst))
         return
@@ -243,8 +245,8 @@ def _nearer(src: TensorSpec, dst: TensorSpec) -> Iterator[TensorSpec]:
 
 
 def _farther(src: TensorSpec, dst: TensorSpec) -> Iterator[TensorSpec]:
-    """Yield the specs that the target may receive from the exchange. They are its own spec, or
-    pieces that it then gathers to B or pads to P."""
+    """Yield the specs in which a tensor may arrive on the target placement. They are the target's
+    spec, or pieces that it then gathers to B or pads to P."""
     if dst.layout.is_cut:
         yield from _plainly(dst, _farther(src, dst.plain))
         return
@@ -256,21 +258,21 @@ def _farther(src: TensorSpec, dst: TensorSpec) -> Iterator[TensorSpec]:
 
 
 def _plainly(spec: TensorSpec, found: Iterator[TensorSpec]) -> Iterator[TensorSpec]:
-    """Yield the plain version of ``spec``, and those in ``found`` that take one move per differing
-    axis."""
+    """Yield those specs in ``found`` that are ``spec`` without its cuts, or that take one move per
+    axis that differs from ``spec``."""
     return (each for each in found if each is spec.plain or _is_direct(spec, each))
 
 
 def _cuts(spec: TensorSpec, other: TensorSpec) -> list[Sbp]:
-    """Return the splits worth trying in place of P and B. They split the largest dim, or a dim that
-    the other spec splits."""
+    """Return the splits that may replace a P or B around an exchange, to send less. They split the
+    largest dim, or a dim that the other spec splits."""
     dims = {entry.dim for entry in other.sbp if isinstance(entry, Split)}
     dims.add(max(range(spec.ndim), key=lambda dim: (spec.shape[dim], -dim), default=0))
     return [Split(dim) for dim in sorted(dims) if dim < spec.ndim and spec.shape[dim] > 1]
 
 
 def _is_direct(src: TensorSpec, dst: TensorSpec) -> bool:
-    """Return whether each axis that differs takes exactly one move. Then no rank holds anything
+    """Return whether each axis that differs takes exactly one move, so that no rank holds anything
     larger on the way."""
     differing = sum(a is not b for a, b in zip(src.sbp, dst.sbp))
     return len(_path(src, dst)) == differing

@@ -1,4 +1,4 @@
-"""The moves on one axis of a placement, and the one move between placements, as data.
+"""Steps of a boxing plan, as data: moves on one axis of a placement, and the exchange between two.
 
 | from -> to | kind | sends | transpose |
 | --- | --- | --- | --- |
@@ -11,8 +11,9 @@
 | S(i) -> S(i, cut) | all_to_all | parts of its piece that others will hold | the reverse |
 | one placement to another | exchange | the parts that other ranks need | exchange of the duals |
 
-Rows read both ways: the transpose of ``src -> dst`` is ``dual(dst) -> dual(src)``. The extremes,
-P(max) and P(min), have no dual; otherwise they move as P does, combined by their own operation.
+Rows read both ways: the transpose of ``src -> dst`` is ``dual(dst) -> dual(src)``, which moves the
+gradient back. The extremes, P(max) and P(min), have no dual; otherwise they move as P does,
+combined by their own operation.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A move of one axis from ``src`` to ``dst``. Prints as ``S(0) -all_gather(0)-> B``."""
+    """Change of the SBP of one axis, from ``src`` to ``dst``. Prints as ``S(0) -all_gather(0)->
+    B``."""
 
     axis: int
     src: Sbp
@@ -67,8 +69,8 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A box of the logical tensor that rank ``source`` gives to rank ``target``. Source and target
-    may be the same rank."""
+    """A box of the logical tensor that rank ``source`` sends to rank ``target`` in an exchange.
+    Source and target may be the same rank."""
 
     source: int
     target: int
@@ -87,8 +89,8 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """The transfers of all ranks from one placement to another, in one batch and in message
-    order."""
+    """The transfers of all ranks from one placement to another, in one batch and in the order of
+    messages."""
 
     src: TensorSpec
     dst: TensorSpec

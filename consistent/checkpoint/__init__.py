@@ -1,4 +1,4 @@
-"""Checkpoints that are complete or absent, and load under any layout, plan and number of ranks."""
+"""Checkpoints: saved completely or not at all, and loaded under any layout and number of ranks."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Steps of a checkpoint that, if they fail on one rank, fail on every rank with one message."""
+"""Run a step of a checkpoint so that, if it fails on one rank, every rank raises the same error."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from mirrored import every_rank
 
 
 class CheckpointError(RuntimeError):
-    """Error of a checkpoint that could not be saved or read. It is raised on every rank, and says
-    what went wrong on each of them."""
+    """A checkpoint could not be saved or read.
+
+    It is raised on every rank, and says what went wrong on each of them.
+    """
 
 
 on_every_rank = partial(every_rank.on_every_rank, kind=CheckpointError)

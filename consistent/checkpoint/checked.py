@@ -1,5 +1,7 @@
-"""Checks of the sizes, shapes and types that a file claims, before anything is built from them: the
-file may come from anybody."""
+"""Checks of the sizes, shapes and types that a file claims, before anything is built from them.
+
+The file may come from anybody.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,7 @@ _MOST = 1 << 60  # elements of a tensor: no size computed from them overflows
 
 
 def opened(path: str) -> BinaryIO:
-    """Open a plain file for reading. Pipes and devices are refused, because reading them may never
-    end.
+    """Open a plain file for reading. Pipes and devices are refused: reading them may never end.
 
     Raises:
         ValueError: ``path`` is not a plain file.
@@ -42,13 +43,15 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def whole(path: str) -> bytes:
-    """Return all bytes of a plain file."""
+    """Return all bytes of the plain file ``path``."""
     with opened(path) as file:
         return file.read()
 
 
 def number(given: Any, what: str) -> int:
     """Return ``given`` if it is a valid number of bytes or items: an int from 0 to 2 ** 60.
+
+    ``what`` names it in the error.
 
     Raises:
         ValueError: it is not.
@@ -75,7 +78,7 @@ def shape(given: Any, what: str) -> tuple[int, ...]:
 
 
 def dtype(name: Any) -> torch.dtype:
-    """Return the dtype with this name, such as ``"float32"``.
+    """Return the torch dtype called ``name``, such as ``"float32"``.
 
     Raises:
         ValueError: there is none.

@@ -1,8 +1,8 @@
-"""Conversion of global tensors to DTensors and back: ``S(d)`` is ``Shard(d)``, ``B`` is
-``Replicate()``, ``P`` is ``Partial()``.
+"""Conversion of global tensors to DTensors and back, between SBP and DTensor's placements.
 
-The two libraries divide a dim that does not divide evenly in different ways, and then some rows
-have to move between ranks:
+``S(d)`` (sharded) is ``Shard(d)``, ``B`` (replicated) is ``Replicate()``, ``P`` (partial sum) is
+``Partial()``. The two libraries divide a dim that does not divide evenly in different ways, and
+then some rows have to move between ranks:
 
 ```
 10 rows on 4 ranks     S(0)      0-2 | 3-5 | 6-7 | 8-9        balanced
@@ -32,7 +32,9 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]  # starts, sizes
 
 
 def to_dtensor(x: Any, mesh: Any = None) -> Any:
-    """Return a DTensor of the same value on the same ranks. A collective of all ranks of the world.
+    """Convert a global tensor to a DTensor on the same ranks.
+
+    A collective of all ranks of the world.
 
     The DTensor shares the shard's memory where both libraries divide the tensor in the same way. It
     is detached: no gradient flows through the conversion.
@@ -72,8 +74,9 @@ def to_dtensor(x: Any, mesh: Any = None) -> Any:
 
 
 def from_dtensor(x: Any) -> Any:
-    """Return a global tensor of the same value on the same ranks. A collective of all ranks of the
-    world.
+    """Convert a DTensor to a global tensor on the same ranks.
+
+    A collective of all ranks of the world.
 
     The result shares the local tensor's memory where both libraries divide the tensor in the same
     way. It is detached: no gradient flows through the conversion.
@@ -106,9 +109,11 @@ def from_dtensor(x: Any) -> Any:
 
 
 def _check_order(what: str, placement: Placement) -> None:
-    """Raise ValueError unless the ranks ascend along each axis. On other meshes DTensor contradicts
-    itself: it takes the k-th piece from the rank with the k-th lowest number, but reports that the
-    rank at place k of the mesh holds this piece."""
+    """Raise ValueError unless the ranks of ``placement`` ascend along each axis.
+
+    On other meshes DTensor contradicts itself: it takes the k-th piece from the rank with the k-th
+    lowest number, but reports that the rank at place k of the mesh holds this piece.
+    """
     ranks = placement.ranks
     if any((np.diff(ranks, axis=axis) < 0).any() for axis in range(ranks.ndim)):
         raise ValueError(
@@ -148,10 +153,12 @@ def _sbp_of(placement: Any) -> Sbp:
 
 
 def _plainly_sharded(x: Any) -> tuple[Any, tuple[Sbp, ...] | None]:
-    """Prepare a DTensor for conversion if some of its placements have no equal SBP. Returns (x,
-    None) if there are none. Otherwise returns x with the axes in question replicated, and the
-    layout to divide it into after the conversion. Such placements appear where FSDP of a
-    tensor-parallel module divides a dim in another order than that of the mesh axes."""
+    """Prepare a DTensor for conversion if some of its placements correspond to no SBP.
+
+    Returns (x, None) if all do. Otherwise returns x with the axes in question replicated, and the
+    SBP to divide it by after the conversion. Such placements appear where FSDP of a tensor-parallel
+    module divides a dim in another order than that of the mesh axes.
+    """
     from torch.distributed.tensor import Replicate, Shard
 
     odd = [p.is_shard() and type(p) is not Shard for p in x.placements]
@@ -167,7 +174,7 @@ def _plainly_sharded(x: Any) -> tuple[Any, tuple[Sbp, ...] | None]:
 
 
 def _chunk(spec: TensorSpec, at: Coordinate | None) -> Box:
-    """Return the box of the rank at ``at`` if each axis divides as ``torch.chunk`` does."""
+    """Return the box (starts, sizes) of the rank at ``at`` if axes divide like ``torch.chunk``."""
     assert at is not None
     starts, sizes = [0] * spec.ndim, list(spec.shape)
     for axis, entry in enumerate(spec.sbp):
@@ -180,9 +187,11 @@ def _chunk(spec: TensorSpec, at: Coordinate | None) -> Box:
 
 
 def _moved(local: torch.Tensor, spec: TensorSpec, at: Coordinate, have: Any, want: Any) -> Any:
-    """Return this rank's data for the box ``want(at)``, where ``local`` is its data for the box
-    ``have(at)``. Both functions return the box of the rank at a coordinate. Only ranks that differ
-    along split axes exchange messages."""
+    """Return this rank's data for the box ``want(at)``, given ``local``, its data for ``have(at)``.
+
+    Both functions return the box of the rank at a coordinate. Only ranks that differ along split
+    axes exchange messages.
+    """
     group = _group(spec, at)
     boxes = [(have(c), want(c)) for c in group]
     # All ranks of the group compare the same boxes, so either all send or none.
@@ -203,8 +212,10 @@ def _moved(local: torch.Tensor, spec: TensorSpec, at: Coordinate, have: Any, wan
 
 
 def _group(spec: TensorSpec, at: Coordinate) -> list[Coordinate]:
-    """Return the coordinates of the ranks that differ from ``at`` along split axes only. Together
-    they hold one copy of the tensor."""
+    """Return the coordinates of the ranks that differ from ``at`` along split axes only.
+
+    Together they hold one copy of the tensor.
+    """
     shape = spec.placement.shape
     found: list[tuple[int, ...]] = [()]
     for axis, entry in enumerate(spec.sbp):
@@ -222,7 +233,7 @@ def _overlap(a: Box, b: Box) -> Any:
 
 
 def _slice(x: torch.Tensor, of: Box, box: Box) -> torch.Tensor:
-    """Return a view of the part ``box`` of ``x``, where ``x`` holds the box ``of`` of a tensor."""
+    """Return a view of the part ``box`` of a tensor, where ``x`` is its part ``of``."""
     for d, (start, size) in enumerate(zip(*box, strict=True)):
         x = x.narrow(d, start - of[0][d], size)
     return x

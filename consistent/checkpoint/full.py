@@ -19,8 +19,9 @@ from .saving import owner
 
 
 def full_state_dict(module: torch.nn.Module, *, rank: int = 0) -> dict[str, Any]:
-    """Return the state dict of a module with whole plain CPU tensors, on one rank. A collective of
-    all ranks of the world.
+    """Gather the state dict of a module on one rank, as whole plain CPU tensors.
+
+    A collective of all ranks of the world.
 
     ```
     whole = full_state_dict(model)
@@ -33,11 +34,12 @@ def full_state_dict(module: torch.nn.Module, *, rank: int = 0) -> dict[str, Any]
     and what it sends of one tensor. Tied tensors stay one tensor.
 
     Args:
+        module: a module with global or plain parameters.
         rank: the rank that gets the state dict.
 
     Returns:
         The state dict on that rank, an empty one on all others. Its tensors are copies under every
-        plan, so later training does not change them.
+            plan, so later training does not change them.
     """
     whole: dict[str, Any] = {}
     for name, value in _each(module, rank):
@@ -47,9 +49,12 @@ def full_state_dict(module: torch.nn.Module, *, rank: int = 0) -> dict[str, Any]
 
 
 def save_full(module: torch.nn.Module, path: str | os.PathLike, *, rank: int = 0) -> None:
-    """Write the whole state of a module into one file. A collective of all ranks of the world.
+    """Write the whole, unsharded state of a module into one file.
+
+    A collective of all ranks of the world.
 
     Args:
+        module: a module with global or plain parameters.
         path: ``.safetensors``, written tensor by tensor, so that no rank holds the whole module; or
             another name, for a file of ``torch.save``. The file appears under this name when it is
             complete.
@@ -82,8 +87,10 @@ def save_full(module: torch.nn.Module, path: str | os.PathLike, *, rank: int = 0
 
 
 def _beside(target: str) -> tuple[str, str]:
-    """Return the path of the temporary file that is renamed to ``target``, and of the mark file
-    that says which job writes it."""
+    """Return the paths of two files next to ``target``: the unfinished file and the owner's mark.
+
+    The first is renamed to ``target``; the second says which job writes it.
+    """
     return f"{target}.saving", f"{target}.in-use"
 
 
@@ -102,8 +109,11 @@ def _write_torch_file(module: torch.nn.Module, path: str, rank: int) -> Exceptio
 
 
 def _write_safetensors(module: torch.nn.Module, path: str, rank: int) -> Exception | None:
-    """Write the tensors of a module one by one. Returns the error that the writing rank met, if
-    any: the other ranks do not know of it, so all ranks go on gathering."""
+    """Write the tensors of a module to a safetensors file one by one, gathering each on ``rank``.
+
+    Returns the error that the writing rank met, if any: the other ranks do not know of it, so all
+    ranks go on gathering.
+    """
     state = {k: x for k, x in module.state_dict().items() if isinstance(x, torch.Tensor)}
     # Largest elements first, so that each tensor starts at a multiple of its element size.
     names = sorted(state, key=lambda k: -state[k].element_size())
@@ -129,8 +139,10 @@ def _write_safetensors(module: torch.nn.Module, path: str, rank: int) -> Excepti
 
 
 def _each(module: torch.nn.Module, rank: int) -> Any:
-    """Yield (name, whole value) of each entry of the state dict. The values are valid on ``rank``
-    only; tied tensors are gathered once."""
+    """Yield (name, whole value) of each entry of the module's state dict.
+
+    The values are valid on ``rank`` only; tied tensors are gathered once.
+    """
     seen: dict[int, Any] = {}
     # With keep_vars tied tensors are the same object, and are known by their id.
     for name, x in module.state_dict(keep_vars=True).items():
@@ -148,10 +160,10 @@ def _copied(x: Any, rank: int) -> torch.Tensor:
 
 @torch.no_grad()
 def gathered(x: Any, rank: int) -> torch.Tensor:
-    """Return the whole value of ``x`` as a plain CPU tensor on one rank; other ranks get an empty
-    tensor.
+    """Return the whole value of ``x`` as a plain CPU tensor on one rank.
 
-    A global tensor that is B on a placement with that rank is not sent.
+    Other ranks get an empty tensor. A global tensor that is B (replicated) on a placement with that
+    rank is not sent.
     """
     x = x.detach()
     if not is_global(x):

@@ -81,15 +81,20 @@ def load(
 
 
 def latest(folder: str | os.PathLike) -> str | None:
-    """Return the path of the checkpoint in ``folder`` that was saved last; None if there is none. A
-    collective of all ranks."""
+    """Return the path of the checkpoint in ``folder`` that was saved last; None if there is none.
+
+    A collective of all ranks.
+    """
     wait_for_last()
     what = f"checkpoint.latest of {os.fspath(folder)!r}"
     return from_first(what, lambda: folders.latest_in(os.fspath(folder)))
 
 
 def _find(path: str) -> str:
-    """Return the checkpoint to read, as rank 0 sees it: the latest in ``path``, or ``path``."""
+    """Return the path of the checkpoint to read: the latest in ``path``, or ``path`` itself.
+
+    Rank 0 calls this for all ranks.
+    """
     if not os.path.exists(path):
         raise FileNotFoundError(
             "there is no such file or folder. Give the folder that was given to save, or a "
@@ -122,5 +127,5 @@ def _check_same(what: str, stamps: list[int]) -> None:
 
 
 def _read(reader: Reader, targets: dict[str, torch.Tensor]) -> None:
-    """Read tensors into ``targets``, whose keys are the names in the checkpoint."""
+    """Read tensors from the checkpoint into ``targets``, whose keys are their names in it."""
     reader.read_data(*planned(reader, targets))

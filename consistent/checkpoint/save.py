@@ -90,8 +90,11 @@ def save(
 
 
 def _warn_of_options(objects: dict[str, Any]) -> None:
-    """Warn about an object that may be a mistyped option: its name is close to that of an option,
-    and its value has the option's type. It is saved under the name given."""
+    """Warn about an object that may be a mistyped option of ``save``, such as ``setp=1``.
+
+    Its name is close to that of an option, and its value has the option's type. It is saved under
+    the name given.
+    """
     for name, given in objects.items():
         like = [option for option, kind in _OPTIONS.items() if type(given) is kind]
         near = suggestion(name, like, 0.75) if not name.startswith(tuple(like)) else ""
@@ -107,7 +110,7 @@ _OPTIONS = {"step": int, "keep": int, "wait": bool, "random": bool}
 
 
 def wait() -> None:
-    """Wait for a save that was started with ``wait=False``. A collective of all ranks.
+    """Wait for a save that was started with ``save(wait=False)``. A collective of all ranks.
 
     Raises:
         CheckpointError: the save failed on some rank.
@@ -116,7 +119,10 @@ def wait() -> None:
 
 
 def wait_for_last() -> None:
-    """Do what ``wait`` does, under a name that no parameter of ``save`` has."""
+    """Do what ``wait`` does.
+
+    ``save`` needs this name, because one of its parameters is called ``wait``.
+    """
     global _running
     running, _running = _running, None
     if running is None:
@@ -133,8 +139,10 @@ def wait_for_last() -> None:
 
 
 def give_up_running() -> None:
-    """Abandon a save that runs in the background, because some of its ranks are gone. Nothing is
-    sent; returns when this rank's thread no longer writes."""
+    """Abandon the save that runs in the background, if any, because some of its ranks are gone.
+
+    Nothing is sent; returns when this rank's thread no longer writes.
+    """
     global _running
     running, _running = _running, None
     if running is not None:
@@ -144,8 +152,11 @@ def give_up_running() -> None:
 def _agree(
     what: str, options: tuple[Any, ...], objects: dict[str, Any]
 ) -> tuple[Contents, Begun, list[Note]]:
-    """Collect what this rank saves, and compare it with the other ranks. A collective. Returns this
-    rank's contents, the folder that rank 0 has started, and the notes of all ranks."""
+    """Collect what this rank saves, and compare it with the other ranks. A collective.
+
+    Returns this rank's contents, the folder that rank 0 has started, and the notes (messages about
+    what is saved) of all ranks.
+    """
     made: list[Contents] = []
     begun: list[Begun] = []
 
@@ -187,16 +198,20 @@ def _job(contents: Contents, begun: Begun, step: int | None, keep: int | None, p
 
 
 def _reduced(x: Any) -> torch.Tensor:
-    """Return ``x`` in the layout in which it is saved: partial sums are reduced to B, and the shard
-    of each rank is one box."""
+    """Return ``x`` in the layout in which it is saved.
+
+    Partial sums are reduced to B, and the shard of each rank becomes one box.
+    """
     if is_global(x) and x._spec.settled.plain is not x._spec:
         return x.detach().to_global(sbp=x._spec.settled.plain.sbp)
     return x
 
 
 def _name_in_file(item: Any) -> str:
-    """Return the name of a piece in the data file. A part of a tensor is named as a slice of it,
-    such as ``weight[0:4, 0:8]``."""
+    """Return the name of a piece in the data file.
+
+    A part of a tensor is named as a slice of it, such as ``weight[0:4, 0:8]``.
+    """
     data = item.tensor_data
     start, size = data.chunk.offsets, data.chunk.sizes
     if tuple(size) == tuple(data.size):

@@ -1,5 +1,4 @@
-"""A check, at the same step on all ranks, whether any rank has received a signal
-(``on_signal``)."""
+"""``on_signal``: a check that all ranks make at the same step, whether any of them got a signal."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ from mirrored.transports.faults.interrupts import is_default
 
 
 def on_signal(*signals: int) -> OnSignal:
-    """Record ``signals`` that any rank receives, and return a function that checks for them between
-    two steps.
+    """Record ``signals`` that a rank receives; return a function that checks for them.
 
     A signal handler runs between any two instructions of one rank, while the other ranks are
     elsewhere in the program, so it cannot save. This handler only sets a flag:
@@ -36,14 +34,13 @@ def on_signal(*signals: int) -> OnSignal:
 
     Returns:
         A function that all ranks call. It returns whether any of them has received one of the
-        signals since its last call. A collective of the world, of 1 byte.
+            signals since its last call. A collective of the world, of 1 byte.
     """
     return OnSignal(signals)
 
 
 class OnSignal:
-    """Signal handlers that set a flag, and the check of the flags of all ranks; ``on_signal``
-    returns one."""
+    """Result of ``on_signal``: handlers that set a flag, and a check of all ranks' flags."""
 
     def __init__(self, signals: tuple[int, ...]) -> None:
         self._asked = False
@@ -52,8 +49,10 @@ class OnSignal:
             self._before[each] = signal.signal(each, self._note)
 
     def __call__(self) -> bool:
-        """Return whether any rank has received a signal since the last call; the same on every
-        rank. A collective."""
+        """Return whether any rank has got a signal since the last call; the same on all ranks.
+
+        A collective.
+        """
         # Cleared before the all-reduce, so that a signal during it counts for the next call.
         asked, self._asked = self._asked, False
         transport = current()
@@ -61,7 +60,7 @@ class OnSignal:
         return bool(transport.all_reduce(torch.tensor([asked]), ranks, "max"))
 
     def close(self) -> None:
-        """Restore the handlers that the signals had before."""
+        """Restore the handlers that the signals had before ``on_signal``."""
         # None: the previous handler was not installed from Python, and cannot be set again.
         for each, before in self._before.items():
             signal.signal(each, signal.SIG_DFL if before is None else before)

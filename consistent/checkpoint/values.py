@@ -1,7 +1,7 @@
 """Conversion of values that are not tensors to JSON and back, without pickle.
 
 A type that JSON does not have becomes an object with one key that begins with ``$``: ``(1, 2)`` is
-``{"$tuple": [1, 2]}``, and a tensor is ``{"$tensor": "model.weight"}``, with its key among the
+``{"$tuple": [1, 2]}``, and a tensor is ``{"$tensor": "model.weight"}``, with its name among the
 tensors of the checkpoint. Decoding creates objects of the types listed here and no others.
 """
 
@@ -27,9 +27,10 @@ _KINDS = "biufcSU"  # numpy's bool, numbers and texts: dtypes whose bytes are th
 
 
 def encode(value: Any, path: Trail, name_of: Callable[[torch.Tensor, Trail], str]) -> Any:
-    """Return ``value`` in a form that ``json`` can write. Each tensor in it is passed to
-    ``name_of`` with the path of keys that leads to it, and is represented by the name that
-    ``name_of`` returns.
+    """Return ``value`` in a form that ``json`` can write, with tensors represented by names.
+
+    ``name_of`` is called with each tensor and the path of keys that leads to it, and returns its
+    name.
 
     Raises:
         TypeError: ``value`` contains an object of another type than those listed here.
@@ -125,8 +126,9 @@ def _refused(value: Any, path: Trail) -> TypeError:
 
 
 def decode(text: Any, tensor: Callable[[str], Any]) -> Any:
-    """Return the value that ``encode`` turned into ``text``. ``tensor(name)`` is called for each of
-    its tensors.
+    """Return the value that ``encode`` turned into ``text``, the parsed JSON.
+
+    ``tensor(name)`` is called for each of its tensors, and returns what takes its place.
 
     Raises:
         ValueError: ``encode`` cannot have made ``text``.
@@ -180,7 +182,7 @@ _DECODERS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
 
 
 def tensors_in(text: Any) -> list[str]:
-    """Return the names of the tensors in an encoded value, in order."""
+    """Return the names of the tensors in the encoded value ``text``, in order."""
     names: list[str] = []
     decode(text, names.append)
     return names

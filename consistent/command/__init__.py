@@ -1,13 +1,13 @@
-"""The command line, ``python -m consistent``: what this installation is, how fast it is here, and
-what a script does.
+"""The commands of ``python -m consistent``, which examine this installation and run scripts.
 
 ```
-main    parses the arguments  info   what is installed, what is slow and why (slow)
-                              bench  a short table of timings on this machine
-                              doctor faults of the installation, with cures (consistent/doctor;
-                                     its two ranks run one_rank)
-                              script runs a script under report()
-process starts and ends the process group under torchrun
+main      parses the arguments and calls the command
+info      what is installed, how ranks reach each other, and what is slow and why (slow)
+doctor    faults of the installation, with cures (consistent/doctor; its two ranks run one_rank)
+bench     a short table of timings on this machine
+script    `explain`: runs a script under report()
+verify    compares a training step under plans with one process
+process   starts and ends the process group under torchrun
 ```
 """
 

@@ -1,8 +1,9 @@
 """``python -m consistent bench``: a short table of timings on this machine, in a few seconds.
 
-An op is compared with the same op on plain tensors of the shard's shape, so the ratio is the cost
-of a global tensor. A boxing is compared with the same boxing sent as messages of torch.distributed.
-Rounds of both alternate, and the fastest round of each counts; every rank makes the same calls.
+An op on global tensors is compared with the same op on plain tensors of the shard's shape, so the
+ratio is the overhead of a global tensor. A boxing (redistribution between layouts) is compared with
+the same boxing sent as messages of torch.distributed. Rounds of both alternate, and the fastest
+round of each counts; every rank makes the same calls.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _Row = tuple[str, float, float]  # name, microseconds here, microseconds of the 
 
 
 def main(words: list[str]) -> int:
-    """Print the table, on the first rank only."""
+    """Measure on all ranks, and print the table on the first. ``words`` is not used."""
     with ranks() as prints, torch.no_grad():
         everywhere = Placement.all("cpu")
         size = everywhere.size
@@ -107,7 +108,7 @@ def _boxings(everywhere: Placement) -> list[_Row]:
 def _in_turn(
     one: Callable[[], object], other: Callable[[], object], calls: int
 ) -> tuple[float, float]:
-    """Return the microseconds that a call of each takes, in its fastest round."""
+    """Return the microseconds of a call of ``one`` and of ``other``, in the fastest round."""
     best = [float("inf"), float("inf")]
     for _ in range(ROUNDS):
         # In turn, so that a slow phase of the machine meets both.
@@ -121,7 +122,10 @@ def _in_turn(
 
 
 def table(title: str, beside: str, rows: list[_Row]) -> str:
-    """Return the rows as text, with ratios."""
+    """Format ``rows`` as a table under the heading ``title``, with the ratio of the two times.
+
+    ``beside`` is the heading of the second time, the one that is compared with.
+    """
     heads = (title, "us", f"us, {beside}", "ratio")
     cells = [(n, f"{a:,.1f}", f"{b:,.1f}", f"{a / b:.2f}") for n, a, b in rows]
     widths = [max(len(row[i]) for row in [heads, *cells]) for i in range(4)]

@@ -1,5 +1,4 @@
-"""``python -m consistent info``: what is installed, how ranks reach each other, and what is
-slow."""
+"""``python -m consistent info``: what is installed, how ranks reach each other, what is slow."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from .slow import findings
 
 
 def main(words: list[str]) -> int:
-    """Print the report, on the first rank only."""
+    """Print the report, on the first rank only. ``words`` is not used."""
     with ranks() as prints:
         lines = list(report())
         if prints:
@@ -75,7 +74,7 @@ def _gpus() -> list[str]:
 
 
 def ranks_report() -> list[str]:
-    """Return how ranks reach each other, and why. A collective of the ranks of the world."""
+    """Return lines that say how ranks reach each other, and why. A collective of all ranks."""
     transport = current()
     if transport.size == 1:
         free = _shared_memory()
@@ -119,7 +118,11 @@ def _no_table(shares: bool) -> str:
 def _way_of_gpus(
     transport: Transport, world: tuple[int, ...], wanted: bool, hosts: tuple, kind: str = "cuda"
 ) -> str:
-    """Return how tensors on GPUs travel between ranks, and why not faster. A collective."""
+    """Return how tensors on GPUs travel between ranks, and why not in a faster way.
+
+    ``wanted`` is whether all ranks allow shared memory; ``hosts`` has the host of each. A
+    collective.
+    """
     if transport.shares(world, kind):
         return "symmetric memory, for each GPU reads the others'"
     each = chain(transport)

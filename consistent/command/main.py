@@ -1,4 +1,4 @@
-"""Dispatch of the arguments of ``python -m consistent`` to its commands."""
+"""Main program of ``python -m consistent``: selects and runs a command."""
 
 from __future__ import annotations
 

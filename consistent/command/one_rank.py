@@ -1,6 +1,7 @@
-"""One of the two ranks of the doctor's self-test: a gather, a reduction, a gradient, a checkpoint.
+"""Program of each of the two ranks of the doctor's self-test.
 
-It writes its present stage to the file ``at`` in the given folder, and its results to ``said``.
+The ranks try a gather, a reduction, a gradient and a checkpoint. Rank 0 writes its present stage to
+the file ``at`` in the given folder, and the results to ``said``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .process import ranks
 
 
 def main(folder: Path) -> None:
-    """Run the stages. Raises AssertionError for a wrong value."""
+    """Run the stages of the self-test; raise AssertionError for a wrong value."""
     with ranks() as prints:
         stages = ("gather", _gather), ("reduction", _reduce), ("gradient", _gradient)
         for name, run in (*stages, ("checkpoint", lambda: _checkpoint(folder))):

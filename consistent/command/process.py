@@ -12,7 +12,10 @@ import torch.distributed as dist
 
 @contextmanager
 def ranks() -> Iterator[bool]:
-    """Join the other ranks, if torchrun has started this one; yield whether it prints."""
+    """Initialize torch.distributed inside the block, if torchrun has started this process.
+
+    Yields whether this process should print: it is rank 0 or alone.
+    """
     started = "RANK" in os.environ and "WORLD_SIZE" in os.environ and not dist.is_initialized()
     if started:
         if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""``python -m consistent explain FILE``: run a script under ``report()``, and print what it did."""
+"""``python -m consistent explain FILE``: runs a script and reports what its global tensors did."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from ..report import report
 
 
 def main(words: list[str]) -> int:
-    """Run the script, then print the report on the first rank, however the script ended. An error
-    of the script is raised again."""
+    """Run the script, then print the report on the first rank, even if the script raised.
+
+    An error of the script is raised again.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m consistent explain",
         description="Run a script and print what its global tensors did.",

@@ -1,4 +1,4 @@
-"""Checks for settings that make this installation slow, as sentences with a cure for each."""
+"""Checks for settings and conditions that make this installation slow."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ SLOW_MESSAGE_S = 200e-6  # ranks that share processors with nobody else take 4 t
 
 
 def findings() -> list[str]:
-    """Return a sentence for each setting that slows this process, with what to set instead. Only
-    this process is examined."""
+    """Return a sentence for each setting that slows this process, with what to set instead.
+
+    Only this process is examined, not the other ranks.
+    """
     found = [*_threads(), *_settings(), *_table()]
     if torch.version.cuda and not torch.cuda.is_available():
         found.append(
@@ -35,8 +37,10 @@ def _threads() -> list[str]:
 
 
 def _table() -> list[str]:
-    """Check the table of transport timings. If it was measured while other programs ran, plans
-    choose slower ways to move tensors."""
+    """Check the stored table of timings, by which plans choose how to move tensors.
+
+    If it was measured while other programs ran, plans choose slower ways.
+    """
     ranks = current().size
     kept = table.load(ranks, table.processors()) if ranks > 1 else None
     if kept is None or kept.latency_s < SLOW_MESSAGE_S:

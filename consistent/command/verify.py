@@ -1,4 +1,4 @@
-"""``python -m consistent verify FILE``: check that a step computes the numbers of one process."""
+"""``python -m consistent verify FILE``: checks a training step under plans against one process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ NAMES = "consistent.verify"
 
 
 def main(words: list[str]) -> int:
-    """Verify the ``step`` of a file; return 0 if all numbers are those of one process, else 1."""
+    """Check that the function ``step`` of a file computes the same numbers under each plan.
+
+    Returns 0 if all numbers agree with a run on one process, else 1.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m consistent verify",
         description="Hold the step of a file against one process: step(place), and if they are "
@@ -50,6 +53,9 @@ def main(words: list[str]) -> int:
 
 
 def _plan(text: str) -> Any:
-    """Return a plan from its text: a name such as ``data``, or a dictionary of a plan for each
-    axis, written in Python."""
+    """Return a parallelization plan from its text on the command line.
+
+    The text is a name such as ``data``, or a Python dictionary with a plan for each axis of the
+    device grid.
+    """
     return ast.literal_eval(text) if text.startswith("{") else text

@@ -1,13 +1,13 @@
-"""A whole training step as one program: recorded while it runs, compiled, and from then on run
-instead of the step.
+"""Compilation of a whole training step, communication included: the step is recorded while it runs,
+and from then on the compiled recording (a "program") runs in its place.
 
 ```
 step --2nd call--> recorder     ops on shards, messages, random numbers, in order
                        |        memory.py: which value is in which memory
-                       v        reached.py: where parameters, buffers, gradients are kept
+                       v        reached.py: parameters, buffers, gradients and other state
                    program      segments of ops, and between them calls that run as written
                        |
-                   passes/      equal messages merged, ...
+                   passes/      optimizations, such as merging equal messages
                        v
                    backends/    Inductor, whose code may serve several sizes, or op by op
 --later calls-->   read state, run, put results back

@@ -1,5 +1,5 @@
-"""Agreement of the ranks on a compiled step: which program they run, and whether their recordings
-fit together."""
+"""Agreement of the ranks on a compiled step: which program they run, and whether the messages that
+they recorded match."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ FAILED = "failed"
 
 
 def least_and_most(number: int) -> tuple[int, int]:
-    """Return the least and the largest ``number`` over all ranks, by one message of 8 bytes."""
+    """Return the least and the largest ``number`` over all ranks, by one all-reduce of 8 bytes.
+
+    Ranks agree if both are equal.
+    """
     transport = current()
     if transport.size == 1:
         return number, number
@@ -27,21 +30,28 @@ def least_and_most(number: int) -> tuple[int, int]:
 
 
 def sent(program: Program | None) -> Any:
-    """Return the description of a program's messages that ranks compare; ``FAILED`` if there is no
-    program."""
+    """Return a description of the messages that a program sends, which ranks gather and compare
+    (``fit_together``).
+
+    Return ``FAILED`` if there is no program.
+    """
     if program is None:
         return FAILED
     return [(call.kind, call.op, call.ranks, call.gathered) for call in program.messages()]
 
 
 def no_program(name: str) -> str:
-    """Return the explanation of why no rank has a program of the step ``name``."""
+    """Return the message to the user that ranks could not record the step ``name``, or recorded
+    different messages."""
     return f"{name}: ranks could not record the step, or recorded other messages."
 
 
 def fit_together(every: list[Any]) -> bool:
-    """Return whether any two ranks would send each other the same messages in the same order.
-    ``every`` holds the result of ``sent`` on each rank."""
+    """Return whether the programs of all ranks can run together without a deadlock.
+
+    That is the case if any two ranks send each other the same messages in the same order. ``every``
+    holds the result of ``sent`` on each rank.
+    """
     if FAILED in every:
         return False
     for a, b in itertools.combinations(range(len(every)), 2):

@@ -1,13 +1,13 @@
-"""Recorded form of ops that may raise on some ranks only: each becomes a message, after which all
-ranks raise the error that one of them met (``dispatch/running/agreed.py``).
+"""Recorded form of ops that may raise on some ranks only, such as a loss that checks its targets.
 
-If a loss exchanges these errors together with the sum that it computes next, its ops send nothing
-while no rank has an error:
+Each becomes a message, after which all ranks raise the error that one of them met
+(``dispatch/running/agreed.py``); otherwise the other ranks would wait for it forever. If the next
+message is a sum that can carry the errors too, these ops send nothing unless they raise:
 
 ```
-as written    look at targets              | count, tell | ...
-a program     attempt: look at targets     | count, tell | ...     a rank that has met an error
-                                                                   tells in place of the count
+as written    check targets                | all-reduce of a count, with errors | ...
+a program     attempt: check targets       | all-reduce of a count, with errors | ...
+              a rank that met an error sends the error in place of the count
 ```
 """
 
@@ -32,17 +32,18 @@ KIND = "tell"  # kind of a sum that also tells how the ops before it went; never
 
 
 def may_raise(func: Any) -> bool:
-    """Return whether ``func`` is a torch op that may raise depending on values."""
+    """Return whether ``func`` is a torch op that may raise depending on the values of its
+    tensors."""
     return raises_inside(func._schema.name.partition("::")[2].rstrip("_"))
 
 
 class Agreed:
-    """An op on this rank's shards, whose ranks tell each other afterwards whether it raised. With
-    no ``ranks``, it raises on this rank alone.
+    """Callable that runs an op on this rank's shards, and then exchanges with ``ranks`` whether it
+    raised.
 
-    The results are contiguous tensors with memory of their own, like those of messages. If the op
-    writes in place, the written tensor is returned as the first result; if the op returns no
-    tensor, the result is one empty tensor.
+    With empty ``ranks``, it raises on this rank alone. The results are contiguous tensors with
+    memory of their own, like those of messages. If the op writes in place, the written tensor is
+    returned as the first result; if the op returns no tensor, the result is one empty tensor.
 
     With ``tells_later``, ranks on which the op succeeded report this in the next message instead.
     """
@@ -75,8 +76,11 @@ class Agreed:
         return self.results(out, xs)
 
     def run(self, xs: list[Tensor]) -> Any:
-        """Run the op and return its result. ``xs`` are not modified: the target of an in-place op
-        is cloned first."""
+        """Run the op on ``xs`` and return its result.
+
+        ``xs`` are not modified, as a custom op requires: the target of an in-place op is cloned
+        first.
+        """
         xs = [xs[0].clone(), *xs[1:]] if self.writes else xs
         args, kwargs = _filled(self.given, iter(xs))
         return self.func(*args, **kwargs)
@@ -87,7 +91,8 @@ class Agreed:
         return [x.contiguous() for x in tensors_in(out)] or [xs[0].new_empty(0)]
 
     def call(self, results: list[Tensor]) -> Call:
-        """Return the op as the call that a program holds."""
+        """Return the ``Call`` that represents the op in a program; ``results`` are those of the
+        recorded run."""
         name, kind = str(self.func), "attempt" if self.tells_later else "agree"
         return Call(
             f"{kind} {name} {self.given!r} over {self.ranks}",
@@ -101,14 +106,17 @@ class Agreed:
         )
 
     def told_later(self) -> Agreed:
-        """Return the same op, whose ranks report success in the next message."""
+        """Return the same op with ``tells_later``: its ranks report success in the next message."""
         args, kwargs = self.given
         return Agreed(self.func, args, kwargs, self.ranks, True)
 
 
 class Heard:
-    """Stand-in for an op on a rank outside the placement. A kernel for ``meta`` tensors would not
-    raise there, so the rank only hears from the others how the op went."""
+    """Stand-in for an ``Agreed`` op on a rank outside the op's placement, which only receives the
+    outcome.
+
+    A kernel for ``meta`` tensors would not raise there, so the other ranks must report errors.
+    """
 
     def __init__(self, func: Any, ranks: Ranks) -> None:
         self.func, self.ranks = func, ranks
@@ -118,14 +126,17 @@ class Heard:
         return []
 
     def call(self) -> Call:
-        """Return the stand-in as the call that a program holds."""
+        """Return the ``Call`` that represents the stand-in in a program."""
         name, ranks = str(self.func), self.ranks
         return Call(f"hear {name} over {ranks}", self, (), "agree", name, ranks, computes=True)
 
 
 class SumAndTell:
-    """The sum of a few numbers over ``ranks``. In the same message, the ranks ``told`` tell each
-    other that the ops before it succeeded; otherwise all raise the error that one of them met."""
+    """Callable that sums a few numbers over ``ranks``, and exchanges errors in the same message.
+
+    The ranks ``told`` report that the ops before it succeeded; otherwise all of them raise the
+    error that one of them met.
+    """
 
     def __init__(self, ranks: Ranks, told: Ranks, op: str) -> None:
         self.ranks, self.told, self.op = ranks, told, op
@@ -137,7 +148,11 @@ class SumAndTell:
         return [total.contiguous()]
 
     def call(self, total: Tensor, sent: int) -> Call:
-        """Return the sum as the call that a program holds."""
+        """Return the ``Call`` that represents the sum in a program.
+
+        ``total`` is the result in the recorded run, and ``sent`` the number of bytes that this rank
+        sends.
+        """
         name = f"all_reduce({self.op})"
         text = f"tell {self.told} and {name} over {self.ranks}"
         return Call(text, self, (shape_of(total),), KIND, name, self.told, sent, computes=True)

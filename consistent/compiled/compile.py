@@ -1,4 +1,5 @@
-"""CompiledStep: a step that is recorded once for each kind of inputs, and then run as a program."""
+"""``consistent.compile``: a step that is recorded once for each kind of inputs, and then run as a
+compiled program."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ class CompiledStep:
     Args:
         step: a function, which may call modules, ``backward()`` and optimizers.
         options: the options of ``consistent.compile``.
-        most: number of programs that are kept, least recently used out first.
+        most: largest number of programs that are kept; the least recently used is dropped first.
     """
 
     def __init__(
@@ -63,12 +64,14 @@ class CompiledStep:
 
     @property
     def programs(self) -> list[Recorded]:
-        """The programs so far; the one used last is at the end."""
+        """Programs recorded so far, in the order of their last use."""
         return [made for _, made in self._entries.values()]
 
     def __get__(self, owner: Any, cls: Any = None) -> Any:
-        """Return the compiled step of one object, for a step that is a method. Each object has its
-        own programs."""
+        """Bind the step to an object, as methods do, so that ``compile`` can decorate a method.
+
+        Each object has its own programs.
+        """
         return self if owner is None else self._of_objects[owner]
 
     def _bound(self, owner: Any) -> CompiledStep:
@@ -97,9 +100,11 @@ class CompiledStep:
         return program.run(args, kwargs)
 
     def show(self, path: str | Path | None = None) -> str:
-        """Return the programs as text; the one used last is at the end. With ``path``, also write
-        that program as a self-contained HTML page: the lines of the step with what they compute and
-        send, and every op. Shows this rank's programs only; nothing is communicated.
+        """Return the programs of this rank as text, in the order of their last use; nothing is
+        communicated.
+
+        With ``path``, also write the program used last as a self-contained HTML page: the lines of
+        the step with what they compute and send, and every op.
 
         Raises:
             ValueError: ``path`` does not end in .html.
@@ -126,8 +131,12 @@ class CompiledStep:
         return _RECORD if known else _EAGER
 
     def _agree(self, number: int) -> int:
-        """Return what all ranks do. Ranks can differ where the shapes of plain tensors differ; then
-        all run the step as written if any rank needs that, and otherwise all record it."""
+        """Return which action all ranks take, given what this rank would do.
+
+        ``number`` is a program to run, ``_RECORD`` or ``_EAGER``. Ranks can differ where the shapes
+        of plain tensors differ; then all run the step as written if any rank needs that, and
+        otherwise all record it.
+        """
         least, most = least_and_most(number)
         # If any rank is at _EAGER, the least is -1, and all run eagerly; otherwise all record.
         return number if least == most else min(_RECORD, least)
@@ -162,7 +171,8 @@ class CompiledStep:
         return result
 
     def _record_together(self, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Record the step once more, with the layouts that were chosen for its ops."""
+        """Record the step once more, with the layouts that were chosen jointly for its ops
+        (``layouts="auto"``), and keep the program that sends less."""
         key, alone = self._entries[number]
         around = Following(self._trial.pending[number])
         result, made = record(self._how, self._step, args, kwargs, around)
@@ -191,11 +201,11 @@ def compile_step(step: Callable[..., Any] | None = None, **options: Unpack[Optio
     ```
 
     The first call runs the step as written, so that optimizers create their state. The second call
-    is recorded while it runs. Later calls run the program as long as shapes, modes, and the numbers
-    that the step can reach are unchanged; otherwise the step is recorded again. If only sizes vary,
-    further sizes are recorded in their first call and share compiled code. Every rank must make the
-    same calls of the step. Tensors that it returns have no autograd graph: call ``backward()``
-    inside.
+    is recorded while it runs. Later calls run the program as long as shapes, modes (such as
+    autocast), and the Python numbers and objects that the step can reach are unchanged; otherwise
+    the step is recorded again. If only sizes vary, further sizes are recorded in their first call
+    and share compiled code. Every rank must make the same calls of the step. Tensors that it
+    returns have no autograd graph: call ``backward()`` inside.
 
     Args:
         step: a function, or a module whose forward needs no gradients.

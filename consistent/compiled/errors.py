@@ -4,4 +4,5 @@ from __future__ import annotations
 
 
 class CannotRecord(RuntimeError):
-    """The step does something that its program would do wrongly, or not at all."""
+    """Error: the step cannot become a program, because it does something that a program would do
+    wrongly or not at all."""

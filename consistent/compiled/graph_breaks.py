@@ -1,8 +1,8 @@
-"""Graph breaks at calls that keep numbers in Python: optimizers, learning rate schedules and
-gradient scalers.
+"""Graph breaks of a recording: calls of optimizers, learning rate schedules and gradient scalers
+that are not recorded, because they keep numbers in Python.
 
-AdamW and Adam can keep their step count and their learning rate in tensors, so they are recorded
-like other ops. The other calls break the graph, and run as written.
+A program makes these calls as written in every run. AdamW and Adam can keep their step count and
+their learning rate in tensors, so they are recorded like other ops.
 """
 
 from __future__ import annotations
@@ -34,15 +34,18 @@ def listening(
     know: Callable[[], None],
     varying: Varying,
 ) -> Iterator[None]:
-    """Intercept calls of optimizers, schedules and scalers inside the block.
+    """Intercept ``step()`` of optimizers and schedules, and calls of scalers, inside the block.
+
+    Calls that cannot be recorded become graph breaks.
 
     Args:
-        recorder: records the step.
-        reached: the objects that the step can reach.
-        rates: watches the numbers of the optimizers' groups.
-        changes: returns what the step has put into its places so far.
-        know: called after a graph break, to note the tensors that are then in the places.
-        varying: optimizers that are not recorded, because their numbers vary.
+        recorder: recorder of the step.
+        reached: the objects that the step can reach, with its optimizers, schedules and scalers.
+        rates: tracker of the numbers in the optimizers' param groups.
+        changes: returns the tensors that the step has assigned to attributes, gradients and so on
+            since it was last called.
+        know: called after a graph break, to note which tensors these attributes then hold.
+        varying: optimizers that are not recorded, because their numbers vary from call to call.
     """
 
     def as_written(owner: Any, method: str, text: str) -> Callable[..., Any]:
@@ -114,9 +117,12 @@ def _put(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _is_by_tensors(optimizer: Any) -> bool:
-    """Return whether the optimizer can keep its step count and learning rate in tensors. A fused
-    optimizer cannot: it is already a single torch op, which compilers do not support with a tensor
-    as learning rate."""
+    """Return whether the optimizer can keep its step count and learning rate in tensors, and so be
+    recorded.
+
+    A fused optimizer cannot: it is already a single torch op, which compilers do not support with a
+    tensor as learning rate.
+    """
     return type(optimizer) in _BY_TENSORS and not any(
         group.get("differentiable") or group.get("fused") for group in optimizer.param_groups
     )
@@ -129,9 +135,12 @@ def _makes_state(optimizer: Any) -> bool:
 
 @contextmanager
 def _by_tensors(recorder: Recorder, optimizer: Any) -> Iterator[None]:
-    """Let the optimizer read its step count and its learning rate from tensors inside the block.
+    """Let the optimizer read its step count and its learning rate from tensors inside the block, so
+    that its ops can be recorded.
+
     The count is float64 meanwhile: in float32, the bias correction would lose four digits compared
-    with Python's arithmetic."""
+    with Python's arithmetic.
+    """
     kept, counts = [], []
     for of_one in optimizer.state.values():
         count = of_one.get("step")

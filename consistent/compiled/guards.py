@@ -1,4 +1,4 @@
-"""Guards: the state that a program was recorded with, compared before each run."""
+"""Guards of a program: the state on which its recording depended, compared before each run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,14 @@ _device = torch.Tensor.device.__get__  # type: ignore[attr-defined]
 
 
 class Guard(NamedTuple):
-    """A number, string or object that the recording depended on, with the place that holds it; or
-    the result of a function of the store, if the key is an ``Asked``."""
+    """One condition under which a program is valid: a place still holds the recorded value.
+
+    Args:
+        store, key: the place, such as a dict and its key. If ``key`` is an ``Asked``, the value is
+            the result of its function of the store, such as a length.
+        path: name of the place in messages.
+        value: number, string or object that was recorded.
+    """
 
     store: Any
     key: Any
@@ -33,14 +39,16 @@ class Guard(NamedTuple):
 
     @property
     def is_asked(self) -> bool:
-        """Return whether the value is computed from the store by ``Asked``, instead of read at a
+        """Return whether the value is computed from the store by an ``Asked``, instead of read at a
         key."""
         return isinstance(self.key, Asked)
 
 
 def same_value(now: Any, before: Any, by_value: bool = False) -> bool:
-    """Return whether both are the same number or string, or tuples of them. Other objects are
-    compared only ``by_value``."""
+    """Return whether both are the same number or string, or tuples of them.
+
+    Other objects count as the same only with ``by_value``, and if they are equal.
+    """
     if type(before) is tuple and type(now) is tuple and is_number(before):
         return len(now) == len(before) and all(map(same_value, now, before))
     by_value = by_value or isinstance(before, SIMPLE)
@@ -48,13 +56,16 @@ def same_value(now: Any, before: Any, by_value: bool = False) -> bool:
 
 
 def is_number(x: Any) -> bool:
-    """Return whether ``x`` is a number, a string or a similar simple value, or a tuple of them."""
+    """Return whether ``x`` can be compared by value: a number, a string or a similar simple value,
+    or a tuple of them."""
     return all(map(is_number, x)) if type(x) is tuple else isinstance(x, SIMPLE)
 
 
 class Guards:
-    """All state that a program depends on, compared before each run in as few Python calls as
-    possible."""
+    """All guards of one program.
+
+    They are compared before each run, in as few Python calls as possible.
+    """
 
     def __init__(
         self, guards: Sequence[Guard], sources: Sequence[Source], given: Sequence[torch.Tensor]
@@ -72,7 +83,7 @@ class Guards:
         self.add(guards)
 
     def add(self, guards: Sequence[Guard]) -> None:
-        """Compare these guards as well."""
+        """Add guards, which are compared before each run as well."""
         for guard in guards:
             if guard.is_asked:
                 self._asked.append((guard.key.ask, guard.store, guard.value))
@@ -82,8 +93,11 @@ class Guards:
                 self._others.append(guard)
 
     def holds(self, given: Sequence[torch.Tensor]) -> bool:
-        """Return whether all guards hold, and the sources hold tensors of the same kind that share
-        memory in the same way as when the step was recorded."""
+        """Return whether the program is valid for the present state and the arguments ``given``.
+
+        All guards must hold. The parameters, gradients and other tensors of the step must have the
+        same layouts, sizes and dtypes as in the recording, and share memory in the same way.
+        """
         for store, key, value in self._in_dicts:
             now = store.get(key, ABSENT)
             if now is not value and not same_value(now, value):
@@ -105,10 +119,10 @@ class Guards:
 
 
 def _sharing(tensors: list[Any]) -> list[int]:
-    """Return for each source and argument the index of the first one whose memory it overlaps.
+    """Return which tensors share memory: for each, the index of the first one that it overlaps.
 
-    Disjoint parts of one storage count as not shared: gradients that arrived in one message are
-    such parts, and the gradients of the next step need not be.
+    Entries that are no tensors get -1. Disjoint parts of one storage count as not shared: gradients
+    that arrived in one message are such parts, and the gradients of the next step need not be.
     """
     first: dict[int, int] = {}
     found, together = [], False
@@ -124,7 +138,10 @@ def _sharing(tensors: list[Any]) -> list[int]:
 
 def _overlapping(tensors: list[Any], storages: list[int]) -> list[int]:
     """Return for each tensor the index of the first tensor whose bytes it overlaps, directly or
-    through other tensors."""
+    through other tensors.
+
+    ``storages`` has for each tensor the index of the first one with the same storage.
+    """
     by_storage: dict[int, list[tuple[int, int, int]]] = {}
     for i, (x, storage) in enumerate(zip(tensors, storages, strict=True)):
         begin, end = extent(geometry(x)) if storage >= 0 else (0, 0)
@@ -147,8 +164,11 @@ def _overlapping(tensors: list[Any], storages: list[int]) -> list[int]:
 
 
 def _like(x: Any) -> Any:
-    """Return the kind of a source's tensor: its layout, size and strides, dtype, device, and
-    whether it requires grad and is a leaf. Two kinds are compared for equality."""
+    """Return the properties of a tensor that a program depends on, for comparison by ``==``.
+
+    These are its layout, size and strides, dtype, device, and whether it requires grad and is a
+    leaf.
+    """
     if not isinstance(x, torch.Tensor):
         return None
     if x.layout is not torch.strided:

@@ -1,5 +1,5 @@
-"""Keys by which the programs of a step are found: the arguments of the call, and the modes around
-it."""
+"""Keys by which a compiled step looks up its programs: the arguments of the call, and torch's
+modes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from .memory import geometry, has_memory, storage_of
 
 
 def key_of(args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Return the key of a call: its arguments, how they share memory, and torch's modes. None if
-    the arguments cannot be compared."""
+    """Return the key of a call: its arguments, how they share memory, and torch's modes.
+
+    Return None if the arguments cannot be compared, so that the call cannot run a program.
+    """
     tensors = tensors_in((args, kwargs))
     memories = [storage_of(x) if has_memory(x) else -1 - i for i, x in enumerate(tensors)]
     # For each tensor, the first tensor with the same storage, and the offset if there are several.
@@ -40,8 +42,11 @@ def key_of(args: tuple, kwargs: dict[str, Any]) -> Any:
 
 
 def kind_of(key: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Return ``key`` without the sizes of tensors. Calls of a step that differ only in sizes have
-    the same kind."""
+    """Return ``key`` without the sizes of tensors.
+
+    Calls of one kind differ only in sizes: a new size of a known kind is recorded at once, since
+    the optimizers already have their state.
+    """
     _, *others = key
     return _frozen(map_tensors((args, kwargs), _unsized)), *others
 

@@ -1,5 +1,5 @@
-"""Rows of a program listing: for each op its text, its layout, its bytes and its line of the
-step."""
+"""Listing of a program: a row for each op with its text, layout, bytes and line of the step, for
+``show()`` and reports."""
 
 from __future__ import annotations
 
@@ -45,11 +45,12 @@ class Row:
         text: what the row does, such as ``%4 = mm(%2, %3)``.
         layout: dtype, sizes and SBP of the result.
         where: ``file:line in function`` of the step; "" if no line of the step does it.
-        sent: bytes that this rank sends in it; None if it sends nothing.
+        sent: bytes that this rank sends; None if the row is no message.
         held: bytes of the result on this rank.
         boxing: SBPs before and after the boxing that a message does, if known.
         name: name of the op or message alone.
-        again: whether the row repeats an earlier op, instead of its result being held.
+        again: whether the row computes an earlier op again (rematerialization), instead of holding
+            its result.
     """
 
     kind: str
@@ -64,7 +65,7 @@ class Row:
 
     @property
     def at(self) -> str:
-        """The line of the step: ``train.py:12``, or ``train.py:12, again``."""
+        """The line of the step as ``train.py:12``, or ``train.py:12, again`` for a repeated op."""
         return short_site(self.where) + (", again" if self.again else "")
 
     @property
@@ -75,7 +76,7 @@ class Row:
 
 
 def rows(program: Program) -> Iterator[Row]:
-    """Yield the rows of a program in order."""
+    """Yield the rows of the whole program, in the order in which it runs."""
     # Values inside segments are numbered after those that segments pass on.
     fresh = count(program.count)
     for part in program.segments:
@@ -113,7 +114,10 @@ def _rows(program: Program, part: Segment, fresh: Iterator[int]) -> Iterator[Row
 
 
 def row(program: Program, node: Node, names: dict[Node, str]) -> Row:
-    """Return the row of one op or message."""
+    """Return the row of one op or message.
+
+    ``names`` maps nodes to names such as ``%4``.
+    """
     made = _row(program, node, names)
     made.again = bool(node.meta.get("again"))
     return made
@@ -168,7 +172,8 @@ def _read_text(read: Any) -> str:
 
 
 def is_item(node: Node) -> bool:
-    """Return whether the node takes one of the results of another node."""
+    """Return whether the node only takes one of the results of another node, as ``getitem``
+    does."""
     return getattr(node.target, "__name__", "") in _LAYOUTS
 
 
@@ -202,8 +207,10 @@ def _held(node: Node) -> int:
 
 
 def _read(text: str, x: Any) -> Row:
-    """Return the row of a value that is read. ``x`` describes the value: a Like, or the tensor of a
-    learning rate."""
+    """Return the row of a value that a segment reads before its ops run.
+
+    ``x`` describes the value: a ``Like``, the tensor of a learning rate, or None.
+    """
     if x is None:
         return Row("read", text)
     held = x.bytes if hasattr(x, "bytes") else x.nbytes

@@ -1,8 +1,8 @@
-"""Table of which value of a program is in which memory.
+"""Table that maps the memory of a tensor to the value of a recorded program that is in it.
 
-A tensor is identified by its memory: its storage and its geometry within it. Views, aliases and
-tensors whose storage was replaced are so distinguished by their memory, not by which Python object
-they are.
+While a step is recorded, each tensor must be traced to the op that made it. Tensors are identified
+by their memory, that is, by storage and geometry within it, not by Python objects, so that views,
+aliases and tensors whose storage was replaced are distinguished correctly.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ _T = torch.Tensor  # its methods give the shard of a global tensor; x.size() giv
 
 
 def storage_of(x: torch.Tensor) -> int:
-    """Return a number that identifies the storage of ``x``; views have the same number."""
+    """Return a number that identifies the storage of ``x``; views of one storage have the same
+    number."""
     with _Off():
         return _T.untyped_storage(x)._cdata
 
 
 def held_by(x: torch.Tensor) -> int:
-    """Return the bytes of the storage of ``x``; 0 on ``meta``."""
+    """Return the size of the storage of ``x`` in bytes; 0 on ``meta``."""
     with _Off():
         if not has_memory(x) or x.is_meta:
             return 0
@@ -47,7 +48,8 @@ def geometry(x: torch.Tensor) -> Geometry:
 
 
 def extent(where: Sequence[Any]) -> tuple[int, int]:
-    """Return the range [begin, end) of elements of its storage that a geometry spans."""
+    """Return the range [begin, end) of elements of its storage that a tensor with geometry
+    ``where`` spans."""
     offset, size, stride, *_ = where
     if 0 in size:
         return offset, offset
@@ -67,10 +69,10 @@ def is_contiguous(x: torch.Tensor) -> bool:
 
 
 class Memory:
-    """Values, found by the memory of their tensors.
+    """Table of recorded values by the memory of their tensors.
 
-    A storage may be freed while it is in the table. A weak reference reserves its number, so that
-    no later storage gets the same number.
+    A storage may be freed while it is in the table. A weak reference then keeps its number
+    reserved, so that no later storage gets the same number.
     """
 
     def __init__(self) -> None:
@@ -79,7 +81,7 @@ class Memory:
         self._objects: dict[int, tuple[Any, torch.Tensor]] = {}
 
     def put(self, x: torch.Tensor, value: Any) -> None:
-        """Note that ``x`` is ``value``."""
+        """Enter that the memory of ``x`` now contains ``value``."""
         if not has_memory(x):
             # The tensor is kept too, so that its id is not reused.
             self._objects[id(x)] = value, x
@@ -91,13 +93,17 @@ class Memory:
         self._values.setdefault(number, {})[geometry(x)] = value
 
     def find(self, x: torch.Tensor) -> Any:
-        """Return the value that ``x`` is; None if no value has this memory."""
+        """Return the value in the memory of ``x``; None if no value with this geometry is known."""
         if not has_memory(x):
             return self._objects.get(id(x), (None, x))[0]
         return self._values.get(storage_of(x), {}).get(geometry(x))
 
     def base(self, x: torch.Tensor) -> Any:
-        """Return a value of the same dtype whose memory contains ``x``; None if there is none."""
+        """Return a known value of the same dtype whose memory contains that of ``x``; None if there
+        is none.
+
+        ``x`` is then a view of that value.
+        """
         if not has_memory(x):
             return None
         begin, end = extent(geometry(x))

@@ -1,4 +1,5 @@
-"""Transport of a step that is being recorded: passes messages on, and notes each of them."""
+"""Transport wrapper that is in use while a step is recorded: it forwards messages and records each
+of them."""
 
 from __future__ import annotations
 
@@ -29,8 +30,15 @@ _NOT_IN_A_PROGRAM = frozenset(
 
 
 class Noting(Wrapper):
-    """A transport that passes every call on to ``inner``, and passes those that send tensors to
-    ``note``."""
+    """Transport that forwards every call to ``inner``, and records those that send tensors.
+
+    Args:
+        note: called with (call, sent tensors, results) for each message.
+        start, wait: called with (call, tensor) when an in-place all-reduce starts, and when it is
+            waited for.
+        refuse: called with the reason if a call cannot be part of a program.
+        tells: returns whether some ranks may exchange errors together with a sum (``agreeing.py``).
+    """
 
     records = True
 
@@ -172,7 +180,7 @@ def _own_part(rank: int, given: dict[str, Any]) -> tuple[int, int, int]:
 
 
 class _Passed:
-    """A transport call that can be repeated with other tensors."""
+    """Recorded transport call, which a program repeats with other tensors."""
 
     def __init__(self, name: str, args: tuple, kwargs: dict[str, Any]) -> None:
         self.name = name
@@ -185,16 +193,17 @@ class _Passed:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments by name, with holes in place of tensors."""
+        """Arguments of the call by name, with placeholders for tensors."""
         return given_to(self.name, *self._given)
 
     def text(self) -> str:
-        """Return the call's name and its arguments, with holes in place of tensors."""
+        """Return the call as text that identifies it, with placeholders for tensors."""
         return f"{self.name} {self._given!r}"
 
 
 class _Started:
-    """An in-place all-reduce that is started, to be waited for later."""
+    """Recorded in-place all-reduce, which a program starts at one op and waits for at a later
+    one."""
 
     def __init__(self, ranks: Ranks, op: str) -> None:
         self._ranks, self._op = ranks, op
@@ -204,7 +213,7 @@ class _Started:
 
 
 class _Noted:
-    """The handle of a reduction that is under way; the wait is noted."""
+    """Handle of an asynchronous all-reduce during a recording, whose ``wait()`` is recorded."""
 
     def __init__(self, call: Call, x: Tensor, inner: Handle, note: Reducing) -> None:
         self._call, self._x, self._note = call, x, note

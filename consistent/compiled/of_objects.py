@@ -1,4 +1,4 @@
-"""Compiled steps of methods, stored on the object that the method is bound to."""
+"""Storage for the compiled steps of methods: on the object to which the method is bound."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ _NAME = "_consistent_steps"
 
 
 class OfObjects:
-    """Table of the results of ``make`` for each object.
+    """Mapping from an object to the result of ``make(object)``, which is made at the first lookup.
 
-    A result refers to its object, so it is stored on the object and is collected with it. In a
-    table here, the two would keep each other alive.
+    Compiled methods use it to have one compiled step per object. The result refers to its object,
+    so it is stored on the object and is collected with it. In a table here, the two would keep each
+    other alive.
     """
 
     def __init__(self, make: Callable[[Any], Any]) -> None:
@@ -35,7 +36,11 @@ class OfObjects:
 
 
 class _Steps:
-    """The compiled steps of one object. Copies and pickles of the object get None instead."""
+    """Compiled steps of one object, stored in its ``__dict__``.
+
+    Copies and pickles of the object get None instead, because a compiled step belongs to its
+    object.
+    """
 
     def __init__(self, owner: Any) -> None:
         self.owner = weakref.ref(owner)

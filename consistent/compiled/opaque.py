@@ -1,9 +1,9 @@
-"""Custom ops for calls that a program holds as they are: messages between ranks, and draws of
-random numbers.
+"""Custom ops by which a recorded graph contains calls that a compiler must not look into: messages
+between ranks, and random ops ("draws").
 
-To a compiler, each is one op on tensors. The call is looked up by a number, which is a hash of what
-the call does, so that programs whose calls differ are not mistaken for each other in a compiler's
-cache on disk.
+To a compiler, each is one op on tensors. Which call it makes is given by a number, which is a hash
+of what the call does, so that programs whose calls differ are not mistaken for each other in a
+compiler's cache on disk.
 
 ```
 consistent::message(Tensor[] xs, int number) -> Tensor[]     kept in the same order on all ranks
@@ -45,27 +45,33 @@ Shape = tuple[tuple[int, ...], torch.dtype, torch.device]
 
 
 class Watch(Protocol):
-    """Observer of the messages of a run."""
+    """Protocol of an observer that reports the messages of a running program."""
 
     def ordered(self, number: int) -> AbstractContextManager[None]:
-        """Return a context manager that is entered around each call that sends, or waits for what
-        was sent."""
+        """Return a context manager for call ``number``.
+
+        It is entered around each call that sends, or that waits for a started message.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Call:
-    """The call that a number stands for.
+    """A recorded message or random op, which its number represents in a graph.
 
     Args:
-        text: describes everything that ``run`` depends on, except the tensors.
-        run: computes the results from the list of tensors; a draw also takes (seed, counter) first.
+        text: description of everything that ``run`` depends on, except the tensors; calls of equal
+            text are equal.
+        run: function that returns the results for a list of tensors; that of a random op takes
+            (seed, counter) before the list.
         outs: shape, dtype and device of each result.
-        kind, op: of a message: the method of the transport, and the reduction.
+        kind, op: for a message, the method of the transport, and the reduction.
         ranks: the ranks that take part in it.
         bytes: bytes that this rank sends in it.
-        own: of a join, (dim, start, size) of this rank's part of the result.
-        gathered: of each tensor of a gather, what its result depends on except the tensor.
+        own: for a join (all-gather into one tensor), (dim, start, size) of this rank's part of the
+            result.
+        gathered: for a gather, what the result of each tensor depends on besides the tensor: (dim,
+            sizes, ranks).
         where: the lines of the step that send it, at most three.
         computes: whether the message also computes, such as a product that is sent in chunks.
     """
@@ -109,8 +115,10 @@ _thread = _Thread()
 
 @contextmanager
 def known(calls: dict[int, Call], watch: Watch | None = None) -> Iterator[None]:
-    """Let numbers stand for ``calls`` inside the block. ``watch`` is notified of each call that
-    sends or waits."""
+    """Make the ops in this file run the calls in ``calls``, by their numbers, inside the block.
+
+    ``watch`` is notified of each call that sends or waits.
+    """
     before = _thread.calls, _thread.watch, _thread.under_way, _thread.started
     _thread.calls, _thread.watch, _thread.under_way, _thread.started = calls, watch, {}, {}
     try:
@@ -131,7 +139,10 @@ def _call(number: int) -> Call:
 
 
 def result_sizes(number: int) -> tuple[list[int], str]:
-    """Return (sizes, kinds) of the results of the call ``number``."""
+    """Return a description of the results of call ``number``: (sizes in one list, kinds as text).
+
+    Symbolic code passes them as additional arguments, as the head of this file describes.
+    """
     outs = _call(number).outs
     kinds = [f"{str(dtype)[6:]} {len(shape)} {device}" for shape, dtype, device in outs]
     return [size for shape, _, _ in outs for size in shape], "; ".join(kinds)
@@ -155,8 +166,10 @@ def _made(number: int, sizes: Sequence[int] | None, kinds: str) -> list[Tensor]:
 
 
 def _apart(results: Sequence[Tensor]) -> list[Tensor]:
-    """Return ``results`` with a storage of its own for each, as torch requires of a custom op. A
-    transport may return parts of one buffer."""
+    """Return ``results`` such that each has a storage of its own, as torch requires of a custom op.
+
+    A transport may return parts of one buffer; those are copied.
+    """
     made, memories = [], set()
     for x in results:
         memory = x.untyped_storage()._cdata
@@ -166,8 +179,10 @@ def _apart(results: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _after_started() -> None:
-    """Let the program's stream wait for messages on the side stream. Ranks that read each other's
-    GPU memory must meet in the order in which messages were sent."""
+    """Make the program's CUDA stream wait for all messages that were started on the side stream.
+
+    Ranks that read each other's GPU memory must meet in the order in which messages were sent.
+    """
     for future, beside in _thread.started.values():
         if beside is not None:
             future.exception()
@@ -181,7 +196,12 @@ def message(
     sizes: Sequence[int] | None = None,
     kinds: str = "",
 ) -> list[Tensor]:
-    """Send and receive as the call ``number`` does; see ``mirrored.comm.Transport``."""
+    """Make the call ``number`` on ``xs``, which sends and receives, and return the received
+    tensors.
+
+    ``sizes`` and ``kinds`` describe the results for compilers. The calls are methods of
+    ``mirrored.comm.Transport``.
+    """
     call = _call(number)
     recorded_at = call.where  # noqa: F841 - read from this frame to report where a rank waits
     with _watched(number):
@@ -201,8 +221,10 @@ def _(
 
 @torch.library.custom_op("consistent::start_message", mutates_args=())
 def start_message(xs: Sequence[Tensor], number: int, ticket: int) -> None:
-    """Start ``message`` in a thread, after all messages that were started before. ``ticket``
-    identifies it for the wait."""
+    """Start the call ``number`` in a thread, after all messages that were started before.
+
+    ``ticket`` identifies the message for ``wait_message``.
+    """
     transport = current()
     if not isinstance(transport, Ordered):
         # Ordered makes the messages of the program and of the thread run in the order they came.
@@ -227,8 +249,10 @@ def wait_message(
     sizes: Sequence[int] | None = None,
     kinds: str = "",
 ) -> list[Tensor]:
-    """Return the results of the message that was started with ``ticket``. ``xs`` are arguments so
-    that they stay alive until then."""
+    """Wait for the message that was started with ``ticket``, and return its results.
+
+    ``xs`` are the tensors that it sends, as arguments so that they stay alive until then.
+    """
     recorded_at = _call(number).where  # noqa: F841 - as above
     with _watched(number):
         future, beside = _thread.started.pop(ticket)
@@ -251,7 +275,7 @@ def _(
 
 @torch.library.custom_op("consistent::start_reduce_", mutates_args=("x",))
 def start_reduce_(x: Tensor, number: int) -> None:
-    """Start to reduce ``x`` over ranks, in place."""
+    """Start to reduce ``x`` over ranks, in place, as the call ``number`` does."""
     call = _call(number)
     recorded_at = call.where  # noqa: F841 - as above
     with _watched(number):
@@ -279,7 +303,8 @@ def _(x: Tensor, number: int) -> None:
 
 
 def put(made: Tensor, x: Tensor) -> None:
-    """Copy ``made`` into ``x``, unless it is already in the same memory."""
+    """Copy the result ``made`` of an in-place reduction into ``x``, unless both are the same
+    memory."""
     if made.data_ptr() != x.data_ptr():
         x.copy_(made)
 
@@ -292,7 +317,10 @@ def drawn(
     sizes: Sequence[int] | None = None,
     kinds: str = "",
 ) -> list[Tensor]:
-    """Draw the random numbers of a step that starts ``key[1]`` draws after the seed ``key[0]``."""
+    """Make the random op of call ``number``, and return its results.
+
+    ``key`` contains the seed, and the number of draws before this run of the step.
+    """
     seed, counter = key.tolist()
     return list(_call(number).run(seed, counter, list(xs)))
 
@@ -319,8 +347,10 @@ ORDERED = (*SENDING, WAIT_MESSAGE, WAIT)
 
 
 def _keep_in_order() -> None:
-    """Register messages as ordered effects, so that compilers keep their order: every rank must
-    send the same messages in the same order."""
+    """Register the messages as ordered effects, so that compilers keep their order.
+
+    Ranks deadlock unless every rank sends the same messages in the same order.
+    """
     from torch._higher_order_ops.effects import _register_effectful_op
     from torch._library.effects import EffectType
 
@@ -332,6 +362,6 @@ _keep_in_order()
 
 
 def shape_of(x: Any) -> Shape:
-    """Return shape, dtype and device of ``x``; of a global tensor, those of its shard."""
+    """Return shape, dtype and device of ``x``; for a global tensor, those of its local shard."""
     with torch._C.DisableTorchFunction():
         return tuple(torch.Tensor.size(x)), x.dtype, torch.Tensor.device.__get__(x)  # type: ignore

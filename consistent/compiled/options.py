@@ -1,5 +1,7 @@
-"""Options of a compiled step. A new option is declared here and used in the code that implements
-it."""
+"""Options of ``consistent.compile``.
+
+A new option is declared here and used in the code that implements it.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,18 @@ class CompileOptions:
 
     Args:
         backend: "inductor", or "ops", which runs the recorded ops one by one.
-        fullgraph: raise CannotRecord if the step cannot be a program. By default the step then runs
+        fullgraph: raise CannotRecord if the step cannot become a program. By default it then runs
             as written, with a warning that says why and where.
         tell_compiling: whether ``torch.compiler.is_compiling()`` is true while the step is
             recorded. Many models then skip code that depends on values; some take a path that only
             torch's own tracer supports.
         layouts: "auto" chooses the layouts of all ops of the step together, if that sends less than
-            choosing op by op: the third call is also recorded, and the program that sends less is
-            kept. None: the layout of each op is chosen separately.
+            if each op chooses alone: the third call is also recorded, and the program that sends
+            less is kept. None: each op chooses its layouts alone.
         memory: bytes that a rank may hold at a time for values that the step computes, not counting
             parameters, existing gradients, state and inputs. If a program would hold more, cheap
             values are recomputed for backward, and parameters are gathered again. ``show()``
-            reports the bytes that are then held.
+            reports the bytes that are then held, which may still be more.
         overlap: start messages as early and wait for them as late as data and memory allow; a
             thread sends them meanwhile. "auto" does so if all ranks have spare cores for the
             thread. Without ``memory``, up to two more results may be held at a time than otherwise.

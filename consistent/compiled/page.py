@@ -1,5 +1,5 @@
-"""A program as one self-contained HTML page: the lines of the step with what each computes and
-sends, bytes by boxing, messages that passes removed, and every op."""
+"""HTML page of a program, self-contained: the lines of the step with what each computes and sends,
+bytes by boxing, messages that optimizations removed, and every op."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SENT = ("message", "start")
 
 @dataclass
 class _At:
-    """Totals of one line of the step: its ops, bytes, layouts and boxings."""
+    """Totals of one source line of the step: its ops, bytes, layouts and boxings."""
 
     ops: int = 0
     sent: int = 0
@@ -41,7 +41,10 @@ class _At:
 
 
 def page(program: Program, others: int = 0) -> str:
-    """Return the page of ``program``. ``others`` is the number of other programs of the step."""
+    """Return the HTML page of ``program``.
+
+    ``others`` is the number of other programs of the step, which the page mentions.
+    """
     made = list(rows(program))
     parts = [
         _numbers(program, made), _others(others), _lines(program, made), _boxings(made),
@@ -52,7 +55,7 @@ def page(program: Program, others: int = 0) -> str:
 
 
 def refused(name: str, why: str) -> str:
-    """Return the page of a step that runs as written, with the reason."""
+    """Return the HTML page of a step that could not be recorded, with the reason ``why``."""
     return frame(
         f"Step {name}", "It runs as it is written, not as a program.", f"<pre>{escaped(why)}</pre>"
     )

@@ -1,4 +1,4 @@
-"""Parts of a recorded graph that are modules of their own."""
+"""Extraction of parts of a recorded graph as modules of their own, to compile or capture them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ from .opaque import ORDERED
 def part_of(
     piece: list[Node], given: list[Node], own: list[Node], constants: dict[str, torch.Tensor]
 ) -> GraphModule:
-    """Return a module of the ops of ``piece``, which takes the values of ``given`` and returns
-    those of ``own``."""
+    """Return a module that runs the nodes ``piece``.
+
+    Args:
+        given: nodes before the piece, whose values are the inputs.
+        own: nodes of the piece, whose values are the outputs.
+        constants: tensors of the whole graph by name.
+    """
     graph, copies = Graph(), {}
     for n in given:
         copies[n] = graph.placeholder(n.name)
@@ -34,8 +39,11 @@ def part_of(
 
 
 def module_of(root: torch.nn.Module, graph: Graph) -> GraphModule:
-    """Return a ``GraphModule`` whose generated source is freed with it. Torch keeps the source of
-    every ``GraphModule`` until the process ends, which adds up in a step whose sizes grow."""
+    """Return a ``GraphModule`` whose generated source is freed with it.
+
+    Torch keeps the source of every ``GraphModule`` until the process ends, which adds up in a step
+    whose sizes grow.
+    """
     made = GraphModule(root, graph)
     name = made.forward.__func__.__code__.co_filename
     if name.startswith("<eval_with_key>"):  # names of this form are unique to one module

@@ -1,4 +1,5 @@
-"""Places of a step's state while it is recorded: what was in them, and what the step put there."""
+"""Tracking of the attributes, gradients and other places that hold the tensors of a step, while it
+is recorded."""
 
 from __future__ import annotations
 
@@ -14,7 +15,11 @@ from .recorder import NodePlace, Recorder, Writes
 
 
 class Places:
-    """The places of a step's state, and what they held when last checked."""
+    """What the places that hold a step's tensors (``sources.py``) contained when they were last
+    checked.
+
+    By comparison, assignments of the step are found, which a program has to repeat.
+    """
 
     def __init__(self, recorder: Recorder, reached: Reached) -> None:
         self._recorder, self._sources = recorder, reached.sources
@@ -22,7 +27,7 @@ class Places:
         self._memories: list[Any] = [None] * len(reached.sources)
 
     def know(self) -> None:
-        """Note what the places hold now, and let the recorder read the tensors there."""
+        """Note what the places hold now, and make these tensors known to the recorder as inputs."""
         for i, source in enumerate(self._sources):
             now = source.read()
             if isinstance(now, torch.Tensor):
@@ -33,7 +38,7 @@ class Places:
             self._seen[i] = now
 
     def changes(self) -> Writes:
-        """Return what the step has put into places since the last check."""
+        """Return the tensors that the step has assigned to places since the last check."""
         writes = []
         for i, source in enumerate(self._sources):
             now = source.read()
@@ -65,7 +70,10 @@ class Places:
         return NodePlace(node, x._spec if is_global(x) else None)
 
     def place_of(self, x: Any, given: list[Any]) -> NodePlace:
-        """Return where a tensor of the result comes from."""
+        """Return the origin of a tensor that the step returns.
+
+        It is one of the arguments ``given``, the content of a place, or a recorded value.
+        """
         for i, other in enumerate(given):
             if x is other:
                 return NodePlace(None, argument=i)

@@ -1,10 +1,11 @@
-"""Program of a recorded step: segments of ops, and between them calls that run as written.
+"""Program of a recorded step: segments of ops that are compiled, and graph breaks between them, at
+which a call runs as written.
 
 ```
-segment 0:  forward, backward
-assign      gradients
-break       optimizer.step()
-segment 1:  what comes after it
+segment 0     forward, backward
+assign        gradients
+graph break   optimizer.step()
+segment 1     the ops after it
 ```
 """
 
@@ -35,12 +36,14 @@ _ON_COMPILED = callbacks("on_compiled")
 
 
 def GRAPH_BREAK(number: int) -> None:  # noqa: N802 - a marker among the ops of a graph
-    """Marker in a graph for a call that runs as written."""
+    """Marker in a recorded graph where it is split; ``number`` selects the call that runs there."""
 
 
 class Like(NamedTuple):
-    """Description of a tensor that is not kept. ``shape`` is that of the whole tensor, ``bytes``
-    the size of this rank's shard."""
+    """Description of an input of a program, without keeping the tensor alive.
+
+    ``shape`` is that of the whole tensor, ``bytes`` the size of this rank's shard.
+    """
 
     spec: Any
     dtype: torch.dtype
@@ -49,23 +52,25 @@ class Like(NamedTuple):
 
 
 class Read:
-    """A value that a program reads, and where from.
+    """An input of a program, and where to read it before each run.
 
     Args:
-        kind: "argument", "source", "rate" (a learning rate that is a number), or "key" (seed and
-            draws so far).
-        at: the argument's position, the Source, or the optimizer's group.
-        x: the tensor that was there when the step was recorded; after the recording, a description
-            of that tensor. Of a rate, the tensor that holds the number.
-        segment: of a key, the segment that reads it.
+        kind: "argument" of the step, "source" (a place such as a module's parameter), "rate" (a
+            learning rate that is a Python number), or "key" (seed and counter of random numbers).
+        at: position of the argument, the Source, or the optimizer's param group.
+        x: the tensor that was read when the step was recorded; after the recording, a description
+            of that tensor. For a rate, the tensor into which the number is written.
+        segment: for a key, the segment that reads it.
     """
 
     def __init__(self, kind: str, at: Any = None, x: Any = None, segment: int = 0) -> None:
         self.kind, self.at, self.x, self.segment = kind, at, x, segment
 
     def recorded(self) -> Read:
-        """Return this read for a program, with a description in place of the recorded tensor, so
-        that no such tensor is kept."""
+        """Return a copy of this read for the finished program, without the recorded tensor.
+
+        A description takes its place, so that the program does not keep the tensor alive.
+        """
         if self.kind not in ("argument", "source"):
             return self
         sizes, dtype, _ = shape_of(self.x)
@@ -74,7 +79,7 @@ class Read:
         return Read(self.kind, self.at, Like(spec, dtype, tuple(self.x.shape), held))
 
     def read(self, arguments: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the tensor that is there now."""
+        """Return the present tensor of this input, for a call of the step with ``arguments``."""
         match self.kind:
             case "argument":
                 return arguments[self.at]
@@ -89,8 +94,11 @@ class Read:
 
 @dataclass(frozen=True)
 class Place:
-    """The origin of a tensor: a value of the program, with its spec if it is a global tensor; or
-    the very object that is passed as an argument or held by a source."""
+    """Origin of a tensor that a program returns or assigns.
+
+    It is either value number ``value`` of the program, which becomes a global tensor if ``spec`` is
+    given, or the very object that is passed as argument number ``argument`` or held by ``source``.
+    """
 
     value: int | None
     spec: Any = None
@@ -98,7 +106,7 @@ class Place:
     source: Any = None
 
     def get(self, values: Sequence[Any], arguments: Sequence[torch.Tensor]) -> Any:
-        """Return the tensor."""
+        """Return the tensor, given the values of a run and its arguments."""
         if self.argument is not None:
             return arguments[self.argument]
         if self.source is not None:
@@ -110,7 +118,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Write:
-    """An assignment of a tensor, or of None, to a source at the end of a segment."""
+    """Assignment of a tensor, or of None, to a place such as ``param.grad`` at the end of a
+    segment."""
 
     source: Any
     value: Place | None
@@ -128,14 +137,15 @@ class Write:
 
 @dataclass
 class Segment:
-    """Ops that run as one callable, and what follows them.
+    """Ops between two graph breaks, which are compiled as one callable, and what follows them.
 
     Args:
-        graph: takes ``inputs`` and returns ``outputs``, which are numbers of values.
-        reads: values that are read before the graph runs.
-        writes: assignments to sources after it.
-        draws: number of random ops in it.
-        graph_break: a call that runs as written, after the writes; ``text`` describes it.
+        graph: the ops; takes the values numbered ``inputs`` and returns those numbered ``outputs``.
+        reads: (number of the value, where to read it), for values that are read before the graph
+            runs.
+        writes: assignments after the graph has run.
+        draws: number of random ops in the graph.
+        graph_break: function that runs after the writes, as written; ``text`` describes it.
     """
 
     graph: GraphModule
@@ -150,10 +160,13 @@ class Segment:
     _shards: dict[int, tuple[Any, int, torch.Tensor]] = field(default_factory=dict)
 
     def shards(self, inputs: list[Any], passing: set[int]) -> list[torch.Tensor]:
-        """Replace global tensors among ``inputs`` by plain tensors in the same memory, because
-        kernels and messages that are written in Python ask for the shape of the shard. The plain
-        tensors of places are cached; those of ``passing`` values, which the caller provides, are
-        not, so that they are freed with the caller's tensor."""
+        """Replace global tensors among ``inputs`` by plain tensors that share the memory of their
+        shards.
+
+        Kernels and messages that are written in Python ask for the shape of the shard. The plain
+        tensors of parameters and other state are cached; those of ``passing`` values, which the
+        caller provides, are not, so that they are freed with the caller's tensor.
+        """
         for i, x in enumerate(inputs):
             if x.__class__ is _T:
                 continue
@@ -168,13 +181,13 @@ class Segment:
         return inputs
 
     def forget_shards(self) -> None:
-        """Drop the cached plain tensors, because the tensors of places have other memory now."""
+        """Drop the cached plain tensors, because parameters or state have moved to other memory."""
         self._shards.clear()
 
 
 @dataclass(eq=False)
 class Program:
-    """The segments of a recorded step, in the order in which they run."""
+    """Compiled recording of a step: its segments, in the order in which they run."""
 
     name: str
     segments: list[Segment]
@@ -192,7 +205,7 @@ class Program:
         _programs.add(self)
 
     def run(self, arguments: Sequence[torch.Tensor]) -> Any:
-        """Run the program, and return the result of the step."""
+        """Run the program on the tensors among the arguments, and return the result of the step."""
         if not _ON_COMPILED:
             return self._run(arguments, None)
         with Watching(self) as watch:
@@ -222,7 +235,7 @@ class Program:
             return _built(self.result, values, arguments)
 
     def messages(self) -> list[Call]:
-        """Return what this rank sends and receives, in order."""
+        """Return the messages in which this rank takes part, in order."""
         return [
             self.calls[node.args[1]]
             for part in self.segments
@@ -232,7 +245,7 @@ class Program:
 
     @property
     def bytes(self) -> int:
-        """The bytes that this rank sends in a step, without those of the calls at graph breaks."""
+        """Bytes that this rank sends in a step, without those of the calls at graph breaks."""
         return sum(call.bytes for call in self.messages())
 
 
@@ -240,7 +253,8 @@ _programs: WeakSet[Program] = WeakSet()
 
 
 def _forget_shards() -> None:
-    """Drop references to the memory that tensors had before they were moved to other ranks."""
+    """Drop cached references of all programs to the memory of tensors that were moved to other
+    ranks."""
     for program in list(_programs):
         for part in program.segments:
             part.forget_shards()
@@ -250,7 +264,10 @@ Tracer(on_move=_forget_shards).always()
 
 
 def _built(template: Any, values: Sequence[Any], arguments: Sequence[torch.Tensor]) -> Any:
-    """Return a result like ``template``. Its lists and dicts are new in each call."""
+    """Return the result of a step: ``template`` with each ``Place`` replaced by its tensor.
+
+    Lists and dicts in it are new in each call.
+    """
     made = map_each(template, Place, lambda place: place.get(values, arguments))
     return copy.deepcopy(made) if made is template else made
 

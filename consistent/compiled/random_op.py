@@ -1,4 +1,4 @@
-"""RandomOp: a random op as a program repeats it."""
+"""Random op of a recorded program, which draws other numbers in each run."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ import torch
 
 
 class RandomOp:
-    """A random op of this library, drawn at a fixed number of draws after the start of its segment.
+    """Callable that runs a recorded random op of this library with the seed and counter of the
+    present run.
+
+    The op draws from a counter-based generator. It adds a fixed offset to the counter at which its
+    segment begins.
 
     Args:
         func: the op.
         values: its arguments.
-        at: index of the counter among them; the seed is before it.
-        offset: draws since the start of the segment.
-        filled: whether the op writes into its first argument.
+        at: index of the counter among the arguments; the seed is before it.
+        offset: number of draws between the start of the segment and this op.
+        filled: whether the op writes the numbers into its first argument.
     """
 
     def __init__(self, func: Any, values: list[Any], at: int, offset: int, filled: bool) -> None:

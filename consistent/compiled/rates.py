@@ -1,4 +1,5 @@
-"""Tracking of who reads or sets the numbers in optimizers' groups while a step is recorded.
+"""Tracking of reads and writes of the Python numbers in optimizers' param groups, such as learning
+rates, while a step is recorded.
 
 ```
 optimizer.step(), schedule.step()       allowed: a program reads the rate again in each run
@@ -29,7 +30,7 @@ Optimizer = torch.optim.Optimizer
 
 
 class _Group(dict):
-    """A group of an optimizer that notes which of its entries are read."""
+    """Param group of an optimizer that reports which of its entries are read."""
 
     def __init__(self, group: dict[str, Any], rates: Rates) -> None:
         super().__init__(group)
@@ -74,9 +75,11 @@ class _Group(dict):
 
 
 class Rates:
-    """The learning rates and other numbers of optimizers' groups during a recording. Optimizers and
-    schedules may use them in their own steps. If the step itself reads a number, its program is
-    valid for that number only."""
+    """Tracker of the learning rates and other numbers of optimizers during a recording.
+
+    Optimizers and schedules may use them in their own ``step()``. If the step itself reads a
+    number, its program is valid for that number only; if the step sets one, there is no program.
+    """
 
     def __init__(self, reached: Reached) -> None:
         self._reached, self._optimizers = reached, reached.optimizers
@@ -90,13 +93,13 @@ class Rates:
         return [numbers(group) for o in self._optimizers for group in _groups(o)]
 
     def asked(self, group: dict, key: Any) -> None:
-        """Note that the step reads entry ``key`` of ``group``."""
+        """Note that entry ``key`` of ``group`` is read, if tracking is on."""
         if self._on:
             self._asked.add((id(group), key))
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Let groups and schedules note who reads them inside the block."""
+        """Track reads of param groups and schedules inside the block."""
         classes = [type(schedule) for schedule in self._reached.schedules]
         for schedule, cls in zip(self._reached.schedules, classes, strict=True):
             schedule.__class__ = _watching(cls, self._asked_of)
@@ -114,8 +117,11 @@ class Rates:
 
     @contextmanager
     def let(self) -> Iterator[None]:
-        """Allow reads and writes inside the block, where an optimizer or a schedule runs its own
-        step. What it sets does not count as set by the step."""
+        """Suspend tracking inside the block, in which an optimizer or a schedule runs its own
+        ``step()``.
+
+        What that sets does not count as set by the step.
+        """
         on = self._on
         if on:
             self._put(False)
@@ -140,9 +146,11 @@ class Rates:
             self._changed |= {key for key in keys if before.get(key) != now.get(key)}
 
     def guards(self, called: set[int]) -> list[Guard]:
-        """Return the guards on optimizers and schedules: what the step has read, and all numbers
-        except learning rates of the optimizers that were recorded (those not in ``called``, which
-        run as written)."""
+        """Return the guards on optimizers and schedules under which the program is valid.
+
+        They cover the numbers that the step has read, and all numbers except learning rates of the
+        optimizers that were recorded. ``called`` has the ids of the optimizers that run as written.
+        """
         of_schedules = self._reached.of_schedules
         asked = [
             f for key in of_schedules if key in self._asked_schedules for f in of_schedules[key]
@@ -156,7 +164,8 @@ class Rates:
         ]
 
     def written(self) -> list[str]:
-        """Return descriptions of what the step has set."""
+        """Return descriptions of the numbers that the step itself has set, for the message why
+        there is no program."""
         self._note_changes()
         return [
             "a learning rate" if key == "lr" else f"{key} of an optimizer"
@@ -170,8 +179,10 @@ _ALL = ("__dict__", "__getstate__")  # these give all attributes; copies use the
 
 
 def _watching(cls: Any, asked: Callable[[Any, dict[str, Any], str], None]) -> type:
-    """Return a subclass of ``cls`` that calls ``asked`` for each attribute of its objects that is
-    read or set."""
+    """Return a subclass of ``cls`` that reports access to attributes.
+
+    ``asked(object, its __dict__, name)`` is called before each read and write.
+    """
     kept_by, read, write = object.__getattribute__, cls.__getattribute__, cls.__setattr__
 
     def get(self: Any, name: str) -> Any:
@@ -187,16 +198,20 @@ def _watching(cls: Any, asked: Callable[[Any, dict[str, Any], str], None]) -> ty
 
 
 class Varying:
-    """The optimizers whose numbers, other than learning rates, differ between recordings of the
-    step."""
+    """Set of the optimizers whose numbers, other than learning rates, differ between recordings of
+    a step.
+
+    Recording them would be of no use, since their numbers are constants of a program, so they run
+    as written.
+    """
 
     def __init__(self) -> None:
         self._recorded: WeakKeyDictionary[Optimizer, Any] = WeakKeyDictionary()
         self._found: WeakSet[Optimizer] = WeakSet()
 
     def note(self, optimizers: list[Optimizer]) -> None:
-        """Compare the numbers of ``optimizers``, which the step to be recorded has, with those of
-        earlier recordings."""
+        """Compare the numbers of ``optimizers`` at this recording with those at earlier
+        recordings."""
         for optimizer in optimizers:
             now = [
                 {key: x for key, x in numbers(group).items() if key != "lr"}

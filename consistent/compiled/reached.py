@@ -1,10 +1,10 @@
-"""Search for the state that lasts between calls of a step, by walking all objects that the step can
-reach.
+"""Search for the state of a step that lasts between its calls: a walk over all objects that the
+step can reach.
 
 ```
-source  a tensor, and where it is kept: read again before every run, so it may be replaced
-guard   a number, a string, a length, or which object is where: what the program was recorded
-        with, and what it may not change
+source  a place that holds a tensor: read again before every run, so the tensor may be replaced
+guard   a number, a string, a length, or the identity of an object on which the recording
+        depended, and which must be unchanged
 ```
 
 The walk starts from arguments that are modules or optimizers, the object of a bound method, the
@@ -68,14 +68,16 @@ _MODULE_HOOKS, _LEAF_HOOKS = Asked(_module_hooks), Asked(_leaf_hooks)
 
 @dataclass
 class Reached:
-    """All state that the walk has found.
+    """State that the walk has found: where tensors are kept, and what a program depends on.
 
     Args:
-        of_schedules: schedule -> its own guards, which apply only if the step reads the schedule.
-        of_optimizers: optimizer -> guards on the numbers of its groups. A guard on a learning rate
-            applies only if the step reads the rate. The others also apply if the optimizer is
-            recorded, because an optimizer that runs as written reads them again.
-        refused: paths of what cannot be compared, and why.
+        of_schedules: id of a learning rate schedule -> its guards, which apply only if the step
+            reads the schedule.
+        of_optimizers: id of an optimizer -> guards on the numbers of its param groups. A guard on a
+            learning rate applies only if the step reads the rate. The others also apply if the
+            optimizer is recorded, because an optimizer that runs as written reads them again.
+        refused: reasons, with paths, why some objects cannot be compared; if there are any, the
+            step cannot be a program.
     """
 
     sources: list[Source] = field(default_factory=list)
@@ -89,7 +91,7 @@ class Reached:
 
 
 def find(step: Callable[..., Any], given: Any) -> Reached:
-    """Return the state that ``step`` can reach when called with ``given``."""
+    """Return the state that ``step`` can reach when it is called with the arguments ``given``."""
     walk = _Walk()
     walk.arguments(given)
     walk.visit(step, "step", None, None)
@@ -106,8 +108,10 @@ class _Walk:
         self._count = 0
 
     def visit(self, value: Any, path: str, store: Any, key: Any) -> None:
-        """Visit ``value``, which is at ``store[key]``. With ``store`` None, no guard is made for
-        the place."""
+        """Add ``value``, which was found at ``store[key]``, and everything inside it.
+
+        With ``store`` None, the place itself gets no guard.
+        """
         self._count += 1
         if self._count > MOST:
             if self._count == MOST + 1:
@@ -135,8 +139,10 @@ class _Walk:
                 self.visit(x, name, at, where)
 
     def arguments(self, value: Any) -> None:
-        """Visit modules and other objects among the arguments. Tensors and numbers are passed again
-        in each call, so they need no guard."""
+        """Visit the modules, optimizers and other objects among the arguments.
+
+        Tensors and numbers are passed again in each call, so they need no guard.
+        """
         if isinstance(value, dict):
             value = list(value.values())
         if isinstance(value, list | tuple):
@@ -159,7 +165,8 @@ class _Walk:
     # -- what is in a value ------------------------------------------------------------------------
 
     def _inside(self, value: Any, path: str) -> Iterator[_Item]:
-        """Return the items inside ``value``; none if the walk does not enter it."""
+        """Yield the objects inside ``value`` as (path, store, key, object); nothing if the walk
+        does not enter it."""
         if isinstance(value, torch.nn.Module):
             return self._module(value, path)
         if isinstance(value, torch.optim.Optimizer):
@@ -289,7 +296,8 @@ class _Walk:
     # -- code --------------------------------------------------------------------------------------
 
     def _class(self, cls: type, path: str) -> Iterator[_Item]:
-        """Yield attributes and functions of a class, if it is the user's own."""
+        """Yield the attributes and functions of a class of the user's own; nothing for library
+        classes."""
         if _is_installed(cls.__module__):
             return
         for name, x in list(vars(cls).items()):
@@ -304,8 +312,8 @@ class _Walk:
                 yield f"{path}.{name}", Attributes(cls), name, getattr(cls, name, x)
 
     def _function(self, function: types.FunctionType, path: str) -> Iterator[_Item]:
-        """Yield the variables that a function closes over, the globals that it names, and its
-        defaults."""
+        """Yield what a function of the user's own can reach: the variables that it closes over, the
+        globals that it names, and its defaults."""
         if _is_installed(function.__module__ or ""):
             return
         code, cells = function.__code__, function.__closure__ or ()
@@ -332,13 +340,14 @@ class _Walk:
             self.reached.guards.append(Guard(x, _LEAF_HOOKS, f"{path}, hooks", _LEAF_HOOKS.ask(x)))
 
     def gradients(self) -> None:
-        """Add a source for the gradient of each leaf."""
+        """Add ``leaf.grad`` of each leaf that was found to the places that hold tensors."""
         for x, path in self._leaves.values():
             self.reached.sources.append(Source(x, "grad", f"{path}.grad"))
 
 
 def _of_module(name: str, value: Any, attributes: set[str]) -> Iterator[_Item]:
-    """Yield those of ``attributes`` that a module of the user's own has."""
+    """Yield those of ``attributes`` that ``value`` has, if it is a Python module of the user's
+    own."""
     if isinstance(value, types.ModuleType) and not _is_installed(value.__name__):
         kept = vars(value)
         for attribute in sorted(attributes & kept.keys()):
@@ -352,7 +361,8 @@ def _is_standard(module: str) -> bool:
 
 
 def _is_installed(module: str) -> bool:
-    """Return whether ``module`` belongs to a library, and not to the user's program."""
+    """Return whether the Python module belongs to an installed library, not to the user's
+    program."""
     top = module.partition(".")[0]
     file = getattr(sys.modules.get(top), "__file__", None) or ""
     known = top in _LIBRARIES or top in sys.builtin_module_names
@@ -360,7 +370,7 @@ def _is_installed(module: str) -> bool:
 
 
 def _names(code: types.CodeType) -> tuple[set[str], set[str]]:
-    """Return the globals that code names, and the attributes that it accesses."""
+    """Return (globals that code names, attributes that it accesses), to follow only those."""
     names, attributes = set(), set()
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL"):

@@ -1,8 +1,7 @@
-"""Recorder of a step while it runs: each op on shards, each message, and each draw of random
-numbers.
+"""Recorder of a step while it runs: each op on shards, each message, and each random op.
 
-The step runs as it otherwise would, so its results are those of an eager call. All it does below
-autograd is noted in an fx graph, in order, including backward and optimizer.
+The step runs as it otherwise would, so its results are those of an eager call. All ops below
+autograd are recorded in an fx graph, in order, including those of backward and the optimizer.
 """
 
 from __future__ import annotations
@@ -57,8 +56,11 @@ _SPLITS = (torch.tensor_split, torch.Tensor.tensor_split)
 
 @dataclass(frozen=True)
 class NodePlace:
-    """The origin of a tensor: a value of the recording, with its spec if it is a global tensor; or
-    the very object that is an argument, or that a source holds."""
+    """Origin of a tensor during a recording.
+
+    It is either the value of ``node``, which is the shard of a global tensor if ``spec`` is given,
+    or the very object that is argument number ``argument`` or is held by ``source``.
+    """
 
     node: Node | None
     spec: Any = None
@@ -70,7 +72,8 @@ Writes = list[tuple[Source, NodePlace | None]]  # assignments to sources; None a
 
 
 class Recorder(TorchDispatchMode):
-    """Dispatch mode that notes ops, and which value of the step each tensor is."""
+    """Dispatch mode that records ops in a graph, and tracks which node made the value of each
+    tensor."""
 
     def __init__(self, name: str, calls: dict[int, Call]) -> None:
         super().__init__()
@@ -97,12 +100,15 @@ class Recorder(TorchDispatchMode):
     # -- what is there before the step ------------------------------------------------------------
 
     def know(self, read: Read, x: torch.Tensor) -> None:
-        """Note that ``x`` can be read by ``read``."""
+        """Make ``x`` known as an input of the program, which is read by ``read`` in each run.
+
+        It becomes a placeholder of the graph only when an op uses it.
+        """
         if self.memory.find(x) is None:
             self.memory.put(x, read)
 
     def node_of(self, x: torch.Tensor) -> Node:
-        """Return the node whose value ``x`` is.
+        """Return the node that made the value of ``x``, or the placeholder by which it is read.
 
         Raises:
             CannotRecord: the recorder does not know where the tensor comes from.
@@ -137,7 +143,7 @@ class Recorder(TorchDispatchMode):
         return node
 
     def keep(self, x: Any) -> None:
-        """Keep ``x`` alive as long as the recorder."""
+        """Keep ``x`` alive as long as the recorder, because the recording refers to its memory."""
         self._kept.append(x)
 
     @property
@@ -146,8 +152,10 @@ class Recorder(TorchDispatchMode):
         return self._paused > 0
 
     def refuse(self, why: str) -> None:
-        """Note that the step cannot be a program, and why. It runs on as written, and no more of it
-        is recorded."""
+        """Give up the program, for the reason ``why``.
+
+        The step runs on as written, and no more of it is recorded.
+        """
         self._fail(CannotRecord(f"{self.name}: at {user_line() or 'its end'}, {why}"))
 
     def _fail(self, error: CannotRecord) -> None:
@@ -157,7 +165,8 @@ class Recorder(TorchDispatchMode):
             _tell_compiling(False)
 
     def found(self, x: torch.Tensor) -> Node | None:
-        """Return ``node_of(x)``; if it is not known, give up the program and return None."""
+        """Return ``node_of(x)``; if the origin of ``x`` is unknown, give up the program and return
+        None."""
         if self.why is not None:
             return None
         try:
@@ -170,7 +179,7 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record all that runs inside the block."""
+        """Record all ops and messages that run inside the block."""
         with ExitStack() as stack:
             noting = Noting(
                 current(), self._message, self._started, self._waited, self.refuse, self._tells
@@ -189,7 +198,7 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Record nothing inside the block."""
+        """Record nothing that runs inside the block."""
         self._paused += 1
         try:
             with replace_current(_inner(current())), compiling(False):
@@ -311,8 +320,11 @@ class Recorder(TorchDispatchMode):
         return out
 
     def check_read(self, x: torch.Tensor, what: str) -> None:
-        """Give up the program if the values of ``x``, which ``what`` reads, may differ from run to
-        run."""
+        """Give up the program if Python reads the values of ``x`` and these may differ from run to
+        run.
+
+        ``what`` names the method that reads them, for the message.
+        """
         with _Off():
             found = self.memory.find(x)
         if not isinstance(found, Node) or not self._is_fixed(found):
@@ -387,8 +399,11 @@ class Recorder(TorchDispatchMode):
             self._telling = []
 
     def _tells(self, ranks: Ranks) -> bool:
-        """Return whether ``ranks`` report in the next message whether ops raised. If so, the ops
-        noted since the agreement began are changed to send nothing themselves unless they raise."""
+        """Return whether ``ranks`` can report in the next message whether the ops before it raised.
+
+        If so, the recorded ops of the present agreement, which is a run of checked ops, are changed
+        to send nothing themselves unless they raise.
+        """
         if self._paused or not self._agreeing or self._agreeing[0] != ranks:
             return False
         for node in self._telling:
@@ -402,8 +417,11 @@ class Recorder(TorchDispatchMode):
         return True
 
     def _agreed(self, func: Any, args: tuple, kwargs: dict[str, Any], ranks: Ranks) -> Any:
-        """Run an op that may raise on some ranks only, and record it as a message. In a program,
-        all ranks raise after that message if one of them met an error."""
+        """Run an op that may raise on some ranks only, and record it as a message
+        (``agreeing.py``).
+
+        In a program, all ranks raise after that message if one of them met an error.
+        """
         op, given = Agreed(func, args, kwargs, ranks), tensors_in((args, kwargs))
         out = func(*args, **kwargs)
         results = op.results(out, given)
@@ -482,8 +500,10 @@ class Recorder(TorchDispatchMode):
         return sum(node.target is GRAPH_BREAK for node in self.graph.nodes)
 
     def check_seeds(self) -> None:
-        """Give up the program if the step has set the state of torch's random numbers, which is not
-        an op."""
+        """Give up the program if the step has set the state of torch's random generators.
+
+        Setting it is not an op, so a program would not repeat it.
+        """
         if not self.is_paused and self._seeds != _seeds():
             self.refuse(
                 "the step sets the state of torch's random numbers (manual_seed, set_rng_state, "
@@ -502,7 +522,7 @@ class Recorder(TorchDispatchMode):
             )
 
     def drawn(self) -> int:
-        """Return how many random ops ran since the segment began."""
+        """Return how many random ops of this library ran since the present segment began."""
         return generator.get_state().counter - self._start.counter
 
     # -- calls that stay as they are ---------------------------------------------------------------
@@ -510,8 +530,14 @@ class Recorder(TorchDispatchMode):
     def break_graph(
         self, run: Callable[[], Any], text: str, writes: list[tuple[Source, NodePlace | None]]
     ) -> Any:
-        """Run ``run()`` unrecorded, and end the segment with it: the program calls it as written in
-        every run."""
+        """Run ``run()`` without recording it, and end the segment: a graph break.
+
+        The program calls ``run()`` in each of its runs.
+
+        Args:
+            text: description of the call, for ``show()``.
+            writes: assignments of the segment that ends here.
+        """
         node = self.graph.call_function(GRAPH_BREAK, (len(self._objects),))
         self._objects.append(run)
         node.meta["text"], node.meta["where"] = text, user_line()
@@ -524,14 +550,16 @@ class Recorder(TorchDispatchMode):
 
     @property
     def objects(self) -> list[Any]:
-        """The functions that are called at graph breaks."""
+        """Functions that are called at graph breaks, in order."""
         return self._objects
 
 
 @contextmanager
 def compiling(value: bool) -> Iterator[None]:
-    """Set the value of ``torch.compiler.is_compiling()`` inside the block. Many programs skip
-    checks of values if it is true."""
+    """Make ``torch.compiler.is_compiling()`` return ``value`` inside the block.
+
+    Many programs skip checks of values if it is true.
+    """
     before = torch.compiler._is_compiling_flag  # type: ignore[attr-defined]
     _tell_compiling(value)
     try:
@@ -548,7 +576,8 @@ _PRINTED = (int, float, complex, bool, str, type(None), torch.dtype, torch.devic
 
 
 def _check_printable(name: str, func: Any, given: Any) -> None:
-    """Raise CannotRecord if an argument has no text form, because a program is kept as text."""
+    """Raise CannotRecord if an argument of the op ``func`` has no text form, because a program is
+    kept as text."""
     if isinstance(given, dict):
         given = list(given.values())
     if isinstance(given, list | tuple):
@@ -563,8 +592,10 @@ def _check_printable(name: str, func: Any, given: Any) -> None:
 
 
 def _seeds() -> bytes:
-    """Return the states of torch's generators, without the bits in which this library keeps its
-    count."""
+    """Return the states of torch's random generators, to detect that the step sets them.
+
+    The bits in which this library keeps its count of draws are left out.
+    """
     with unseen():
         words = torch.default_generator.get_state().view(torch.int64)
         found = (words & 0xFFFF_FFFF).numpy().tobytes()
@@ -591,7 +622,8 @@ def _reads(name: str, what: str) -> str:
 
 
 class _Reading(TorchFunctionMode):
-    """Function mode that detects reads of plain tensors' values by Python which no op shows."""
+    """Torch function mode that detects when Python reads values of plain tensors without an op, as
+    ``tolist()`` does."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Recording of a step, and running of what was recorded."""
+"""Recording of one call of a step, from the search for its state to the finished program."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .unsettled import Unsettled
 
 
 class Recorded:
-    """A program with its guards, or the reason why there is no program."""
+    """Result of a recording: a program with its guards, or the reason why there is none."""
 
     def __init__(
         self, program: Program | None, guards: Guards | None = None, why: str | None = None
@@ -42,11 +42,16 @@ class Recorded:
 
     @classmethod
     def failed(cls, why: str) -> Recorded:
-        """Return an entry without a program, for the reason ``why``."""
+        """Return a result without a program, for the reason ``why``; the step then runs as
+        written."""
         return cls(None, why=why)
 
     def fits(self, given: Sequence[torch.Tensor]) -> bool:
-        """Return whether all state that the step can reach is as it was recorded."""
+        """Return whether the program is valid now: all state that the step can reach is as it was
+        recorded.
+
+        ``given`` are the tensors among the arguments.
+        """
         return self._guards is None or self._guards.holds(given)
 
     def run(self, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -59,13 +64,13 @@ class Recorded:
 
 
 class How(NamedTuple):
-    """Settings for recording a step.
+    """Settings that all recordings of one compiled step share.
 
     Args:
         name: name of the step in messages.
         options: the options of ``consistent.compile``.
-        backend: makes a callable of a segment.
-        varying: optimizers that run as written, because their numbers vary.
+        backend: function that compiles a segment.
+        varying: optimizers that run as written, because their numbers vary from call to call.
     """
 
     name: str
@@ -75,15 +80,17 @@ class How(NamedTuple):
 
 
 class Around:
-    """Extra work around a recording; this base class does nothing."""
+    """Hooks around a recording, for the layout search; those of this base class do nothing."""
 
     def inside(self, is_paused: Callable[[], bool]) -> AbstractContextManager[None]:
-        """Return a context manager that is entered around the step. While ``is_paused()``, what
-        runs is not recorded."""
+        """Return a context manager in which the step runs.
+
+        While ``is_paused()`` is true, what runs is not recorded.
+        """
         return nullcontext()
 
     def ended(self, kept: Any) -> None:
-        """Called after the step has run, with the tensors that it returns or keeps."""
+        """Take note that the step has run; ``kept`` are the tensors that it returns or stores."""
 
 
 def record(
@@ -93,15 +100,19 @@ def record(
     kwargs: dict[str, Any],
     around: Around | None = None,
 ) -> tuple[Any, Recorded | Unsettled]:
-    """Run ``step(*args, **kwargs)`` and record it. Returns the result, and the program or why there
-    is none. Either all ranks get a program, or none does."""
+    """Run ``step(*args, **kwargs)`` and record it; return (its result, the recording).
+
+    Either all ranks get a program, or none does. ``Unsettled`` means that the step changed Python
+    state, and may be recorded again.
+    """
     made = _Recording(how, step, args, kwargs)
     result = made.run(around or Around())
     return result, made.ended(result)
 
 
 class _Recording:
-    """The recording of one call of a step, with the state before the call."""
+    """Recording of one call of a step: the state before the call, and the objects that record
+    it."""
 
     def __init__(
         self, how: How, step: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
@@ -125,7 +136,7 @@ class _Recording:
         how.varying.note(self._reached.optimizers)
 
     def run(self, around: Around) -> Any:
-        """Call the step, record what it does, and return its result."""
+        """Call the step, record it, and return its result."""
         recorder, reached, rates, places = self._recorder, self._reached, self._rates, self._places
         tell_compiling = self._how.options.tell_compiling and recorder.why is None
         try:
@@ -150,7 +161,10 @@ class _Recording:
         return result
 
     def ended(self, result: Any) -> Recorded | Unsettled:
-        """Return the program of the recording, if all ranks have one. A collective of the world."""
+        """Return the finished program, if all ranks have recorded one; otherwise the reason.
+
+        This is a collective of the world.
+        """
         recorder, name = self._recorder, self._how.name
         changed = self._changed()
         is_unsettled = bool(changed) and recorder.why is None
@@ -167,7 +181,8 @@ class _Recording:
         return Recorded(program, self._guards)
 
     def _changed(self) -> list[str]:
-        """Return paths of state that the step changed and a program would not change."""
+        """Return the names of Python state that the step changed, which a program would leave
+        unchanged."""
         more = self._rates.guards(self._recorder.left_to_python)
         self._guards.add(more)
         broken = [each.path for each in [*self._reached.guards, *more] if not each.holds()]
@@ -177,8 +192,8 @@ class _Recording:
         return found
 
     def _given_back(self, result: Any) -> tuple[Writes, Any]:
-        """Return (what is put into places at the end, where the tensors of the result come
-        from)."""
+        """Return (assignments at the end of the step, its result with the origin in place of each
+        tensor)."""
         if self._graded != [x.requires_grad for x in self._given]:
             self._recorder.refuse(
                 "an argument requires grad after the step and did not before, or reversed."
@@ -196,7 +211,8 @@ class _Recording:
 
 
 def _drawn_by_python() -> tuple:
-    """Return the states of the random generators of Python and numpy."""
+    """Return the states of the random generators of Python and numpy, to detect that the step uses
+    them."""
     numpy = sys.modules.get("numpy")
     # A program that has not imported numpy cannot draw from it.
     of_numpy = () if numpy is None else numpy.random.get_state()[1:3]
@@ -207,8 +223,10 @@ _PLAIN = (int, float, complex, str, bytes, slice, torch.dtype, torch.device)
 
 
 def _check_result(recorder: Recorder, value: Any) -> None:
-    """Refuse a result that a program cannot build again. It can build tensors, numbers, strings,
-    and containers of them."""
+    """Give up the program if the step returns something that a program cannot build.
+
+    It can build tensors, numbers, strings, and containers of them.
+    """
     if isinstance(
         value, NodePlace | int | float | complex | str | bytes | torch.dtype | torch.device
     ):

@@ -1,4 +1,5 @@
-"""Splitting of a recorded graph into segments, at its graph breaks."""
+"""Conversion of a recorded graph to a program: the graph is split into segments at its graph
+breaks."""
 
 from __future__ import annotations
 
@@ -17,8 +18,10 @@ from .recorder import NodePlace, Recorder, Writes
 
 
 def trace_of(recorder: Recorder, writes: Writes, result: Any, calls: dict[int, Call]) -> Trace:
-    """Return the recorded graph as a ``Trace`` for the passes. The step ends with ``writes`` and
-    returns ``result``."""
+    """Return the recorded graph as a ``Trace`` for the passes.
+
+    ``writes`` are the assignments at the end of the step, and ``result`` is what it returns.
+    """
     ends = _ends(recorder, writes)
     lasting = {node for end in ends for node in _nodes_of(end)} | set(_nodes_in(result))
     return Trace(recorder.graph, calls, lasting)
@@ -32,7 +35,10 @@ def cut(
     result: Any,
     backend: Callable[..., Any],
 ) -> Program:
-    """Return the program of ``trace``, which ends with ``writes`` and returns ``result``."""
+    """Return the program of the graph in ``trace``.
+
+    ``writes`` are the assignments at the end of the step, and ``result`` is what it returns.
+    """
 
     def settled(place: NodePlace) -> NodePlace:
         node = place.node
@@ -57,7 +63,7 @@ def cut(
 
 
 class _Cutting:
-    """The segments so far, and the numbers of the values that pass between them."""
+    """Builder of the segments, which numbers the values that pass between them."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -68,8 +74,14 @@ class _Cutting:
     def add(
         self, piece: list[Node], end: Writes, ending: list[Node], later: set[Node], graph_break: Any
     ) -> None:
-        """Add the segment of ``piece``, whose writes ``end`` use the values ``ending``, up to
-        ``graph_break``."""
+        """Add the segment that ends at ``graph_break``; None for the last one.
+
+        Args:
+            piece: nodes of the segment.
+            end: assignments after the segment.
+            ending: nodes whose values are assigned, or returned by the step.
+            later: nodes that later segments read.
+        """
         recorder, inside = self._recorder, set(piece)
         given = list(
             dict.fromkeys(n for node in piece for n in node.all_input_nodes if n not in inside)
@@ -97,7 +109,7 @@ class _Cutting:
         )
 
     def place(self, place: NodePlace) -> Place:
-        """Return the place, with its value's number in place of the node."""
+        """Return ``place`` for the program, with the number of the value in place of the node."""
         at = None if place.node is None else self._number(place.node)
         return Place(at, place.spec, place.argument, place.source)
 
@@ -119,7 +131,8 @@ def _pieces(graph: Graph) -> tuple[list[list[Node]], list[Node]]:
 
 
 def _needed_after(pieces: list[list[Node]], ends: list[Writes], result: Any) -> list[set[Node]]:
-    """Return for each piece the nodes that are read after the piece and its writes."""
+    """Return for each piece the nodes whose values are still needed after the piece and its
+    assignments."""
     needed, found = set(_nodes_in(result)), []
     # Backwards, so that ``needed`` holds what all later pieces read.
     for piece, end in zip(reversed(pieces), reversed(ends), strict=True):
@@ -130,7 +143,7 @@ def _needed_after(pieces: list[list[Node]], ends: list[Writes], result: Any) -> 
 
 
 def _ends(recorder: Recorder, writes: Writes) -> list[Writes]:
-    """Return what is put into places at the end of each segment."""
+    """Return the assignments at the end of each segment."""
     return [*(n.meta["writes"] for n in recorder.graph.nodes if n.target is GRAPH_BREAK), writes]
 
 

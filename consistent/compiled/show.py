@@ -1,5 +1,5 @@
-"""A program as text that reads like the step: one op per line, with its layout, bytes, and line of
-the step.
+"""Text form of a program, which reads like the step: one op per line, with layout, bytes, and line
+of the step.
 
 ```
 program of step: 3 messages, 1.5 KiB sent by this rank
@@ -48,8 +48,9 @@ def _cells(row: Row) -> tuple[str, str, str, str]:
 
 
 def save_page(path: str | Path, name: str, programs: Sequence[Any]) -> Path:
-    """Write the last of ``programs`` (recording.Recorded) to ``path`` as an HTML page; missing
-    folders are created.
+    """Write the last of ``programs`` as an HTML page to ``path``, creating missing folders.
+
+    ``name`` is the name of the step.
 
     Raises:
         ValueError: the name does not end in .html.

@@ -1,4 +1,5 @@
-"""Sources: the places in which a step keeps state that lasts between its calls."""
+"""Places in which a step keeps state between its calls, such as attributes, dict entries and
+``param.grad``."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ ABSENT: Any = object()
 
 
 class Source(NamedTuple):
-    """A place that holds a tensor.
+    """A place that holds a tensor, from which a program reads it before each run.
 
     Args:
-        store: a dict, list, tuple, cell, Attributes, or the leaf whose gradient it is.
+        store: the object that contains the place: a dict, list, tuple, closure cell,
+            ``Attributes``, or, for a gradient, the leaf tensor.
         key: the name, index or key in the store.
         path: text for messages, such as ``model.0.weight``.
     """
@@ -26,7 +28,7 @@ class Source(NamedTuple):
     path: str
 
     def read(self) -> Any:
-        """Return what the place holds now; ``ABSENT`` if nothing."""
+        """Return what the place holds now; ``ABSENT`` if the place does not exist."""
         return read(self.store, self.key)
 
     def write(self, value: Any) -> None:
@@ -42,15 +44,15 @@ class Source(NamedTuple):
 
 
 class Asked:
-    """A key that stands for a function of the store, such as its length."""
+    """Key that stands for a function of the store, such as its length, instead of for an entry."""
 
     def __init__(self, ask: Callable[[Any], Any]) -> None:
         self.ask = ask
 
 
 class Attributes(NamedTuple):
-    """Store of attributes that are in no dict: those of classes, functions, and objects with
-    slots."""
+    """Store for attributes that are in no ``__dict__``: those of classes, functions, and objects
+    with slots."""
 
     owner: Any
 

@@ -1,4 +1,4 @@
-"""Outcome of a recording whose step changed state that its program would not change."""
+"""Result of a recording that is no program yet, because the step changed Python state."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from typing import NamedTuple
 
 
 class Unsettled(NamedTuple):
-    """The paths of numbers, lengths and places that the step has changed. Empty if only another
-    rank has such changes."""
+    """Result of a recording whose step changed Python state that a program would leave unchanged.
+
+    The step is recorded again in its next calls, up to a limit. ``paths`` names the numbers,
+    lengths and objects that changed; it is empty if only another rank has such changes.
+    """
 
     paths: Sequence[str]
 
     def text(self, name: str) -> str:
-        """Return the explanation of why the step cannot be a program."""
+        """Return the message to the user why the step ``name`` cannot be a program."""
         if not self.paths:
             return f"{name}: on another rank each call changes its state."
         shown = ", ".join(self.paths[:3])

@@ -1,4 +1,4 @@
-"""Notifications to reports about a running program: the ops between two messages, and each message.
+"""Events of a running program for tracers and reports: its segments of ops, and each message.
 
 ```
 step                         begins
@@ -34,14 +34,14 @@ Program = Segment = Any  # defined in program.py, which imports this file
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Happening:
-    """Something that a program does.
+    """Event of a running program, which has a begin and an end.
 
     Args:
         kind: "step", "ops", "message", "start" or "wait for" (of a started message), "graph break".
         step: name of the step.
-        name: what happens.
-        where: ``file:line`` of the step; of several ops, that of the first.
-        detail: the layout of a message's result; of several ops, up to which line they go.
+        name: text that says what happens, such as the names of the ops.
+        where: ``file:line`` of the step; for several ops, that of the first.
+        detail: the layout of a message's result; for several ops, the line of the last one.
         sent: bytes that this rank sends.
     """
 
@@ -58,8 +58,13 @@ _ON_COMPILED = callbacks("on_compiled")  # a "start" is notified at its beginnin
 
 @dataclass
 class Pieces:
-    """A segment as ops and messages. ``ops[k]`` come before ``messages[k]``, and None stands for no
-    ops. ``at`` maps the number of a call to the positions of its messages."""
+    """Events of a segment: alternately ops and a message.
+
+    Args:
+        ops: the ops before each message, and those after the last; None where there are none.
+        messages: the messages in order.
+        at: number of a call -> the positions of its messages.
+    """
 
     ops: list[Happening | None] = field(default_factory=list)
     messages: list[Happening] = field(default_factory=list)
@@ -67,7 +72,7 @@ class Pieces:
 
 
 class Watching:
-    """Notifies tracers of what one run of a program does."""
+    """Notifier that reports to tracers what one run of a program does."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -86,7 +91,8 @@ class Watching:
         _tell(self._whole, False)
 
     def segment(self, number: int, run: Callable[..., Any], inputs: Sequence[Any]) -> Any:
-        """Run segment ``number`` by ``run(*inputs)``, and return its result."""
+        """Run segment number ``number`` as ``run(*inputs)``, with notifications, and return its
+        result."""
         self._pieces, self._met = self._all[number], Counter()
         self._begin(self._pieces.ops[0])
         try:
@@ -96,7 +102,8 @@ class Watching:
 
     @contextmanager
     def ordered(self, number: int) -> Iterator[None]:
-        """Notify tracers around each call that sends, or waits for what was sent."""
+        """Notify tracers of the message with call number ``number`` that is sent, or waited for,
+        inside the block."""
         # Equal messages share a number, so the count of those met so far tells which one this is.
         at = self._pieces.at[number][self._met[number]]
         self._met[number] += 1
@@ -111,7 +118,7 @@ class Watching:
             self._begin(self._pieces.ops[at + 1])
 
     def graph_break(self, part: Segment) -> None:
-        """Make the call at the end of a segment."""
+        """Make the call at the end of segment ``part``, with notifications."""
         assert part.graph_break is not None
         what = Happening("graph break", self._program.name, part.text)
         _tell(what, True)

@@ -1,4 +1,4 @@
-"""Batches as global tensors, and the loss of a step without an extra collective."""
+"""Batches as global tensors (``loader``), and the loss of a step without an extra collective."""
 
 from typing import TYPE_CHECKING
 

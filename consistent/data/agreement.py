@@ -1,5 +1,6 @@
-"""Comparison of what the ranks have read, before a batch is used: parts that do not fit together
-would give wrong numbers, or a hang.
+"""Compare what the ranks have read, before a batch is used.
+
+Parts of a batch that do not fit together would give wrong numbers, or a hang.
 
 For each batch the ranks exchange one number, the checksum of a note. Only if the checksums differ
 are the notes themselves sent. Every rank sees all checksums, so all take the same branch. For the
@@ -28,8 +29,11 @@ WHOLE = (
 
 
 class Field(NamedTuple):
-    """Description of one field of a batch: its path, its dtype or kind, the sizes that must agree
-    between ranks, and the value if it is one value for the whole batch."""
+    """One field of a batch as it is compared between ranks.
+
+    ``sizes`` are the sizes that must agree between ranks. ``value`` is set if the field is one
+    value for the whole batch.
+    """
 
     path: Path
     kind: str
@@ -39,7 +43,7 @@ class Field(NamedTuple):
 
 @dataclass(frozen=True)
 class Note:
-    """Summary of what a rank has read."""
+    """Summary of a rank's part of a batch, by which ranks check that their parts fit together."""
 
     kind: str  # "batch", "end" of the data or "error"
     order: int = 0  # checksum of the batch's indices
@@ -53,9 +57,11 @@ class Note:
 
 
 def compare(note: Note) -> list[Note] | None:
-    """Return the notes of all ranks if they are not all equal, otherwise None. A collective of the
-    world. Notes with ``values`` are always sent; either all ranks' notes have values or none
-    has."""
+    """Return the notes of all ranks if they are not all equal, otherwise None.
+
+    A collective of the world. Notes with ``values`` are always sent; either all ranks' notes have
+    values or none has.
+    """
     transport = current()
     if transport.size == 1:
         return None
@@ -72,7 +78,15 @@ def compare(note: Note) -> list[Note] | None:
 
 
 def check(notes: list[Note], sizes_may_differ: bool) -> None:
-    """Raise the same error on every rank if parts do not make up one batch."""
+    """Raise the same error on every rank if the ranks' parts do not make up one batch.
+
+    Args:
+        notes: the note of each rank.
+        sizes_may_differ: whether items of different sizes can be padded.
+
+    Raises:
+        RuntimeError, ValueError: the message lists what each rank has read.
+    """
     kinds = {note.kind for note in notes}
     if "error" in kinds:
         failed = [(rank, note.error) for rank, note in enumerate(notes) if note.kind == "error"]
@@ -121,8 +135,16 @@ def _check_values(notes: list[Note]) -> None:
 
 
 def check_same_data(facts: tuple[str, ...]) -> None:
-    """Raise on every rank if the ranks give different ``facts`` of their data set and its batches.
-    A collective of the world."""
+    """Raise on every rank if the ranks describe their data sets and batches differently.
+
+    A collective of the world.
+
+    Args:
+        facts: this rank's description, from ``facts_of``.
+
+    Raises:
+        ValueError: the message lists the facts of each rank.
+    """
     agree(
         facts,
         lambda every: ValueError(

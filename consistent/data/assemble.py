@@ -1,5 +1,4 @@
-"""Conversion of what a rank has read into the whole batch: its tensors become global, and its lists
-and numbers become those of the whole batch."""
+"""Make the whole batch from what a rank has read: global tensors, and the whole batch's lists."""
 
 from __future__ import annotations
 
@@ -28,8 +27,11 @@ Joined = Mapping[Path, Any]  # fields that are not tensors and have an entry for
 
 
 def note_of(made: Collated, drawn: Drawn) -> Note:
-    """Return the note of a batch, which says what the other ranks must have read as well.
-    ``drawn.own`` is None for a whole batch.
+    """Return a summary of a batch that this rank has read, to be compared with the other ranks'.
+
+    Args:
+        made: the collated batch.
+        drawn: its counts; ``own`` is None for a batch that was read whole.
 
     Raises:
         TypeError: the batch contains a global tensor.
@@ -41,7 +43,7 @@ def note_of(made: Collated, drawn: Drawn) -> Note:
 
 
 def hashes(made: Collated) -> tuple[str, ...]:
-    """Return a hash of the values of each field."""
+    """Return a hash of the values of each field, for the comparison between ranks."""
     found = leaves(made.batch, lambda path, x: _stops(made, path, x))
     return tuple(digest(x) if isinstance(x, Tensor) else _fact(x) for _, x in found)
 
@@ -146,8 +148,10 @@ def _short(x: Any) -> str:
 
 
 class Layer:
-    """Converter of the tensors of a batch to global tensors on ``placement`` under ``sbp``. An
-    entry that splits a dim that a tensor does not have counts as B for this tensor."""
+    """Converter of the tensors of a batch to global tensors on ``placement`` in the layout ``sbp``.
+
+    An entry that splits a dim that a tensor does not have counts as B (replicated) for this tensor.
+    """
 
     def __init__(self, placement: Placement, sbp: NdSbp) -> None:
         self.placement = placement
@@ -155,7 +159,7 @@ class Layer:
         self.at = my_coordinate(placement)
 
     def whole(self, batch: Any) -> Any:
-        """Make the tensors of a batch global that every rank has read whole."""
+        """Return a batch that every rank has read whole, with global tensors."""
 
         def make(_: Path, x: Any) -> Any:
             if not isinstance(x, Tensor):
@@ -165,9 +169,15 @@ class Layer:
         return mapped(make, batch)
 
     def parts(self, made: Collated, drawn: Drawn, joined: Joined) -> Any:
-        """Make the tensors of a batch of ``drawn.count`` items global, of which this rank has read
-        ``drawn.own``. A rank without items has read one item to know the shapes; it is dropped
-        here."""
+        """Return a batch of which this rank has read a part, with global tensors.
+
+        A rank without items has read one item to know the shapes; it is dropped here.
+
+        Args:
+            made: this rank's part.
+            drawn: the number of items of the batch, and of this rank.
+            joined: the values of the fields that ``join`` has gathered.
+        """
 
         def make(path: Path, x: Any) -> Any:
             if path in joined:
@@ -181,9 +191,19 @@ class Layer:
         return mapped(make, made.batch, lambda path, _: path in joined)
 
     def join(self, made: Collated, own: int, share: Share) -> Joined:
-        """Gather the fields that are not tensors and have an entry for each item, for the whole
-        batch. A collective of the world. Of the ranks that read the same items, the first one
-        sends."""
+        """Gather fields that have an entry for each item but are no tensors.
+
+        Such fields are lists of texts, for example. A collective of the world. Of the ranks that
+        read the same items, the first one sends.
+
+        Args:
+            made: this rank's part of the batch.
+            own: the number of its items.
+            share: this rank's share, which gives the order of the parts.
+
+        Returns:
+            path of a field -> its values for the whole batch.
+        """
         mine = None
         # Of the ranks that read the same items, the one at 0 on those axes sends.
         if self.at is not None and not any(self._others()):

@@ -1,5 +1,6 @@
-"""Kinds of values in the result of a collate function for a rank's part of the items, and how the
-whole batch's values follow from them.
+"""Find out which values of a collated batch belong to items, so that the whole batch's are known.
+
+The collate function runs on a rank's part of the items only. Each value is of one of these kinds:
 
 ```
 items          a  b          made of a rank's part      kind       of the whole batch
@@ -40,10 +41,13 @@ Kinds = Mapping[Path, str]
 
 
 class Collated(NamedTuple):
-    """A batch and the kinds of its fields.
+    """A collated batch and the kinds of its fields.
 
-    ``divided``: the batch was made of a part of the items, so the kinds of its fields matter.
-    ``unknown``: why the kinds of other fields are not known.
+    Attributes:
+        batch: what the collate function returned.
+        kinds: path of a field -> PER_ITEM, COUNT, SAME or OTHER.
+        unknown: why the kinds of other fields are not known.
+        divided: whether the batch was made of a part of the items, so that kinds matter.
     """
 
     batch: Any
@@ -53,7 +57,7 @@ class Collated(NamedTuple):
 
 
 class Collate:
-    """Collate function that calls ``fn``, and finds out the kinds of the values in its results."""
+    """Collate function that calls ``fn``, and finds out the kind of each value in its results."""
 
     def __init__(self, fn: Callable[[list], Any]) -> None:
         self.fn = fn
@@ -98,9 +102,15 @@ class Collate:
 def kinds(
     once: Any, twice: Any, count: int, path: Path = (), above: tuple[int, ...] = ()
 ) -> dict[Path, str]:
-    """Return the kind of each value in ``once``, which was made of ``count`` items, by comparison
-    with ``twice``, made of these items twice over. ``above`` has the ids of the objects that
-    contain ``once``."""
+    """Return the kind of each value in ``once``, from how it differs from ``twice``.
+
+    Args:
+        once: a result of the collate function for ``count`` items.
+        twice: its result for these items twice over.
+        count: the number of items.
+        path: the path to ``once`` in the batch.
+        above: the ids of the objects that contain ``once``.
+    """
     if id(once) in above:
         return {path: OTHER}
     sizes = _length(once), _length(twice)
@@ -120,8 +130,10 @@ def kinds(
 
 
 def of_default(batch: Any, path: Path = ()) -> dict[Path, str]:
-    """Return the kinds of the values in a result of ``default_collate``. It stacks everything but
-    texts, which it leaves in a list, so all values are per item."""
+    """Return the kinds of the values in a result of ``default_collate``, which are all PER_ITEM.
+
+    It stacks everything but texts, which it leaves in a list.
+    """
     inside = children(batch)
     if inside is None:
         return {path: PER_ITEM}
@@ -134,7 +146,10 @@ def of_default(batch: Any, path: Path = ()) -> dict[Path, str]:
 
 
 def fact(x: Any) -> str:
-    """Return a text by which ranks compare ``x``, a value that contains no others."""
+    """Return a text that is equal for equal ``x``, by which values are compared between ranks.
+
+    ``x`` is a value that contains no others.
+    """
     if isinstance(x, Tensor) and not x.ndim:
         return repr(x.item())
     if x is None or isinstance(x, str | bytes | int | float | complex | np.generic | type):

@@ -1,4 +1,4 @@
-"""The DataLoader that a user passes, and the one made from it that reads this rank's share."""
+"""Make a DataLoader that reads this rank's share of each batch from the one that a user passes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,12 @@ from .share import Share
 
 
 def check_given(loader: DataLoader) -> None:
-    """Raise TypeError if the loader cannot be taken over: it has its own ``__iter__``, it divides
-    the data among ranks, or its data set contains global tensors."""
+    """Raise if ``loader`` cannot be divided among the ranks.
+
+    Raises:
+        TypeError: it has its own ``__iter__``, it divides the data among ranks already, or its data
+            set contains global tensors.
+    """
     kind: Any = type(loader)
     if kind.__iter__ is not DataLoader.__iter__:
         raise TypeError(
@@ -51,8 +55,11 @@ def check_given(loader: DataLoader) -> None:
 
 
 def inner_loader(given: DataLoader, share: Share | None) -> DataLoader:
-    """Return a DataLoader with the workers, pinning and generator of ``given`` that reads this
-    rank's share of each batch, or whole batches if ``share`` is None."""
+    """Return a DataLoader that reads this rank's share of each batch of ``given``.
+
+    It has the workers, pinning and generator of ``given``. If ``share`` is None it reads whole
+    batches.
+    """
     options: dict[str, Any] = {
         "num_workers": given.num_workers,
         "pin_memory": given.pin_memory,
@@ -83,8 +90,10 @@ def inner_loader(given: DataLoader, share: Share | None) -> DataLoader:
 
 
 def facts_of(loader: DataLoader) -> tuple[str, ...]:
-    """Return what must be equal for the loaders of all ranks, in words: the number of items, the
-    items in a subset, and the batching."""
+    """Return what must be equal for the loaders of all ranks, as texts to compare.
+
+    These are the number of items, the items in a subset, and the batching.
+    """
     dataset: Any = loader.dataset
     facts = [f"{_length(dataset)} items", f"batches of {loader.batch_size}"]
     if loader.drop_last:
@@ -104,9 +113,11 @@ def _length(dataset: Any) -> str:
 
 
 def parts_are_alike(loader: DataLoader) -> bool:
-    """Return whether the parts of each batch are sure to fit, once the ranks have the same facts
-    and their first batches fit. They are for stacked rows of tensors, in an order that no rank can
-    draw differently."""
+    """Return whether batches need no comparison between ranks after the first ones.
+
+    This holds for stacked rows of tensors, in an order that no rank can draw differently, once the
+    ranks have the same facts and their first batches fit.
+    """
     dataset: Any = loader.dataset
     while isinstance(dataset, Subset):
         dataset = dataset.dataset

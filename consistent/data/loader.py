@@ -37,8 +37,9 @@ def loader(
     check: bool | None = None,
     **options: Any,
 ) -> Loader:
-    """Return an iterable of the batches that a DataLoader of one process would give, as global
-    tensors. Each rank reads and collates its own items only.
+    """Return the batches that a DataLoader of one process would give, as global tensors.
+
+    Each rank reads and collates its own items only.
 
     ```
     batches = consistent.data.loader(DataLoader(dataset, batch_size=64, shuffle=True), placement)
@@ -51,9 +52,10 @@ def loader(
             pinning are taken over; or a data set, for which one is made with ``options``.
             ``batch_size`` counts the items of all ranks together.
         placement: the placement of the batches.
-        sbp: the layout of their tensors. Entries split dims counted from the front; an entry for a
-            dim that a tensor does not have counts as B. By default S(0) on the first axis and B on
-            the others. Ranks along an axis that does not split dim 0 read the same items.
+        sbp: the layout (SBP) of their tensors, one entry for each axis: S(d), split along dim d
+            counted from the front, or B, replicated. An entry for a dim that a tensor does not have
+            counts as B. By default S(0) on the first axis and B on the others. Ranks along an axis
+            that does not split dim 0 read the same items.
         whole: every rank reads and collates the whole batch, and keeps its part of the tensors. For
             a collate function that looks at all items, such as one that pads to the longest.
         pad: the value that fills up tensors whose items are shorter than those of other ranks: a
@@ -117,8 +119,7 @@ def _entries(sbp: SbpLike | None, placement: Placement) -> NdSbp:
 
 
 class Loader:
-    """Iterable over batches of global tensors, one epoch for each iteration; ``loader`` returns
-    one.
+    """Iterable over batches of global tensors, made by ``loader``; each iteration is one epoch.
 
     Attributes:
         epoch: number of epochs that are over.
@@ -167,9 +168,11 @@ class Loader:
         return getattr(self.loader, name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position: the epoch, the number of its items given so far over all ranks, and
-        the states of the generators that draw its order. It is the same on every rank, and fits any
-        number of ranks."""
+        """Return the position in the data, from which any number of ranks can continue.
+
+        It has the epoch, the number of its items given so far over all ranks, and the states of the
+        generators that draw its order. It is the same on every rank.
+        """
         order = self._order.state(began=self._items > 0)
         return {"epoch": self.epoch, "items": self._items, "order": order}
 
@@ -180,8 +183,9 @@ class Loader:
         self._order.load(state["order"], began=self._resumed)
 
     def stop_on(self, *signals: int) -> None:
-        """End the iteration on all ranks, before the same batch, once a rank has received one of
-        ``signals``. Then ``stopped`` is true, and the position is where the next run continues.
+        """End the iteration on all ranks, before the same batch, once a rank receives a signal.
+
+        Then ``stopped`` is true, and the position is where the next run continues.
 
         ```
         batches.stop_on(signal.SIGTERM)
@@ -201,8 +205,11 @@ class Loader:
         self._asked_to_stop = True
 
     def set_epoch(self, epoch: int) -> None:
-        """Start ``epoch`` with the next iteration. The order does not depend on this call; samplers
-        that have ``set_epoch`` get the epoch at its start."""
+        """Start ``epoch`` with the next iteration.
+
+        The order does not depend on this call; samplers that have ``set_epoch`` get the epoch at
+        its start.
+        """
         self.epoch, self._items, self._resumed = epoch, 0, False
         set_epoch(self.loader, epoch)
 
@@ -221,8 +228,15 @@ class Loader:
             self.epoch, self._items = self.epoch + 1, 0
 
     def _made(self, note: Note, made: Collated, drawn: Drawn) -> Any:
-        """Return the batch as global tensors, and count its items; None at the end or after a
-        stop."""
+        """Return the batch as global tensors, and count its items.
+
+        Returns None at the end of the data or after a stop.
+
+        Args:
+            note: the summary of this rank's part, to compare with the other ranks.
+            made: the part.
+            drawn: its counts.
+        """
         note = replace(note, stop=self._asked_to_stop)
         first, self._unseen = self._unseen > 0, max(self._unseen - 1, 0)
         if first and plain_values.are_compared():
@@ -249,8 +263,13 @@ class Loader:
         return self._layer.parts(made, drawn, joined)
 
     def _agreed(self, notes: list[Note], made: Collated, drawn: Drawn) -> Collated:
-        """Check that the parts of all ranks fit together, and return this rank's part, padded to
-        the longest of all ranks."""
+        """Check that the parts of all ranks fit together, and pad this rank's part to the longest.
+
+        Args:
+            notes: the note of each rank.
+            made: this rank's part.
+            drawn: its counts.
+        """
         padding = None if drawn.own is None else self._padding
         agreement.check(notes, sizes_may_differ=padding is not None)
         if padding is None:
@@ -259,8 +278,10 @@ class Loader:
         return made._replace(batch=padded(made.batch, longest(notes), padding))
 
     def _values(self, made: Collated) -> dict[str, Any]:
-        """Return the note's entries for the comparison of values: a hash of each field, if other
-        ranks of the placement read the same items."""
+        """Return the entries by which a note's values are compared with those of other ranks.
+
+        They have a hash of each field, if other ranks of the placement read the same items.
+        """
         layer, share = self._layer, self._share or Share()
         several = math.prod(parts for parts, _ in share.cuts) < layer.placement.size
         known = layer.at is not None and several

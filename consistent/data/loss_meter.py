@@ -1,4 +1,4 @@
-"""The logical loss of a step, summed over the ranks together with the gradients (``LossMeter``)."""
+"""Get the loss over the whole batch from the reduction of the gradients (``LossMeter``)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class LossMeter:
         bar.set_postfix(loss=meter.value)
     ```
 
-    The loss of a split batch is P: each rank has an addend, and ``loss.item()`` would be an
-    all-reduce. ``meter(loss)`` is ``loss + weight * loss.detach()`` with a weight of 0. This is the
-    same number with the same gradients, and the gradient of the weight is the loss. The gradient is
-    put into a bucket with those of the parameters, and is summed there.
+    The loss of a split batch is a partial sum (P): each rank has an addend, and ``loss.item()``
+    would be an all-reduce. ``meter(loss)`` is ``loss + weight * loss.detach()`` with a weight of 0.
+    This is the same number with the same gradients, and the gradient of the weight is the loss.
+    That gradient is reduced in one message with those of the parameters.
     """
 
     def __init__(self) -> None:
@@ -34,8 +34,11 @@ class LossMeter:
         self._was_read = False
 
     def __call__(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return a loss equal to ``loss``, on which to call ``backward``. ``value`` is then the sum
-        of all losses passed since it was last read, so a step may have several."""
+        """Return a loss equal to ``loss``, on which to call ``backward``.
+
+        ``value`` is then the sum of all losses passed since it was last read, so a step may have
+        several.
+        """
         if self._was_read:
             self._sum, self._was_read = 0.0, False
         if not is_global(loss):
@@ -55,8 +58,9 @@ class LossMeter:
     @property
     def value(self) -> float:
         """Return the loss of the last step, on every rank of its placement; NaN on other ranks.
-        Read it after ``backward`` and outside ``no_sync``: it waits for the sum of the
-        gradients."""
+
+        Read it after ``backward`` and outside ``no_sync``: it waits for the sum of the gradients.
+        """
         self._add_what_arrived()
         self._was_read = True
         return self._sum

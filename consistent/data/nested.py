@@ -1,5 +1,4 @@
-"""Traversal of batches: tensors, or any nesting of mappings, lists, tuples, dataclasses and objects
-with attributes."""
+"""Traverse batches: tensors in mappings, lists, tuples, dataclasses and objects with attributes."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ Stop = Callable[[Path, Any], bool]
 
 
 class Attribute(str):
-    """Name of an attribute in a path; tells it from a key of a mapping."""
+    """Name of an attribute in a path; its type distinguishes it from a key of a mapping."""
 
 
 def never(path: Path, x: Any) -> bool:
@@ -27,12 +26,15 @@ def never(path: Path, x: Any) -> bool:
 
 
 def tensors(batch: Any) -> Iterator[tuple[Path, Tensor]]:
-    """Return (path, tensor) of each tensor."""
+    """Return (path, tensor) of each tensor in a batch."""
     return ((path, x) for path, x in leaves(batch) if isinstance(x, Tensor))
 
 
 def leaves(batch: Any, stop: Stop = never) -> Iterator[tuple[Path, Any]]:
-    """Return (path, value) of each value that contains no others, or where ``stop`` is True."""
+    """Return (path, value) of each value in a batch that contains no others.
+
+    A container for which ``stop(path, value)`` is true is returned as one value, too.
+    """
 
     def walk(x: Any, path: Path, above: tuple[int, ...]) -> Iterator[tuple[Path, Any]]:
         # An object inside itself is not traversed again.
@@ -46,8 +48,10 @@ def leaves(batch: Any, stop: Stop = never) -> Iterator[tuple[Path, Any]]:
 
 
 def mapped(fn: Callable[[Path, Any], Any], batch: Any, stop: Stop = never) -> Any:
-    """Return a copy of the containers, with ``fn(path, value)`` in place of each value of
-    ``leaves``. An object in which nothing changes is not copied."""
+    """Return a copy of the batch with ``fn(path, value)`` in place of each value of ``leaves``.
+
+    An object in which nothing changes is not copied.
+    """
 
     def walk(x: Any, path: Path, above: tuple[int, ...]) -> Any:
         inside = None if stop(path, x) or id(x) in above else children(x)
@@ -94,8 +98,10 @@ def _opens(value: Any) -> bool:
 
 
 def _beside(x: Mapping) -> dict[Attribute, Any]:
-    """Return sequences and tensors that a mapping of a custom class has as attributes in addition
-    to its items, such as the encodings of a tokenizer's batch."""
+    """Return the sequences and tensors that a mapping of a custom class has as attributes.
+
+    They are in addition to its items, such as the encodings of a tokenizer's batch.
+    """
     kept = getattr(x, "__dict__", {})
     return {
         Attribute(name): value

@@ -1,4 +1,4 @@
-"""The random states from which the order of an epoch is drawn, so that it can be drawn again."""
+"""Save and restore the random states from which the order of an epoch is drawn."""
 
 from __future__ import annotations
 
@@ -23,14 +23,19 @@ class Order:
         self._began: list[Tensor] = self._states()
 
     def state(self, began: bool) -> list[Tensor]:
-        """Return uint8 states of the generators, the default one first: those at the start of the
-        epoch, or, between two epochs (``began=False``), the present ones."""
+        """Return the generators' states as uint8 tensors, the default generator's first.
+
+        With ``began`` they are the states at the start of the running epoch, otherwise the present
+        ones, between two epochs.
+        """
         return [each.clone() for each in self._began] if began else self._states()
 
     def load(self, states: list[Tensor], began: bool) -> None:
-        """Take what ``state`` returned. Between two epochs the default generator is left alone,
-        because the program draws from it and restores it; the next order is drawn from its state
-        then."""
+        """Restore the states that ``state`` returned.
+
+        Between two epochs (``began=False``) the default generator is left alone: the program draws
+        from it and restores it, and the next order is drawn from its state then.
+        """
         if len(states) != 1 + len(self._given):
             raise ValueError(
                 f"data.loader: the saved position has the states of {len(states) - 1} generators, "
@@ -44,9 +49,11 @@ class Order:
 
     @contextmanager
     def drawn(self, again: bool) -> Iterator[None]:
-        """Surround the start of an epoch, where its order is drawn. With ``again`` the order is
-        drawn from the states at the start of the epoch. Afterwards the default generator gets its
-        state back, because the program draws from it as well."""
+        """Context manager around the start of an epoch, in which its order is drawn.
+
+        With ``again`` the order is drawn from the states at the start of the epoch. Afterwards the
+        default generator gets its state back, because the program draws from it as well.
+        """
         if not again:
             self._began = self._states()
             yield

@@ -1,5 +1,4 @@
-"""Padding of parts of a batch whose items have different lengths on different ranks, up to the
-longest.
+"""Pad parts of a batch to the longest, if their items have other lengths on other ranks.
 
 The fill value is given by ``pad=``. Otherwise it is what the tokenizer in the collate function pads
 with, on the side on which the tokenizer pads.
@@ -26,7 +25,10 @@ Pad = Mapping[str, float] | float | None
 
 @dataclass(frozen=True)
 class Padding:
-    """Fill value: a number, or one for each key; with ``front`` it goes before the values."""
+    """Fill value for padding: a number, or one for each key of the batch.
+
+    It goes after the values, or before them with ``front``.
+    """
 
     values: Mapping[str, float] | float
     front: bool = False
@@ -50,7 +52,10 @@ class Padding:
 
 
 def padding_of(collate: Any, pad: Pad) -> Padding | None:
-    """Return ``pad``, completed by the tokenizer in ``collate``; None if there is neither."""
+    """Return the padding that ``pad`` gives, completed from the tokenizer in the collate function.
+
+    Returns None if there is neither.
+    """
     tokenizer = next(_tokenizers(collate, 3), None)
     front = getattr(tokenizer, "padding_side", "right") == "left"
     if pad is not None and not isinstance(pad, Mapping):

@@ -1,4 +1,4 @@
-"""Reading of this rank's part of an epoch, batch by batch, before ranks compare it (``Reader``)."""
+"""Read this rank's part of an epoch, batch by batch, before ranks compare it (``Reader``)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ Read = tuple[Note, Collated, Drawn]
 
 
 class Reader:
-    """One pass over ``inner``. An error while reading becomes a note, because the other ranks wait
-    for this rank's note."""
+    """One pass of this rank over the DataLoader ``inner``.
+
+    An error while reading becomes a note, because the other ranks wait for this rank's note.
+    """
 
     def __init__(self, inner: DataLoader, share: Share | None, epoch: int) -> None:
         self._inner = inner
@@ -39,7 +41,7 @@ class Reader:
         self._first: Read | None = None
 
     def start(self, skip: int) -> None:
-        """Start the workers, draw the order, and read the first batch after ``skip`` items."""
+        """Start workers, draw the order, skip ``skip`` items, and read the next batch."""
         if self._sampler is not None:
             self._sampler.skip = skip
         self._batches = iter(self._inner)
@@ -51,8 +53,10 @@ class Reader:
                 self._first = self._next()
 
     def next(self) -> Read:
-        """Return (note for the other ranks, batch, its counts). The note's kind says whether there
-        is a batch."""
+        """Return (note for the other ranks, this rank's part of the batch, its counts).
+
+        The note's kind says whether there is a batch.
+        """
         first, self._first = self._first, None
         return self._next() if first is None else first
 
@@ -99,7 +103,7 @@ class OwnNumbers:
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Give the default generator its own stream back inside, because samplers draw from it."""
+        """Restore the program's random stream inside the context, because samplers draw from it."""
         self._swap()
         try:
             yield

@@ -24,8 +24,11 @@ STRIDE = 1_000_003  # between seeds of shares, so that seed + worker of two shar
 
 
 class Drawn(NamedTuple):
-    """Counts of a drawn batch: its items over all ranks, this rank's items (None if the batch is
-    read whole), and a checksum of the indices."""
+    """Counts of a batch that was drawn.
+
+    ``count`` is its items over all ranks, ``own`` this rank's items (None if the batch is read
+    whole), and ``order`` a checksum of the indices.
+    """
 
     count: int
     own: int | None
@@ -33,9 +36,11 @@ class Drawn(NamedTuple):
 
 
 class ShareSampler:
-    """Sampler that yields this rank's share of each batch of ``source``, and notes the counts of
-    the whole batch in ``drawn``. It runs in the main process, in the order in which batches
-    arrive."""
+    """Sampler that yields the indices of this rank's share of each batch of ``source``.
+
+    It appends the counts of the whole batch to ``drawn``. It runs in the main process, in the order
+    in which batches arrive.
+    """
 
     def __init__(self, source: Iterable, share: Share | None) -> None:
         self.source = source
@@ -67,8 +72,10 @@ class ShareSampler:
 
 
 def _count(batch: Any) -> int:
-    """Return the number of items in what a sampler yields. A data set that makes batches itself
-    gets one index for each, which counts as one item."""
+    """Return the number of items in ``batch``, which a sampler yielded.
+
+    A data set that makes batches itself gets one index for each, which counts as one item.
+    """
     return len(batch) if isinstance(batch, list | tuple) else 1
 
 
@@ -101,7 +108,7 @@ def check_border(seen: int, skip: int) -> None:
 
 
 class StreamPart(NamedTuple):
-    """This rank's share of a batch of a stream, collated."""
+    """This rank's collated share of a batch of a stream, with the items of both."""
 
     batch: Any
     count: int
@@ -109,8 +116,10 @@ class StreamPart(NamedTuple):
 
 
 class ShareOfStream(IterableDataset):
-    """Batches of an ``IterableDataset``, of which each rank collates its share. Every rank reads
-    the whole stream, because a stream has no indices to divide."""
+    """Batches of an ``IterableDataset``, of which each rank collates its share.
+
+    Every rank reads the whole stream, because a stream has no indices to divide.
+    """
 
     def __init__(
         self,
@@ -141,9 +150,11 @@ def as_it_is(x: Any) -> Any:
 
 
 class WorkerStart:
-    """Start function of a worker. It seeds the worker: ranks that read the same items draw the same
-    numbers, other ranks do not. Then it calls the user's ``worker_init_fn``, with the user's data
-    set in the worker info."""
+    """``worker_init_fn`` that seeds a worker, and then calls the user's function.
+
+    Ranks that read the same items draw the same numbers, other ranks do not. The user's function
+    sees the user's data set in the worker info.
+    """
 
     def __init__(self, then: Callable[[int], None] | None, share: Share) -> None:
         self.then = then

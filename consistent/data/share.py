@@ -18,8 +18,11 @@ from ..spec import NdSbp, Placement, Split, piece
 
 @dataclass(frozen=True)
 class Share:
-    """One rank's share of every batch. ``cuts`` has (number of parts, index of this part) for each
-    axis that splits dim 0, outer axis first."""
+    """One rank's share of every batch.
+
+    ``cuts`` has (number of parts, index of this part) for each axis that splits dim 0, outer axis
+    first.
+    """
 
     cuts: tuple[tuple[int, int], ...] = ()
 
@@ -51,7 +54,10 @@ class Share:
         return found
 
     def take(self, items: list) -> tuple[list, int]:
-        """Return (items to read, how many of them count). An empty share reads the first item,
-        because only a collated item tells the dtypes and shapes of its tensors."""
+        """Return (this rank's items, how many of them count).
+
+        An empty share reads the first item, because only a collated item tells the dtypes and
+        shapes of its tensors.
+        """
         start, size = self.of(len(items))
         return (items[start : start + size] if size else items[:1]), size

@@ -1,4 +1,4 @@
-"""Dispatch of one op on global tensors: find the plan for the call's key, then run the plan."""
+"""Dispatch of an op on global tensors: find or make the plan of the call, and run it."""
 
 from mirrored.native import load_build
 

@@ -1,17 +1,20 @@
-"""Dispatch of one op on global tensors: choose a signature, box inputs, run torch on the shards,
-attach specs.
+"""The ``__torch_function__`` hook: run an op on global tensors by a cached plan.
 
-``torch_function`` is the ``__torch_function__`` hook, written in C++ (``csrc/bindings/dispatch``).
-The *key* of a call consists of the function, the interned specs of its tensors and its static
-arguments. The key finds a *plan*, which says what the call needs:
+To run an op, the library chooses a signature (which layouts of inputs give which layouts of
+outputs), boxes the inputs to it, calls torch on the shards and attaches specs to the results. All
+decisions are cached as a *plan*. ``torch_function`` is the hook itself, written in C++
+(``csrc/bindings/dispatch``). The *key* of a call consists of the function, the interned specs of
+its tensors and its static arguments:
 
-    key -> plan    box these operands to those layouts, put these sizes in, run the function,
-                   outputs get these specs
+```
+key -> plan    box these operands to those layouts, put these sizes in, run the function,
+               outputs get these specs
+```
 
-The hook itself runs the plans that need no rewritten arguments, apart from operands that the plan
-has boxed. All other plans run through their own ``run`` method (``running/``). If no plan has the
-key, the hook looks again with a key without sizes, because most plans serve all sizes. If that
-fails too, ``planning/`` makes a new plan.
+The hook itself runs the plans whose arguments stay as they are, apart from operands that are boxed.
+All other plans run through their own ``run`` method (``running/``). If no plan has the key, the
+hook looks again with a key without sizes, because most plans serve all sizes. If that fails too,
+``planning/`` makes a new plan.
 """
 
 from __future__ import annotations
@@ -67,7 +70,7 @@ def enter_functions() -> None:
 
 
 def set_class(cls: Any) -> None:
-    """Set the class that shards are retyped to, and hand all callbacks to the C++ hook."""
+    """Set ``cls`` as the class of global tensors, and hand the C++ hook its callbacks."""
     shards.set_class(cls)
     _C.set_up(
         cls, MirroredTensor, TensorSpec, Layout, resolve, make_plan, moved_view_error, op_tracers,

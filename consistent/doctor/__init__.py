@@ -1,9 +1,9 @@
-"""``python -m consistent doctor``: checks of this machine and installation, with a cure for each
-fault.
+"""``python -m consistent doctor``: checks this machine and installation, with cures for faults.
 
 ```
-main          prints what each check found, and gives the exit status
-owners        whether one installation alone owns the package's files; `import consistent` asks, too
+main          runs the checks, prints what each found, and returns the exit status
+owners        whether the imported files belong to one installation only (`import consistent` checks
+              this, too)
 installation  versions, native code, compiler, packages, variables, caches
 machine       cores, memory, limits, /dev/shm, the clock
 network       the host's name, interfaces, the port where ranks meet

@@ -1,4 +1,4 @@
-"""Result of a check of the doctor."""
+"""Findings: the results of the doctor's checks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. Without a ``cure`` all is well. With ``optional`` there is a cure,
-    but the finding does not count in the exit status."""
+    """Result of a check, one line of the doctor's report.
+
+    Attributes:
+        said: what was found.
+        cure: what the user can do about it; "" if all is well.
+        optional: whether the cure need not be done; the finding does not count in the exit status.
+    """
 
     said: str
     cure: str = ""

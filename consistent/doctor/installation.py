@@ -98,7 +98,10 @@ print(said)
 
 
 def _loads() -> Iterator[Finding]:
-    """Check that the native modules load, in another process because a wrong one may crash."""
+    """Check that ``import consistent`` loads the native modules.
+
+    It is done in another process, because a wrong build may crash.
+    """
     above = Path(__file__).resolve().parents[2]
     path = os.pathsep.join(filter(None, [str(above), os.environ.get("PYTHONPATH")]))
     try:
@@ -169,7 +172,10 @@ def _variables(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
 
 
 def _cache() -> Iterator[Finding]:
-    """Check the folder of timings and compiled steps (``tuning/own_files.py`` of ``mirrored``)."""
+    """Check the user's cache folder, in which timings and compiled steps are stored.
+
+    It is the folder of ``mirrored/transports/tuning/own_files.py``.
+    """
     root = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     folder = root / "consistent"
     place = folder

@@ -34,8 +34,10 @@ def cores() -> int:
 
 
 def _container(name: str) -> Iterator[str]:
-    """Yield the content of a file of the container's cgroup and of each cgroup above it, whose
-    limits apply too."""
+    """Yield the content of the file ``name`` (such as "cpu.max") of this container's cgroup.
+
+    Then yield that of each cgroup above it, whose limits apply too. "" stands for a missing file.
+    """
     lines = (_read(PROC / "self/cgroup") or "").splitlines()
     own = next((line[3:].strip("/") for line in lines if line.startswith("0::")), "")
     folder = CGROUP if ".." in own else CGROUP / own  # ".." means a cgroup not mounted here
@@ -57,7 +59,13 @@ def _cores() -> Iterator[Finding]:
 
 
 def crowded(ranks: int, threads: int, count: int) -> Finding | None:
-    """Return a finding if the ranks of this host, or their threads, exceed ``count`` cores."""
+    """Return a finding if the ranks of this host, or their threads, exceed its cores; else None.
+
+    Args:
+        ranks: the ranks on this host.
+        threads: the threads of each rank.
+        count: the cores that they may use.
+    """
     if ranks > count:
         return Finding(
             f"{ranks} ranks share {count} cores, and wait for each other's turns",
@@ -129,8 +137,10 @@ def _shared_memory() -> Iterator[Finding]:
 
 
 def _left_behind() -> Iterator[Finding]:
-    """Find segments whose creators are dead. The next group of ranks of the same user removes
-    them."""
+    """Find shared memory segments in /dev/shm whose creators are dead.
+
+    The next group of ranks of the same user removes them.
+    """
     space = _inode(PROC / "self/ns/pid")
     left = []
     for path in SHARED.glob("consistent-*") if SHARED.is_dir() else ():
@@ -161,8 +171,10 @@ def _inode(path: Path) -> int:
 
 
 def _clock() -> Iterator[Finding]:
-    """Check the clock. Checkpoints of several hosts are ordered by their step, but logs and leases
-    by the clock."""
+    """Check that the clock is plausible and agrees with the times that files get.
+
+    Checkpoints of several hosts are ordered by their step, but logs and leases by the clock.
+    """
     with tempfile.TemporaryFile() as file:
         skew = abs(os.fstat(file.fileno()).st_mtime - time.time())
     year = time.gmtime().tm_year

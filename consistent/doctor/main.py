@@ -28,7 +28,10 @@ CHECKS: dict[str, Sequence[Check]] = {
 
 
 def main(words: Sequence[str]) -> int:
-    """Run all checks and print the findings; return the exit status."""
+    """Run all checks and print the findings; return the exit status.
+
+    ``words`` are the command's arguments: none, or ``--json`` to print JSON.
+    """
     if words and words != ["--json"]:
         asked = words[0] in ("-h", "--help")
         print(USAGE, end="", file=sys.stdout if asked else sys.stderr)
@@ -44,15 +47,20 @@ def main(words: Sequence[str]) -> int:
 
 
 def status(found: dict[str, list[Finding]]) -> int:
-    """Return the exit status for these findings."""
+    """Return the exit status for the findings of each section.
+
+    It is 0 if all is well, 1 if there is something to do, 2 if the self-test of two ranks failed.
+    """
     if any(finding.is_to_do for finding in found["two ranks"]):
         return 2
     return int(any(finding.is_to_do for each in found.values() for finding in each))
 
 
 def _each(checks: Iterable[Check]) -> Iterator[Finding]:
-    """Yield the findings of the checks. A check that raises does not prevent the others from
-    running."""
+    """Yield the findings of the checks.
+
+    A check that raises becomes a finding itself, and does not prevent the others from running.
+    """
     for check in checks:
         try:
             yield from check()

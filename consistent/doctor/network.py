@@ -45,7 +45,7 @@ def _name() -> Iterator[Finding]:
 
 
 def _addresses(name: str) -> list:
-    """Return the addresses of a name; raises TimeoutError if a name server does not answer."""
+    """Return what a name resolves to; raise TimeoutError if a name server does not answer."""
     found: Future[list] = Future()
 
     def look_up() -> None:
@@ -83,8 +83,10 @@ def _interfaces(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
 
 
 def _meeting(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """Check MASTER_ADDR and MASTER_PORT, where the first rank listens. The port must be free before
-    the job starts."""
+    """Check MASTER_ADDR and MASTER_PORT, where the first rank of a job listens for the others.
+
+    The port must be free before the job starts.
+    """
     port = environ.get("MASTER_PORT")
     if port is None:
         yield Finding(f"ports of 127.0.0.1 can be listened at (for example {free_port()})")

@@ -1,4 +1,4 @@
-"""Check that the imported files belong to one installation of this package alone."""
+"""Checks that the imported files belong to one installation of this package only."""
 
 from __future__ import annotations
 
@@ -14,8 +14,14 @@ _AGAIN = f"`pip uninstall consistent {NAME}`, then install {NAME} again."
 
 
 def check(consistent: Path, mirrored: Path) -> None:
-    """Warn about faults of the folders that the two packages are imported from; raise ImportError
-    if they do not belong together."""
+    """Warn about conflicting installations of the packages in the two folders.
+
+    Raises ImportError if the folders are not of one installation.
+
+    Args:
+        consistent: the folder that the package ``consistent`` is imported from.
+        mirrored: the folder that the package ``mirrored`` is imported from.
+    """
     if consistent.parent != mirrored.parent:
         raise ImportError(
             f"consistent is imported from {consistent}, but mirrored from {mirrored}; they belong "
@@ -27,8 +33,11 @@ def check(consistent: Path, mirrored: Path) -> None:
 
 
 def troubles(consistent: Path) -> Iterator[Finding]:
-    """Yield a finding for each other distribution that owns this folder, and each installation of
-    this package in another folder."""
+    """Yield a finding for each distribution that conflicts with the folder ``consistent``.
+
+    These are other distributions that own this folder, and installations of this package in another
+    folder.
+    """
     for other in distributions(name="consistent"):
         if _folder(other) == consistent and _installs(other):
             yield Finding(
@@ -51,6 +60,8 @@ def _folder(distribution: Distribution) -> Path:
 
 
 def _installs(distribution: Distribution) -> bool:
-    """Return whether a distribution has installed files of the package; an editable one has only a
-    path to them."""
+    """Return whether a distribution has installed files of the package ``consistent``.
+
+    An editable installation has only a path to them.
+    """
     return any(file.parts[0] == "consistent" for file in distribution.files or ())

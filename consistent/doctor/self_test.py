@@ -1,5 +1,7 @@
-"""Self-test of two ranks on this host that do a little of everything; they are killed if they do
-not end."""
+"""Self-test: starts two ranks on this host, which try some collectives and a checkpoint.
+
+Ranks that do not end in time are killed.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,10 @@ def check() -> Iterator[Finding]:
 
 
 def _run(folder: str) -> Finding | None:
-    """Run the ranks, and return a finding if something went wrong."""
+    """Run the ranks until they end; return a finding if one failed or was too slow, else None.
+
+    The ranks write their results and error output to ``folder``.
+    """
     port, ranks = free_port(), []
     end = time.monotonic() + LIMIT_S
     late, told = False, []  # told: SIGTERMs; kept for later, since a rank may be starting just now

@@ -1,4 +1,4 @@
-"""Building blocks of pages and pictures, for all parts of the library that draw.
+"""Building blocks of HTML pages and pictures, for all parts of the library that draw.
 
 They serve reports, compiled steps, stages, simulated steps, tensors and models.
 

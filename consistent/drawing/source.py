@@ -1,4 +1,4 @@
-"""Functions of a program's files, for pages that show source lines."""
+"""Functions of a user's program with their source lines, for pages that show them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _Span = tuple[int, int, str]  # first line, last line, qualified name
 
 @dataclass
 class Function:
-    """A function of the user's code, and the lines of it that were met."""
+    """Function of the user's code, and those of its lines that were met while the program was
+    observed."""
 
     file: str
     name: str
@@ -21,7 +22,7 @@ class Function:
     lines: list[int] = field(default_factory=list)
 
     def source(self, most: int = 4) -> Iterable[tuple[int, str] | None]:
-        """Yield (number, text) of each line from the first to the last line met.
+        """Yield (number, text) of each source line from the first to the last line met.
 
         Where more than ``most`` consecutive lines were not met, they are left out, and None is
         yielded instead.
@@ -43,7 +44,7 @@ class Function:
 
 
 def functions(places: Iterable[tuple[str, int, str]]) -> list[Function]:
-    """Return the functions that contain ``places``, in the order first met.
+    """Return the functions that contain the source lines ``places``, in the order first met.
 
     Args:
         places: (file, line, function name) of each place. The name is used as it is if the file
@@ -61,7 +62,7 @@ def functions(places: Iterable[tuple[str, int, str]]) -> list[Function]:
 
 
 def _around(file: str, line: int) -> tuple[int, str] | None:
-    """Return the first line and the name of the innermost function around a line, or None."""
+    """Return (first line, name) of the innermost function around a line of ``file``, or None."""
     inside = [(first, name) for first, last, name in _spans(file) if first <= line <= last]
     # Of nested functions the innermost has the largest first line.
     return max(inside, default=None)

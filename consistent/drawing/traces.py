@@ -12,17 +12,17 @@ from typing import Any
 
 
 def trace_text(events: Sequence[dict[str, Any]]) -> str:
-    """Return the text of the file."""
+    """Return the JSON text of a trace file with these events."""
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
 def rank_name(rank: int) -> dict[str, Any]:
-    """Return the event that names a rank's process."""
+    """Return the trace event that names the process of ``rank``."""
     return _named("process_name", rank, 0, f"rank {rank}")
 
 
 def thread_name(rank: int, thread: int, name: str) -> dict[str, Any]:
-    """Return the event that names a thread of a rank's process."""
+    """Return the trace event that names a thread in the process of ``rank``."""
     return _named("thread_name", rank, thread, name)
 
 

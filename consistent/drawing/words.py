@@ -15,7 +15,7 @@ _SITE = re.compile(r"(.+?):(\d+)(?= in |$)")  # a folder's name may contain " in
 
 
 def site_of(where: str) -> str:
-    """Return the ``file:line`` part of ``file:line in function``."""
+    """Return the ``file:line`` part of a place, which may be ``file:line in function``."""
     found = _SITE.match(where)
     return found[0] if found else where
 
@@ -34,12 +34,13 @@ def source_line(where: str) -> str:
 
 
 def times(text: str, count: int) -> str:
-    """Return ``text`` as ``3x text`` if ``count`` is more than 1."""
+    """Return ``text`` as ``3x text`` if ``count`` is more than 1, for repeated lines."""
     return f"{count}x {text}" if count > 1 else text
 
 
 def layout_text(spec: TensorSpec | None, dtype: torch.dtype, shape: Sequence[int]) -> str:
-    """Return ``f32[4, 8] S(0)`` for a spec, or ``float32[4, 8]`` for a plain tensor."""
+    """Return a tensor's dtype, shape and layout as text: ``f32[4, 8] S(0)`` with a spec, or
+    ``float32[4, 8]`` for a plain tensor (None)."""
     if spec is None:
         return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
     return str(spec).partition(" on ")[0]

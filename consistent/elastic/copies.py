@@ -36,8 +36,11 @@ Version = tuple[int, int]  # the step, and the world in which it was kept
 
 
 class Piece(NamedTuple):
-    """Description of a part of a tensor. ``box`` is None for a plain tensor, of which each rank has
-    its own."""
+    """Description of this rank's part of a tensor, by which ranks tell each other what they hold.
+
+    ``box`` is the region that the part covers; None for a plain tensor, of which each rank has its
+    own.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -46,8 +49,10 @@ class Piece(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A tensor and its piece at the last call. As long as its memory and layout (``place``) are the
-    same, the piece is reused."""
+    """A tensor and its piece as of the last ``prepare``, to save making the piece again.
+
+    The piece is reused as long as the tensor's memory and layout (``place``) are the same.
+    """
 
     x: Any
     place: tuple[Any, ...]
@@ -56,7 +61,7 @@ class Found(NamedTuple):
 
 @dataclass
 class Copy:
-    """The state that a rank keeps, or is about to keep, of one step."""
+    """The training state of one step, which a rank keeps once all ranks have finished the step."""
 
     version: Version
     contents: Contents
@@ -65,11 +70,11 @@ class Copy:
 
 
 class Copies:
-    """The copies of this rank.
+    """The copies of the training state that this rank keeps, to continue if another rank is lost.
 
     Attributes:
-        kept: the copy of the last step; None before the first.
-        prepared: the copy that is kept once all ranks have met.
+        kept: the copy of the last step that all ranks have finished; None before the first.
+        prepared: the copy that replaces ``kept`` once all ranks have met.
     """
 
     def __init__(self, peers: bool) -> None:
@@ -81,8 +86,14 @@ class Copies:
         self._found: dict[str, Found] = {}  # name -> tensor at the last call of ``prepare``
 
     def prepare(self, version: Version, objects: dict[str, Any]) -> None:
-        """List the state of ``objects`` that is to be copied. With ``peers`` it is a collective,
-        and also receives what this rank keeps of the rank before it.
+        """List the tensors of ``objects`` to copy at the end of a step. Nothing is copied yet.
+
+        With ``peers`` this is a collective, which also receives the pieces that only the rank
+        before this one has, as a second copy of them.
+
+        Args:
+            version: (step, world) of the state.
+            objects: name -> object with state.
 
         Raises:
             TypeError, ValueError: an object cannot be kept.
@@ -104,7 +115,7 @@ class Copies:
             self.prepared.of_peers = _of_rank_before(list(pieces.values()))
 
     def take(self) -> None:
-        """Keep what was prepared. Nothing is sent."""
+        """Copy the prepared state to memory of its own and keep it. Nothing is sent."""
         found, self.prepared = self.prepared, None
         assert found is not None
         # The memory is that of the last copy: if copying raises, no copy is whole.
@@ -119,8 +130,13 @@ class Copies:
         self.kept = found
 
     def settle(self, kept_by_others: list[Version | None]) -> None:
-        """Decide which copies are valid after a step was abandoned: take the prepared copy if
-        another rank has taken it, otherwise drop it."""
+        """Decide which copy is valid after a step was abandoned between ``prepare`` and ``take``.
+
+        The prepared copy is taken if another rank has taken it, and dropped otherwise.
+
+        Args:
+            kept_by_others: the version of the copy that each rank keeps.
+        """
         self._boxes, self._found = {}, {}
         if self.prepared is not None and self.prepared.version in kept_by_others:
             self.take()
@@ -147,15 +163,17 @@ class Copies:
 
 
 def _place(x: Any) -> tuple[Any, ...]:
-    """Return the address and layout in memory of this rank's part of a tensor."""
+    """Return address and memory layout of this rank's part of a tensor, to detect changes."""
     if is_global(x):
         return x.data_ptr(), x._spec
     return x.data_ptr(), x.shape, x.stride()
 
 
 def _of_rank_before(own: list[tuple[Piece, torch.Tensor]]) -> list[tuple[Piece, torch.Tensor]]:
-    """Return the pieces that the rank before this one has and no other rank has; the rank before
-    the first is the last. A collective."""
+    """Return copies of the pieces that only the rank before this one has. A collective.
+
+    The rank before the first is the last. If that rank is lost, this one can replace its state.
+    """
     size, me = current().size, current().rank
     told = gathered([piece for piece, _ in own if piece.box is not None])
     count = Counter((piece.name, piece.box) for pieces in told for piece in pieces)

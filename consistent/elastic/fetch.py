@@ -1,6 +1,7 @@
-"""Restoring of objects from the copies that the ranks keep, in any layout and on any number of
-ranks. A rank receives each part that it needs and does not have from one rank that has it, and
-nothing else is sent.
+"""Restore objects from the copies that ranks keep, in any layout and on any number of ranks.
+
+A rank receives each part that it needs and does not have from one rank that has it, and nothing
+else is sent.
 
 The copies of all ranks together are a checkpoint in memory, and are loaded in the same way as a
 checkpoint in files.
@@ -38,7 +39,7 @@ Key = tuple[str, tuple[int, ...]]  # name and offset of a piece
 
 @dataclass(frozen=True)
 class Note:
-    """Message of a rank about what it keeps."""
+    """Description of the copies that a rank keeps, which it sends to the other ranks."""
 
     version: Version
     values: dict[str, str]
@@ -50,7 +51,7 @@ class Note:
 
 
 def note_of(kept: Copy | None) -> Note | None:
-    """Return the note about ``kept``; None if this rank keeps nothing."""
+    """Return the description of ``kept`` for the other ranks; None if this rank keeps nothing."""
     if kept is None:
         return None
     found = kept.contents
@@ -132,7 +133,7 @@ class Kept(Reader):
         return next(x for each, x in self._own.of_peers if each == piece)
 
     def _lend(self, metadata: Metadata, name: str, rank: int) -> None:
-        """Let a rank that keeps nothing read the version of the first rank that keeps a copy."""
+        """Let ``rank``, which keeps no copy, read another rank's plain tensor ``name``."""
         source, target = on_rank(name, self._first), on_rank(name, rank)
         metadata.state_dict_metadata[target] = metadata.state_dict_metadata[source]
         for key, holders in list(self._holders.items()):
@@ -144,7 +145,10 @@ class Kept(Reader):
     # ---- reading --------------------------------------------------------------------------------
 
     def fetch(self, plan: Any) -> None:
-        """Receive what the plan of this rank reads and this rank does not have. A collective."""
+        """Receive the pieces that this rank's load plan reads and this rank does not keep.
+
+        A collective.
+        """
         wanted = [
             (key, box) for item in plan.items for key, box in [self._read(item)]
             if key not in self._here
@@ -201,8 +205,10 @@ def _differing(notes: list[Note | None], told: Note) -> list[str]:
 
 
 def _uncovered(metadata: Metadata) -> set[str]:
-    """Return the tensors of which no rank keeps some elements. Counting elements suffices, because
-    pieces of one layout do not overlap."""
+    """Return the names of tensors of which some elements are kept by no rank.
+
+    Counting elements suffices, because pieces of one layout do not overlap.
+    """
     found = set()
     for name, each in metadata.state_dict_metadata.items():
         covered = sum(chunk.sizes.numel() for chunk in each.chunks)  # type: ignore[union-attr]
@@ -212,7 +218,7 @@ def _uncovered(metadata: Metadata) -> set[str]:
 
 
 def load(kept: Kept, objects: dict[str, Any]) -> dict[str, Any]:
-    """Load the copies of all ranks into the objects. A collective.
+    """Load the state that the ranks keep together into ``objects`` on every rank. A collective.
 
     Returns:
         The kept values for which no object is given.

@@ -1,5 +1,4 @@
-"""The job of an elastic training loop: a placement for the present ranks, the state of the last
-step that all ranks have finished, and the end of each step (``Job``)."""
+"""The object by which an elastic training function places, restores and keeps state (``Job``)."""
 
 from __future__ import annotations
 
@@ -24,12 +23,14 @@ from .slow import Slow
 
 
 class WorldChanges(BaseException):
-    """Signal that the ranks leave the training function between two steps, because others wait to
-    join. It is not an ``Exception``, so a program that catches those does not stop it."""
+    """Signal that the ranks leave the training function between two steps to let others join.
+
+    It is not an ``Exception``, so that a program which catches these does not stop it.
+    """
 
 
 class Job:
-    """The object that ``run`` passes to the training function.
+    """The object that ``run`` passes to the training function: placement, state, and end of a step.
 
     Attributes:
         step: number of finished steps: the next one is ``step + 1``.
@@ -94,8 +95,9 @@ class Job:
         return Placement(type, np.arange(self.size).reshape(shape), axes=tuple(given))
 
     def keep(self, *, folder: str | os.PathLike | None = None, **objects: Any) -> dict[str, Any]:
-        """Register the objects of the training, and continue after the last step that all ranks
-        finished. A collective, called once in the training function, before its loop.
+        """Register the training's objects, and restore the last step that all ranks finished.
+
+        A collective, called once in the training function, before its loop.
 
         The objects get the state that the ranks keep of that step, in whatever layout the objects
         have now. At the very start they get that of the last checkpoint in ``folder``, or keep
@@ -130,8 +132,9 @@ class Job:
         return values
 
     def commit(self, **values: Any) -> None:
-        """End a step. A collective: all ranks meet and keep copies of their shards, from which the
-        others can continue if a rank is lost later.
+        """End a step: all ranks meet, and keep copies of their shards. A collective.
+
+        From these copies the others can continue if a rank is lost later.
 
         Args:
             values: what ``keep`` returns if the training continues after this step, such as a list
@@ -157,8 +160,14 @@ class Job:
             raise WorldChanges
 
     def _look_for_slow(self, notes: list[bytes]) -> bool:
-        """Return, equally on all ranks, whether they leave this world to go on without slow
-        ones."""
+        """Return whether the ranks leave this world to continue without slow ones.
+
+        The notes of all ranks are compared, so the result is the same on all. Slow ranks are
+        printed.
+
+        Raises:
+            Stopped: this rank is slow, and the others continue without it.
+        """
         assert self._slow is not None
         found = self._slow.found(notes)
         out = bool(found) and self._leave_out and self._goes_on
@@ -188,7 +197,11 @@ class Job:
         return 0 if self._world is None else self._world.epoch
 
     def _restore(self, folder: str | os.PathLike | None) -> dict[str, Any]:
-        """Give the objects the latest state that exists; return the values kept with it."""
+        """Restore the registered objects from copies, or from a checkpoint in ``folder``.
+
+        Returns:
+            the values that were kept with the state.
+        """
         notes = gathered(note_of(self._copies.kept))
         kept_steps = {note.version for note in notes if note is not None}
         assert len(kept_steps) < 2, f"ranks keep different steps: {kept_steps}"  # see ``settle``
@@ -226,7 +239,13 @@ class Job:
         return values
 
     def _check_twice(self, prepared: Copy | None) -> None:
-        """Raise unless at least two ranks have, or keep, each part of each tensor. A collective."""
+        """Raise if some part of a tensor is on one rank only, and would be lost with it.
+
+        A collective.
+
+        Raises:
+            ValueError: the message names the tensors that one rank alone holds.
+        """
         note = note_of(prepared)
         assert note is not None
         notes = gathered([*note.pieces, *note.of_peers])
@@ -254,8 +273,11 @@ def _first_has_all(names: Sequence[str]) -> dict[str, int]:
 
 
 def _fitting(ranks: int, wanted: int, copies: int) -> int:
-    """Return the largest number up to ``wanted`` that divides ``ranks`` with a quotient of at least
-    ``copies``; 1 if there is none."""
+    """Return a size for an axis that leaves at least ``copies`` ranks for the axis of -1.
+
+    It is the largest number up to ``wanted`` that divides ``ranks`` with a quotient of at least
+    ``copies``; 1 if there is none.
+    """
     fits = [n for n in range(1, min(wanted, ranks) + 1) if ranks % n == 0 and ranks // n >= copies]
     return max(fits, default=1)
 

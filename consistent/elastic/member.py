@@ -1,4 +1,4 @@
-"""This process as a member of worlds of ranks: it waits for a world, and learns when it ends."""
+"""Connection of this process to the launcher, which tells it when a world begins and ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .launch.agent import VARIABLE
 
 @dataclass(frozen=True)
 class World:
-    """A number of ranks that work together, until a rank is lost or joins.
+    """A set of ranks that work together until a rank is lost or joins, as seen from one rank.
 
     Attributes:
         epoch: number of this world, counted from 1.
@@ -62,7 +62,7 @@ class Member:
 
     @staticmethod
     def of_this_process() -> Member | None:
-        """Return this process as a member; None if another launcher has started it."""
+        """Return this process's connection; None if ``consistent run`` did not start it."""
         told = os.environ.get(VARIABLE)
         if told is None:
             return None
@@ -70,7 +70,9 @@ class Member:
         return Member(address["host"], address["port"], address["name"])
 
     def next_world(self, timeout_s: float) -> World | None:
-        """Wait for the next world, and enter it. Returns None if the program is over elsewhere.
+        """Wait for the launcher's next world, and join it as a process group.
+
+        Returns None if the other ranks have finished the program.
 
         Raises:
             Stopped: this process may not continue.
@@ -90,7 +92,7 @@ class Member:
         return world
 
     def lost(self) -> str | None:
-        """Return why the world is over; None if it is not."""
+        """Return why this process's world is over, in words; None if it is not."""
         return self._words or rejoin.broken()
 
     def done(self) -> None:
@@ -98,7 +100,7 @@ class Member:
         self._mail.send(mail.LEADER, {"is": "done", "name": self._name})
 
     def close(self) -> None:
-        """Stop receiving messages."""
+        """Stop the thread that receives the launcher's messages."""
         self._mail.close()
 
     # ---- in the thread that reads the mail ------------------------------------------------------
@@ -130,7 +132,7 @@ class Member:
 
 @functools.cache
 def facts() -> dict[str, str]:
-    """Return what must be equal for all ranks of a world."""
+    """Return the versions and checksums that must be equal on all ranks of a world."""
     main = getattr(sys.modules["__main__"], "__file__", None)
     try:
         program = f"{crc32(Path(main).read_bytes()):08x}" if main else "none"

@@ -1,5 +1,7 @@
-"""Detection of slow ranks, by the time that each rank works in a step without waiting for others,
-compared with the median of all ranks."""
+"""Detect slow ranks by the time that a rank works in a step, compared with the median of all ranks.
+
+Time in which a rank waits for others does not count.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ _SECONDS = struct.Struct("<d")
 
 
 class Slow:
-    """Detector of ranks that need more than ``times`` as long as the median rank in ``steps``
-    consecutive steps.
+    """Detector of ranks that are slow in ``steps`` consecutive steps.
+
+    A rank is slow in a step if it works for more than ``times`` as long as the median rank.
 
     Args:
         times: the factor.
@@ -33,7 +36,7 @@ class Slow:
         self._names: list[str] = []
 
     def begin(self) -> None:
-        """Start with a new world of ranks. A collective of them."""
+        """Forget what was measured, because the world has new ranks. A collective of them."""
         if self._waiting is None:
             found = put_around(Waiting)
             assert isinstance(found, Waiting)
@@ -43,20 +46,28 @@ class Slow:
         self.start()
 
     def start(self) -> None:
-        """Start to measure a step."""
+        """Start to measure this rank's work in a step."""
         assert self._waiting is not None
         self._since, self._waited = time.perf_counter(), self._waiting.seconds
 
     def note(self) -> bytes:
-        """Return how long this rank has worked since ``start``, without waiting, as bytes for the
-        others."""
+        """Return the seconds of work of this rank since ``start``, as bytes for the others.
+
+        The time in which it waited for them is left out.
+        """
         assert self._waiting is not None
         waited = self._waiting.seconds - self._waited
         return _SECONDS.pack(time.perf_counter() - self._since - waited)
 
     def found(self, notes: list[bytes]) -> dict[int, str]:
-        """Return the ranks that have now been slow for ``steps`` consecutive steps, with a text
-        about each. It is computed from the notes of all ranks, so it is the same on all of them."""
+        """Return the ranks that have now been slow for ``steps`` consecutive steps.
+
+        Args:
+            notes: the ``note`` of each rank, by rank.
+
+        Returns:
+            rank -> a text about it. The same on all ranks.
+        """
         seconds = [_SECONDS.unpack(note)[0] for note in notes]
         middle = statistics.median_low(seconds)
         said = {}

@@ -169,9 +169,10 @@ class _Runs:
         return words
 
     def _is_the_programs(self, world: World) -> bool:
-        """Return whether the program itself is to blame for an error: the same step failed in the
-        world before, and no rank was lost or joined since, so it would fail again in the next
-        world."""
+        """Return whether an error is the program's own, so that another try cannot help.
+
+        It is if the same step failed in the world before, and no rank was lost or joined since.
+        """
         again = self._failed_at == self._job.step and not world.gone and not world.came
         self._failed_at = self._job.step
         return again

@@ -1,4 +1,7 @@
-"""``flow.config``: how many devices of each machine jobs use."""
+"""``flow.config``: the number of devices on each machine that jobs use.
+
+A job is a function under ``global_function``, which runs on several devices.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ def cpu_device_num(count: int) -> None:
 
 
 def machine_num(count: int) -> None:
-    """Raise unless the program was started on ``count`` machines."""
+    """Check that the program was started on ``count`` machines, and raise an error if not.
+
+    The launcher decides how many machines there are.
+    """
     if count != machines():
         raise ValueError(
             f"config.machine_num: {count} machines are asked for, and the program runs on "
@@ -43,7 +49,7 @@ def machine_num(count: int) -> None:
 
 
 def reset() -> None:
-    """Forget the device type and count that were set."""
+    """Reset the settings: jobs use the default device type and number of devices again."""
     _config.type = _config.per_machine = None
 
 
@@ -66,7 +72,8 @@ def machines() -> int:
 
 
 def devices() -> Placement:
-    """Return the placement of jobs that name none: the first ranks of each machine, on one axis."""
+    """Return the placement of jobs that choose none: the first ranks of each machine, on one
+    axis."""
     here = ranks_per_machine()
     count = _config.per_machine or here
     ranks = [machine * here + k for machine in range(machines()) for k in range(count)]

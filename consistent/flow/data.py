@@ -70,8 +70,8 @@ def load_mnist(
 
     Images are f32[n, 1, 28, 28] in 0..1 and labels i32[n], as numpy arrays. They are read from the
     folder that the environment variable CONSISTENT_MNIST names. Without that variable they are
-    scikit-learn's digits; the training set repeats these in new orders until it is as large as that
-    of MNIST.
+    scikit-learn's digits; the training set repeats these in different orders until it is as large
+    as that of MNIST.
 
     CONSISTENT_MNIST_STEPS=n ends iteration after n training batches, counted over all passes.
     """
@@ -104,9 +104,9 @@ def _batches(images: Tensor, labels: Tensor, size: int, repeats: int, limit: int
 
 
 class Batches(Sequence[np.ndarray]):
-    """Sequence of batches of one size; an incomplete last batch is left out.
+    """Sequence of batches of equal size; an incomplete last batch is left out.
 
-    ``limit`` is the number of batches after which iteration ends, counted over all passes.
+    ``limit`` ends iteration after that many batches, counted over all passes; None sets no limit.
     """
 
     def __init__(self, values: np.ndarray, order: np.ndarray, size: int, limit: int | None):
@@ -144,7 +144,8 @@ def _bundled(seed: int) -> Digits:
 
 
 def _scaled(images: Tensor, largest: int) -> Tensor:
-    """Convert n images of any size to floats [n, 1, 28, 28] in 0..1."""
+    """Convert n images with values up to ``largest``, of any size, to floats [n, 1, 28, 28] in
+    0..1."""
     x = images.to(torch.get_default_dtype()).unsqueeze(1) / largest
     if x.shape[-2:] == (SIDE, SIDE):
         return x
@@ -152,7 +153,7 @@ def _scaled(images: Tensor, largest: int) -> Tensor:
 
 
 def _read(folder: Path, name: str) -> Tensor:
-    """Read one idx file.
+    """Read a file in MNIST's idx format from ``folder``, plain or as ``.gz``.
 
     Its bytes are 0, 0, 8 for unsigned bytes, the number of dims; each dim in 4 bytes; the data.
     """

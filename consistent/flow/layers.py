@@ -1,4 +1,5 @@
-"""``flow.layers``: ops with variables of their own, which jobs share by name."""
+"""``flow.layers``: layers that create their own variables; layers of equal names share them, in all
+jobs."""
 
 from __future__ import annotations
 
@@ -30,9 +31,10 @@ def dense(
     name: str | None = None,
     model_distribute: Sbp = B,
 ) -> Any:
-    """Apply a dense layer: ``...i, oi + o -> ...o``.
+    """Apply a dense layer, ``...i, oi + o -> ...o`` in einsum notation.
 
-    ``model_distribute=distribute.split(axis=0)`` cuts the columns of the layer over the devices.
+    ``model_distribute`` is the layout of its variables: ``distribute.split(axis=0)`` splits the
+    output features over the devices, the default replicates them.
     """
     make = _maker("Dense", name, inputs, trainable, model_distribute)
     weight = make("weight", (units, inputs.shape[-1]), kernel_initializer)
@@ -58,7 +60,10 @@ def conv2d(
     name: str | None = None,
     model_distribute: Sbp = B,
 ) -> Any:
-    """Apply a 2d convolution: ``nchw, oiuv + o -> noxy``."""
+    """Apply a 2d convolution, ``nchw, oiuv + o -> noxy`` in einsum notation.
+
+    ``model_distribute`` is the layout of its variables, as in ``dense``.
+    """
     make = _maker("Conv2D", name, inputs, trainable, model_distribute)
     kernel, stride, dilation = pair(kernel_size), pair(strides), pair(dilation_rate)
     weight = make("weight", (filters, inputs.shape[1] // groups, *kernel), kernel_initializer)
@@ -71,10 +76,10 @@ def conv2d(
 def _maker(
     kind: str, name: str | None, inputs: Any, trainable: bool, sbp: Sbp
 ) -> Callable[[str, Sequence[int], Initializer | None], Any]:
-    """Return a function that makes the layer's variables on the placement of its input.
+    """Return a function that creates the variables of a layer, on the placement of its ``inputs``.
 
-    A layer without a name is named after its kind and its number among the unnamed layers of that
-    kind in its job.
+    A layer without a name is named after its ``kind`` and its number among the unnamed layers of
+    that kind in its job. ``sbp`` is the layout of the variables.
     """
     if name is None:
         run = session.running_in(f"layers.{kind.lower()} without a name")

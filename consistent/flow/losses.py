@@ -1,4 +1,4 @@
-"""``flow.losses``: the older way to say what a job minimises."""
+"""``flow.losses``: the older way to say which loss a job minimises."""
 
 from .optimizer import add_loss
 

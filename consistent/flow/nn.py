@@ -1,4 +1,4 @@
-"""``flow.nn``: torch.nn under the documents' name, with the ops of their jobs."""
+"""``flow.nn``: torch.nn under OneFlow's name, with the functional ops that jobs use."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def max_pool2d(
     padding: str,
     name: str | None = None,
 ) -> Any:
-    """Return the largest value of each window."""
+    """Return the largest value of each window (2d max pooling); ``padding`` is "SAME" or
+    "VALID"."""
     kernel, stride = pair(ksize), pair(strides)
     x, pads = same(input, padding, kernel, stride, value=float("-inf"))
     return F.max_pool2d(x, kernel, stride, pads)
@@ -75,7 +76,10 @@ def dropout(x: Any, rate: float, name: str | None = None) -> Any:
 def sparse_softmax_cross_entropy_with_logits(
     labels: Any, logits: Any, name: str | None = None
 ) -> Any:
-    """Return the loss of each sample: ``n, nc -> n``."""
+    """Return the cross-entropy of each sample.
+
+    Shapes: labels [n], logits [n, classes] -> [n].
+    """
     return F.cross_entropy(logits, labels.long(), reduction="none")
 
 

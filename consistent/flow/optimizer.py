@@ -1,4 +1,5 @@
-"""``flow.optimizer``: descriptions of the torch optimizer that takes a job's step."""
+"""``flow.optimizer``: descriptions of optimizers, from which a job creates the torch optimizer that
+takes its step."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ class Optimizer:
     lr_scheduler: Schedule
 
     def minimize(self, loss: Any) -> None:
-        """Take an optimizer step for ``loss`` once the function of the running job has returned.
+        """Register ``loss``: the running job takes an optimizer step for it after its function has
+        returned.
 
         The gradient is that of the mean of ``loss`` over all its elements on all devices. The step
         changes the variables that the job has used.
@@ -55,13 +57,13 @@ class Optimizer:
         session.running_in("minimize").add_loss(loss, self)
 
     def make(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
-        """Return torch's optimizer of ``parameters``."""
+        """Return a new torch optimizer of ``parameters``."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class SGD(Optimizer):
-    """Gradient descent, with momentum if it is not 0."""
+    """Stochastic gradient descent, with momentum if ``momentum`` is not 0."""
 
     momentum: float = 0.0
 
@@ -71,7 +73,7 @@ class SGD(Optimizer):
 
 @dataclass(frozen=True)
 class Adam(Optimizer):
-    """Adam, with the bias of its moments corrected as in torch."""
+    """Adam with bias correction of both moments, as in torch."""
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -83,7 +85,7 @@ class Adam(Optimizer):
 
 
 def add_loss(loss: Any) -> None:
-    """Minimise ``loss`` with the optimizer of ``function_config().train``.
+    """Minimise ``loss`` with the optimizer that ``function_config().train`` describes.
 
     Programs call this ``losses.add_loss``.
     """

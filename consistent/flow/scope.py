@@ -1,4 +1,5 @@
-"""``flow.scope``: the placement where ops run, and the view under which a job sees its data."""
+"""``flow.scope``: context managers for the placement on which ops run, and for the view (whole
+batches or one part per device) of jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _views: list[ViewName] = []
 
 
 class PlacementScope:
-    """Context manager that runs the ops inside on a placement; the innermost scope counts.
+    """Context manager inside which ops run on a placement; of several scopes, the innermost counts.
 
     Programs write ``with scope.placement("cpu", "0:1"):``.
     """
@@ -39,7 +40,11 @@ class PlacementScope:
 
 
 class View:
-    """A view, for ``function_config().default_logical_view`` or entered around calls of jobs."""
+    """Choice between whole batches and one part per device as arguments and results of jobs.
+
+    It is passed to ``function_config().default_logical_view``, or entered as a context manager
+    around calls of jobs.
+    """
 
     def __init__(self, name: ViewName):
         self.name: ViewName = name
@@ -58,7 +63,7 @@ class View:
 def consistent_view() -> View:
     """Return the view in which a job takes and returns whole batches.
 
-    Placement and SBP say how ranks hold them.
+    Inside, they are global tensors: a placement and a layout (SBP) say which rank holds what.
     """
     return View("consistent")
 

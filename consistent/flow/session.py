@@ -1,4 +1,4 @@
-"""State that the jobs of a program share, and state that one call of a job collects."""
+"""State of the API: what the jobs of a program share, and what one call of a job collects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from .scope import ViewName, current_placement
 
 
 class Minimizer(Protocol):
-    """Protocol of descriptions that make a torch optimizer; see ``flow.optimizer``."""
+    """Protocol of optimizer descriptions, from which a job makes a torch optimizer
+    (``flow.optimizer``)."""
 
     @property
     def lr_scheduler(self) -> Callable[[int], float]: ...
@@ -27,7 +28,8 @@ class Minimizer(Protocol):
 
 @dataclass
 class Run:
-    """State of one call of a job."""
+    """State of one call of a job: its placement, and the variables and losses that it has used so
+    far."""
 
     job: str
     view: ViewName
@@ -39,7 +41,7 @@ class Run:
     optimizer: Minimizer | None = None
 
     def add_loss(self, loss: Any, optimizer: Minimizer | None = None) -> None:
-        """Minimise the mean of ``loss`` when the job's function has returned."""
+        """Register ``loss``, whose mean is minimised after the job's function has returned."""
         if optimizer is not None and self.optimizer not in (None, optimizer):
             raise ValueError(
                 f"minimize: job {self.job} has the optimizer {self.optimizer}, and now {optimizer} "
@@ -57,12 +59,15 @@ _runs: list[Run] = []
 
 
 def running() -> Run | None:
-    """Return the call that is in progress, or None."""
+    """Return the state of the job call that is in progress, or None."""
     return _runs[-1] if _runs else None
 
 
 def running_in(what: str) -> Run:
-    """Return the call that is in progress; raise if ``what`` is used outside a job."""
+    """Return the state of the job call that is in progress; raise if there is none.
+
+    ``what`` is the function that was called outside a job, for the message.
+    """
     if not _runs:
         raise RuntimeError(
             f"{what}: no job is running.\n"
@@ -74,7 +79,7 @@ def running_in(what: str) -> Run:
 
 @contextmanager
 def start(run: Run) -> Iterator[Run]:
-    """Make ``run`` the call in progress inside the ``with`` block."""
+    """Make ``run`` the job call in progress inside the ``with`` block."""
     _runs.append(run)
     try:
         yield run
@@ -92,9 +97,9 @@ def place() -> Placement:
 
 
 def clear_default_session() -> None:
-    """Forget all variables and ``config``, as at the start of a program.
+    """Delete all variables and reset ``flow.config``, as at the start of a program.
 
-    Jobs have to be made again.
+    Jobs have to be defined again.
     """
     variables.clear()
     loaded.clear()

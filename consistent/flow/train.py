@@ -30,7 +30,7 @@ class CheckPoint:
             variable.initialize()
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write all variables into a folder that contains none.
+        """Write all variables into a folder, which must not contain saved variables.
 
         This is a collective; one rank writes.
         """
@@ -57,7 +57,10 @@ class CheckPoint:
         _agree("save", fault)
 
     def load(self, path: str | os.PathLike) -> None:
-        """Load all variables from a folder; later variables load theirs when they are made."""
+        """Load all variables from a folder.
+
+        Variables that are created later load their values from it when they are created.
+        """
         files = {unquote(file.stem): file for file in sorted(Path(path).glob("*.pt"))}
         missing = sorted(set(session.variables) - set(files))
         fault = f"{path} holds no variables" if not files else ""
@@ -76,7 +79,11 @@ def _file(folder: Path, name: str) -> Path:
 
 
 def _agree(what: str, fault: str) -> None:
-    """Wait for all ranks, and raise on all of them if one rank has a fault."""
+    """Wait for all ranks, and raise on all of them if one has a fault; ``fault`` is "" on ranks
+    without.
+
+    ``what`` names the method, for the message.
+    """
 
     def failed(faults: list[str]) -> OSError:
         rank, text = next((rank, text) for rank, text in enumerate(faults) if text)

@@ -1,7 +1,8 @@
-"""``flow.typing``: placeholders of a job's arguments, and the classes of its results.
+"""``flow.typing``: declarations of a job's arguments (placeholders), and the classes of its
+results.
 
-``Numpy`` stands for a whole batch, ``ListNumpy`` for a list with one part per device. As
-annotations they say which of the two a job returns; the values it returns are of these classes.
+``Numpy`` stands for a whole batch, ``ListNumpy`` for a list with one part per device. As a return
+annotation they say which of the two a job returns; its results are objects of these classes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from .scope import ViewName
 
 @dataclass(frozen=True)
 class Placeholder:
-    """Shape and dtype of an argument of a job, for the whole batch or for each device's part."""
+    """Declared shape and dtype of an argument of a job, for the whole batch or for each device's
+    part."""
 
     view: ViewName
     shape: tuple[int, ...]
@@ -27,7 +29,7 @@ class Placeholder:
 
 
 class Numpy(np.ndarray):
-    """A whole result, a numpy array with the older methods that return it."""
+    """Result of a job as one numpy array; ``get()`` and ``numpy()`` exist for older programs."""
 
     @staticmethod
     def Placeholder(  # noqa: N802  (the documents' name)
@@ -55,7 +57,7 @@ class Numpy(np.ndarray):
 
 
 class ListNumpy(list):
-    """A result with one array per device."""
+    """Result of a job as a list with one numpy array per device."""
 
     @staticmethod
     def Placeholder(  # noqa: N802
@@ -86,12 +88,14 @@ class Several(tuple):
 def FixedTensorDef(  # noqa: N802
     shape: Sequence[int], dtype: torch.dtype = torch.float32, name: str | None = None
 ) -> Placeholder:
-    """Return ``Numpy.Placeholder``, for use as the default of an argument."""
+    """Return ``Numpy.Placeholder(shape, dtype)``, to be used as the default value of an
+    argument."""
     return Numpy.Placeholder(shape, dtype)
 
 
 def MirroredTensorDef(  # noqa: N802
     shape: Sequence[int], dtype: torch.dtype = torch.float32, name: str | None = None
 ) -> Placeholder:
-    """Return ``ListNumpy.Placeholder``, for use as the default of an argument."""
+    """Return ``ListNumpy.Placeholder(shape, dtype)``, to be used as the default value of an
+    argument."""
     return ListNumpy.Placeholder(shape, dtype)

@@ -22,14 +22,14 @@ from .whole_numbers import whole_numbers
 
 
 def gathered(shard: Shards, x: Tensor, counts: Sequence[int]) -> list[Tensor]:
-    """Gather every rank's ``x``, in rank order, from ranks with ``counts`` rows. Not
+    """Gather the ``x`` of every rank, in rank order, where rank k has ``counts[k]`` rows. Not
     differentiable."""
     shapes = [(n, *x.shape[1:]) for n in counts]
     return current().all_gather(x.contiguous(), shapes, shard.ranks)
 
 
 def numbers(shard: Shards, own: Sequence[int], device: torch.device) -> list[list[int]]:
-    """Gather a few integers from every rank, in rank order."""
+    """Return the integers ``own`` of every rank, one list per rank in rank order."""
     mine = torch.tensor([own], device=device)
     every = torch.cat(gathered(shard, mine, [1] * len(shard.ranks)))
     # A simulation takes every rank to have this rank's integers.
@@ -40,7 +40,8 @@ def numbers(shard: Shards, own: Sequence[int], device: torch.device) -> list[lis
 def evened(
     shard: Shards, x: Tensor, held: Sequence[int], pieces: Sequence[tuple[int, int]]
 ) -> Tensor:
-    """Return this rank's balanced piece of the rows that all ranks hold. Differentiable.
+    """Redistribute rows that ranks hold in unequal numbers, and return this rank's balanced piece.
+    Differentiable.
 
     Args:
         shard: the call.

@@ -1,5 +1,7 @@
-"""Form of an op fused with the sum that boxes its operand from P to S. Forward reads the addends
-directly; backward boxes the gradient the other way."""
+"""Form of rms_norm fused with the reduce-scatter that boxes its operand from P to S.
+
+Forward reads the ranks' addends directly; backward boxes the gradient the other way.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from .registry import Shards, form
 
 @dataclass(frozen=True, slots=True)
 class Boxed:
-    """Source of the addends whose sum is the last step of boxing ``src`` to ``dst``.
+    """Source of the ranks' addends of an operand, for ``reduce_from``: their sum is the last step
+    of boxing ``src`` to ``dst``.
 
     ```
     forward    src ------> dst, but for the sum
@@ -42,7 +45,7 @@ class Boxed:
 
 @form(FORM)
 def fused_reduce_scatter(shard: Shards) -> Tensor:
-    """Compute rms_norm of a sum of addends, in one pass over them."""
+    """Compute rms_norm of this rank's part of a P operand, in one pass over the ranks' addends."""
     src, eps = shard.specs[0], shard.get("eps")
     # rms_norm's default eps.
     eps = torch.finfo(shard.tensors[0].dtype).eps if eps is None else eps

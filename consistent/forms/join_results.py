@@ -1,7 +1,6 @@
-"""Helpers for forms that join the ranks' small results.
+"""Helpers for forms that reduce the shard first, and then join the ranks' small results.
 
-They give the index of this rank's result in a stack of all results, and the part of the joined
-result that the rank keeps.
+They stack the results of all ranks, and cut the joined result to the part that a rank keeps.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from .registry import Shards
 
 
 def slot(shard: Shards) -> tuple[int, int]:
-    """Return (index of this rank among the ranks that the form joins, number of these ranks). Ranks
-    are in the order of a split."""
+    """Return (index of this rank among the ranks that the form joins, number of these ranks). The
+    order is that in which the axes would split a dim."""
     shape = [shard.placement.shape[axis] for axis in shard.axes]
     index = 0
     for axis, n in zip(shard.axes, shape, strict=True):
@@ -28,18 +27,19 @@ def slot(shard: Shards) -> tuple[int, int]:
 
 
 def stack(shard: Shards, x: Tensor) -> Tensor:
-    """Gather ``x`` of shape [...] from each rank into [ranks, ...] on every rank.
+    """Gather the result ``x`` of each rank, of shape [...], into [ranks, ...] on every rank.
     Differentiable."""
     return _laid(shard, x, B)
 
 
 def parted(shard: Shards, x: Tensor, dims: Sequence[int] = ()) -> Tensor:
-    """Return ``stack(shard, x)``, cut to this rank's part of each row if the op's result is split.
+    """Return the ranks' results as [ranks, ...]. If the op's result is split, only this rank's part
+    of each is sent.
 
     Args:
         shard: the call.
         x: this rank's result.
-        dims: dims of ``x`` that the op's result no longer has.
+        dims: dims of ``x``, of size 1, that the op's result no longer has.
     """
     entry = shard.outs[0].sbp[shard.axes[0]]
     if not isinstance(entry, Split):
@@ -49,7 +49,8 @@ def parted(shard: Shards, x: Tensor, dims: Sequence[int] = ()) -> Tensor:
 
 
 def _laid(shard: Shards, x: Tensor, entry: Sbp) -> Tensor:
-    """Box a tensor whose row ``slot`` is this rank's ``x`` from split rows to ``entry``."""
+    """Box the ranks' results, stacked along a new dim 0 that is split over the ranks, to
+    ``entry``."""
     rows, after = (
         tuple(e if a in shard.axes else B for a in range(shard.placement.ndim))
         for e in (S(0), entry)
@@ -60,7 +61,7 @@ def _laid(shard: Shards, x: Tensor, entry: Sbp) -> Tensor:
 
 
 def own_part(shard: Shards, x: Tensor, dims: Sequence[int] = ()) -> Tensor:
-    """Return this rank's part of the whole result ``x`` if the op's result is split, else ``x``.
+    """Return this rank's part of ``x``, the whole result, if the op's result is split; else ``x``.
     ``dims`` are as in ``parted``."""
     entry = shard.outs[0].sbp[shard.axes[0]]
     if not isinstance(entry, Split):
@@ -74,7 +75,8 @@ def _kept(x: Tensor, dims: Sequence[int]) -> list[int]:
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which torch accumulates results of ``dtype``."""
+    """Return the dtype in which torch accumulates results of ``dtype``: float32 for half
+    precision."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
@@ -84,8 +86,9 @@ def wide(x: Tensor) -> Tensor:
 
 
 def summed(shard: Shards, addend: Tensor) -> Tensor:
-    """Return the sum of the ranks' addends in the dtype of the result. If the result is P, each
-    rank keeps its own addend; otherwise the addends are all-reduced before rounding."""
+    """Return the result of which each rank has the addend ``addend``, in the dtype of the op's
+    result. If that is P, the addend itself is returned; otherwise the addends are all-reduced
+    before rounding."""
     out = shard.outs[0]
     if out.sbp[shard.axes[0]].is_partial:
         return addend.to(out.dtype)
@@ -93,7 +96,8 @@ def summed(shard: Shards, addend: Tensor) -> Tensor:
 
 
 def restored(x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
-    """Return a reduced tensor with its reduced dims put back as dims of size 1."""
+    """Insert the reduced ``dims`` into ``x`` as dims of size 1, unless ``keepdim`` has kept
+    them."""
     for d in () if keepdim else sorted(dims):
         x = x.unsqueeze(d)
     return x

@@ -1,5 +1,8 @@
-"""Checks for values that torch's own op rejects. A form must repeat them, because it masks values
-that belong to other ranks."""
+"""Checks for values that torch's own op rejects.
+
+A form must repeat them where it masks values that belong to other ranks, which hides bad values
+from torch.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ def need_in_range(index: Tensor, size: int, name: str, ndim: int = 1) -> None:
 
 
 def need(ok: Tensor, text: str, kind: type[Exception] = RuntimeError) -> None:
-    """Raise ``kind`` unless ``ok``. A recorded step repeats the check in each run."""
+    """Raise ``kind`` with ``text`` unless ``ok`` is True. In a recorded step the check is an op,
+    which every run repeats."""
     kinds[text] = kind
     try:
         torch._assert_async(ok, text)  # pyright: ignore[reportPrivateImportUsage]

@@ -1,4 +1,4 @@
-"""Registry of local forms, and the ``Shards`` that a form gets as its argument."""
+"""Registry of local forms by name, and ``Shards``, the call that a form gets as its argument."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from ..spec import Coordinate, Placement, TensorSpec
 
 @dataclass(slots=True)
 class Shards:
-    """One op call on this rank.
+    """Call of an op on this rank, as a form gets it.
 
-    It has the function, its arguments with plain shards in place of global tensors, and the specs.
+    It has the function to run (``run``), the op's arguments with this rank's plain shards in place
+    of global tensors, the specs of operands and outputs, and ``axes``, the placement axes for which
+    the form has to communicate.
     """
 
     run: Callable[..., Any]
@@ -32,7 +34,7 @@ class Shards:
     kwargs: Mapping[str, Any]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the argument called ``name``, with shards in place of global tensors."""
+        """Return the call's argument called ``name``, with shards in place of global tensors."""
         return argument(self.call, self.args, self.kwargs, name, default)
 
     @property
@@ -55,7 +57,8 @@ class Shards:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Ranks that the form joins, this rank included, in the order of a split."""
+        """World ranks among which the form communicates, this rank included, in the order of a
+        split."""
         at = list(self.coordinate or (0,) * self.placement.ndim)
         found = []
         for places in itertools.product(*(range(self.placement.shape[a]) for a in self.axes)):
@@ -70,21 +73,23 @@ class Shards:
         return [spec.region(self.placement.coordinate_of(rank)) for rank in self.ranks]
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum ``x`` over the ranks of the form's axes. Differentiable; the backward is a sum
+        """Sum ``x`` over the ranks along the form's axes. Differentiable; the backward is a sum
         too."""
         return differentiable.sum_over(x, self.placement, self.axes)
 
     def max(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the elementwise maximum over the ranks of the form's axes. Not differentiable."""
+        """Return the elementwise maximum over the ranks along the form's axes. Not
+        differentiable."""
         return differentiable.max_over(x, self.placement, self.axes)
 
     def min(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the elementwise minimum over the ranks of the form's axes. Not differentiable."""
+        """Return the elementwise minimum over the ranks along the form's axes. Not
+        differentiable."""
         return differentiable.min_over(x, self.placement, self.axes)
 
     @property
     def is_first(self) -> bool:
-        """True on the first rank along the form's axes, which adds what must be added only once."""
+        """True on the first rank along the form's axes, for what only one rank may add to a sum."""
         at = self.coordinate
         return at is None or all(at[axis] == 0 for axis in self.axes)
 

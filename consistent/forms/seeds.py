@@ -1,9 +1,9 @@
-"""Conversion of seeds to the form that native ops and tensors hold."""
+"""Conversion of seeds to the signed integers that native ops and tensors hold."""
 
 from __future__ import annotations
 
 
 def signed(seed: int) -> int:
-    """Return a seed's 64 bits as a signed integer. Seeds reach up to 2^64, and torch's ints do
-    not."""
+    """Return the 64 bits of a seed as a signed integer. Seeds reach up to 2^64, and torch's ints
+    only to 2^63."""
     return (seed + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -1,4 +1,4 @@
-"""Integers that a form reads from a tensor because sizes depend on them.
+"""Reading of integers from a tensor by a form whose message or output sizes depend on them.
 
 In a simulated program tensors have no values, and the contents of their memory mean nothing, so a
 form states which numbers to use instead.
@@ -16,13 +16,14 @@ _LACKS_VALUES = callbacks("lacks_values")
 
 
 def has_values(x: Tensor) -> bool:
-    """Return whether ``x`` has values that may be read."""
+    """Return whether ``x`` has values that may be read, which tensors of a simulation lack."""
     return not any(lacks(x) for lacks in _LACKS_VALUES)
 
 
 def whole_numbers(x: Tensor, otherwise: Callable[[], list[int]] | None = None) -> list[int]:
-    """Read the values of the 1-d tensor ``x``. If ``x`` has no values, return ``otherwise()``;
-    without ``otherwise``, read them one by one, which a simulation answers or rejects."""
+    """Return the values of the 1-d tensor ``x`` as ints. In a simulation, where ``x`` has no
+    values, return ``otherwise()``; without ``otherwise``, read them one by one, which a simulation
+    answers or rejects."""
     if has_values(x):
         return x.tolist()
     return [int(n) for n in x] if otherwise is None else otherwise()

@@ -1,1 +1,1 @@
-"""Recorded programs: the calls of a step, noted without running it."""
+"""Recorded programs: the calls that a training step makes, noted without computing anything."""

@@ -1,4 +1,6 @@
-"""Side effects of calls while a program is recorded: writes into tensors, and random draws.
+"""Side effects of calls while a program of stages is recorded: in-place writes, and random draws.
+
+Stages are parts of a model on ranks of their own (pipeline stages).
 
 ```
 h = output of stage 0      moved to stage 1, with the values it has when stage 0 ends
@@ -32,7 +34,7 @@ def version(x: torch.Tensor) -> int:
 
 
 def versions(given: Any) -> list[int]:
-    """Return the version counter of each tensor among the arguments."""
+    """Return the version counter of each tensor among a call's arguments, to find writes."""
     return [version(x) for x in tensors_in(given)]
 
 
@@ -50,7 +52,7 @@ def writes_by_name(name: str, kwargs: dict[str, Any]) -> bool:
 
 @dataclass(slots=True)
 class _Copy:
-    """Copy that a stage has of a value that was made elsewhere."""
+    """Copy, on the ranks of one stage, of a value that another stage or the whole program made."""
 
     source: int
     stage: int
@@ -59,7 +61,7 @@ class _Copy:
 
 
 class Writes:
-    """Detector of writes that one stage does and another stage would not see."""
+    """Detector of in-place writes by one stage that another stage would not see."""
 
     def __init__(self, program: str) -> None:
         self._program = program
@@ -68,15 +70,18 @@ class Writes:
         self._written: dict[int, tuple[int, str]] = {}  # value -> by which stage in a copy, where
 
     def sent(self, x: torch.Tensor, move: Move) -> None:
-        """Note that ``x`` is moved to another stage."""
+        """Note that ``x`` is moved to another stage, so that later writes into it raise."""
         self._sent.append((x, version(x), move))
 
     def copied(self, source: int, stage: int, x: torch.Tensor) -> None:
-        """Note that ``x`` is the copy that ``stage`` has of the value ``source``."""
+        """Note that ``x`` is the copy of the value ``source`` that ``stage`` has."""
         self._copies.append(_Copy(source, stage, x, version(x)))
 
     def look(self, name: str, where: str) -> None:
-        """Look for writes of the call that has just run, and note those into a stage's own copy.
+        """Check which noted tensors the call that has just run wrote into.
+
+        A write into a stage's own copy is remembered for ``check_read``. ``name`` and ``where`` are
+        the call and its source line.
 
         Raises:
             RuntimeError: the call wrote into a tensor that was moved to another stage before.
@@ -94,10 +99,10 @@ class Writes:
                 self._written[copy.source] = copy.stage, f"{name} at {where}"
 
     def check_read(self, value: int, stage: int | None, name: str, where: str) -> None:
-        """Raise if ``stage`` reads ``value`` after another stage wrote into its own copy of it.
+        """Raise if ``stage`` reads ``value`` after another stage wrote into a copy of its own.
 
         Raises:
-            RuntimeError: another stage did.
+            RuntimeError: another stage has written.
         """
         if value not in self._written:
             return
@@ -111,7 +116,7 @@ class Writes:
 
 
 class RefusingDraws(TorchDispatchMode):
-    """Dispatch mode in which drawing random numbers raises, for calls between modules of stages.
+    """Dispatch mode that raises where random numbers are drawn between the modules of stages.
 
     A call on plain tensors is run by every stage that needs its result, or once with known values
     while the step is recorded, so stages would not draw the same numbers.
@@ -136,7 +141,7 @@ class RefusingDraws(TorchDispatchMode):
 
 
 def _without_dropout(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Return whether ``func`` takes ``dropout_p`` and this call sets it to 0, as attention may."""
+    """Return whether this call of ``func`` has ``dropout_p=0``, so that attention draws nothing."""
     for at, argument in enumerate(func._schema.arguments):
         if argument.name == "dropout_p":
             # The tag says that the op may draw; without dropout it does not.

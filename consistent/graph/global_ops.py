@@ -1,4 +1,4 @@
-"""Recorder of global ops: each op with the numbers of the tensors that it reads and makes.
+"""Recorder of ops on global tensors: each op with the numbers of the tensors it reads and makes.
 
 ```
 program             h = F.relu(x @ w)
@@ -37,7 +37,7 @@ CHOSEN, WHOLE, MOVE, ON_COPY = "chosen", "whole", "move", "on copy"
 
 @dataclass
 class Value:
-    """Global tensor of a recorded step.
+    """Global tensor that a recorded step reads or makes.
 
     Args:
         spec: the spec that the op or input gave it.
@@ -45,9 +45,9 @@ class Value:
             op.
         tracked: whether backward computes its gradient.
         name: name of a parameter, buffer or input.
-        fixed: layout of an input that was global already, which must not be chosen.
-        pinned: True if its layout must not be chosen, because the step returns or keeps the tensor,
-            or reads its layout.
+        fixed: layout of an input that was global already, which the search for layouts must keep.
+        pinned: True if the search must keep its layout, because the step returns or keeps the
+            tensor, or reads its layout.
     """
 
     spec: TensorSpec
@@ -60,11 +60,11 @@ class Value:
 
 @dataclass
 class Op:
-    """Op or move of a recorded step. Equal calls share one ``call``.
+    """Op of a recorded step, or a move by ``to_global``. Equal calls share one ``call``.
 
     Args:
         name: name of the op.
-        kind: CHOSEN, WHOLE, MOVE or ON_COPY.
+        kind: CHOSEN (its layouts are chosen by rules), WHOLE, MOVE or ON_COPY.
         call: the call, with the specs of its operands and its logical outputs.
         row: rules of the op; None if it runs whole on every rank, or is a move.
         ins: numbers of the values that it reads.
@@ -88,14 +88,17 @@ class Op:
 
 
 class GlobalOps:
-    """Recorder that numbers the global tensors it meets and appends them to ``values``."""
+    """Recorder that numbers the global tensors it meets; ``values`` gets a ``Value`` of each."""
 
     def __init__(self, values: list[Value]) -> None:
         self.values = values
         self._numbers: dict[int, tuple[weakref.ref[Any], int]] = {}
 
     def known(self, x: Any) -> int | None:
-        """Return the number of ``x``; None if it has none, or if its spec has changed since."""
+        """Return the number of the tensor ``x``, or None if it has none.
+
+        It has none, too, if its spec has changed since it was numbered.
+        """
         found = self._numbers.get(id(x))
         # An id may be reused by a later object: the weak reference tells.
         if found is None or found[0]() is not x:
@@ -103,19 +106,19 @@ class GlobalOps:
         return found[1] if self.values[found[1]].spec is x._spec else None
 
     def number(self, x: Any) -> int:
-        """Return the number of ``x``, and record it as a constant if no known op made it."""
+        """Return the number of the tensor ``x``, which is a constant if no recorded op made it."""
         known = self.known(x)
         return self.new(x, CONSTANT) if known is None else known
 
     def new(self, x: Any, kind: str, name: str = "") -> int:
-        """Give ``x`` a new number, as a value that was just made, and return the number."""
+        """Number the tensor ``x`` as a value just made by ``kind``, and return the number."""
         self.values.append(Value(x._spec, kind, bool(x.requires_grad), name))
         number = len(self.values) - 1
         self._numbers[id(x)] = weakref.ref(x), number
         return number
 
     def op(self, plan: Any, given: Sequence[Any], out: Any) -> Op:
-        """Return the op that has run, from the arguments of ``Tracer.on_op_end``."""
+        """Return the ``Op`` for an op that has run, from the arguments of ``Tracer.on_op_end``."""
         given = [x for x in given if is_global(x)]
         ins = tuple(map(self.number, given))
         call: Call = plan.call
@@ -134,7 +137,7 @@ class GlobalOps:
         return Op(plan.name, kind, call, row, ins, outs, tuple(map(_is_tracked, given)), view)
 
     def move(self, x: Any, moved: Any) -> Op:
-        """Return the op for a ``to_global``, from the arguments of ``Tracer.on_to_global``."""
+        """Return the ``Op`` for a ``to_global``, from the arguments of ``Tracer.on_to_global``."""
         ins, outs = (self.number(x),), (self.new(moved, OP),)
         operand, made = Operand(0, x._spec), moved._spec
         call = Call("to_global", (operand,), {}, (operand,), (Out(made.shape, made.dtype),))

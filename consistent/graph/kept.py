@@ -1,4 +1,4 @@
-"""Detection of objects that modules of stages get as arguments and keep tensors in.
+"""Detection of argument objects in which a module keeps tensors between calls.
 
 Examples are a cache of keys and values, and a list of intermediate results. A recorded program
 reuses the objects of the recording, which hold stand-ins without values, and all micro-batches
@@ -24,7 +24,7 @@ _CLOSED = (
 
 
 class Kept:
-    """Snapshot of the objects in a module's arguments, taken before the module is called."""
+    """Snapshot of the objects in a module's arguments, to find those that the call changes."""
 
     def __init__(self, given: Any) -> None:
         self._given = given
@@ -33,7 +33,7 @@ class Kept:
         self._sizes = {id(x): len(x) for x in grow}
 
     def hidden(self, known: Container[int]) -> Any:
-        """Return an argument object that holds a recorded tensor where ``map_tensors`` misses it.
+        """Return an argument object with a recorded tensor where ``map_tensors`` does not look.
 
         ``known`` has the ids of recorded tensors. None if there is no such object.
         """
@@ -42,7 +42,7 @@ class Kept:
         return self._holder(set(found)) if found else None
 
     def changed(self) -> Any:
-        """Return the object that has new tensors or another length since the snapshot, or None."""
+        """Return an argument object that has gained tensors or changed its length, or None."""
         for key, size in self._sizes.items():
             if len(self._before[key]) != size:
                 return self._before[key]
@@ -54,7 +54,7 @@ class Kept:
         return self._holder(new) if new else None
 
     def _holder(self, tensors: set[int]) -> Any:
-        """Return the outermost object in the arguments that holds one of ``tensors`` (ids)."""
+        """Return the outermost argument object that holds one of ``tensors``, which are ids."""
         for x in _opened(self._given):
             if any(key in tensors for key, _ in _reached(x)):
                 return x
@@ -62,13 +62,16 @@ class Kept:
 
 
 def _opened(value: Any) -> Iterator[Any]:
-    """Yield the elements of the tuple and the dict in which arguments are passed."""
+    """Yield the single arguments of a call from ``value``, its (args, kwargs)."""
     for x in _inside(value):
         yield from _inside(x)
 
 
 def _reached(value: Any) -> Iterator[tuple[int, Any]]:
-    """Yield (id, object) for everything that can be reached from ``value``, each object once."""
+    """Yield (id, object) for everything that can be reached from ``value``, each object once.
+
+    Values of attributes and items of containers count as reached.
+    """
     seen: set[int] = set()
     level = [value]
     for _ in range(_DEEP):

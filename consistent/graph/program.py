@@ -31,7 +31,7 @@ Read = Callable[[], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """Reference by number to a value, among the arguments of a line."""
+    """Reference, among the arguments of a line, to a value of the program by its number."""
 
     index: int
 
@@ -40,7 +40,7 @@ class Ref:
 
 
 class Here:
-    """Placeholder among arguments for the device of the rank that runs the line."""
+    """Placeholder, among the arguments of a line, for the device of the rank that runs the line."""
 
     def __repr__(self) -> str:
         return "device"
@@ -51,7 +51,7 @@ HERE = Here()
 
 @dataclass(slots=True)
 class Value:
-    """Metadata of a tensor of the program, known before the tensor exists.
+    """Metadata of a tensor of the program, known before the program runs.
 
     Args:
         spec: spec of a global tensor; None for a plain tensor.
@@ -71,11 +71,12 @@ class Value:
 
 @dataclass(slots=True)
 class Line:
-    """One call of a module or of a torch function.
+    """Line of a program: one call of a module or of a torch function.
 
     Args:
         outs: numbers of the tensors in its result, in order.
-        mode: (whether gradients were recorded, autocast); None if both are as around the program.
+        mode: (whether gradients were recorded, autocast) during the call; None if both are as at
+            the start of the step.
         draws: number of random ops before it, and number of random ops in it.
     """
 
@@ -94,12 +95,12 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Question about values whose answer decided the course of the program.
+    """Question about tensor values, such as ``mask.all()``, whose answer the program depends on.
 
     Args:
-        line: the call that put the question; its results are not tensors.
+        line: the call that asked; its results are not tensors.
         at: number of lines of the program before it.
-        found: the answer.
+        found: the answer while the program was recorded.
     """
 
     line: Line
@@ -109,7 +110,7 @@ class Asked:
 
 @dataclass(slots=True)
 class Move:
-    """Transfer of a value from one stage to another."""
+    """Transfer of a value from one pipeline stage to another."""
 
     index: int  # among the moves of the program
     source: int  # the value that is sent
@@ -127,8 +128,9 @@ class Program:
         draws: number of random ops in the program.
         reads: questions about values that follow from its inputs; the program serves only inputs
             that give all the same answers.
-        graded: (the programs of a batch, this one first) -> for each parameter of the modules, the
-            SBP of the gradient that the ranks of its stage have after backward, or None.
+        graded: cache, for the programs of a batch (this one first): for each parameter of the
+            modules, the SBP of the gradient that the ranks of its stage have after backward, or
+            None.
     """
 
     name: str
@@ -143,7 +145,7 @@ class Program:
     graded: dict[tuple[Program, ...], list[NdSbp | None]] = field(default_factory=dict)
 
     def spec(self, index: int) -> TensorSpec:
-        """Return the spec of value ``index``, which must be a global tensor."""
+        """Return the spec of the value with number ``index``, which must be a global tensor."""
         found = self.values[index].spec
         assert found is not None
         return found
@@ -170,5 +172,5 @@ class Program:
 
 
 def refs(value: Any) -> list[int]:
-    """Return the numbers of the values that arguments refer to."""
+    """Return the numbers of the values to which ``Ref`` objects in ``value`` refer."""
     return [ref.index for ref in each_in(value, Ref)]

@@ -1,6 +1,7 @@
-"""Values that a step reads while it is recorded, and the answers that it gets.
+"""Values of tensors that decide the course of a step while it is recorded, and what was answered.
 
-Values are known if they follow from sizes, or from integers and bools among plain arguments.
+Values are known while recording if they follow from sizes, or from integers and bools among plain
+arguments.
 
 ```
 if mask.all():        answered from the mask of this call: the program serves only masks for
@@ -31,29 +32,32 @@ _NO_VALUES = frozenset(
 
 
 def is_followed(x: torch.Tensor) -> bool:
-    """Return whether the values of an argument are known while a step is recorded or simulated."""
+    """Return whether the values of argument ``x`` are kept while a step is recorded or simulated.
+
+    They then answer questions about ``x`` and about what is computed from it.
+    """
     return not x.is_meta and may_be_followed(x.dtype, x.numel())
 
 
 def may_be_followed(dtype: torch.dtype, numel: int) -> bool:
-    """Return whether ``numel`` values of ``dtype`` are followed when computed from known ones."""
+    """Return whether values of this dtype and number are kept if the inputs they come from are."""
     return not (dtype.is_floating_point or dtype.is_complex) and numel <= KNOWN
 
 
 def is_answer(name: str, out: Any) -> bool:
-    """Return whether ``out``, returned by the function ``name``, reveals values of a tensor."""
+    """Return whether the result ``out`` of the function ``name`` reveals values of a tensor."""
     return name not in _NO_VALUES and out is not None and not tensors_in(out)
 
 
 def same_answer(a: Any, b: Any) -> bool:
-    """Return whether two answers to one question are the same."""
+    """Return whether two answers to one question, numbers or lists or arrays, are the same."""
     if hasattr(a, "tobytes") and hasattr(b, "tobytes"):  # arrays of numpy
         return a.shape == b.shape and a.tobytes() == b.tobytes()
     return type(a) is type(b) and bool(a == b)
 
 
 def as_it_is(answer: Any) -> Any:
-    """Return a copy of a list or an array, which the step may write into, else ``answer``."""
+    """Return a copy of an answer that the step may write into, a list or array, else the answer."""
     return deepcopy(answer) if isinstance(answer, list) or hasattr(answer, "tobytes") else answer
 
 
@@ -64,15 +68,15 @@ def answer_text(answer: Any) -> str:
 
 
 def shapes(*given: torch.Tensor) -> list[tuple[int, ...]]:
-    """Return the shapes of tensors; recorded as a question where values decide shapes."""
+    """Return the shapes of tensors, as an answer to record where values decide shapes."""
     return [tuple(x.shape) for x in given]
 
 
 def decides_shapes(func: Any, given: tuple, out: Any) -> bool:
     """Return whether values of arguments may decide the shapes in ``out``, the result of ``func``.
 
-    ``func`` runs on ``given``, the (args, kwargs) without values: values decide if it fails or
-    returns other shapes.
+    ``func`` is run on ``given``, its (args, kwargs) without values (on meta): values decide if it
+    fails or returns other shapes.
     """
     args, kwargs = map_each(given, torch.device, lambda _: torch.device("meta"))
     try:

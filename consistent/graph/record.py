@@ -1,4 +1,4 @@
-"""Recording of programs: a step is followed once on tensors without values, and its calls noted.
+"""Recording of programs: a step runs once on tensors without values, and its calls are noted.
 
 The recording rank acts as a rank outside all placements, so it knows every layout, communicates
 nothing and computes nothing. Code that reads a value, and so would decide by data, raises an error
@@ -47,7 +47,7 @@ def record(
     layout_of: LayoutOf,
     moves: bool,
 ) -> Program:
-    """Return the program of ``step(*args, **kwargs)``, recorded without running it.
+    """Return the program of ``step(*args, **kwargs)``, recorded without computing or communicating.
 
     Args:
         modules: all modules that the step calls.
@@ -83,10 +83,10 @@ def record(
 
 
 class _Recorder(TorchFunctionMode):
-    """Torch-function mode that notes calls.
+    """Torch-function mode that notes the calls of a step as lines of a ``Program``.
 
-    It keeps the stand-in of each value alive, because values are found by the ids of their
-    stand-ins.
+    It keeps the stand-in (tensor without values) of each value alive, because values are found by
+    the ids of their stand-ins.
     """
 
     def __init__(
@@ -117,9 +117,9 @@ class _Recorder(TorchFunctionMode):
     def listening(
         self, modules: list[torch.nn.Module], stage_of: Callable[[torch.nn.Module], int | None]
     ) -> ExitStack:
-        """Return an entered context in which calls are recorded.
+        """Enter a context in which calls are recorded, and return it to be closed.
 
-        These are calls of torch functions, of the modules of stages, of ``to_global`` and of
+        Recorded are calls of torch functions, of the modules of stages, of ``to_global`` and of
         backward.
         """
         stack = ExitStack()
@@ -140,7 +140,7 @@ class _Recorder(TorchFunctionMode):
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Record nothing while the context is entered."""
+        """Record nothing inside the block, such as calls that belong to a line already recorded."""
         self._passing += 1
         try:
             yield
@@ -249,10 +249,10 @@ class _Recorder(TorchFunctionMode):
         self.program.reads.append(Asked(line, len(self.program.lines), as_it_is(found)))
 
     def _follow(self, given: tuple, writes: bool) -> bool:
-        """Return whether the result of a call on ``given`` follows from inputs.
+        """Return whether the result of a call on ``given`` follows from the step's inputs.
 
-        If such a call writes, everything known counts as following from inputs, since it may be a
-        view.
+        If such a call writes, all known values count as following from inputs from then on, since
+        any of them may be a view of what was written.
         """
         found = any(id(x) in self._by_inputs for x in tensors_in(given))
         if found and writes:
@@ -260,14 +260,14 @@ class _Recorder(TorchFunctionMode):
         return found
 
     def _knows(self, made: Any, x: torch.Tensor, by_inputs: bool) -> None:
-        """Note that the stand-in ``made`` has the known values ``x``."""
+        """Remember ``x`` as the values of the stand-in ``made``, to answer questions about them."""
         self._constants[id(made)] = x
         self._stand_ins[id(x)] = made
         if by_inputs:
             self._by_inputs.add(id(made))
 
     def _values_of(self, given: tuple) -> tuple | None:
-        """Return the arguments with known values for all their tensors; None if one is unknown.
+        """Return the arguments with values in place of stand-ins; None if a value is not known.
 
         Calls on known values are run, because their results may decide what the program does.
         """
@@ -317,10 +317,10 @@ class _Recorder(TorchFunctionMode):
         )
 
     def _enter(self, x: torch.Tensor, stage: int, made_by: str = "") -> Any:
-        """Return a plain tensor as a global one of ``stage``, of which each rank keeps its part.
+        """Record a line that makes a plain tensor a global one of ``stage``, and return its result.
 
-        Every rank has the plain tensor, or every rank of the stage if a module (``made_by``) made
-        it.
+        Each rank keeps its part. Every rank has the plain tensor, or every rank of the stage if a
+        module (``made_by``) made it.
         """
         source = self._known[id(x)]
         self._effects.check_read(source, stage, "a module", self.line)
@@ -339,7 +339,10 @@ class _Recorder(TorchFunctionMode):
     # -- moves -------------------------------------------------------------------------------------
 
     def _at(self, x: torch.Tensor, stage: int, what: str) -> Any:
-        """Return ``x`` where ``stage`` can use it: a global tensor of another stage is moved."""
+        """Return ``x`` in a form that ``stage`` can use: a global tensor of another stage is moved.
+
+        ``what`` is the call that uses it, for errors.
+        """
         if not is_global(x):
             return x
         value = self.program.values[self._known[id(x)]]
@@ -427,7 +430,7 @@ class _Recorder(TorchFunctionMode):
     # -- values ------------------------------------------------------------------------------------
 
     def input(self, x: torch.Tensor) -> Any:
-        """Return a stand-in for an argument of the step, and note it as an input."""
+        """Return a stand-in for an argument of the step, and note the argument as an input."""
         made = stand_in(x)
         stage = self._stage_on(x._spec.placement) if is_global(x) else None  # type: ignore[attr-defined]
         self.program.inputs.append(self._value(made, stage))
@@ -436,17 +439,17 @@ class _Recorder(TorchFunctionMode):
         return made
 
     def ref(self, x: torch.Tensor) -> Any:
-        """Return the reference to a tensor of the step's result."""
+        """Return the reference to a tensor that the step returns."""
         index = self._known[id(self._own(x))]
         self._effects.check_read(index, self.program.values[index].stage, "the result", self.line)
         return Ref(index)
 
     def draws(self) -> int:
-        """Return the number of random ops so far."""
+        """Return the number of random ops since the recording began."""
         return generator.get_state().counter - self._drawn
 
     def _own(self, x: torch.Tensor) -> Any:
-        """Return ``x`` if it is recorded, else a stand-in for a tensor from before the step."""
+        """Return ``x`` if a recorded call made it, else a stand-in for it, a tensor from before."""
         if id(x) in self._known:
             known = self.program.values[self._known[id(x)]].spec
             if known is not (x._spec if is_global(x) else None):  # type: ignore[attr-defined]
@@ -511,7 +514,7 @@ class _Recorder(TorchFunctionMode):
         return self._known[id(x)]
 
     def _indices(self, given: Any) -> list[int]:
-        """Return the numbers of the values among arguments."""
+        """Return the numbers of the values that the arguments ``given`` hold."""
         return [self._known[id(x)] for x in tensors_in(given)]
 
     def _latest(self, given: Any) -> int | None:
@@ -525,7 +528,7 @@ class _Recorder(TorchFunctionMode):
     def _check_target(self, name: str, given: tuple, stage: int) -> None:
         """Raise if a call of ``stage`` writes into a tensor that another stage made.
 
-        Later lines of that stage would read the old values.
+        Later lines of that other stage would read the old values.
         """
         for x in tensors_in((given[0][:1], given[1].get("out"))):
             if is_global(x) and (made := self._stage_of(x)) != stage:
@@ -541,7 +544,7 @@ class _Recorder(TorchFunctionMode):
 
 
 def entered(x: torch.Tensor, spec: TensorSpec, made_by: str = "") -> Any:
-    """Return a plain tensor that every rank has as a global one: each rank keeps its part.
+    """Return a plain tensor, which every rank has, as a global one: each rank keeps its part.
 
     Ranks compare the tensor first if a module made it (``made_by``).
 

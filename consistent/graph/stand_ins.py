@@ -1,4 +1,4 @@
-"""Stand-ins: tensors without values, with which a program is followed without running it."""
+"""Stand-ins: tensors without values, on which a step can run without computing or communicating."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ..spec import TensorSpec
 
 
 def stand_in(x: torch.Tensor) -> Any:
-    """Return a tensor like ``x`` on ``meta``."""
+    """Return a tensor on ``meta`` with the shape, dtype and layout of ``x``."""
     if not is_global(x):
         return torch.empty_like(x, device="meta").requires_grad_(x.requires_grad)
     return of_spec(x._spec, x.requires_grad)  # type: ignore[attr-defined]
 
 
 def of_spec(spec: TensorSpec, requires_grad: bool = False) -> Any:
-    """Return a global tensor without values, as a rank outside its placement has."""
+    """Return a global tensor without values, such as a rank outside the placement has."""
     shape = spec.local_shape(None)
     local = torch.empty(shape, dtype=spec.dtype, device="meta", requires_grad=requires_grad)
     return attach(local, spec)
@@ -34,7 +34,7 @@ def of_spec(spec: TensorSpec, requires_grad: bool = False) -> Any:
 
 @contextmanager
 def swapped(modules: Iterable[torch.nn.Module]) -> Iterator[dict[int, Any]]:
-    """Replace the global tensors of ``modules`` by stand-ins while the context is entered.
+    """Replace the global parameters and buffers of ``modules`` by stand-ins inside the block.
 
     Yields a dict: id of a stand-in -> (module, key). A tensor of several modules has one stand-in.
     """
@@ -61,7 +61,7 @@ def swapped(modules: Iterable[torch.nn.Module]) -> Iterator[dict[int, Any]]:
 
 @contextmanager
 def outside(why: str, size: int | None = None, plan_each: bool = False) -> Iterator[None]:
-    """Run the body as a rank outside all placements, which sends nothing.
+    """Run the block as a rank outside all placements, which computes and sends nothing.
 
     It draws none of the program's random numbers, and its plans are dropped afterwards.
 

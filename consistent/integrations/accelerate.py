@@ -1,5 +1,6 @@
-"""Adapter for accelerate: an ``Accelerator`` that makes the models and loaders that it prepares
-global.
+"""Adapter for accelerate: an ``Accelerator`` that makes models and loaders global.
+
+Parameters and batches become global tensors, whose shards are on the ranks.
 
 ```
 accelerator = Accelerator(placement, "zero3")
@@ -40,8 +41,10 @@ from .whole import whole
 
 
 def as_one_process() -> PartialState:
-    """Tell accelerate and transformers that this rank is the only process of a job; of all ranks,
-    rank 0 prints and writes."""
+    """Make accelerate and transformers treat this rank as the only process of a job.
+
+    Of all ranks, rank 0 prints and writes.
+    """
     # All instances of PartialState share their attributes, so this changes those of the libraries.
     state = PartialState()
     state.distributed_type = DistributedType.NO
@@ -52,11 +55,13 @@ def as_one_process() -> PartialState:
 
 
 class Accelerator(accelerate.Accelerator):
-    """``accelerate.Accelerator`` whose models, optimizers and loaders are global.
+    """``accelerate.Accelerator`` whose models, optimizers and loaders hold global tensors.
 
     Args:
-        placement, plan: as in ``consistent.parallelize``.
-        sbp, whole, pad: as in ``consistent.data.loader``.
+        placement, plan: the devices, and how parameters are laid out on them, as in
+            ``consistent.parallelize``.
+        sbp, whole, pad: the layout of batches (SBP: split, broadcast or partial sum for each mesh
+            axis), and how they are read, as in ``consistent.data.loader``.
         options: arguments of ``accelerate.Accelerator``.
     """
 
@@ -76,13 +81,19 @@ class Accelerator(accelerate.Accelerator):
 
     @classmethod
     def take_over(cls, made: accelerate.Accelerator, spread: Spread) -> None:
-        """Turn an Accelerator that another library has made into an instance of this class."""
+        """Turn an Accelerator that another library has made into one of this class, in place.
+
+        ``spread`` has the layout for models and batches.
+        """
         made.__class__ = cls
         made.__dict__["_spread"] = spread
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
-        """Prepare as ``Accelerator.prepare`` does. Optimizers that were made of the plain
-        parameters get the global ones."""
+        """Prepare models, optimizers, loaders and schedulers as accelerate does, as global ones.
+
+        An optimizer that was made with a model's plain parameters gets the model's global
+        parameters instead.
+        """
         models = [x for x in args if isinstance(x, torch.nn.Module)]
         before = [list(model.parameters()) for model in models]
         prepared = super().prepare(*args, device_placement=device_placement)
@@ -95,8 +106,10 @@ class Accelerator(accelerate.Accelerator):
         return prepared
 
     def prepare_model(self, model: torch.nn.Module, *args: Any, **options: Any) -> torch.nn.Module:
-        """Apply ``consistent.parallelize``, unless the model is global already, and mixed precision
-        as accelerate does it."""
+        """Apply ``consistent.parallelize`` to the model, unless its parameters are global already.
+
+        Then prepare it as accelerate does, for example with mixed precision.
+        """
         if not any(is_global(x) for x in model.parameters()):
             parallelize(model, self._spread.placement, self._spread.plan)
         # Parallelize has put the shards on their devices; accelerate must not move them.
@@ -104,7 +117,10 @@ class Accelerator(accelerate.Accelerator):
         return super().prepare_model(model, *args, **options)
 
     def prepare_data_loader(self, data_loader: DataLoader, *args: Any, **options: Any) -> Any:
-        """Return a loader of global batches, made by ``consistent.data.loader``."""
+        """Return a loader of global batches with the data and order of ``data_loader``.
+
+        It is made by ``consistent.data.loader``.
+        """
         if isinstance(data_loader, PreparedLoader):
             return data_loader
         shard = super().prepare_data_loader(data_loader, *args, **options)
@@ -115,33 +131,49 @@ class Accelerator(accelerate.Accelerator):
         return made
 
     def gather(self, tensor: Any) -> Any:
-        """Return the logical values, whole, on every rank."""
+        """Return ``tensor`` with plain whole tensors in place of global ones, on every rank.
+
+        Unlike in accelerate, nothing is concatenated over processes: a global tensor is one logical
+        tensor.
+        """
         return whole(tensor)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """Return the logical values, cut to the items of the last batch, as accelerate does."""
+        """Return ``input_data`` with plain whole tensors, cut to the items of the last batch.
+
+        accelerate's own method does the cut.
+        """
         return super().gather_for_metrics(whole(input_data), use_gather_object)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """Return the logical values, which are sums and means over all ranks already."""
+        """Return ``tensor`` with plain whole tensors in place of global ones; nothing is reduced.
+
+        A sum or mean of a global tensor is over all ranks already. ``reduction`` and ``scale`` are
+        ignored.
+        """
         return whole(tensor)
 
     def wait_for_everyone(self) -> None:
-        """Wait for all ranks."""
+        """Block until all ranks have called this."""
         from_first("accelerate: wait_for_everyone", lambda: None)
 
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, Any]:
-        """Return the state dict with whole plain tensors. A collective."""
+        """Return the model's state dict with whole plain tensors, on every rank. A collective."""
         return whole(super().get_state_dict(model, unwrap))
 
     def save_state(self, output_dir: str | None = None, **options: Any) -> str:  # type: ignore
-        """Save everything that was prepared with ``consistent.checkpoint.save``: each rank writes
-        its shards."""
+        """Save all prepared objects by ``consistent.checkpoint.save`` and return its result.
+
+        Each rank writes its shards. The folder is ``output_dir``, or else the project's, or the
+        working folder.
+        """
         return checkpoint.save(output_dir or self.project_dir or ".", keep=None, **self._objects())
 
     def load_state(self, input_dir: str | None = None, **options: Any) -> None:  # type: ignore
-        """Load everything that was prepared with ``consistent.checkpoint.load``, under any plan and
-        number of ranks."""
+        """Load all prepared objects by ``consistent.checkpoint.load``.
+
+        The checkpoint may have been saved under another plan or number of ranks.
+        """
         checkpoint.load(input_dir or self.project_dir or ".", **self._objects())
 
     def _objects(self) -> dict[str, Any]:
@@ -156,7 +188,7 @@ class Accelerator(accelerate.Accelerator):
 
 
 class PreparedLoader(DataLoaderStateMixin):
-    """Loader that tells accelerate its position: which batch is the last, and the batch size."""
+    """Loader of global batches that tells accelerate the batch size and which batch is last."""
 
     def __init__(self, made: Loader) -> None:
         self.batches = made
@@ -187,8 +219,12 @@ class PreparedLoader(DataLoaderStateMixin):
 
 
 def _plain(given: DataLoader, shard: Any, together: bool) -> DataLoader:
-    """Return a DataLoader of the data of ``given`` in the order that accelerate has chosen in
-    ``shard``. ``shard`` itself is not used, because it overrides the iteration of a DataLoader."""
+    """Return a plain DataLoader of ``given``'s data in the order that accelerate has chosen.
+
+    ``shard`` is the loader that accelerate has made, from which the batch sampler is taken. It is
+    not used itself, because it overrides the iteration of a DataLoader. ``together`` is whether
+    each rank reads whole batches.
+    """
     options: dict[str, Any] = {
         name: getattr(given, name)
         for name in (

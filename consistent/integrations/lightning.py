@@ -1,4 +1,4 @@
-"""Adapter for Lightning: a ``Strategy`` that trains on global tensors.
+"""Adapter for Lightning: a ``Strategy`` that trains on global tensors, sharded over the ranks.
 
 ```
 trainer = lightning.Trainer(accelerator="cpu", strategy=GlobalStrategy(placement, "zero3"))
@@ -32,15 +32,16 @@ from .whole import whole
 
 
 class GlobalStrategy(SingleDeviceStrategy):
-    """Strategy for training on global tensors: ``Trainer(strategy=GlobalStrategy(placement,
-    plan))``.
+    """Strategy for training on global tensors, passed to ``Trainer(strategy=...)``.
 
     Args:
-        placement, plan: as in ``consistent.parallelize``.
-        sbp, whole, pad: as in ``consistent.data.loader``.
+        placement, plan: the devices, and how parameters are laid out on them, as in
+            ``consistent.parallelize``.
+        sbp, whole, pad: the layout of batches (SBP: split, broadcast or partial sum for each mesh
+            axis), and how they are read, as in ``consistent.data.loader``.
         elastic: the job that ``consistent.elastic.run`` passes to the function that makes the
-            Trainer. When a rank is lost, the Trainer that is made next continues after the last
-            step.
+            Trainer. With it training survives the loss of a rank: the Trainer that is made next
+            continues after the last step.
         options: arguments of Lightning's ``SingleDeviceStrategy``.
     """
 
@@ -63,24 +64,27 @@ class GlobalStrategy(SingleDeviceStrategy):
         self.global_rank = current().rank
 
     def setup(self, trainer: Any) -> None:
-        """Set up as Lightning does; in an elastic job then restore the state of the last step."""
+        """Set up the Trainer as Lightning does.
+
+        In an elastic job also restore the state after the last step, if there was one.
+        """
         super().setup(trainer)
         if self._kept is not None and trainer.state.fn == "fit":
             self._kept.keep(trainer, self.model)
 
     @property
     def is_global_zero(self) -> bool:
-        """Return whether this rank prints and writes."""
+        """Return whether this rank prints and writes: rank 0."""
         return current().rank == 0
 
     def model_to_device(self) -> None:
-        """Apply ``consistent.parallelize``, unless the model is global already."""
+        """Apply ``consistent.parallelize`` to the model, unless it is global already."""
         model: Any = self.model
         if not any(map(is_global, model.parameters())):
             parallelize(model, self._spread.placement, self._spread.plan)
 
     def process_dataloader(self, dataloader: object) -> object:
-        """Return a loader of global batches in place of a DataLoader."""
+        """Return a loader of global batches for a DataLoader; return any other object unchanged."""
         return self._spread.loader(dataloader) if isinstance(dataloader, DataLoader) else dataloader
 
     def batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
@@ -90,29 +94,32 @@ class GlobalStrategy(SingleDeviceStrategy):
     # -- between ranks -----------------------------------------------------------------------------
 
     def reduce(self, tensor: Any, *args: Any, **options: Any) -> Any:
-        """Return the logical value, whole: it is a sum or mean over all ranks already."""
+        """Return ``tensor`` with plain whole tensors in place of global ones.
+
+        Nothing is reduced: a sum or mean of a global tensor is over all ranks already.
+        """
         return whole(tensor)
 
     def all_gather(self, tensor: Any, group: Any = None, sync_grads: bool = False) -> Any:
-        """Return the logical value, whole."""
+        """Return ``tensor`` with plain whole tensors in place of global ones, on every rank."""
         return whole(tensor)
 
     def barrier(self, *args: Any, **options: Any) -> None:
-        """Wait for all ranks."""
+        """Block until all ranks have called this."""
         from_first("lightning: barrier", lambda: None)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """Return the object that rank ``src`` has."""
+        """Return rank ``src``'s ``obj`` on every rank."""
         return gathered(obj if current().rank == src else None)[src]
 
     # -- checkpoints, as one process writes them ---------------------------------------------------
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return the state dict of the module with whole plain tensors. A collective."""
+        """Return the module's state dict with whole plain tensors. A collective."""
         return whole(super().lightning_module_state_dict())
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Return the state dict of an optimizer with whole plain tensors. A collective."""
+        """Return the optimizer's state dict with whole plain tensors. A collective."""
         return whole(super().optimizer_state(optimizer))
 
     def save_checkpoint(

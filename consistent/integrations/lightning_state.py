@@ -1,4 +1,7 @@
-"""The state of a Lightning ``Trainer`` besides its module, kept from step to step."""
+"""Keeps the state of a Lightning ``Trainer`` from step to step of an elastic job.
+
+After the loss of a rank a new Trainer continues from this state and that of the module.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,10 @@ from .whole import whole
 
 
 class Kept(lightning.Callback):
-    """Callback that keeps the position of a Trainer for ``job``: the state of its loops, loaders
-    and callbacks.
+    """Callback that keeps the state of a Trainer's loops, loaders and callbacks in an elastic job.
 
-    It is the last callback, so that at the end of a batch the others have run.
+    The ``job`` returns it if training continues after the loss of a rank. This is the last
+    callback, so that at the end of a batch the others have run.
     """
 
     def __init__(self, job: Job) -> None:
@@ -23,7 +26,10 @@ class Kept(lightning.Callback):
         self._random: dict[str, Any] = {}  # random states to restore before the first batch
 
     def keep(self, trainer: Any, model: Any) -> None:
-        """Give the Trainer the state of the last step, or start to keep its state. A collective."""
+        """Register the Trainer's objects with the elastic job, and restore its last step's state.
+
+        At the start of the job there is no such state, and nothing is restored. A collective.
+        """
         strategy = trainer.strategy
         schedulers = [each.scheduler for each in strategy.lr_scheduler_configs]
         values = self._job.keep(
@@ -40,13 +46,19 @@ class Kept(lightning.Callback):
         trainer.callbacks.append(self)
 
     def on_train_batch_start(self, *args: Any) -> None:
-        """Restore the random states after the last step: the draws since then were for the data."""
+        """Restore the random state of the last step, before the first batch of a restored Trainer.
+
+        Setting up its loaders has drawn random numbers since.
+        """
         if self._random:
             RandomState().load_state_dict(self._random)
             self._random = {}
 
     def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-        """End a step of the elastic job with the end of a batch. A collective."""
+        """End a step of the elastic job, which stores the Trainer's state after this batch.
+
+        A collective.
+        """
         states = {each.state_key: each.state_dict() for each in trainer.callbacks}
         self._job.commit(
             loops=trainer.fit_loop.state_dict(),

@@ -1,10 +1,14 @@
-"""Adapter for torch.profiler: boxings appear among its events, with their moves, layouts and bytes.
+"""Adapter for torch.profiler: shows boxings (redistributions of global tensors) among its events.
+
+The name of an event has the layouts, the collective and the bytes.
 
 ```
 with torch.profiler.profile() as profile, name_boxings():
     step()
 print(profile.key_averages().table())     # boxing S(0) -all_gather(0)-> B, 4096 bytes
 ```
+
+In a name S(0) is sharded along dim 0, B replicated, P a partial sum.
 """
 
 from __future__ import annotations
@@ -22,8 +26,10 @@ from ..spec.tracer import Tracer
 
 @contextmanager
 def name_boxings() -> Iterator[None]:
-    """Record an event at the start of each boxing inside. Without this context boxings have no
-    extra cost."""
+    """Record a profiler event at the start of each boxing (redistribution) inside the block.
+
+    Without this context boxings have no extra cost.
+    """
 
     def mark(src: TensorSpec, dst: TensorSpec, moves: tuple[Step, ...]) -> None:
         if moves and torch.autograd._profiler_enabled():  # pyright: ignore[reportPrivateImportUsage]

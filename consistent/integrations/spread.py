@@ -1,4 +1,4 @@
-"""The layout that an adapter gives to the model and the batches of another library's loop."""
+"""Layout that an adapter gives to the model and batches of another library's training loop."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from ..spec import Placement, SbpLike
 
 @dataclass(frozen=True)
 class Spread:
-    """Arguments for the layout of a loop: ``placement`` and ``plan`` of ``consistent.parallelize``;
-    ``sbp``, ``whole`` and ``pad`` of ``consistent.data.loader``."""
+    """Arguments that lay out the model and batches of a training loop.
+
+    ``placement`` and ``plan`` are those of ``consistent.parallelize``; ``sbp``, ``whole`` and
+    ``pad`` those of ``consistent.data.loader``.
+    """
 
     placement: Placement
     plan: Any = None
@@ -24,5 +27,5 @@ class Spread:
     pad: Pad = None
 
     def loader(self, given: DataLoader) -> Loader:
-        """Return a loader of global batches in place of a DataLoader."""
+        """Return a loader of global batches with the data of the DataLoader ``given``."""
         return loader(given, self.placement, self.sbp, whole=self.whole, pad=self.pad)

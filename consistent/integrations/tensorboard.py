@@ -16,9 +16,11 @@ from .whole import whole
 
 
 class SummaryWriter:
-    """Writer that calls ``torch.utils.tensorboard.SummaryWriter`` on rank 0. Its methods must be
-    called on every rank, because reading a global tensor is a collective; a plain number, such as
-    ``LossMeter.value``, sends nothing.
+    """Wrapper of ``torch.utils.tensorboard.SummaryWriter`` that takes global tensors.
+
+    Its methods are those of torch's writer. Call them on every rank, because reading a global
+    tensor is a collective; rank 0 alone writes. A plain number, such as ``LossMeter.value``, sends
+    nothing.
 
     Args:
         args, options: arguments of torch's ``SummaryWriter``.

@@ -1,4 +1,4 @@
-"""Adapter for torchmetrics: metrics of global tensors.
+"""Adapter for torchmetrics: metrics that take global tensors.
 
 ```
 accuracy = logical(MulticlassAccuracy(10))

@@ -1,5 +1,8 @@
-"""The state of a transformers ``Trainer`` besides model, optimizer and scheduler, kept from step to
-step in an elastic job."""
+"""Keeps the state of a transformers ``Trainer`` from step to step of an elastic job.
+
+After the loss of a rank a new Trainer continues from this state and that of model, optimizer and
+scheduler.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ from .whole import whole
 
 
 class Kept:
-    """The position of a Trainer, kept for ``job``.
+    """State of a Trainer that an elastic job keeps: its position, losses, callbacks.
 
     Attributes:
-        goes_on: whether an earlier Trainer has finished a step, after which this one continues.
+        goes_on: whether this Trainer continues after a step that an earlier Trainer has finished.
     """
 
     def __init__(self, job: Job) -> None:
@@ -29,7 +32,10 @@ class Kept:
         self._random: dict[str, Any] = {}
 
     def keep(self, trainer: Any) -> None:
-        """Give the Trainer the state of the last step, or start to keep its state. A collective."""
+        """Register the Trainer's objects with the elastic job, and restore its last step's state.
+
+        At the start of the job there is no such state, and nothing is restored. A collective.
+        """
         values = self._job.keep(
             model=trainer.model, optimizer=trainer.optimizer, scheduler=trainer.lr_scheduler
         )
@@ -47,11 +53,17 @@ class Kept:
         self._done = trainer.state.global_step
 
     def put_back_random(self) -> None:
-        """Restore the random states after the last step: the draws since then were for the data."""
+        """Restore the random state of the last step.
+
+        Preparing the data of the restored Trainer has drawn random numbers since.
+        """
         RandomState().load_state_dict(self._random)
 
     def put_back_losses(self, trainer: Any) -> None:
-        """Restore the losses summed since the Trainer last logged, once it has begun."""
+        """Restore the losses that were summed since the Trainer last logged.
+
+        Call it once the Trainer has begun to train, which resets them.
+        """
         found, self._losses = self._losses, {}
         if found:
             trainer._tr_loss = torch.tensor(found.pop("_tr_loss"), device=trainer.args.device)
@@ -59,8 +71,10 @@ class Kept:
                 setattr(trainer, name, value)
 
     def commit(self, trainer: Any) -> None:
-        """End a step of the elastic job, if the Trainer has finished a step since the last call. A
-        collective."""
+        """End a step of the elastic job, which stores the Trainer's state. A collective.
+
+        Does nothing if the Trainer has not finished a step since the last call.
+        """
         if trainer.state.global_step == self._done:
             return
         self._done = trainer.state.global_step
@@ -76,7 +90,10 @@ class Kept:
 
 
 def _callbacks(trainer: Any) -> dict[str, Any]:
-    """Return the states of callbacks by class name; a list for a class with several callbacks."""
+    """Return the states of the Trainer's callbacks by class name, as its checkpoints have them.
+
+    A class with several callbacks has a list of states.
+    """
     found: dict[str, Any] = {}
     for each in [*trainer.callback_handler.callbacks, trainer.control]:
         if isinstance(each, ExportableState):

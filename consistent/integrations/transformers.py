@@ -1,4 +1,4 @@
-"""Adapter for transformers: the ``Trainer`` on global tensors.
+"""Adapter for transformers: a ``Trainer`` that trains on global tensors, sharded over the ranks.
 
 ```
 trainer = Trainer(model=model, args=args, train_dataset=data, placement=placement, plan="zero3")
@@ -33,20 +33,22 @@ _KEPT = "the last step"  # stands for a checkpoint's name; compared by identity
 
 
 class GlobalTensors:
-    """Mixin with the methods of a Trainer that differ for global tensors.
+    """Mixin that makes a ``transformers.Trainer`` class train on global tensors.
 
     Args:
         args, options: arguments of ``transformers.Trainer``.
-        placement, plan: as in ``consistent.parallelize``; by default all ranks, on CPU.
-        sbp: the layout of the batches; by default S(0) on the first axis.
+        placement, plan: the devices, and how parameters are laid out on them, as in
+            ``consistent.parallelize``; by default all ranks, on CPU.
+        sbp: the layout of the batches, one entry for each mesh axis; by default S(0) (sharded along
+            dim 0) on the first axis and B (replicated) on the others.
         whole: every rank reads and collates the whole batch, which gives the batches of one process
             whatever the collator does. False: each rank reads its part
             (``consistent.data.loader``).
-        pad: with ``whole=False``, as in ``consistent.data.loader``; values that it lacks are taken
-            from the tokenizer of the collator.
+        pad: with ``whole=False``, the padding of batches, as in ``consistent.data.loader``; values
+            that it lacks are taken from the tokenizer of the collator.
         elastic: the job that ``consistent.elastic.run`` passes to the function that makes the
-            Trainer. When a rank is lost, the Trainer that is made next continues after the last
-            step.
+            Trainer. With it training survives the loss of a rank: the Trainer that is made next
+            continues after the last step.
     """
 
     def __init__(
@@ -77,8 +79,11 @@ class GlobalTensors:
         Accelerator.take_over(made, self._spread)
 
     def _init_training_state(self, max_steps: int, steps: int, *args: Any) -> tuple[int, int]:
-        """Return (finished epochs, finished batches of the next epoch). In an elastic job these are
-        those of the last step, and the Trainer's state is restored."""
+        """Return (finished epochs, finished batches of the next epoch), at which training begins.
+
+        In an elastic job they are those of the last step, if there was one, and the Trainer's state
+        is restored.
+        """
         found = super()._init_training_state(max_steps, steps, *args)  # type: ignore[misc]
         if self._kept is None:
             return found
@@ -93,8 +98,11 @@ class GlobalTensors:
         return done, left * it.args.gradient_accumulation_steps
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume: Any) -> Any:
-        """Prepare as the Trainer does; a Trainer that continues after a step of an elastic job
-        reads no checkpoint."""
+        """Prepare as the Trainer does, but read no checkpoint if the job restored the state.
+
+        ``resume`` is the checkpoint to continue from. An elastic job (``elastic``) restores the
+        last step's state itself.
+        """
         prepare = super()._prepare_for_training  # type: ignore[misc]
         if self._kept is None:
             return prepare(max_steps, train_dataloader, resume)
@@ -108,8 +116,11 @@ class GlobalTensors:
     def _run_epoch(
         self, model: Any, epoch: int, train_dataloader: Any, *args: Any, **options: Any
     ) -> Any:
-        """Run an epoch as the Trainer does. The loader is told the epoch, since the batches that
-        its samplers give to a Trainer that continues within an epoch depend on it."""
+        """Run an epoch as the Trainer does, and keep the state in an elastic job.
+
+        The loader is told the epoch first, because the order of its samplers depends on it, and a
+        Trainer that continues within an epoch needs the same batches.
+        """
         train_dataloader.set_epoch(epoch)
         run = super()._run_epoch  # type: ignore[misc]
         if self._kept is None:
@@ -130,7 +141,7 @@ class GlobalTensors:
             self._kept.commit(self)
 
     def _finalize_training(self, *args: Any, **options: Any) -> Any:
-        """Finalize as the Trainer does, with the losses of all steps."""
+        """Finalize as the Trainer does, with the losses of all steps since the job began."""
         if self._kept is not None:  # no epoch ran if all steps had been finished before
             self._kept.put_back_losses(self)
         return super()._finalize_training(*args, **options)  # type: ignore[misc]
@@ -142,8 +153,10 @@ class GlobalTensors:
         return super()._load_rng_state(checkpoint)  # type: ignore[misc]
 
     def _prepare_input(self, data: Any) -> Any:
-        """Prepare an input as the Trainer does. Plain tensors, which every rank has whole, become
-        global."""
+        """Prepare an input as the Trainer does, and distribute plain tensors as the batches are.
+
+        Every rank must have the whole plain tensor.
+        """
         if isinstance(data, torch.Tensor) and not is_global(data):
             ndim = data.ndim
             entries = [B if e.is_split and e.dim >= ndim else e for e in self._spread.sbp]  # type: ignore
@@ -178,7 +191,7 @@ class GlobalTensors:
 
 
 class _Saved:
-    """Replacement for the optimizer while its whole state is written."""
+    """Stand-in for the optimizer that returns its whole, unsharded state to be written."""
 
     def __init__(self, state: Any) -> None:
         self._state = state

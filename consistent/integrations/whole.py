@@ -1,4 +1,4 @@
-"""Conversion of global tensors to whole plain ones, in the states and values of other libraries."""
+"""Helpers that replace global tensors by whole plain ones, for libraries that need those."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from ..dispatch.plans.shards import is_global
 
 
 def whole(x: Any) -> Any:
-    """Return ``x`` with whole plain tensors for global ones, in any nesting. A collective."""
+    """Return ``x`` with each global tensor replaced by the whole plain tensor. A collective.
+
+    ``x`` may be any nesting of containers. All other values are returned as they are.
+    """
     known: dict[int, Tensor] = {}
 
     def made(_: Any, value: Tensor) -> Tensor:
@@ -28,8 +31,10 @@ def whole(x: Any) -> Any:
 
 
 def whole_on_first(x: Any) -> Any:
-    """Return ``x`` with whole tensors on rank 0, and None elsewhere. Other ranks hold one whole
-    tensor at a time at most. A collective."""
+    """Return ``x`` with whole tensors for global ones on rank 0, and None elsewhere. A collective.
+
+    Other ranks hold at most one whole tensor at a time, so this takes less memory than ``whole``.
+    """
     first = current().rank == 0
     found = mapped(
         lambda _, v: _kept(v.full(), first) if is_global(v) else v,  # type: ignore[attr-defined]

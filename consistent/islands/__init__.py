@@ -1,5 +1,6 @@
-"""Islands: groups of ranks in one job that train independently and seldom synchronize (local SGD,
-DiLoCo).
+"""Islands: groups of ranks in one job that train independently and seldom synchronize.
+
+This is known as local SGD or DiLoCo.
 
 ```
 join     splits the launched ranks into islands; each is a world of its own

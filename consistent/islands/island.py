@@ -1,5 +1,4 @@
-"""Splitting of the launched ranks into islands, each of which runs the library like a separate
-job."""
+"""Split the launched ranks into islands, each of which runs the library like a separate job."""
 
 from __future__ import annotations
 
@@ -29,9 +28,10 @@ class Islands:
         self._patience = patience
 
     def part(self, data: Dataset[T]) -> Subset[T]:
-        """Return the subset of ``data`` that this island trains on: every ``count``-th item,
-        starting at item ``number``. All subsets have the same length, so up to ``count`` - 1 items
-        at the end are dropped.
+        """Return the subset of ``data`` that this island trains on: every ``count``-th item.
+
+        The subset starts at item ``number``. All subsets have the same length, so up to ``count`` -
+        1 items at the end are dropped.
 
         Raises:
             TypeError: the data set has no length.
@@ -53,8 +53,9 @@ class Islands:
         parts: int = 1,
         dtype: torch.dtype | None = None,
     ) -> Outer:
-        """Start averaging parameters between islands; ``outer.step()`` then counts the training
-        steps. All islands must make this call at the same point of the program. It first copies the
+        """Start averaging parameters between islands; ``outer.step()`` then counts steps.
+
+        All islands must make this call at the same point of the program. It first copies the
         parameters of island 0 to every island.
 
         ```
@@ -93,9 +94,10 @@ def join(
     patience: float | None = None,
     timeout: float = 1800.0,
 ) -> Islands:
-    """Split the launched ranks into ``count`` islands of consecutive ranks, and make this rank's
-    island its world: ``Placement.all``, plans, loaders and checkpoints see only the ranks of the
-    island, numbered from 0. Only ``Islands.outer`` sends anything to other islands.
+    """Split the launched ranks into ``count`` islands, and make this rank's island its world.
+
+    An island has consecutive ranks. ``Placement.all``, plans, loaders and checkpoints see only the
+    ranks of the island, numbered from 0. Only ``Islands.outer`` sends anything to other islands.
 
     ```
     islands = consistent.islands.join(2)                  # before any other call

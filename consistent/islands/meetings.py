@@ -1,5 +1,6 @@
-"""Meetings: agreement, through a store that all islands reach, on which islands take part in an
-exchange. The decision is made once and is the same for all.
+"""Meetings: islands agree, through a store, which of them take part in an exchange of parameters.
+
+The decision is made once and is the same for all.
 
 ```
             arrives        all arrived, or           exchange    votes on      all went well,
@@ -28,7 +29,7 @@ _PAUSE_S = 0.002
 
 @dataclass(frozen=True)
 class Came:
-    """An island that takes part in a meeting, and the note that it brought."""
+    """An island that takes part in a meeting, and the note that it sent to the others."""
 
     island: int
     note: dict[str, Any]
@@ -58,11 +59,16 @@ class Meetings:
         return self._sent + (0 if self._line is None else self._line[1].sent)
 
     def come(self, name: str, note: dict[str, Any]) -> list[Came] | None:
-        """Join a meeting, and return the islands that take part, ordered by island. A collective of
-        the island.
+        """Join the meeting ``name``, and return the islands that take part, ordered by island.
+
+        A collective of the island.
+
+        Args:
+            name: the name of the meeting, the same on all islands.
+            note: a dict of JSON values for the other islands.
 
         Returns:
-            None if the meeting was held without this island.
+            the islands with their notes; None if the meeting was held without this island.
 
         Raises:
             RuntimeError: an island is missing, and no patience was set.
@@ -83,20 +89,34 @@ class Meetings:
         return store is not None and self._told(lambda: store.check([f"{name}/begun"]))
 
     def want(self, name: str) -> None:
-        """Register this island for the meeting, so that the others wait for it although it missed
-        the last meeting. A collective of the island."""
+        """Make the other islands wait for this one at the meeting, although it missed the last one.
+
+        A collective of the island.
+        """
         key = f"{name}/wants/{self._between.number}"
         self._told(lambda: self._between.store.set(key, ""))
 
     def is_over(self, name: str) -> bool:
-        """Return whether the members of the meeting are already decided. A collective of the
-        island."""
+        """Return whether it is already decided which islands take part in the meeting ``name``.
+
+        A collective of the island.
+        """
         return self._told(lambda: self._between.store.check([f"{name}/members"]))
 
     def hold(self, name: str, came: list[Came], exchange: Callable[[Line, list[Came]], T]) -> T:
-        """Run ``exchange`` until it succeeds on all members, and return its result. If an island is
-        lost during an attempt, the exchange runs again among the others. A collective of the
-        islands."""
+        """Run ``exchange`` until it succeeds on all members of the meeting, and return its result.
+
+        If an island is lost during an attempt, the exchange runs again among the others. A
+        collective of the islands.
+
+        Args:
+            name: the name of the meeting.
+            came: the islands that take part, from ``come``.
+            exchange: (connection, islands) -> the result.
+
+        Raises:
+            RuntimeError: this island was left out, no patience was set, or every attempt failed.
+        """
         error: RuntimeError | None = None
         for attempt in range(self._between.count):
             try:
@@ -122,8 +142,7 @@ class Meetings:
     # ---- the rank that speaks for its island ----------------------------------------------------
 
     def _told(self, call: Callable[[], T]) -> T:
-        """Run ``call`` on the first rank of the island, and return its result on every rank of the
-        island."""
+        """Run ``call`` on the island's first rank, and return its result on all its ranks."""
         return gathered(call() if self._between.place == 0 else None)[0]
 
     def _come(self, name: str, note: dict[str, Any]) -> Any:
@@ -153,8 +172,11 @@ class Meetings:
         return [(k, json.loads(store.get(f"{name}/come/{k}"))) for k in members]
 
     def _vote(self, name: str, came: list[Came], well: bool) -> list[int] | None:
-        """Report whether this island's exchange went well. Return the islands that take part in
-        another attempt, or None if all exchanges went well."""
+        """Report whether this island's exchange succeeded, and wait for the reports of the others.
+
+        Returns:
+            the islands that take part in another attempt; None if all exchanges succeeded.
+        """
         me, store = self._between.number, self._between.store
         store.set(f"{name}/went/{me}", str(int(well)))
         began = time.monotonic()

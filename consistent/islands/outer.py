@@ -1,14 +1,15 @@
-"""Outer optimizer: steps the parameters that islands share by the mean difference between islands.
+r"""Outer optimizer: steps the parameters that islands share by the mean difference between islands.
 
 ```
-island 0   start -> step, step, ... step -> its own      \\
+island 0   start -> step, step, ... step -> its own      \
                                                            mean of (start - its own)  ->  start
 island 1   start -> step, step, ... step -> its own      /                                  |
                      parameters of both  <--------------------------------------------------+
 ```
 
-Every rank has a shard of each parameter and meets the ranks that have the same shard in the other
-islands. Each rank sends only its own shard, and nothing is gathered inside an island.
+Every rank has a shard of each parameter and exchanges values with the ranks that have the same
+shard in the other islands. Each rank sends only its own shard, and nothing is gathered inside an
+island.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from .meetings import Came, Meetings
 
 @dataclass
 class Part:
-    """A group of parameters that meet at the same step.
+    """Parameters that islands average at the same step, with the state of their meetings.
 
     Attributes:
         name, names: the name of the part, and the names of its parameters.
@@ -56,7 +57,7 @@ class Part:
 
 
 class Outer:
-    """The outer optimizer that `Islands.outer` returns.
+    """Outer optimizer, which ``Islands.outer`` returns: it averages parameters between islands.
 
     Attributes:
         steps: number of calls of `step` so far.
@@ -96,9 +97,10 @@ class Outer:
         return self._meetings.sent
 
     def step(self) -> bool:
-        """Count one step of this island; call it after the step of the inner optimizer. Every
-        ``every`` steps islands meet: the outer optimizer takes a step, and its result becomes the
-        parameters on all islands.
+        """Count one step of this island; call it after the step of the inner optimizer.
+
+        Every ``every`` steps islands meet: the outer optimizer takes a step, and its result becomes
+        the parameters on all islands.
 
         An island that comes too late to a meeting trains on alone, and joins the next meeting as
         soon as another island arrives there.
@@ -116,15 +118,20 @@ class Outer:
         return met
 
     def finish(self) -> None:
-        """Set each parameter to the mean over islands, at the end of training. The outer optimizer
-        does not step, because no later step would correct how far it goes beyond the mean. All
-        islands must call it; the parameters are then equal on all islands that meet."""
+        """Set each parameter to the mean over islands, at the end of training.
+
+        The outer optimizer does not step, because no later step would correct how far it goes
+        beyond the mean. All islands must call it; the parameters are then equal on all islands that
+        meet.
+        """
         for part in self._parts:
             self._meet(part, ends=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the step count, the parameters as of the last meeting, and the outer optimizer's
-        state. They are the same on all islands, except between the meetings of different parts."""
+        """Return the step count, the parameters as of the last meeting, and the optimizer's state.
+
+        They are the same on all islands, except between the meetings of different parts.
+        """
         start = {name: x.detach() for name, x in self._start.items()}
         return {"steps": self.steps, "start": start, "optimizer": self.optimizer.state_dict()}
 
@@ -139,8 +146,13 @@ class Outer:
     def _first_meeting(
         self, between: Between, named: Mapping[str, Tensor], figures: tuple[Any, ...]
     ) -> list[Came] | None:
-        """Return the islands that take part in the first meeting, after checking that all have the
-        same parameters and arguments. None if the others began without this island."""
+        """Return the islands in the first meeting, after checking that they train the same model.
+
+        Parameters and arguments must be equal. None if the others began without this island.
+
+        Raises:
+            ValueError: they differ.
+        """
         text = "\n".join([*_described(named), str(figures)])
         mine = hashlib.sha256("".join(gathered(text)).encode()).hexdigest()
         came = self._meetings.come("first", {"digest": mine})
@@ -155,8 +167,15 @@ class Outer:
 
     @torch.no_grad()
     def _meet(self, part: Part, ends: bool) -> bool:
-        """Hold the next meeting of ``part``, and return whether this island took part. With
-        ``ends`` the parameters become the plain mean, without a step of the outer optimizer."""
+        """Average the parameters of ``part`` with the other islands, as the outer optimizer does.
+
+        Args:
+            part: the part.
+            ends: at the end of training: make parameters the plain mean, without an optimizer step.
+
+        Returns:
+            whether this island took part.
+        """
         note = {"met": part.met, "new": part.is_new, "ends": ends}
         came = self._meetings.come(part.meeting, note)
         if came is None:
@@ -188,9 +207,16 @@ class Outer:
         return True
 
     def _exchange(self, part: Part, line: Line, came: list[Came]) -> dict[str, Tensor]:
-        """Return, for each parameter of the part, the mean over islands of (start - current) of
-        this rank's shard. Islands that missed meetings or are new first get the state of an island
-        that attended the last meeting."""
+        """Return the mean over islands of (start - current), for this rank's shards.
+
+        Start is the parameter as of the last meeting. Islands that missed meetings or are new first
+        get the state of an island that attended the last meeting.
+
+        Args:
+            part: the parameters.
+            line: the connection between the islands.
+            came: the islands that take part, with their notes.
+        """
         # Computed before _bring overwrites the start: the progress of an island that missed
         # meetings counts from its own start.
         apart = {n: (_shard(self._start[n]) - _shard(self._params[n])).cpu() for n in part.names}
@@ -211,8 +237,13 @@ class Outer:
         return means
 
     def _bring(self, part: Part, line: Line, holder: int) -> None:
-        """Copy the holder's parameters of the last meeting, and its outer optimizer's state, to all
-        islands."""
+        """Copy the parameters of the last meeting, and the optimizer's state, to all islands.
+
+        Args:
+            part: the parameters.
+            line: the connection between the islands.
+            holder: the position in ``line`` of the island that sends.
+        """
         for name in part.names:
             start = self._start[name]
             given = _shard(start).cpu().contiguous()
@@ -221,8 +252,11 @@ class Outer:
         self._bring_state(part, line, holder)
 
     def _bring_state(self, part: Part, line: Line, holder: int) -> None:
-        """Copy the state of the holder's outer optimizer to all islands. For each parameter, the
-        state consists of tensors that are laid out like the parameter or have one element."""
+        """Copy the state of the sending island's outer optimizer to all islands.
+
+        For each parameter, the state consists of tensors that are laid out like the parameter or
+        have one element.
+        """
         for name in part.names:
             start = self._start[name]
             state = self.optimizer.state[start]
@@ -243,7 +277,13 @@ class Outer:
 
 
 def _sent_object(line: Line, holder: int, mine: Any) -> Any:
-    """Return the holder's value of a picklable object; ``mine`` is this island's value."""
+    """Return a picklable object of the island ``holder`` on all islands.
+
+    Args:
+        line: the connection between the islands.
+        holder: the position of the island that sends.
+        mine: this island's value, which is sent if it is the holder.
+    """
     data = torch.frombuffer(bytearray(pickle.dumps(mine)), dtype=torch.uint8)
     size = torch.tensor([len(data)])
     line.from_one(size, holder)
@@ -255,8 +295,7 @@ def _sent_object(line: Line, holder: int, mine: Any) -> Any:
 
 
 def _shard(x: Tensor) -> Tensor:
-    """Return this rank's shard of ``x``, which shares its storage; an empty tensor if this rank
-    holds no shard."""
+    """Return this rank's shard of ``x``, which shares its storage; empty if the rank holds none."""
     shard = plain(x) if is_global(x) else x
     return shard.detach() if not shard.is_meta else torch.empty(0, dtype=x.dtype)
 
@@ -277,8 +316,10 @@ def _laid_as(x: Tensor, shard: Tensor) -> Tensor:
 
 
 def _dealt(named: Mapping[str, Tensor], parts: int) -> list[list[str]]:
-    """Split the names, in their order, into at most ``parts`` lists of about equal numbers of
-    elements."""
+    """Divide the parameters, in order, into at most ``parts`` lists of about equal size.
+
+    Sizes are numbers of elements.
+    """
     total, seen = sum(p.numel() for p in named.values()), 0
     found: list[list[str]] = [[] for _ in range(parts)]
     for name, p in named.items():

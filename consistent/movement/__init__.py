@@ -1,1 +1,1 @@
-"""Execution of boxing plans: moves become collectives on shards, forward and backward."""
+"""Execution of boxing (redistribution) plans: collectives on shards, forward and backward."""

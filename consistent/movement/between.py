@@ -1,7 +1,7 @@
-"""Exchange between two placements in two halves, so that no rank waits for another.
+"""Boxing from one placement to another in two halves, so that no rank waits for another.
 
 The ranks of the source send when they have the tensor, and the ranks of the target receive when
-they need it.
+they need it, as between the stages of a pipeline.
 
 ```
 source   moves within it   send ...........................      carries on at once
@@ -26,11 +26,20 @@ from .run_exchange import batch_of
 
 
 def send(local: Tensor, src: TensorSpec, dst: TensorSpec, label: str) -> list[Handle]:
-    """Start sending this rank's parts of a tensor under ``src`` to the ranks of ``dst``.
+    """Start sending this rank's parts of a tensor to another placement, that of ``dst``.
 
-    ``dst`` is on another placement. Only the ranks of ``src`` call this; they also do the moves
-    within ``src``. ``label`` identifies the messages among all that are in flight; the receivers
-    pass the same one.
+    Only the ranks of ``src`` call this; first they do the moves of the boxing that stay within
+    ``src``. ``label`` identifies the messages among all that are in flight; the receivers pass the
+    same one.
+
+    Args:
+        local: this rank's shard under ``src``.
+        src: the present spec.
+        dst: the spec to box to, on another placement.
+        label: identifies the messages.
+
+    Returns:
+        Handles by which to wait until the messages are sent.
     """
     x, moves = begin(local, src, dst)
     (middle,) = (move for move in moves if isinstance(move, Exchange))
@@ -42,7 +51,8 @@ def send(local: Tensor, src: TensorSpec, dst: TensorSpec, label: str) -> list[Ha
 def receive(src: TensorSpec, dst: TensorSpec, label: str) -> Callable[[], Tensor]:
     """Start receiving a tensor that the ranks of ``src`` send; return a function that waits for it.
 
-    Only the ranks of ``dst`` call this. The function returns this rank's shard under ``dst``.
+    Only the ranks of ``dst`` call this, with the ``label`` of the senders. The function returns
+    this rank's shard under ``dst``.
     """
     (middle,) = (move for move in plan(src, dst) if isinstance(move, Exchange))
     batch = batch_of((middle.src, middle.dst), is_source=False)

@@ -1,4 +1,4 @@
-"""Number of bytes that a boxing sends from host to host, computed without communication."""
+"""Number of bytes that a boxing sends from host to host, computed for reports without sending."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ def bytes_between(
 
     Args:
         src: the layout before the first move.
-        moves: a plan.
+        moves: the moves of a boxing, one after the other.
         beside: whether a reduce-scatter runs concurrently with the program, as that of a gradient
             does.
         transport: knows on which hosts ranks are; the one in use if None.
 
     Returns:
-        The number of bytes, or None if it is not known: ranks have not communicated yet, so that
-            none knows where others are; or tensors are on GPUs, whose messages NCCL makes; or a cut
-            becomes another one.
+        The number of bytes, or None if it is not known: because ranks have not communicated yet, so
+            that none knows on which hosts the others are; because the tensors are on GPUs, whose
+            messages NCCL makes; or because a split into several runs of items per rank changes to
+            another one.
     """
     if not moves:
         return 0
@@ -82,7 +83,7 @@ def _between(
 
 
 def _groups(placement: Placement, axis: int) -> Iterator[list[Coordinate]]:
-    """Yield the coordinates of each group of ranks along ``axis``."""
+    """Yield the coordinates of the ranks of each group that communicates along ``axis``."""
     grid = placement.shape
     for rest in itertools.product(*(range(1 if a == axis else n) for a, n in enumerate(grid))):
         yield [(*rest[:axis], k, *rest[axis + 1 :]) for k in range(grid[axis])]
@@ -115,7 +116,7 @@ def _nbytes(spec: TensorSpec, at: Coordinate) -> int:
 
 
 def _common(before: TensorSpec, a: Coordinate, after: TensorSpec, b: Coordinate) -> int:
-    """Return the bytes that the rank at ``a`` holds and the rank at ``b`` gets."""
+    """Return the bytes that the rank at ``a`` has before a move and that at ``b`` gets by it."""
     items = 1
     for start, size, first, wanted in zip(*before.region(a), *after.region(b), strict=True):
         items *= max(0, min(start + size, first + wanted) - max(start, first))

@@ -1,13 +1,13 @@
-"""Boxing under autograd: shards, each along its route. A single shard is a list of length one.
+"""Boxing (redistribution) of shards as a differentiable operation.
 
 ```
 forward     srcs ------> dsts               those that can be in one message
 backward    duals of srcs <------ duals of dsts
 ```
 
-The backward of boxing is boxing, so it is built from itself and can be differentiated any number of
-times. Locals may be of a Tensor subclass whose ``shape`` is the logical one; results are plain
-tensors.
+Each shard is boxed along its route, (source spec, target spec). The backward of boxing is boxing,
+so it is built from itself and can be differentiated any number of times. Shards may be of a Tensor
+subclass whose ``shape`` is the logical one; results are plain tensors.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def box(
         dst: the spec to box to.
         grad_sbp: SBP that the gradient is boxed to on its way from ``dst.dual`` to ``src.dual``.
             Without it, boxing ``src`` to itself returns ``local``.
-        arrived: the result, if it was made in advance.
+        arrived: the result, if it was made in advance, as by a prefetch; then nothing is sent.
 
     Raises:
         ValueError: ``src`` or ``dst`` is P(max) or P(min), and ``local`` needs a gradient.
@@ -73,12 +73,13 @@ def box_several(
     Args:
         locals_: this rank's shards.
         routes: (src, dst) of each, which differ.
-        arrived: the results, if they were made in advance.
-        arriving: called in backward with the gradients before they are boxed; returns those that
+        arrived: the results, if they were made in advance, as by a prefetch.
+        arriving: called in backward with the gradients before they are boxed; it returns those that
             are left to be boxed. Not called if backward is itself differentiated.
-        coders: of each gather its codecs, or None; in backward those of its sum. Only gradients
-            that are added to a ``.grad`` are sent by codecs. Those that ``torch.autograd.grad``
-            returns, or that are themselves differentiated, are sent as they are.
+        coders: for each gather the codecs that compress it, or None; in backward those of the sum
+            of its gradient. Only gradients that are added to a ``.grad`` are sent by codecs. Those
+            that ``torch.autograd.grad`` returns, or that are themselves differentiated, are sent as
+            they are.
     """
     if forward_ad._current_level >= 0:
         # Torch's jvp needs tangents of all outputs or of none, and outputs must not share memory.
@@ -94,7 +95,7 @@ def box_several(
 
 
 class _How(NamedTuple):
-    """Description of how shards and their gradients are boxed."""
+    """Routes and settings by which ``_Box`` boxes its inputs, and in backward their gradients."""
 
     routes: Sequence[Route]
     back: Sequence[Route]  # one route per gradient; if is_one, routes taken one after the other
@@ -117,7 +118,11 @@ def _run_one(locals_: Sequence[Tensor], routes: Sequence[Route]) -> tuple[Tensor
 
 
 def _is_forward_only(local: Tensor, src: TensorSpec, dst: TensorSpec) -> bool:
-    """Return whether ``src`` or ``dst`` is P(max) or P(min), which have no derivative."""
+    """Return whether ``src`` or ``dst`` is P(max) or P(min), which have no derivative.
+
+    Raises:
+        ValueError: it is, and ``local`` requires grad.
+    """
     ends = [e for spec in (src, dst) for e in spec.sbp if e.is_extreme]
     if not ends:
         return False
@@ -164,7 +169,7 @@ class _Box(torch.autograd.Function):
 
 
 def _boxed_back(ctx: Any, how: _How, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Return the gradients of the shards, from the gradients of what they were boxed to."""
+    """Box the gradients of ``_Box``'s outputs to those of its inputs, None where unneeded."""
     coders, left = _coders_of(ctx), grads
     if how.arriving is not None and not torch.is_grad_enabled():
         nodes = [node for node, _ in ctx.next_functions]
@@ -181,7 +186,7 @@ def _boxed_back(ctx: Any, how: _How, grads: Sequence[Tensor | None]) -> list[Ten
 
 
 def _coders_of(ctx: Any) -> Coders:
-    """Return the coders that send the gradients of this backward pass; empty if there are none."""
+    """Return the coder that sends each gradient of this backward, or None; () if there are none."""
     if torch.is_grad_enabled() or not any(ctx.how.coders):
         return ()
     return [

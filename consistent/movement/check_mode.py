@@ -1,4 +1,4 @@
-"""Check mode: before each boxing the ranks compare notes, so that a stray rank is named.
+"""Check mode: before each boxing the ranks compare what they do, so that a stray rank is named.
 
 It is off by default, and then costs reading one bool. Switch it on by ``with check_mode():`` or the
 environment variable ``CONSISTENT_CHECK=1``. Every rank must switch it on and off at the same point
@@ -44,7 +44,10 @@ _thread = _Thread()
 
 @contextmanager
 def check_mode(on: bool = True) -> Iterator[None]:
-    """Switch check mode on inside the context; ``on=False`` changes nothing."""
+    """Switch check mode on inside the context, so that ranks that run different ops raise.
+
+    ``on=False`` changes nothing. Every rank must enter it at the same point of the program.
+    """
     rank = default.current().rank
     _switch(rank, int(on))
     try:
@@ -65,17 +68,17 @@ def _is_on() -> bool:
 
 
 def calling(op: str) -> None:
-    """Name the op for which this thread does its next boxing."""
+    """Set the name of the op that this thread is in, for the errors about its boxings."""
     _thread.op = op
 
 
 def current() -> str:
-    """Return the op that was named last in this thread."""
+    """Return the name of the op that was passed to ``calling`` last in this thread."""
     return _thread.op
 
 
 def before_boxing(local: Tensor, src: TensorSpec, dst: TensorSpec) -> None:
-    """Compare the boxing ``src -> dst`` between ranks, and shards with their specs."""
+    """Compare the boxing ``src -> dst`` between ranks, and each shard with ``src``."""
     _compare(src, dst, _thread.op, _fault(local, src))
 
 
@@ -83,13 +86,13 @@ def compare(src: TensorSpec, dst: TensorSpec, op: str = "") -> None:
     """Raise on every rank if the ranks of both placements are not about to do the same boxing.
 
     Raises:
-        RuntimeError: names each rank's call site, op and specs.
+        RuntimeError: the message names each rank's call site, op and specs.
     """
     _compare(src, dst, op, "")
 
 
 def check_shard(local: Tensor, spec: TensorSpec, what: str = "") -> None:
-    """Raise on every rank if some rank's ``local`` is not a shard of ``spec``."""
+    """Raise on every rank if some ``local`` has not the shape and dtype of a shard of ``spec``."""
     _compare(spec, spec, what, _fault(local, spec))
 
 
@@ -154,13 +157,16 @@ def _hyperparameters(optimizer: torch.optim.Optimizer) -> dict[str, str]:
 
 
 def _either(one: Placement, other: Placement) -> tuple[int, ...]:
-    """Return the ranks of both placements."""
+    """Return the ranks that are in at least one of the two placements."""
     ranks = one.ranks.ravel().tolist()
     return tuple(ranks if one == other else sorted({*ranks, *other.ranks.ravel().tolist()}))
 
 
 def check_equal(tensor: Tensor, placement: Placement, what: str) -> None:
-    """Raise on every rank if ``tensor``, taken as broadcast, differs between ranks."""
+    """Raise on every rank if ``tensor``, which counts as replicated, differs between ranks.
+
+    ``what`` names the tensor in the error.
+    """
     rank = default.current().rank
     if not _is_on() or placement.coordinate_of(rank) is None:
         return
@@ -178,8 +184,7 @@ def check_equal(tensor: Tensor, placement: Placement, what: str) -> None:
 
 
 def digest(tensor: Tensor) -> str:
-    """Return dtype, shape and a hash of the values: equal for equal tensors, whatever their
-    strides."""
+    """Return dtype, shape and a hash of the values: the same whatever the strides are."""
     with torch._C.DisableTorchFunctionSubclass():
         x = torch.Tensor.detach(tensor)
         known = f"{x.dtype} {tuple(x.shape)}"

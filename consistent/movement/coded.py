@@ -7,14 +7,15 @@ reduce     g + unsent  -write->  bytes by rank  ==all-to-all==>  -read, sum in o
 sum        reduce, then gather of what each rank has added up, by the same codec: P -> B
 ```
 
-The module ``several`` is its counterpart that sends numbers as they are and knows no codec. The
-plan of a module decides which of the two boxes a parameter. Boxings that are not a single gather,
-or a single sum that is scattered, send numbers as they are; this follows from specs, so it is the
-same on all ranks. ``boxed`` puts both under autograd.
+The module ``several`` does the same boxings without codecs. A module's parallelization plan decides
+which of the two sends a parameter. Boxings other than a single gather, or a single sum that is
+scattered, are never encoded; this follows from specs, so it is the same on all ranks. ``boxed``
+makes both differentiable.
 
-A rank decodes its own part from bytes, as others do. So all ranks have the same bits, and a sum
-does not depend on which of them makes it. The error of the second rounding of a sum is kept by the
-rank that has added it up.
+A codec rounds. The *unsent rest* is the rounding error of a gradient, which this rank adds to its
+next gradient (error feedback). A rank decodes its own part from bytes, as others do. So all ranks
+have the same bits, and a sum does not depend on which of them makes it. The error of the second
+rounding of a sum is kept by the rank that has added it up.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ Coders = Sequence[Coder | None]
 class _Item(NamedTuple):
     """A tensor that is sent by a codec.
 
-    It comes with its position among the boxed tensors, how ranks cut it, and its whole shape.
+    It comes with its position among the boxed tensors, its division among the ranks (``cut``), and
+    the shape of the whole (``whole``).
     """
 
     position: int
@@ -55,7 +57,7 @@ class _Item(NamedTuple):
     whole: tuple[int, ...]
 
     def shapes(self) -> list[list[int]]:
-        """Return the shape of each rank's part."""
+        """Return the shape of the part of each rank, in the order of the ranks."""
         return [resized(self.whole, self.cut.dim, size) for size in self.cut.sizes]
 
 
@@ -66,9 +68,9 @@ _Send = Callable[[list[_Item], Ranks], Waitable]
 def gather_each(
     locals_: Sequence[Tensor], routes: Sequence[Route], coders: Coders, begun: bool = False
 ) -> list[Tensor]:
-    """Gather each shard as ``run_several`` does, by its codec if it has one.
+    """Gather each shard along its route, encoded by its coder's codec if it has one.
 
-    ``begun`` is as in ``run_several``.
+    ``begun`` says whether ``begin_gathers`` was called for the shards already.
     """
     if not any(coders):
         return run_several(locals_, routes, None, begun)
@@ -80,7 +82,10 @@ def gather_each(
 
 @counts_lacks
 def start_each(locals_: Sequence[Tensor], routes: Sequence[Route], coders: Coders) -> Started:
-    """Start ``gather_each``. Shards may not be written to before the results are there."""
+    """Start ``gather_each`` without waiting.
+
+    Shards may not be written to until the results are there.
+    """
     if not any(coders):
         return start_several(locals_, routes)
     return _started_gathers(locals_, routes, coders, False)
@@ -95,14 +100,14 @@ def _started_gathers(
 
 @counts_lacks
 def start_reduces(locals_: Sequence[Tensor], routes: Sequence[Route], coders: Coders) -> Started:
-    """Start reduce-scatters as by ``run_several``, each by its codec."""
+    """Start a reduce-scatter of each shard along its route, encoded if its coder has a codec."""
     codecs = [None if coder is None else coder.reduce for coder in coders]
     return _started("reduce_scatter", _reduce, (locals_, routes, coders, codecs), False)
 
 
 @counts_lacks
 def start_sums(addends: Sequence[Tensor], coders: Sequence[Coder], ranks: Ranks) -> Sums:
-    """Start the sums of ``addends`` over ``ranks``, each by the codec of its coder for sums.
+    """Start the all-reduce of each of ``addends`` over ``ranks``, encoded by its coder.
 
     Addends are contiguous, and may not be written to before the sums are there. The unsent rest
     that a coder keeps is flat, unless its sums are of low rank.
@@ -125,19 +130,19 @@ def start_sums(addends: Sequence[Tensor], coders: Sequence[Coder], ranks: Ranks)
 
 
 class Sums:
-    """Sums in flight, which take two messages one after the other."""
+    """Encoded all-reduces in flight, each of which takes two messages one after the other."""
 
     def __init__(self, addends: Sequence[Tensor], turns: list[tuple[list[int], _Turn]]) -> None:
         self._shapes = [x.shape for x in addends]
         self._turns = turns
 
     def turn(self) -> None:
-        """Wait for the first message, and send the second."""
+        """Wait for the first message, process it, and send the second."""
         for _, each in self._turns:
             each.turn()
 
     def wait(self) -> list[Tensor]:
-        """Return the sums, which have the same bits on every rank."""
+        """Wait for the second message; return the sums, with the same bits on every rank."""
         made: list[Any] = [None] * len(self._shapes)
         for positions, each in self._turns:
             for i, x in zip(positions, each.wait(), strict=True):
@@ -169,7 +174,7 @@ def _started(kind: str, send: _Send, given: tuple, begun: bool) -> Started:
 def begin_gathers(
     locals_: Sequence[Tensor], routes: Sequence[Route], coders: Coders
 ) -> list[Tensor]:
-    """Call ``begin`` for each shard, to prepare it for ``gather_each(begun=True)``."""
+    """Begin each boxing (``run.begin``), and return the shards for ``gather_each(begun=True)``."""
     made = []
     for x, route, coder in zip(locals_, routes, coders, strict=True):
         codec = None if coder is None else coder.gather
@@ -180,7 +185,7 @@ def begin_gathers(
 
 
 def _coded_cut(x: Tensor, route: Route, codec: Any, kind: str) -> Cut | None:
-    """Return the one collective of kind ``kind`` by which ``codec`` boxes ``x``, or None."""
+    """Return the collective of ``kind`` by which ``codec`` can box ``x``, or None if it cannot."""
     cut = None if codec is None or x.layout is not torch.strided else cut_of(route)
     return cut if cut is not None and cut.kind == kind else None
 
@@ -190,7 +195,7 @@ def _whole(x: Tensor, cut: Cut) -> tuple[int, ...]:
 
 
 def _coded_moves(x: Tensor, route: Route, cut: Cut, codec: Any) -> tuple[Step, ...]:
-    """Return the one move of a boxing, with the bytes that ``codec`` sends."""
+    """Return the one move of a boxing, with the number of bytes that it sends by ``codec``."""
     (move,) = plan(*route)
     assert isinstance(move, Move)
     sizes = [math.prod(resized(x.shape, cut.dim, size)) for size in cut.sizes]
@@ -202,7 +207,7 @@ def _as_it_is(xs: list[Tensor], routes: list[Route], begun: bool) -> Started:
 
 
 class _Read:
-    """Messages in flight, which ``read`` decodes to tensors."""
+    """A message in flight, whose content ``read`` decodes to tensors when it is waited for."""
 
     def __init__(self, arriving: Waitable, read: Callable[[Any], list[Tensor]]) -> None:
         self._arriving, self._read = arriving, read
@@ -213,7 +218,7 @@ class _Read:
 
 
 class _Turn:
-    """A message in flight; what it brings is processed and sent on in a second one."""
+    """First of two messages in flight: ``send_on`` processes its content and sends the second."""
 
     def __init__(self, arriving: Waitable, send_on: Callable[[Any], Waitable]) -> None:
         self._arriving, self._send_on = arriving, send_on
@@ -241,7 +246,7 @@ def _gather(items: list[_Item], ranks: Ranks) -> Waitable:
 def _joining(
     items: list[_Item], codecs: list[Codec], messages: list[Tensor], ranks: Ranks
 ) -> Waitable:
-    """Gather the parts that are encoded in ``messages``."""
+    """Start gathering the parts of each item, which this rank has encoded as ``messages``."""
     sizes = [
         [codec.nbytes(math.prod(shape)) for shape in item.shapes()]
         for codec, item in zip(codecs, items, strict=True)
@@ -260,7 +265,10 @@ def _gather_codec(item: _Item) -> Codec:
 
 
 def _joined(item: _Item, codec: Codec, message: Tensor, sizes: list[int]) -> Tensor:
-    """Return the whole tensor, decoded from the bytes of all ranks."""
+    """Return the whole tensor of ``item``, decoded from ``message``, the bytes of all ranks.
+
+    ``sizes`` are the numbers of bytes of the ranks.
+    """
     parts = [
         codec.read([part], math.prod(shape), item.x.dtype).view(shape)
         for part, shape in zip(message.split(sizes), item.shapes(), strict=True)
@@ -288,7 +296,7 @@ def _reduce(items: list[_Item], ranks: Ranks) -> Waitable:
 
 @torch.no_grad()
 def _written(item: _Item) -> list[Tensor]:
-    """Encode, for each rank, its part of the addend plus the unsent rest of earlier addends.
+    """Encode this rank's addend plus the unsent rest of earlier ones, in parts for the ranks.
 
     The rounding error is kept as the new unsent rest.
     """
@@ -304,7 +312,7 @@ def _reduce_codec(item: _Item) -> Codec:
 
 
 def _summed(item: _Item, me: int, messages: Sequence[Tensor]) -> Tensor:
-    """Return this rank's part of a sum, decoded from the bytes of each addend."""
+    """Return this rank's part of a sum, decoded and added up from what all ranks sent."""
     shape = item.shapes()[me]
     return _reduce_codec(item).read(messages, math.prod(shape), item.x.dtype).view(shape)
 
@@ -320,7 +328,10 @@ def _sum(items: list[_Item], ranks: Ranks) -> _Turn:
 
 
 def _written_sum(item: _Item, part: Tensor, me: int) -> Tensor:
-    """Encode the part that this rank has added up. The rounding error goes into its next addend."""
+    """Encode ``part``, the part of a sum that this rank has added up, to send it to all others.
+
+    The rounding error goes into this rank's next addend.
+    """
     kept = item.coder.unsent_parts(item.cut.sizes, item.cut.dim)[me]
     if kept is None:
         return _reduce_codec(item).write(part)
@@ -357,9 +368,10 @@ def _reduce_low(items: list[_Item], ranks: Ranks) -> _Turn:
 
 
 def _of_low_rank(item: _Item, total: Tensor, p: Tensor, q: Tensor, mine: Tensor, me: int) -> Tensor:
-    """Return this rank's part of a sum, or the whole sum if it is an all-reduce.
+    """Return this rank's part of the sum ``p q'``, or the whole of it for an all-reduce.
 
-    The part of this rank's addend that the sum lacks is kept as the unsent rest.
+    ``total`` is this rank's addend plus the unsent rest. What the sum lacks of it (``total - p
+    mine'``) is kept as the new unsent rest.
     """
     item.coder.keep(total, (p @ mine.T).view(total.shape).to(total.dtype))
     item.coder.turn(q)

@@ -1,4 +1,8 @@
-"""Codecs by which one parameter is sent in fewer bytes, and the unsent rest of its gradients."""
+"""Codecs by which one parameter is sent in fewer bytes, and the state that its gradients need.
+
+The state is the *unsent rest*: the rounding errors of gradients sent so far, which are added to the
+next one.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +25,13 @@ _LOW_RANK = re.compile(r"powersgd:([1-9]\d{0,3})")
 
 
 def codec_named(name: str) -> Codec | LowRank | None:
-    """Return the codec of this name, as a plan spells it, or None if there is none."""
+    """Return the codec with the name that a parallelization plan uses, or None if there is none."""
     found = _LOW_RANK.fullmatch(name)
     return LowRank(int(found[1])) if found else CODECS.get(name)
 
 
 def shorter(name: str | None, dtype: torch.dtype, shape: Sequence[int]) -> Any:
-    """Return the codec ``name`` if it sends fewer bytes than numbers of ``dtype``, else None."""
+    """Return the codec ``name`` if it saves bytes for this dtype and shape, else None."""
     codec = None if name is None else codec_named(name)
     if codec is None or isinstance(codec, LowRank):
         return codec if codec is not None and codec.fits(shape) else None
@@ -35,7 +39,7 @@ def shorter(name: str | None, dtype: torch.dtype, shape: Sequence[int]) -> Any:
 
 
 def by_codec(move: Move, codec: Codec | LowRank, sizes: Sequence[int], dims: Shape) -> Move:
-    """Return ``move`` with the bytes that the busiest rank sends by ``codec``.
+    """Return ``move`` with the number of bytes that the busiest rank sends if it uses ``codec``.
 
     Args:
         move: the move, with the bytes of plain numbers.
@@ -74,7 +78,10 @@ class Coder:
         self.first: Tensor | None = None
 
     def begin(self, shape: Sequence[int], like: Tensor) -> None:
-        """Allocate the unsent rest for gradients of ``shape``, and the initial basis."""
+        """Allocate the unsent rest of gradients of ``shape``, and the basis of a low-rank codec.
+
+        It is allocated on the device of ``like`` and in its dtype.
+        """
         if self.reduce is not None and not like.is_meta:
             self.unsent = torch.zeros(tuple(shape), dtype=like.dtype, device=like.device)
         if isinstance(self.reduce, LowRank):
@@ -82,25 +89,25 @@ class Coder:
             self.basis = self.first.clone()
 
     def with_unsent(self, addend: Tensor) -> Tensor:
-        """Return ``addend`` plus the unsent rest of earlier addends."""
+        """Return ``addend`` plus the unsent rest of earlier ones, which is to be sent."""
         return addend if self.unsent is None else addend + self.unsent
 
     def keep(self, addend: Tensor, sent: Tensor) -> None:
-        """Keep the difference between ``addend`` and ``sent`` as the unsent rest."""
+        """Keep ``addend`` minus ``sent``, what was sent of it, as the unsent rest."""
         if self.unsent is not None:
             keep_rest(self.unsent, addend, sent)
 
     def unsent_parts(self, sizes: Sequence[int], dim: int) -> Sequence[Tensor | None]:
-        """Return views of the unsent rest of the part for each rank."""
+        """Split the unsent rest along ``dim`` into a view per rank; None each if there is none."""
         return [None] * len(sizes) if self.unsent is None else self.unsent.split(list(sizes), dim)
 
     def on_basis(self, m: Tensor) -> Tensor:
-        """Return the product of a matrix and the basis of a sum of low rank."""
+        """Return the product of the matrix ``m`` and the present basis of a low-rank codec."""
         assert self.basis is not None, "begin() was called"
         return m @ self.basis
 
     def turn(self, q: Tensor) -> None:
-        """Set the next basis of a sum of low rank to ``q``, normalized."""
+        """Make the columns of ``q``, normalized, the basis of the next low-rank sum."""
         assert self.basis is not None and self.first is not None, "begin() was called"
         self.basis.copy_(next_basis(q, self.first))
 

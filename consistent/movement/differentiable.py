@@ -1,9 +1,9 @@
-"""Moves of data other than boxing, under autograd; backward mirrors forward.
+"""Differentiable communication other than boxing; backward mirrors forward.
 
-They convert from and to a value that every rank has whole, take sums and extremes over ranks, and
-exchange rows. Each backward is built from these moves and from ``box``, so it can be differentiated
-any number of times. Locals may be of a Tensor subclass whose ``shape`` is the logical one; results
-are plain tensors.
+These functions convert from and to a value that every rank has whole, take sums and extremes over
+ranks, and exchange rows. Each backward is built from these functions and from ``box``, so it can be
+differentiated any number of times. Shards may be of a Tensor subclass whose ``shape`` is the
+logical one; results are plain tensors.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _gather(local: Tensor, src: TensorSpec) -> Tensor:
 def land(local: Tensor, whole: Tensor, dst: TensorSpec) -> None:
     """Write ``whole`` back into the shard ``local`` under ``dst``, in place; differentiable.
 
-    ``whole`` came from ``gather(local, dst)`` and was written to since.
+    ``whole`` is what ``gather(local, dst)`` returned, after the program has written to it.
 
     ```
     forward    a ------> dst, in place
@@ -108,8 +108,9 @@ def _everywhere(spec: TensorSpec) -> TensorSpec:
 
 
 def sum_over(local: Tensor, placement: Placement, axes: Sequence[int]) -> Tensor:
-    """Return the sum of the ranks' ``local`` over ``axes``: ``P -> B``, for any shape;
-    differentiable.
+    """Return the sum of the ranks' ``local`` over mesh ``axes``, of any shape; differentiable.
+
+    It is ``P -> B`` for a tensor that has no spec.
 
     ```
     forward    a        b        c       --->    a+b+c    a+b+c    a+b+c
@@ -145,7 +146,8 @@ def swap(x: Tensor, counts: Tensor, me: int, ranks: Sequence[int]) -> Tensor:
     backward   rows go back the way they came
     ```
 
-    A step that is recorded may have other counts in each run, if as many rows come to each rank.
+    If the call is recorded in a compiled step, ``counts`` may differ in each run, as long as each
+    rank gets the same number of rows.
     """
     with HookOff():
         if tracks((x,)):
@@ -159,7 +161,7 @@ def _swapped(x: Tensor, counts: Tensor, me: int, ranks: tuple[int, ...]) -> Tens
 
 @dataclass(frozen=True)
 class _Rows:
-    """Function (rows, counts) -> the rows that this rank gets."""
+    """Callable that exchanges rows: (rows, counts) -> the rows that this rank gets."""
 
     me: int
     ranks: tuple[int, ...]
@@ -263,7 +265,7 @@ class _SumOver(torch.autograd.Function):
 
 
 def _reduce(local: Tensor, placement: Placement, axes: Sequence[int], op: str) -> Tensor:
-    """Return ``local`` reduced over ``axes``, as a new tensor.
+    """Return ``local`` reduced by ``op`` over mesh ``axes``, as a new tensor.
 
     All axes are reduced in one group if no other axis has several ranks.
     """

@@ -1,4 +1,4 @@
-"""State of autograd recording, and calls of autograd functions that communicate."""
+"""Checks, equal on every rank, whether autograd records an op, and cheap calls of Functions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ HookOff = torch._C.DisableTorchFunctionSubclass
 
 
 def is_recording() -> bool:
-    """Return whether ops on tensors that require grad get a graph.
+    """Return whether autograd records ops on tensors that require grad.
 
-    In inference mode they never do, even inside ``enable_grad``. Torch differs there: a view of an
+    In inference mode it never does, even inside ``enable_grad``. Torch differs there: a view of an
     ordinary tensor requires grad, on the rank that has the elements, but a tensor of zeros, made on
     a rank that has none, does not.
     """
@@ -23,12 +23,12 @@ def is_recording() -> bool:
 
 
 def records(tensors: Iterable[Tensor]) -> bool:
-    """Return whether an op on ``tensors`` gets a graph: the same on every rank."""
+    """Return whether autograd records a graph for an op on ``tensors``; the same on every rank."""
     return is_recording() and any(x.requires_grad for x in tensors)
 
 
 def tracks(tensors: Iterable[Tensor]) -> bool:
-    """Return whether autograd, reverse or forward mode, follows an op on ``tensors``.
+    """Return whether autograd, in reverse or forward mode, tracks an op on ``tensors``.
 
     The answer is the same on every rank.
     """
@@ -36,9 +36,9 @@ def tracks(tensors: Iterable[Tensor]) -> bool:
 
 
 def is_accumulated(node: Any) -> bool:
-    """Return whether ``node`` is the node of a leaf to whose gradient the running backward adds.
+    """Return whether ``node`` belongs to a leaf to whose ``.grad`` the running backward adds.
 
-    ``torch.autograd.grad`` does not add to gradients.
+    ``torch.autograd.grad`` returns gradients and adds to none.
     """
     if not hasattr(node, "variable"):
         return False
@@ -49,7 +49,7 @@ def is_accumulated(node: Any) -> bool:
 
 
 def apply(function: Any, *args: Any) -> Any:
-    """Call ``function.apply`` without torch's Python method ``Function.apply`` around it.
+    """Call ``function.apply`` faster, without torch's Python method ``Function.apply`` around it.
 
     The check of that method for transforms is made here instead. Only functions of this library may
     be called this way, since they work on shards.

@@ -1,4 +1,6 @@
-"""Sums of matrices, as products of two thin ones (PowerSGD, Vogels et al. 2019).
+"""Low-rank compression of sums of matrices over ranks (PowerSGD, Vogels et al. 2019).
+
+A sum is sent as the product of two thin matrices:
 
 ```
 m = g + unsent      n x m on each rank
@@ -24,7 +26,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LowRank:
-    """Codec for sums of matrices, as products of rank ``rank``.
+    """Codec that sends a sum of matrices as a product of two thin matrices of ``rank`` columns.
 
     Tensors of other shapes are sent as they are.
     """
@@ -45,25 +47,24 @@ class LowRank:
         return len(shape) > 1 and 2 * self.numbers(shape) < math.prod(shape)
 
     def numbers(self, shape: Sequence[int]) -> int:
-        """Return the number of elements of the two thin matrices for a tensor of ``shape``."""
+        """Return how many elements the two thin matrices have for a tensor of ``shape``."""
         return self.rank * sum(_sizes(shape))
 
 
 def _sizes(shape: Sequence[int]) -> tuple[int, int]:
-    """Return (rows, columns) of a tensor of ``shape`` as a matrix: its first dim, and all
-    others."""
+    """Return (rows, columns) of a tensor of ``shape`` as a matrix: first dim, all others."""
     return shape[0], math.prod(shape[1:])
 
 
 def first_basis(shape: Sequence[int], rank: int, device: torch.device) -> Tensor:
-    """Return the initial basis, which is random and the same on every rank."""
+    """Return the initial basis for tensors of ``shape``: random, and the same on every rank."""
     # Drawn on the CPU with a fixed seed, so that it is the same on every rank and device.
     drawn = torch.Generator().manual_seed(0)
     return torch.randn(_sizes(shape)[1], rank, generator=drawn).to(device)
 
 
 def matrix(x: Tensor) -> Tensor:
-    """Return ``x`` as a float32 matrix."""
+    """Return ``x`` as a float32 matrix: its first dim as rows, all others flattened as columns."""
     return x.reshape(x.shape[0], -1).float()
 
 
@@ -84,9 +85,10 @@ def orthonormal(p: Tensor) -> Tensor:
 
 
 def next_basis(q: Tensor, first: Tensor) -> Tensor:
-    """Return the columns of ``q``, scaled to length one.
+    """Return the columns of ``q``, scaled to length one, as the basis of the next sum.
 
-    A column that is zero or not finite would stay so, and is replaced by that of ``first``.
+    A column that is zero or not finite would stay so, and is replaced by that of ``first``, the
+    initial basis.
     """
     made = _normal(q, 0)
     size = made.abs().sum(0)
@@ -103,7 +105,7 @@ def _normal(x: Tensor, dim: int) -> Tensor:
 def part_of_product(
     p: Tensor, q: Tensor, shape: Sequence[int], dim: int, start: int, size: int
 ) -> Tensor:
-    """Return the part ``[start, start + size)`` along ``dim`` of ``p q'``, viewed as ``shape``."""
+    """Return [start, start + size) along ``dim`` of the product ``p q'`` viewed as ``shape``."""
     if dim == 0:
         return (p[start : start + size] @ q.T).view(size, *shape[1:])
     return (p @ q.T).view(tuple(shape)).narrow(dim, start, size)

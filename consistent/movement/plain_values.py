@@ -1,13 +1,13 @@
 """Comparison between ranks of plain tensors that are used together with global ones.
 
-Such plain tensors count as B, so they must be equal on all ranks. Ranks compare them, by a hash,
-the first times that an op uses a plain tensor of some kind.
+Such plain tensors count as B (replicated), so they must be equal on all ranks. Ranks compare them,
+by a hash, the first times that an op uses a plain tensor of some kind.
 
 Every rank must compare at the same calls, but each rank drops cached plans at its own time. So a
-count decides that is never decreased: how often an op, by its name, was planned for operands of
-these layouts, and these dtypes and numbers of dims of plain tensors. There are as many such counts
-as a program has ops and layouts. Sizes and values add none, so their number is bounded by the
-program and not by how long it runs.
+counter that is never decreased decides: how often an op, by its name, was planned for operands of
+these layouts, and these dtypes and numbers of dims of plain tensors. There are as many counters as
+a program has ops and layouts. Sizes and values add none, so their number is bounded by the program
+and not by how long it runs.
 
 The source of each rank's random numbers is compared in the same way (``forms/random/draw.py``).
 """
@@ -49,10 +49,10 @@ _thread = _Thread()
 
 @contextmanager
 def plain_may_differ() -> Iterator[None]:
-    """Do not compare plain tensors that are used together with global ones, inside the context.
+    """Allow plain tensors that differ between ranks to be used with global ones in the context.
 
-    Each rank's own value is taken for the whole. The seeds of random global tensors are not
-    compared either. Enter it on all ranks at the same point of the program.
+    Each rank's own value is taken for the whole, and no comparison is made. The seeds of random
+    global tensors are not compared either. Enter it on all ranks at the same point of the program.
 
     ``CONSISTENT_COMPARE_PLAIN=0`` in the environment does the same for the whole program.
     """
@@ -72,7 +72,7 @@ def compare(what: str, met: Sequence[Tensor], placement: Placement, kind: Hashab
         what: name of the op, for the error.
         met: the plain tensors that the op uses.
         placement: the placement of the global tensors among its operands.
-        kind: key of the count of comparisons.
+        kind: calls with equal kinds share a counter of comparisons.
 
     Returns:
         Whether a later call with this kind is to be compared as well; the same on all ranks of the
@@ -85,10 +85,10 @@ def compare(what: str, met: Sequence[Tensor], placement: Placement, kind: Hashab
 
 
 def first_times(placement: Placement, kind: Hashable, check: Callable[[], None]) -> bool:
-    """Call ``check``, a collective of the placement, unless done ``TIMES`` for this ``kind``.
+    """Call ``check``, a collective of ``placement``, the first ``TIMES`` times for this ``kind``.
 
     Returns:
-        Whether it is to be called a next time; the same on all ranks of the placement.
+        Whether a later call will call it again; the same on all ranks of the placement.
     """
     if placement.size == 1 or not _enabled or my_coordinate(placement) is None:
         return False
@@ -105,7 +105,7 @@ def first_times(placement: Placement, kind: Hashable, check: Callable[[], None])
 
 
 def are_compared() -> bool:
-    """Return whether plain values are compared here.
+    """Return whether this thread compares plain tensors between ranks.
 
     The environment or ``plain_may_differ`` may switch that off.
     """

@@ -1,7 +1,7 @@
-"""Reordering of the items of a dim to the order of the ranks that hold them.
+"""Reordering of the items of a dim into the order of the ranks that hold them.
 
-It serves splits that give a rank several runs of items. After the reordering the items for a rank
-are contiguous, and each move is that of a plain split.
+A split such as ``cut="zigzag"`` gives a rank several separate runs of items, (start, size) each.
+After the reordering the items of a rank are contiguous, and each move is that of a plain split.
 
 ```
 S(0, cut="zigzag") of 8 items, 2 ranks     by ranks   0 1 6 7 | 2 3 4 5     logical   0 1 2 ... 7
@@ -35,7 +35,7 @@ _AS_INTEGERS = {
 
 @lru_cache(maxsize=1 << 10)
 def _order(entry: Split, n: int, parts: int) -> tuple[Tensor, Tensor] | None:
-    """Return (logical places in rank order, rank-order places in logical order), on the CPU.
+    """Return permutations (logical to rank order, and back) of ``n`` items, on the CPU.
 
     Returns None if the two orders are the same.
     """
@@ -47,7 +47,7 @@ def _order(entry: Split, n: int, parts: int) -> tuple[Tensor, Tensor] | None:
 
 
 def _constant(x: Tensor) -> Tensor:
-    """Return ``x``, a cached tensor, marked as a constant for a program that is recorded.
+    """Mark the cached tensor ``x`` as a constant, so that a recorded program may contain it.
 
     Torch marks the tensors that ``torch.tensor`` makes in the same way.
     """
@@ -55,25 +55,25 @@ def _constant(x: Tensor) -> Tensor:
 
 
 def places(runs: Sequence[tuple[int, int]]) -> Tensor:
-    """Return the indices of the items of ``runs``, one by one, on the CPU."""
+    """Return the index of each item in ``runs``, which are (start, size), on the CPU."""
     found = [torch.arange(start, start + size) for start, size in runs]
     return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
 
 
 def by_ranks(x: Tensor, entry: Split, parts: int) -> Tensor:
-    """Return ``x``, whole along the dim of ``entry``, with the items of each rank together."""
+    """Reorder ``x``, whole along the dim of ``entry``, to make the items of a rank contiguous."""
     order = _order(entry, x.shape[entry.dim], parts)
     return x if order is None else x.index_select(entry.dim, _constant(order[0]).to(x.device))
 
 
 def in_logical_order(x: Tensor, entry: Split, parts: int) -> Tensor:
-    """Return ``x``, in which the items of each rank are together, in logical order again."""
+    """Undo ``by_ranks``: reorder ``x`` from the order of the ranks to the logical order."""
     order = _order(entry, x.shape[entry.dim], parts)
     return x if order is None else x.index_select(entry.dim, _constant(order[1]).to(x.device))
 
 
 def taken(x: Tensor, dim: int, runs: Runs) -> Tensor:
-    """Return the items of ``runs`` of a tensor that has all items; a view if there is one run."""
+    """Return the items of ``x`` that ``runs`` select along ``dim``; a view if there is one run."""
     if len(runs) < 2:
         start, size = runs[0] if runs else (0, 0)
         return x.narrow(dim, start, size)
@@ -81,7 +81,10 @@ def taken(x: Tensor, dim: int, runs: Runs) -> Tensor:
 
 
 def placed(x: Tensor, dim: int, runs: Runs, total: int, rest: float) -> Tensor:
-    """Return a tensor of ``total`` items along ``dim``: ``x`` at ``runs``, ``rest`` elsewhere."""
+    """Return a tensor of ``total`` items along ``dim``, with ``x`` at the places ``runs``.
+
+    All other items have the value ``rest``.
+    """
     shape = list(x.shape)
     shape[dim] = total
     out = torch.full(shape, rest, dtype=x.dtype, device=x.device)
@@ -89,9 +92,9 @@ def placed(x: Tensor, dim: int, runs: Runs, total: int, rest: float) -> Tensor:
 
 
 def recut(x: Tensor, src: Split, dst: Split, n: int, index: int, ranks: tuple[int, ...]) -> Tensor:
-    """Box a split ``src`` to the split ``dst`` of the same dim, and send each item at most once.
+    """Convert a shard from the split ``src`` to the split ``dst`` of the same dim.
 
-    Each rank is sent the items that it lacks.
+    Each rank is sent only the items that it lacks, so each item is sent at most once.
 
     Args:
         x: this rank's items.
@@ -134,7 +137,7 @@ def _put(out: Tensor, dim: int, at: Tensor, x: Tensor) -> Tensor:
 
 
 def _within(some: Runs, of: Runs) -> Runs:
-    """Return the positions of the runs ``some`` inside a shard that holds the runs ``of``."""
+    """Return the positions of the items ``some`` inside a shard that holds the items ``of``."""
     found, before, i = [], 0, 0
     for start, size in some:
         # Both are in the same order, so ``i`` never has to go back.

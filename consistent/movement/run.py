@@ -1,8 +1,8 @@
-"""Execution of a plan: each move becomes a collective, or a local copy, on the shard.
+"""Execution of a boxing: each move of its plan becomes a collective, or a local copy, on the shard.
 
-Plain tensor in, plain tensor out, no autograd. A rank outside the placement holds a ``meta`` tensor
-and gets one of the new shape, without communication. Between placements the ranks of the source do
-the moves before the exchange, and the ranks of the target the moves after it.
+Tensors in and out are plain and autograd is not involved. A rank outside the placement holds a
+``meta`` tensor and gets one of the new shape, without communication. Between placements the ranks
+of the source do the moves before the exchange, and the ranks of the target the moves after it.
 """
 
 from __future__ import annotations
@@ -68,9 +68,10 @@ def run(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
 def begin(
     local: Tensor, src: TensorSpec, dst: TensorSpec, moves: tuple[Step, ...] | None = None
 ) -> tuple[Tensor, tuple[Step, ...]]:
-    """Begin a boxing: check it, notify tracers, and return (data of the shard, moves).
+    """Begin a boxing: check it, notify tracers, and return (the shard as plain data, the moves).
 
-    A boxing in chunks calls this once. ``moves`` are those of the plan, unless a codec sends them.
+    A boxing that is done in chunks calls this once. ``moves`` are passed if they differ from the
+    plan's, as for a codec, which sends fewer bytes.
     """
     if check_mode.enabled:
         check_mode.before_boxing(local, src, dst)
@@ -95,10 +96,11 @@ def ended(*routes: tuple[TensorSpec, TensorSpec]) -> None:
 def addends(
     local: Tensor, src: TensorSpec, dst: TensorSpec
 ) -> Iterator[tuple[list[Tensor], int, int, int]]:
-    """Do ``run`` without its last addition, for a plan that ends in a reduce-scatter.
+    """Box a shard up to the last addition of a reduce-scatter, which the caller does itself.
 
-    Yields (tensors, dim, start, size): the sum of the tensors, in order, has the shard in [start,
-    start + size) of ``dim``. They may be read only inside the context.
+    The plan from ``src`` to ``dst`` must end in a reduce-scatter. Yields (tensors, dim, start,
+    size): the sum of the tensors, in order, contains this rank's shard at [start, start + size) of
+    ``dim``. They may be read only inside the context.
     """
     x, moves = begin(local, src, dst)
     at, last = my_coordinate(src.placement), moves[-1]
@@ -123,7 +125,7 @@ def addends(
 
 
 def run_within(x: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
-    """Do ``run`` on one placement, without ``begin``."""
+    """Do ``run`` for specs on one placement, for a boxing that ``begin`` was called for."""
     at = my_coordinate(src.placement)
     if src is dst:
         return x
@@ -144,7 +146,7 @@ def run_within(x: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
 
 @lru_cache(maxsize=1 << 11)
 def _steps(src: TensorSpec, dst: TensorSpec, at: Coordinate) -> tuple[_Action, ...]:
-    """Return the actions of the rank at ``at``, with sizes and ranks filled in."""
+    """Return the functions that the rank at ``at`` applies to its shard one after the other."""
     steps, state = [], src
     for move in plan(src, dst):
         if isinstance(move, Exchange):  # on one placement an exchange is the whole plan
@@ -213,9 +215,10 @@ def _step(state: TensorSpec, move: Move, at: Coordinate) -> _Action:
 def _through_order(
     x: Tensor, do: _Action, src: Split | None, dst: Split | None, parts: int
 ) -> Tensor:
-    """Run ``do``, a move of contiguous pieces, on items that splits deal out in another order.
+    """Apply the move ``do`` to items that the splits ``src`` and ``dst`` assign in separate runs.
 
-    ``src`` and ``dst`` are these splits.
+    The items are reordered before and after it, so that those of each rank are contiguous. A split
+    is None if the move does not begin, or end, in one.
     """
     out = do(x if dst is None else by_ranks(x, dst, parts))
     return out if src is None else in_logical_order(out, src, parts)

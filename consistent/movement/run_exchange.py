@@ -1,4 +1,6 @@
-"""Execution of one or many exchanges at once: one message for each pair of ranks, then assembly.
+"""Execution of exchanges, in which each rank sends the parts that others need directly to them.
+
+Parts of several tensors for one rank go in one message:
 
 ```
             tensor a          tensor b             one message
@@ -34,14 +36,17 @@ Message = tuple[int, tuple[int, ...], torch.dtype]  # source, shape, dtype
 
 
 def run_exchange(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
-    """Return this rank's shard under ``dst``, a new tensor, from ``local`` under ``src``."""
+    """Return this rank's shard under ``dst``, a new tensor, by an exchange of parts.
+
+    ``local`` is its shard under ``src``.
+    """
     return run_together([local], [(src, dst)])[0]
 
 
 def run_together(
     locals_: Sequence[Tensor], routes: Sequence[Route], into: Sequence[Tensor] | None = None
 ) -> list[Tensor]:
-    """Do ``run_exchange`` of each shard along its route, all in one batch of messages.
+    """Exchange parts of several tensors at once, in one batch of messages; return the new shards.
 
     Args:
         locals_: this rank's shards.
@@ -58,9 +63,10 @@ def run_together(
 
 
 class Orders(NamedTuple):
-    """One rank's share of an exchange: its messages as ``source`` and as ``target``.
+    """The parts that one rank sends and receives in the exchange of one tensor.
 
-    Both are its own rank, but a simulated process may stand for two.
+    ``source`` and ``target`` are the ranks as which it sends and receives. Both are its own rank,
+    but a simulated process may stand for two.
     """
 
     source: int
@@ -72,7 +78,7 @@ class Orders(NamedTuple):
 
 
 class Batch:
-    """One rank's share of exchanges that are done together.
+    """The messages that one rank sends and receives when several tensors are exchanged at once.
 
     The parts for one rank are concatenated as bytes, in the order of the routes. A single part is
     sent as it is.
@@ -93,12 +99,12 @@ class Batch:
 
     @property
     def wire(self) -> torch.device:
-        """Device of the messages; between device types everything passes through the host."""
+        """Device of the messages: the host's if the exchange is between device types."""
         src, dst = (end.placement for end in self._routes[0])
         return device_of(src) if src.type == dst.type else torch.device("cpu")
 
     def departing(self, locals_: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
-        """Return the messages that this rank sends, as (to, message)."""
+        """Return the messages that this rank sends, as (target rank, message)."""
         going: dict[int, list[Tensor]] = {}
         for i, each in enumerate(self._orders):
             if each.going:
@@ -109,7 +115,7 @@ class Batch:
 
     @cached_property
     def arriving(self) -> list[Message]:
-        """The messages that this rank receives."""
+        """The messages that this rank receives, as (source rank, shape, dtype)."""
         made: list[Message] = []
         for source, parts in self._coming.items():
             (i, k), *more = parts
@@ -125,9 +131,9 @@ class Batch:
         locals_: Sequence[Tensor],
         into: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
-        """Assemble this rank's shards under the second specs.
+        """Return this rank's shards under the target specs, assembled from their parts.
 
-        The parts come from ``received``, the messages that ``arriving`` lists, and from
+        The parts come from ``received``, the messages in the order of ``arriving``, and from
         ``locals_``. ``into`` is as in ``run_together``.
         """
         parts: dict[tuple[int, int], Tensor] = {}
@@ -170,7 +176,7 @@ class Batch:
 
 
 def batch_of(*routes: Route, is_source: bool = True, is_target: bool = True) -> Batch:
-    """Return this rank's share of exchanges along ``routes``, as a source, a target, or both."""
+    """Return what this rank sends and receives along ``routes``, as a source, a target, or both."""
     rank_in = current().rank_in
     ranks = tuple(
         (rank_in(src.placement) if is_source else -1, rank_in(dst.placement) if is_target else -1)
@@ -197,7 +203,7 @@ def _orders(src: TensorSpec, dst: TensorSpec, source: int, target: int) -> Order
 
 
 def _members(routes: Sequence[Route]) -> Ranks:
-    """Return the ranks of all placements between which anything is sent."""
+    """Return the ranks that take part: those of all placements between which anything is sent."""
     found: set[int] = set()
     for route in routes:
         if exchange(*route).total:
@@ -206,7 +212,7 @@ def _members(routes: Sequence[Route]) -> Ranks:
 
 
 def _packed(parts: list[Tensor]) -> Tensor:
-    """Return the message that carries ``parts``."""
+    """Return one message that contains ``parts``: their bytes, or the one tensor itself."""
     return parts[0] if len(parts) == 1 else torch.cat([_as_bytes(x) for x in parts])
 
 
@@ -222,11 +228,11 @@ def _assembled(
     to: Coordinate,
     out: Tensor | None,
 ) -> Tensor:
-    """Assemble each addend from its parts, and return the sum of the addends.
+    """Assemble a shard of ``dst`` from its parts, and reduce if several addends arrive.
 
     If the target is P, elements that no part covers are zero. For P(max) and P(min) the result is
-    the largest or smallest, and such elements have the value that loses against every other. With
-    ``out``, a shard that has one addend, the result is made there.
+    the elementwise largest or smallest addend, and such elements have the value that loses against
+    every other. With ``out``, for a shard that has one addend, the result is written into it.
     """
     starts, sizes = dst.region(to)
     to_kind = partial_of(dst.sbp)
@@ -251,7 +257,10 @@ def _assembled(
 
 
 def _cut(x: Tensor, t: Transfer, origin: Sequence[int]) -> Tensor:
-    """Return the box of ``t`` in ``x``, which begins at ``origin`` of the logical tensor."""
+    """Return the part of the shard ``x`` that ``t`` sends.
+
+    ``origin`` is the index of the shard's first element in the logical tensor.
+    """
     for dim, (start, size, first) in enumerate(zip(t.starts, t.sizes, origin)):
         x = x.narrow(dim, start - first, size)
     return x

@@ -1,5 +1,7 @@
-"""Exchanges of all tensors of a model, in messages of a bounded size: a bucket of tensors at a
-time."""
+"""Exchanges of all tensors of a model between two layouts, in messages of bounded size.
+
+A bucket is a group of tensors whose parts go in one batch of messages.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ BUCKET = 64 << 20
 def run_exchanges(
     locals_: Sequence[Tensor], routes: Sequence[Route], into: Sequence[Tensor]
 ) -> None:
-    """Write into each tensor of ``into`` this rank's shard under the second spec of its route.
+    """Redistribute many tensors: fill each tensor of ``into`` with this rank's new shard.
 
     Every rank of the world may call this; those outside all placements send nothing. Each rank of a
     target receives what it needs and does not hold, once, which is the least possible number of
@@ -44,7 +46,7 @@ def run_exchanges(
 
 
 def _buckets(routes: Sequence[Route], alone: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the positions of the routes that are sent together, without those that go ``alone``.
+    """Yield the positions of the routes that are sent together, leaving out those in ``alone``.
 
     They are the same on every rank. Routes with the largest elements come first, so that each part
     is aligned in a message.

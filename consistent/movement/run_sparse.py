@@ -1,6 +1,6 @@
-"""Execution of a plan on sparse tensors, such as the gradients of sparse embeddings.
+"""Boxing of sparse tensors, such as the gradients of sparse embeddings.
 
-Entries are sent with their places in the logical tensor. A sum concatenates the entries of all
+Entries are sent with their indices in the logical tensor. A sum concatenates the entries of all
 ranks, as torch does when it adds sparse tensors, and drops those that belong to other ranks.
 """
 
@@ -19,9 +19,9 @@ from ..spec import B, Coordinate, Split, TensorSpec, piece
 
 
 def run_sparse(x: Tensor, src: TensorSpec, moves: Sequence[Step], at: Coordinate) -> Tensor:
-    """Return this rank's shard, a sparse COO tensor, after ``moves``.
+    """Return this rank's shard, a sparse COO tensor, after ``moves`` from the spec ``src``.
 
-    ``x`` is its shard under ``src``, ``at`` its coordinate.
+    ``x`` is its shard under ``src``, ``at`` its coordinate in the placement.
     """
     state = src
     for move in moves:
@@ -59,7 +59,10 @@ def _side_by_side(x: Tensor, ranks: tuple[int, ...]) -> Tensor:
 
 
 def _placed(x: Tensor, dim: int, start: int, whole: Sequence[int]) -> Tensor:
-    """Return ``x`` as the part from ``start`` along ``dim`` of a tensor of size ``whole``."""
+    """Return the shard ``x`` as a tensor of shape ``whole`` that is empty elsewhere.
+
+    The shard begins at ``start`` along ``dim``.
+    """
     shape = [*x.shape]
     size, shape[dim] = shape[dim], whole[dim]
     indices, values = x._indices(), x._values()

@@ -1,6 +1,7 @@
-"""Settings of a process that change what it computes.
+"""Settings of torch in this process that change what it computes, such as autocast.
 
-They must be the same on all ranks, or results differ between ranks that compute the same.
+They must be the same on all ranks, or results differ between ranks that compute the same; check
+mode compares them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ MAY_DIFFER = "number of threads"  # last in _SETTINGS, so that other differences
 
 
 def settings() -> dict[str, str]:
-    """Return the settings of this process, by name."""
+    """Return the value of each setting of this process, as text, by its name."""
     return {name: str(read()) for name, read in _SETTINGS.items()}
 
 
@@ -33,6 +34,9 @@ def _autocast(kind: str) -> str:
 
 
 def first_difference(notes: Sequence[Mapping[str, str]]) -> str | None:
-    """Return the name of a setting that differs between the ranks' notes, or None."""
+    """Return the name of the first setting that differs between ranks, or None.
+
+    ``notes`` are the ``settings()`` of the ranks.
+    """
     names = dict.fromkeys(name for note in notes for name in note)
     return next((n for n in names if len({note.get(n) for note in notes}) > 1), None)

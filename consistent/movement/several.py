@@ -25,7 +25,10 @@ from .world import my_coordinate
 
 
 class Cut(NamedTuple):
-    """One collective: its kind, its ranks, and how these cut the tensor."""
+    """One collective: its kind, its ranks, and the division of the tensor among these.
+
+    ``sizes`` are the sizes of the ranks' parts along ``dim``.
+    """
 
     kind: str
     ranks: tuple[int, ...]
@@ -46,8 +49,8 @@ def run_several(
         locals_: this rank's shards.
         routes: (src, dst) of each, which differ.
         into: contiguous tensors that get the results and are returned.
-        begun: whether ``begin`` was called for each shard already; then all stay on their
-            placements.
+        begun: whether ``begin`` was called for each shard already; then no route leads to another
+            placement.
     """
     out: list[Any] = [None] * len(locals_)
     alone, together = _grouped(locals_, routes)
@@ -69,7 +72,7 @@ def run_several(
 
 
 class Started:
-    """Boxings in flight. ``wait()`` returns the shards, and may be called repeatedly."""
+    """Boxings in flight. ``wait()`` returns the boxed shards, and may be called repeatedly."""
 
     def __init__(self, made: list[Any], waits: list[tuple[list[int], Waitable]]) -> None:
         self._made, self._waits = made, waits
@@ -85,7 +88,7 @@ class Started:
 
 @counts_lacks
 def start_several(locals_: Sequence[Tensor], routes: Sequence[Route]) -> Started:
-    """Start ``run`` of each shard along its route; all stay on their placements.
+    """Start boxing each shard along its route; no route leads to another placement.
 
     Shards may not be written to before the results are there.
     """
@@ -108,7 +111,10 @@ def start_several(locals_: Sequence[Tensor], routes: Sequence[Route]) -> Started
 
 
 def which_travel(routes: Sequence[Route]) -> list[bool]:
-    """Return whether each boxing is one message that travels while this rank computes."""
+    """Return for each route whether its boxing is a single message that overlaps with computation.
+
+    Such a message is started early and waited for later.
+    """
     placements = dict.fromkeys(src.placement for src, _ in routes)
     at = {placement: my_coordinate(placement) for placement in placements}
     found, overlap = list[bool](), dict[tuple, bool]()
@@ -122,7 +128,7 @@ def which_travel(routes: Sequence[Route]) -> list[bool]:
 
 
 class _Message(NamedTuple):
-    """Tensors that go in one message: their positions, and how ranks cut each."""
+    """Tensors that go in one message: their positions, and the sizes of ranks' parts."""
 
     kind: str
     ranks: tuple[int, ...]
@@ -134,7 +140,10 @@ class _Message(NamedTuple):
 def _grouped(
     xs: Sequence[Tensor], routes: Sequence[Route]
 ) -> tuple[tuple[int, ...], tuple[_Message, ...]]:
-    """Return (positions of the shards that are boxed alone, the messages for all others)."""
+    """Decide which shards share a message.
+
+    Returns (positions of the shards that are boxed alone, the messages for all others).
+    """
     kinds = tuple((x.dtype if x.layout is torch.strided else None, x.device) for x in xs)
     places = {src.placement: None for src, _ in routes}
     return _messages(tuple(routes), kinds, tuple((p, my_coordinate(p)) for p in places))
@@ -144,7 +153,7 @@ def _grouped(
 def _messages(
     routes: tuple[Route, ...], kinds: tuple[tuple, ...], places: tuple[tuple, ...]
 ) -> tuple[tuple[int, ...], tuple[_Message, ...]]:
-    """Return the result of ``_grouped`` from hashable arguments, so that it is cached.
+    """Return the result of ``_grouped``, from hashable arguments so that it can be cached.
 
     ``kinds`` are (dtype, device) of each tensor, with None as the dtype of a sparse one. ``places``
     are pairs of a placement and this rank's coordinate in it.
@@ -161,7 +170,7 @@ def _messages(
 
 
 def cut_of(route: Route) -> Cut | None:
-    """Return the one collective that does a boxing on this rank, or None if it takes others."""
+    """Return the one collective that boxes along ``route``, or None if there is no such one."""
     return _one_move(*route, my_coordinate(route[0].placement))
 
 
@@ -171,7 +180,7 @@ def _put(x: Tensor, into: Sequence[Tensor] | None, i: int) -> Tensor:
 
 @lru_cache(maxsize=1 << 11)
 def _one_move(src: TensorSpec, dst: TensorSpec, at: Coordinate | None) -> Cut | None:
-    """Return the one gather or reduce-scatter by which ``src`` becomes ``dst``, or None.
+    """Return the one gather or reduce-scatter that converts ``src`` to ``dst``, or None.
 
     ``at`` is this rank's coordinate. It is a parameter because the cache must not ignore it: while
     a step is recorded, this rank stands for another one.

@@ -1,5 +1,8 @@
-"""The dense tensors that a sparse tensor is made of, its indices and its values; and sparse tensors
-without entries, for ranks that hold no part of a sparse tensor."""
+"""The dense tensors that make up a sparse tensor, and sparse tensors without entries.
+
+A sparse tensor consists of tensors of indices and values. Ranks that hold no part of it have one
+without entries.
+"""
 
 from __future__ import annotations
 
@@ -30,19 +33,22 @@ def parts_of(x: Tensor) -> tuple[Tensor, ...]:
 
 
 def dense(x: Tensor) -> Tensor:
-    """Return ``x`` as a strided tensor; torch does not convert sparse meta tensors."""
+    """Return ``x`` as a strided tensor.
+
+    A sparse meta tensor, which torch cannot convert, is replaced by a new meta tensor.
+    """
     if x.layout is torch.strided:
         return x
     return torch.empty(x.shape, dtype=x.dtype, device="meta") if x.is_meta else x.to_dense()
 
 
 def without_values(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return a meta tensor of the layout of ``like``, without entries if that is sparse."""
+    """Return a meta tensor in the layout of ``like``, without entries if that is sparse."""
     return Meta.of(like).empty(shape, dtype)
 
 
 class Meta(NamedTuple):
-    """The layout of a tensor that ranks outside its placement need to know.
+    """The memory layout of a tensor, dense or sparse, as ranks outside its placement need it.
 
     Programs read it on all ranks, and optimizers take other steps for sparse gradients.
     """
@@ -52,11 +58,11 @@ class Meta(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor) -> Meta:
-        """Return the layout of ``x``."""
+        """Return the description of ``x``."""
         return cls(x.layout, x.sparse_dim() if x.layout is torch.sparse_coo else 0)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return a meta tensor of this layout, without entries if it is sparse."""
+        """Return a meta tensor of this shape as described, without entries if it is sparse."""
         shape = tuple(shape)
         if self.layout is torch.sparse_coo:
             indices = torch.empty((self.sparse_dims, 0), dtype=torch.int64, device="meta")
@@ -68,7 +74,7 @@ class Meta(NamedTuple):
 
 @torch.no_grad()
 def fill(x: Tensor, parts: Sequence[Tensor], is_coalesced: bool) -> None:
-    """Replace the parts of the sparse ``x`` in place, with as many entries as ``parts`` have."""
+    """Replace the indices and values of the sparse tensor ``x`` by ``parts``, in place."""
     if x.layout is torch.sparse_coo:
         indices, values = parts
         x.data = torch.sparse_coo_tensor(

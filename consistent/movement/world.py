@@ -1,4 +1,4 @@
-"""This rank's place: its coordinate in a placement, the placement of the world, and link costs."""
+"""This rank's coordinate in a placement, the placement of the whole world, and link speeds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CPU = torch.device("cpu")
 
 
 def device_of(placement: Placement) -> torch.device:
-    """Return the device on which this rank keeps its shard."""
+    """Return the device on which this rank keeps its shards of tensors on ``placement``."""
     return _CPU if placement.type == "cpu" else current().device(placement.type)
 
 
@@ -53,10 +53,10 @@ _thread = _Thread()
 
 @contextmanager
 def apart(applies: bool = True) -> Iterator[None]:
-    """Declare, inside the context, that ranks outside the current placement do not follow.
+    """Declare, inside the context, that ranks outside the current placement do not run this code.
 
-    They are sent the outcome later. So values are read, and sizes announced, on the ranks of the
-    placement alone.
+    They are sent the outcome later. So inside it values are read, and sizes announced, among the
+    ranks of the placement alone.
     """
     before, _thread.apart = _thread.apart, _thread.apart or applies
     try:
@@ -66,14 +66,14 @@ def apart(applies: bool = True) -> Iterator[None]:
 
 
 def is_apart() -> bool:
-    """Return whether this thread is inside ``apart``."""
+    """Return whether this thread is inside ``apart``: ranks outside do not run along."""
     return _thread.apart
 
 
 def whole_on_world(spec: TensorSpec) -> TensorSpec:
-    """Return the spec of the same tensor with B on all ranks of the world.
+    """Return the spec of the same tensor, replicated (B) on all ranks of the world.
 
-    Inside ``apart`` only the ranks of its placement take part, so it stays there.
+    Inside ``apart`` only the ranks of its own placement take part, so it stays on that placement.
     """
     placement, size = spec.placement, current().size
     if placement.size != size and not is_apart():
@@ -93,7 +93,10 @@ def _speeds(device_type: str) -> Device | None:
 
 @lru_cache
 def speeds_of(device_type: str, link: Link) -> Device:
-    """Return the properties of a device type, with the measured speeds of its links and copies."""
+    """Return the description of a device type, with measured speeds of its links and copies.
+
+    The cost of boxing plans is computed from it.
+    """
     known = DEVICES[device_type]
     return replace(
         known,
@@ -108,9 +111,9 @@ use_links(_speeds)
 
 
 class _Launched(World):
-    """The world of torch.distributed, or the one that a launcher has started.
+    """The number of ranks before torch.distributed is initialized: the one that a launcher has set.
 
-    torch.distributed would be initialized by the first message, but a placement may be made before.
+    torch.distributed is only initialized by the first message, but a placement may be made before.
     """
 
     def size(self) -> int | None:

@@ -17,7 +17,10 @@ from ..dispatch.plans.shards import is_global
 
 
 def install_assign(modules: Iterable[nn.Module]) -> None:
-    """Make ``modules`` keep the layouts of their tensors when a state is assigned to them."""
+    """Make ``modules`` keep their tensors' layouts under ``load_state_dict(..., assign=True)``.
+
+    Installs a load_state_dict pre-hook on each module; a module that has it already is skipped.
+    """
     for module in modules:
         hooks = module._load_state_dict_pre_hooks.values()
         if not any(getattr(hook, "hook", None) is _keep_layouts for hook in hooks):

@@ -1,4 +1,4 @@
-"""Hooks that box the arguments and results of modules, as a plan says."""
+"""Forward hooks that redistribute (box) the arguments and results of modules, as a plan says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .plan import Border, Nd, Plan
 
 
 def install_borders(module: torch.nn.Module, plan: Plan) -> None:
-    """Install hooks that box arguments and results of modules as ``plan.modules`` says."""
+    """Install hooks that box arguments and results of submodules as ``plan.modules`` says."""
     if not plan.modules:
         return
     for name, part in module.named_modules():
@@ -27,7 +27,7 @@ def install_borders(module: torch.nn.Module, plan: Plan) -> None:
 
 
 class BoxInputs:
-    """Forward pre-hook that boxes the arguments of a module.
+    """Forward pre-hook that boxes a module's tensor arguments to the layouts of its ``Border``.
 
     A class and not a closure, so that a module with the hook can be copied and pickled.
     """
@@ -42,7 +42,7 @@ class BoxInputs:
 
 
 class BoxOutputs:
-    """Forward hook that boxes the results of a module."""
+    """Forward hook that boxes the tensors a module returns to the layouts of its ``Border``."""
 
     def __init__(self, border: Border) -> None:
         self.border = border
@@ -52,9 +52,14 @@ class BoxOutputs:
 
 
 def box_outputs(result: Any, ways: Mapping[int | str, Nd]) -> Any:
-    """Return ``result`` with the tensors boxed that ``ways`` names by position or key.
+    """Box the tensors of a module's ``result`` that ``ways`` names, and return the result.
 
-    A result that is a single tensor is at position 0. A mapping is changed in place.
+    A mapping is changed in place; a tuple or list is made again.
+
+    Args:
+        result: what the module's forward returned.
+        ways: position or key in ``result`` -> the layout to box that tensor to. A result that is a
+            single tensor is at position 0.
     """
     if isinstance(result, torch.Tensor):
         return _boxed(result, ways.get(0))

@@ -1,4 +1,4 @@
-"""Check and set up the codecs that a plan gives for the messages of a parameter."""
+"""Check and set up the codecs by which a plan compresses the messages of a parameter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .plan import Layouts, Plan
 
 
 def coder_of(param: Any, layouts: Layouts) -> Coder | None:
-    """Return the codecs for gathering a parameter and reducing its gradient; None without codecs.
+    """Return the codecs for gathering ``param`` and reducing its gradient, or None if it has none.
 
     Allocates the buffer in which this rank keeps the part of the gradients that a lossy codec does
     not send.
@@ -42,13 +42,13 @@ def coder_of(param: Any, layouts: Layouts) -> Coder | None:
 
 
 def _moved(layouts: Layouts) -> int | None:
-    """Return the axis on which a tensor is gathered for use; None if there is not exactly one."""
+    """Return the placement axis along which a tensor is gathered; None unless it is just one."""
     axes = [a for a, (e, used) in enumerate(zip(layouts.sbp, layouts.use)) if e != used]
     return axes[0] if len(axes) == 1 else None
 
 
 def install_sums(module: torch.nn.Module, plan: Plan) -> None:
-    """Make the gradients of the module's replicated parameters be summed by the plan's codecs."""
+    """Make the all-reduces of replicated parameters' gradients use the codecs of ``plan``."""
     for name, param in module.named_parameters():
         layouts = plan.layouts(name)
         if layouts is None or not is_global(param) or not param.requires_grad:
@@ -60,7 +60,7 @@ def install_sums(module: torch.nn.Module, plan: Plan) -> None:
 
 
 def _summed(layouts: Layouts) -> list[int]:
-    """Return the axes along which a tensor is replicated and its gradient is summed by a codec."""
+    """Return the axes along which a replicated tensor's gradient is reduced with a codec."""
     return [
         axis
         for axis, codec in enumerate(layouts.reduce)
@@ -98,7 +98,7 @@ def check_codecs(name: str, layouts: Layouts, placement: Placement, dtype: torch
 
 
 def _unfit(layouts: Layouts, placement: Placement, dtype: torch.dtype) -> str | None:
-    """Return the reason why a tensor cannot be sent by its codecs, or None if it can."""
+    """Return why a tensor's codecs cannot be used, for the error message; None if they can."""
     if not dtype.is_floating_point:
         return f"its numbers are {str(dtype).removeprefix('torch.')}, which a codec does not round"
     if any(isinstance(e, Partial) for e in (*layouts.sbp, *layouts.use)):

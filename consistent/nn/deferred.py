@@ -30,7 +30,10 @@ _MARK = "_is_hf_initialized"  # transformers initialises the tensors without thi
 
 
 def empty_shard(spec: TensorSpec) -> Any:
-    """Return a global tensor with an uninitialized shard; outside its placement it is on meta."""
+    """Return a global tensor of ``spec`` with an uninitialized shard on this rank.
+
+    On a rank outside the placement the shard is a meta tensor.
+    """
     at = my_coordinate(spec.placement)
     device = torch.device("meta") if at is None else device_of(spec.placement)
     return attach(torch.empty(spec.local_shape(at), dtype=spec.dtype, device=device), spec)
@@ -89,9 +92,12 @@ def _tensors(module: nn.Module, names: Collection[str]) -> dict[str, Any]:
 
 
 def _by_themselves(module: nn.Module, waiting: set[int]) -> None:
-    """Call ``reset_parameters`` of each module, and then the outermost ``_init_weights``.
+    """Initialize a module through ``reset_parameters`` and ``_init_weights``, as torch modules do.
 
-    Children come before their parents, as in the calls of constructors.
+    First ``reset_parameters`` of each submodule is called, children before their parents as in the
+    calls of constructors. Then the ``_init_weights`` of the outermost module that has one is
+    applied to the modules inside it. Modules with a tensor outside ``waiting`` (ids of the tensors
+    without values) are skipped, since an initialiser would overwrite it.
     """
     for each in _inside_out(module):
         reset = getattr(each, "reset_parameters", None) or getattr(each, "_reset_parameters", None)
@@ -121,7 +127,10 @@ def _inside_out(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _all_wait(module: nn.Module, waiting: set[int]) -> bool:
-    """Return whether all tensors that an initialiser of ``module`` may write have no values yet."""
+    """Return whether every tensor that an initialiser of ``module`` may write is in ``waiting``.
+
+    ``waiting`` has the ids of the tensors that have no values yet.
+    """
     own = [x for x in (*module._parameters.values(), *module._buffers.values()) if x is not None]
     inside = own or [*module.parameters(), *module.buffers()]
     return bool(inside) and all(id(x) in waiting for x in inside)

@@ -1,7 +1,7 @@
 """Turn the plain tensors that a module is called with into global ones (``inputs=``).
 
 ```
-rank 0 passes [3, 10]  \
+rank 0 passes [3, 10]  \\
 rank 1 passes [3, 10]   >  S(0): [8, 10], of which the ranks hold 3, 3 and 2 rows
 rank 2 passes [2, 10]  /
 ```
@@ -66,11 +66,11 @@ def inputs_of(module: torch.nn.Module) -> SbpLike | Mapping[str, SbpLike] | None
 def check_inputs(
     module: torch.nn.Module, placement: Placement, inputs: SbpLike | Mapping[str, SbpLike]
 ) -> dict[str, NdSbp]:
-    """Return the SBPs of each argument by its name; ``*`` stands for all other arguments.
+    """Check ``inputs``, and return the layout of each argument by name; ``*`` for all others.
 
     Raises:
-        ValueError: an SBP is partial or does not fit the axes, or a name is neither one of the axes
-            nor one of the arguments.
+        ValueError: a layout is partial or does not fit the axes, or a name is neither one of the
+            axes nor one of the arguments.
     """
     axes = placement.axes or ()
     if not isinstance(inputs, Mapping):

@@ -24,7 +24,10 @@ def installed_plan(module: torch.nn.Module) -> Plan | None:
 
 
 def ask_for_install(placement: Placement, plan: Plan) -> None:
-    """Run the collectives that ``install`` of this plan needs, so that it then sends nothing."""
+    """Run the collectives of ``install`` in advance, so that ``install`` itself sends nothing.
+
+    ``move`` calls this while an error can still leave the job unchanged.
+    """
     laid = plan.on(placement)
     if _gathers(laid) or _lies_split(laid, placement):
         from .sharded.prefetch import is_possible_on
@@ -90,7 +93,7 @@ def _gathers(plan: Plan) -> bool:
 
 
 def _lies_split(plan: Plan, placement: Placement) -> bool:
-    """Return whether some tensors are stored split over several ranks and used in that layout."""
+    """Return whether some tensors are used sharded, as stored, with no gather by the module."""
     layouts: Sequence[Any] = list(plan.tensors.values())
     return any(
         each.use == each.sbp
@@ -100,7 +103,7 @@ def _lies_split(plan: Plan, placement: Placement) -> bool:
 
 
 def settle(module: torch.nn.Module) -> None:
-    """Wait for prefetches that are under way for ``module``, and drop their results."""
+    """Wait for parameter prefetches that are under way in ``module``, and drop their results."""
     from .sharded.prefetch import Orders
     from .sharded.prefetch_operands import drop_ahead
 

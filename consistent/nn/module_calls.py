@@ -23,12 +23,15 @@ _thread = _Thread()
 
 
 def under_way() -> list[Any]:
-    """Return this thread's stack of begun work, the innermost last; each entry has ``end()``."""
+    """Return this thread's stack of work that hooks have begun in module calls, innermost last.
+
+    Each entry has a method ``end()`` that undoes the work, such as releasing gathered parameters.
+    """
     return _thread.under_way
 
 
 def undo_on_raise(module: nn.Module) -> None:
-    """Wrap calls of ``module``, so that the work begun in a call is ended if the call raises."""
+    """Wrap calls of ``module`` so that an error ends the work that its hooks have begun."""
     module.__dict__["_call_impl"] = _Watched(module)
 
 

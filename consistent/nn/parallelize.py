@@ -61,10 +61,11 @@ def parallelize(
               ``data_parallel(reduce="powersgd:4")``: these plans with fewer bytes communicated;
             * a strategy for each axis: ``{"dp": "zero3", "tp": "tensor"}``, by the names of the
               placement's axes, or in their order if they have no names;
-            * patterns -> SBP, such as ``{"*.fc1.weight": S(0), "lm_head.*": S(0)}``. A pattern
-              matches whole names of parameters and buffers as in ``fnmatch``, and the first match
-              counts. Tensors without a match are B, a tied tensor matches by any of its names, and
-              ``"*"`` applies where no other pattern does;
+            * patterns -> layouts (SBP: one of S, B, P for each placement axis), such as
+              ``{"*.fc1.weight": S(0), "lm_head.*": S(0)}``. A pattern matches whole names of
+              parameters and buffers as in ``fnmatch``, and the first match counts. Tensors without
+              a match are B (replicated), a tied tensor matches by any of its names, and ``"*"``
+              applies where no other pattern does;
             * a ``Plan``, such as ``Plan.load(path)``;
             * ``"auto"``: the plan with the least estimated time on ``example``, among layouts
               chosen for the whole module at once and the strategies by name. The notes of the plan,
@@ -75,12 +76,12 @@ def parallelize(
             layers only, and a module that is entirely global keeps its plan. Use
             ``consistent.move`` to change the plan or the placement.
         inputs: the layout in which the plain tensors that the module is called with make up the
-            batch: with ``S(0)`` each rank passes its part, with ``B`` all of it. For several axes,
-            give one SBP for each, or ``{"dp": S(0)}`` with B on the others. By the names of
-            arguments, give ``{"*": S(0), "position_ids": B}``. Parts may be uneven. Numbers,
-            tensors without dims and global tensors stay as they are. By default plain tensors are
-            taken as B in ops with a global tensor, and ranks compare them; ``"context"`` takes them
-            as B at once.
+            batch: with ``S(0)`` (sharded along dim 0) each rank passes its part, with ``B``
+            (replicated) all of it. For several axes, give one entry for each, or ``{"dp": S(0)}``,
+            with B on the others. By the names of arguments, give
+            ``{"*": S(0), "position_ids": B}``. Parts may be uneven. Numbers, tensors without dims
+            and global tensors stay as they are. By default plain tensors are taken as B in ops with
+            a global tensor, and ranks compare them; ``"context"`` takes them as B at once.
         sync: take the values of the placement's first rank, also for tensors that are neither
             parameters nor buffers, which stay plain. With ``False`` each rank takes its own values,
             which must be equal.
@@ -197,7 +198,10 @@ def _check_same(
 
 
 def _joined(module: torch.nn.Module, placement: Placement, held: Plan, added: Plan) -> Plan:
-    """Return the joint plan of a module with the plan ``held`` and of layers added to it since."""
+    """Return one plan for a module: ``held``, and ``added`` for the layers added to it since.
+
+    If the module's tensors are on several placements, only ``added`` is returned.
+    """
     slots = global_slots(module)
     if any(places[0].value.placement != placement for places in slots):  # type: ignore[attr-defined]
         return added  # one plan cannot describe tensors on several placements
@@ -233,7 +237,7 @@ def _lay_out(tensors: list[list[Slot]], placement: Placement, plan: Plan) -> Non
 
 
 def _lay_out_gradients(grads: list[list[Slot]]) -> None:
-    """Give parameters back the gradients that they had, in the layout of the plan's gradients."""
+    """Put back the gradients from before ``parallelize``, in the layouts of the plan."""
     for ((owner, key, _, grad),) in grads:
         param: Any = owner._parameters[key]
         param.grad = distribute(grad, param.placement, settled_spec(param).sbp)

@@ -86,7 +86,7 @@ def abandon(value: Any, name: str) -> None:
 
 
 def _look_at_optimizers() -> None:
-    """Check every optimizer once more at its next step."""
+    """Make every optimizer be checked again at its next step, since a parameter became global."""
     _seen.clear()
     _install_hook()
 

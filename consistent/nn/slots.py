@@ -1,4 +1,4 @@
-"""Find the places of a module that hold tensors, under each name of the tensor."""
+"""Find where a module holds its tensors, under every name of a tied tensor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Slot(NamedTuple):
 
 
 def plain_slots(module: torch.nn.Module) -> list[list[Slot]]:
-    """Return the places of the plain parameters and buffers, one list for each tensor.
+    """Return the places of the plain (not global) parameters and buffers, one list for each tensor.
 
     Raises:
         ValueError: a lazy module has not seen its first input.
@@ -106,7 +106,7 @@ def global_slots(module: torch.nn.Module) -> list[list[Slot]]:
 def plain_attributes(module: torch.nn.Module) -> list[list[Slot]]:
     """Return the places of plain tensor attributes that are neither parameters nor buffers.
 
-    They stay plain, and count as B in ops with a global tensor.
+    They stay plain, and count as B (replicated) in ops with a global tensor.
     """
     found: dict[int, list[Slot]] = {}
     for prefix, owner in module.named_modules():

@@ -1,1 +1,2 @@
-"""Matrix products that overlap with the boxing of their operand or of their result."""
+"""Matrix products that overlap with the communication (boxing) of their operand or of their
+result."""

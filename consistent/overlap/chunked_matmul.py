@@ -1,6 +1,5 @@
-"""Matrix products that overlap with the boxing of their operand or result, in chunks of rows.
-
-While one chunk is sent, another chunk is multiplied:
+"""Matrix products that overlap with the communication (boxing) of their operand or result, in
+chunks of rows.
 
 ```
 box, multiply     send 0 | send 1     | send 2     |                 x: src -> dst,  dst @ w
@@ -39,7 +38,8 @@ MOST_CHUNKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Boxing:
-    """A boxing that overlaps with a product: layouts, chunks, and the activation that follows."""
+    """Description of a boxing that overlaps with a product: layouts before and after, number of
+    chunks, and the activation that follows."""
 
     src: TensorSpec
     dst: TensorSpec
@@ -48,7 +48,8 @@ class Boxing:
 
     @property
     def back(self) -> Boxing:
-        """The boxing of the gradient, from the dual of ``dst`` to the dual of ``src``."""
+        """Boxing of the gradient in backward, from the dual (gradient layout) of ``dst`` to that of
+        ``src``."""
         return Boxing(self.dst.dual, self.src.dual, self.chunks)
 
     def cut(self) -> tuple[Chunk, ...]:
@@ -68,7 +69,7 @@ class Boxing:
 
 
 def chunk_count(src: TensorSpec, dst: TensorSpec) -> int:
-    """Return the number of chunks that pays off, the same on every rank.
+    """Return the number of chunks that is expected to be fastest, the same on every rank.
 
     On CPU there is more than one chunk only if each rank has a core to spare: where all cores are
     busy, nothing can overlap. On CUDA there is one chunk, because torch's fused ops do the
@@ -82,9 +83,10 @@ def chunk_count(src: TensorSpec, dst: TensorSpec) -> int:
 
 
 def box_multiply(boxing: Boxing, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return ``activation(boxed x @ w + bias)``, where ``x`` is boxed before the product.
+    """Return ``activation(boxed x @ w + bias)``, where ``x`` is boxed (redistributed) before the
+    product.
 
-    Shapes: ``[..., k], [k, n], [n] -> [..., n]``.
+    Tensors are this rank's shards. Shapes: ``[..., k], [k, n], [n] -> [..., n]``.
     """
     if boxing.overlaps():
         return _BoxMultiply.apply(boxing, x, w, bias)[0]
@@ -92,9 +94,9 @@ def box_multiply(boxing: Boxing, x: Tensor, w: Tensor, bias: Tensor | None = Non
 
 
 def multiply_box(boxing: Boxing, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return ``activation(boxed(x @ w) + bias)``, where the product is boxed.
+    """Return ``activation(boxed(x @ w) + bias)``, where the product is boxed (redistributed).
 
-    Shapes: ``[..., k], [k, n], [n] -> [..., n]``.
+    Tensors are this rank's shards. Shapes: ``[..., k], [k, n], [n] -> [..., n]``.
     """
     if boxing.overlaps():
         return _MultiplyBox.apply(boxing, x, w, bias)[0]
@@ -108,7 +110,8 @@ def _finished(z: Tensor, boxing: Boxing, bias: Tensor | None) -> Tensor:
 
 
 class _BoxMultiply(torch.autograd.Function):
-    """Autograd function of a boxing followed by a product.
+    """Autograd function that fuses a redistribution (boxing) of ``x`` with the matmul that follows
+    it.
 
     ```
     forward    x ---> boxed      total = boxed @ w + bias      y = activation(total)
@@ -149,7 +152,7 @@ class _BoxMultiply(torch.autograd.Function):
 
 
 class _MultiplyBox(torch.autograd.Function):
-    """Autograd function of a product followed by its boxing.
+    """Autograd function that fuses a matmul with the redistribution (boxing) of its result.
 
     ```
     forward    product = x @ w      product ---> boxed      y = activation(boxed + bias)
@@ -189,15 +192,18 @@ class _MultiplyBox(torch.autograd.Function):
 def box_multiply_once(
     boxing: Boxing, x: Tensor, w: Tensor, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return ``(boxed x @ w + bias, boxed x)`` of plain shards, unseen by autograd and tracers."""
+    """Return ``(boxed x @ w + bias, boxed x)`` for plain shards, without autograd and tracers.
+
+    Programs of compiled steps call it.
+    """
     y, _, boxed = _box_multiply_shards(boxing, x, w, _Finish(boxing, bias, False))
     return y, boxed
 
 
 def multiply_box_once(boxing: Boxing, x: Tensor, w: Tensor, addend: Tensor | None = None) -> Tensor:
-    """Return ``x @ w + addend`` of plain shards, boxed, unseen by autograd and tracers.
+    """Return ``x @ w + addend`` for plain shards, boxed, without autograd and tracers.
 
-    ``addend`` has one number per column.
+    ``addend`` has one number per column. It is added on each rank, before the boxing.
     """
     return _multiply_box_shards(boxing, x, w, _Finish(boxing, None, False), addend)[0]
 
@@ -284,7 +290,7 @@ def _put(x: Tensor, out: Tensor, places: Sequence[slice]) -> None:
 
 
 class _Finish:
-    """Bias and activation that follow a product ``z``.
+    """Computation after a product ``z``: bias and activation, for all rows or chunk by chunk.
 
     The results are ``(activation(z + bias), z + bias)``. The second is empty unless the gradient of
     an activation needs it.
@@ -295,7 +301,7 @@ class _Finish:
         self.keeps = tracked and boxing.activation != "none"
 
     def room(self, like: Tensor, columns: int) -> tuple[Tensor, Tensor]:
-        """Return uninitialized results with as many rows as ``like``; the chunks fill them."""
+        """Return uninitialized result tensors with the rows of ``like``, which the chunks fill."""
         shape = (*like.shape[:-1], columns)
         return like.new_empty(shape), like.new_empty(shape if self.keeps else 0)
 
@@ -309,7 +315,8 @@ class _Finish:
         )  # fmt: skip
 
     def chunk(self, z: Tensor, out: tuple[Tensor, Tensor], places: Sequence[slice]) -> None:
-        """Finish the chunk ``z`` and write its rows to ``places`` of ``out``."""
+        """Compute the results of the chunk ``z``, and write its rows to the rows ``places`` of
+        ``out``."""
         y, total = self.made(z)
         _put(y, out[0], places)
         if self.keeps:
@@ -322,7 +329,11 @@ class _Finish:
 def _before(
     boxing: Boxing, total: Tensor, at_y: Tensor | None, at_total: Tensor | None
 ) -> Tensor | None:
-    """Return the gradient of the value before the activation."""
+    """Return the gradient of the value before the activation; None if there is none.
+
+    ``at_y`` is the gradient of the activation's result, ``at_total`` an additional one of its input
+    ``total``.
+    """
     if at_y is not None and boxing.activation != "none":
         at_y = through_activation(boxing.activation, total, at_y)
     return _plus(at_total, at_y)

@@ -1,4 +1,5 @@
-"""Matrix products that overlap with their boxing and that programs call by name.
+"""Matrix products for tensor parallelism that overlap with their communication, to be called
+explicitly.
 
 | function | x | w | y | backward of x |
 | --- | --- | --- | --- | --- |
@@ -6,8 +7,9 @@
 | matmul_reduce_scatter | S(-1) | S(0) | S(0) | all-gather, matmul |
 | matmul_all_reduce | S(-1) | S(0) | B | all-reduce, matmul |
 
-y = activation(x @ w + bias). On the other axes of the placement, the operands may have any SBPs
-that a product accepts, such as x S(0) and w B.
+y = activation(x @ w + bias). The table shows the layouts on the mesh axis that communicates: S(d)
+is split along dim d, B replicated. On the other axes, the operands may have any layouts that a
+product accepts, such as x S(0) and w B.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ def all_gather_matmul(
     activation: str = "none",
     chunks: int | None = None,
 ) -> Any:
-    """Return ``activation(x @ w + bias)``, with ``x`` gathered on the axes on which ``w`` is S(1).
+    """Return ``activation(x @ w + bias)``, with ``x`` gathered on the mesh axes on which ``w`` is
+    split by columns, S(1).
 
     ```
     rank 0    a  @  w0            a @ w0                    x   [..., k]  S(d)
@@ -45,7 +48,7 @@ def all_gather_matmul(
 
     Rows (dim 0 of ``x``) are sent in chunks: while one chunk is sent, another is multiplied. The
     gradient of ``x`` is a product that is reduce-scattered in as many chunks. Plain tensors are
-    treated as B.
+    treated as replicated.
 
     Args:
         activation: "none", "relu", "gelu", "gelu_tanh" or "silu".
@@ -68,7 +71,8 @@ def matmul_reduce_scatter(
     activation: str = "none",
     chunks: int | None = None,
 ) -> Any:
-    """Return ``activation(x @ w + bias)``, with the sum of the ranks' products split along ``dim``.
+    """Return ``activation(x @ w + bias)``, with the sum of the ranks' partial products
+    reduce-scattered along ``dim``.
 
     ```
     rank 0    x0 @ w0            rows 0.. of the sum        x   [..., k]  S(-1)
@@ -94,7 +98,8 @@ def matmul_all_reduce(
     activation: str = "none",
     chunks: int | None = None,
 ) -> Any:
-    """Return ``activation(x @ w + bias)``, with the whole sum of the ranks' products on every rank.
+    """Return ``activation(x @ w + bias)``, with the ranks' partial products all-reduced, so that
+    every rank has the whole sum.
 
     ```
     rank 0    x0 @ w0            x0 @ w0 + x1 @ w1          x   [..., k]  S(-1)
@@ -161,7 +166,7 @@ def _is_last(entry: Sbp, spec: TensorSpec) -> bool:
 
 
 def _product(name: str, x: Any, w: Any, x_sbp: NdSbp) -> TensorSpec:
-    """Return the spec of ``x @ w`` where ``x`` has the layout ``x_sbp``."""
+    """Return the layout and shape (spec) of ``x @ w`` if ``x`` has the layout ``x_sbp``."""
     last, entries = x.ndim - 1, []
     for have, by in zip(x_sbp, w._spec.sbp, strict=True):
         if isinstance(have, Split) and have.dim == last and by == S(0):
@@ -212,7 +217,7 @@ def _operands(
 
 
 def _as_autocast(x: Any, placement: Placement) -> Any:
-    """Return ``x`` in the dtype in which autocast multiplies, or unchanged without autocast."""
+    """Return ``x`` in the dtype in which autocast would multiply; unchanged if autocast is off."""
     kind = placement.type
     if autocast.is_on(kind) and autocast.is_cast(x.dtype):
         return x.to(torch.get_autocast_dtype(kind))

@@ -1,4 +1,5 @@
-"""Products fused with an all-gather or reduce-scatter in one torch op over symmetric memory."""
+"""Matrix products fused with an all-gather or reduce-scatter into one torch op, by CUDA symmetric
+memory."""
 
 from __future__ import annotations
 
@@ -15,10 +16,11 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def fused_over(src: TensorSpec, dst: TensorSpec) -> tuple[str, int] | None:
-    """Return (process group name, split dim) if one op can do this boxing and its product.
+    """Return (process group name, split dim) if a torch op can fuse this boxing with a product;
+    else None.
 
-    This holds for S(dim) -> B and P -> S(dim) with equal pieces of a dim other than the last, on
-    all GPUs, if there is enough to send that overlapping pays off. Otherwise the result is None.
+    It can for S(dim) -> B and P -> S(dim) with equal shards of a dim other than the last, on all
+    GPUs, if there is enough to send that overlapping pays off.
 
     The answer depends on the specs and on what the ranks have agreed on, so it is the same on every
     rank.
@@ -40,14 +42,18 @@ def fused_over(src: TensorSpec, dst: TensorSpec) -> tuple[str, int] | None:
 
 
 def gather_multiply(x: Tensor, w: Tensor, over: tuple[str, int]) -> tuple[Tensor, Tensor]:
-    """Return ``(gathered x, gathered x @ w)``."""
+    """Return ``(gathered x, gathered x @ w)`` by one op; ``over`` is the result of
+    ``fused_over``."""
     name, dim = over
     boxed, (y,) = torch.ops.symm_mem.fused_all_gather_matmul(x.contiguous(), [w], dim, name)
     return boxed.contiguous(), y.contiguous()
 
 
 def multiply_scatter(x: Tensor, w: Tensor, over: tuple[str, int]) -> Tensor:
-    """Return this rank's piece of the sum of ``x @ w`` over the ranks."""
+    """Return this rank's shard of the sum of ``x @ w`` over the ranks, by one op.
+
+    ``over`` is the result of ``fused_over``.
+    """
     name, dim = over
     y = torch.ops.symm_mem.fused_matmul_reduce_scatter(x.contiguous(), w, "sum", dim, name)
     return y.contiguous()

@@ -335,16 +335,17 @@ def _is_graded(p: Any) -> bool:
 
 
 def _parameters(modules: list[torch.nn.Module]) -> tuple:
-    """Return the cache key of the parameters, since moves of gradients depend on them.
+    """Return what a program depends on of parameters, as a part of its cache key.
 
-    The key has ``requires_grad``, dtype and shape of each parameter.
+    These are ``requires_grad``, dtype and shape of each parameter: moves of gradients between
+    stages depend on them.
     """
     params = (p for m in modules for p in m.parameters(recurse=False))
     return tuple((p.requires_grad, p.dtype, p.shape) for p in params)
 
 
 def _state(modules: list[torch.nn.Module]) -> tuple:
-    """Return the modules' plain attributes, which a program may depend on.
+    """Return the plain attributes of modules, as a part of the program's cache key.
 
     Counts numbers, booleans, strings and None, each with its type since 1 equals True, of the
     modules whose code is recorded op by op. Modules inside a stage are called, not recorded, and

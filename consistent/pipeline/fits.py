@@ -1,4 +1,4 @@
-"""Test whether a recorded program holds for new inputs, whose values may decide what it does."""
+"""Test whether a recorded program holds for inputs whose values decide its control flow."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from .part import Part
 
 
 def fits(program: Program, inputs: Sequence[Any]) -> bool:
-    """Return whether ``inputs`` give every answer that was found when ``program`` was recorded.
+    """Return whether code that branches on tensor values would branch on ``inputs`` as recorded.
 
-    The inputs have the shapes and dtypes of the recording. They are not written to.
+    Each value that the code read while it was recorded is computed again and compared. The inputs
+    have the shapes and dtypes of the recording. They are not written to.
     """
     if not program.reads:
         return True

@@ -60,8 +60,9 @@ def pipeline(
     Args:
         model: the same module on every rank. The ops of its forward between the stages' modules are
             recorded for each shape of micro-batches, and may not depend on values of tensors.
-        placements: the placements of the stages: either one for each stage, or one for each line of
-            the schedule. Schedules that run several stages on a placement go around the latter.
+        placements: either one placement for each stage; or distinct placements, over which a
+            schedule that runs several stages on a placement distributes the stages in its own
+            order.
         split: the names of the modules at which a stage begins, without the first stage; or "auto"
             for as many stages as the schedule has, balanced by their time on ``sample``, or by
             their number of parameters if there is no sample.
@@ -70,9 +71,9 @@ def pipeline(
         micro_batches: the number of parts that each batch is cut into, along dim 0.
         schedule: "gpipe", "1f1b", "interleaved1f1b", "loopedbfs", "interleavedzerobubble",
             "zbvzerobubble", "dualpipev", or "one at a time".
-        plan: the layout of each stage over its placement, as ``parallelize`` takes it; a list has
-            one plan for each stage. The batch is split along the axes where no parameter is split.
-            A ``Plan`` of the whole model serves all stages.
+        plan: the layouts of each stage's tensors over its placement, as ``parallelize`` takes it; a
+            list has one plan for each stage. The batch is split along the axes along which every
+            parameter is used whole. A ``Plan`` of the whole model serves all stages.
         reduction: whether the loss is a "mean" over rows or a "sum".
         sample: a batch for split="auto": a tensor, a tuple of arguments, or a dict of keywords.
         checkpoint: the names of modules whose activations are recomputed in backward instead of
@@ -80,8 +81,8 @@ def pipeline(
 
     Raises:
         TypeError: ``placements`` is a single placement.
-        ValueError: a name is not a module, stages and placements do not fit the schedule, or a
-            rank is in no stage.
+        ValueError: a name is not a module, stages and placements do not fit the schedule, or a rank
+            is in no stage.
     """
     if isinstance(placements, Placement | int):
         raise TypeError(

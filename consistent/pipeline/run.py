@@ -1,4 +1,4 @@
-"""Run a pipeline schedule: each rank runs the actions of its line while messages are under way.
+"""Run a pipeline schedule: each rank runs its own actions while messages are under way.
 
 ```
 rank 0   F0 ->   F1 ->        -> B0            a result is sent as soon as it is computed, and
@@ -148,7 +148,10 @@ class Run:
         return nullcontext() if done == len(self.batch) else no_sync()
 
     def _gradients(self, action: Action, cell: Cell) -> dict[int, Tensor]:
-        """Return the gradient of each value that left: the sum over the stages that used it."""
+        """Return the gradient of each activation that left the stage, by the activation's index.
+
+        It is the sum of the gradients from all stages that used the activation.
+        """
         m, found = action.micro_batch, {}
         for index in cell.wants:
             moves = self._part(action).leaving[index]
@@ -159,7 +162,7 @@ class Run:
         return found
 
     def _ways_back(self, action: Action) -> dict[int, Callable[[Tensor], None]]:
-        """Return for each move that entered a function that sends its gradient back."""
+        """Return, by move, functions that send the gradients of the stage's inputs back."""
         program, part = self.batch[action.micro_batch].program, self._part(action)
         found: dict[int, Callable[[Tensor], None]] = {}
         for move in part.entering:

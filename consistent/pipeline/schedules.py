@@ -144,7 +144,7 @@ def _fits(kind: _Kind, lines: int, stages: int) -> bool:
 
 @lru_cache(maxsize=64)
 def schedule(name: str, lines: int, stages: int, micro_batches: int) -> Schedule:
-    """Return the checked table of the schedule ``name``.
+    """Return the table of actions of the schedule ``name``, after checking that it is complete.
 
     Raises:
         ValueError: the schedule cannot run this number of stages on this number of placements, or

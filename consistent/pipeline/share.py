@@ -75,7 +75,7 @@ def _names(module: nn.Module) -> tuple[list[str], list[str]]:
 
 
 def batch_axes(share: nn.Module, placement: Placement) -> tuple[int, ...]:
-    """Return the placement axes along which every parameter is used whole (the batch's axes)."""
+    """Return the axes that split the batch: those along which every parameter is used whole."""
     layouts = list(plan_of(share).tensors.values())
     return tuple(
         axis for axis in range(placement.ndim) if all(each.use[axis] is B for each in layouts)

@@ -100,7 +100,7 @@ class SplitBackward:
         return keep
 
     def _from_border(self) -> list[tuple[GradientEdge, torch.Tensor]]:
-        """Return all gradients that leave the path to the inputs, each with its target edge."""
+        """Return the gradients that leave the path to the inputs, each with its edge."""
         uses = Counter(edge for beside in self._border.values() for edge in beside)
         found: list[tuple[GradientEdge, torch.Tensor]] = []
         shared: list[Node] = []

@@ -24,7 +24,7 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Table of actions.
+    """Pipeline schedule as a table: for each placement, the order of forwards and backwards.
 
     Args:
         name: the name of the schedule, as the user gave it.

@@ -118,9 +118,9 @@ class Tied:
         self._copies = list(copies)
 
     def join(self) -> None:
-        """Put each tied parameter back where ``untie`` put leaves, and keep these leaves as copies.
+        """Restore tied parameters in all modules, and keep the stages' leaves as copies.
 
-        Called when the stages have laid out the leaves.
+        ``untie`` put the leaves there. Called once the stages have made their leaves global.
         """
         for copy in self._copies:
             owner, key = copy.places[0]
@@ -140,7 +140,7 @@ class Tied:
                 copy.hide()
 
     def begin(self) -> None:
-        """Copy the parameters' values to the copies, at the begin of a batch."""
+        """Copy the parameters' values to the copies, when a batch begins."""
         for copy in self._copies:
             copy.take_values()
 

@@ -22,7 +22,7 @@ from .share import has_state
 
 
 class _Place(NamedTuple):
-    """Place ``parent._modules[key]`` where a twin replaces a module.
+    """Place ``parent._modules[key]`` where a twin, a shallow copy, stands for a repeated module.
 
     ``twin_of`` maps the module and its submodules to their twins.
     """
@@ -35,10 +35,10 @@ class _Place(NamedTuple):
 
 
 class Twins:
-    """Twins in a model, one at each further place of a module that has parameters.
+    """Twins of a model's repeated modules: a shallow copy at each use after the first.
 
-    Making an instance puts the twins into the model. ``settled`` then removes those that the cut
-    does not need; ``take_back`` removes all.
+    Only modules with parameters or saved buffers get twins. Making an instance puts the twins into
+    the model. ``settled`` then removes those that the cut does not need; ``take_back`` removes all.
     """
 
     def __init__(self, model: nn.Module) -> None:

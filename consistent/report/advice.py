@@ -1,5 +1,6 @@
-"""Advice on which other layout of an operand would avoid a boxing, searched among the signatures of
-the op.
+"""Advise which other layout of an operand would avoid a redistribution (boxing) before an op.
+
+The layouts that the op accepts, its signatures, are searched.
 
 A change is suggested only if the library's choice (``rules/choose.py``) would then move nothing,
 and if all-reducing a result that becomes partial through the change sends fewer bytes than are
@@ -40,10 +41,10 @@ _VERBS = {
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The boxing of one op, and the change of layout that would avoid it.
+    """The redistribution (boxing) of an op's operands, and the layout change that would avoid it.
 
     Args:
-        op, site: the line of the report that the advice is about.
+        op, site: the op, and the ``file:line`` of its call.
         nbytes: bytes that the busiest rank sends in one call.
         moves: what is moved, in words.
         instead: what to change; "" if no change is known.
@@ -60,8 +61,15 @@ class Advice:
 
 
 def advise(made: Plan, specs: Sequence[TensorSpec], site: str) -> Advice | None:
-    """Return advice on a plan that has run on operands of ``specs``. None if the plan moved
-    nothing, or if no better layout of the operands is known."""
+    """Return advice on a call's boxing, for the report; None if there is nothing to advise.
+
+    There is none if the plan moved nothing, or if no better layout of the operands is known.
+
+    Args:
+        made: the plan that has run.
+        specs: the specs of the call's operands.
+        site: the ``file:line`` of the call.
+    """
     if not isinstance(made, OnShards) or not made.boxes:
         return None
     operands = tuple(operand.spec for operand in made.call.operands)
@@ -145,8 +153,11 @@ def _ways(
 
 
 def _may_change(made: OnShards, index: int, now: TensorSpec, then: TensorSpec) -> bool:
-    """Return whether an operand may come in another layout. The target of an in-place op keeps its
-    layout, and partial sums must be reduced somewhere in any case."""
+    """Return whether an operand may come in the layout ``then`` instead of ``now``.
+
+    The target of an in-place op keeps its layout, and partial sums must be reduced somewhere in any
+    case.
+    """
     if made.inplace and index == 0:
         return False
     pairs = zip(now.sbp, then.sbp, strict=True)
@@ -154,8 +165,10 @@ def _may_change(made: OnShards, index: int, now: TensorSpec, then: TensorSpec) -
 
 
 def _later(made: OnShards, found: Choice, choice: Choice) -> int:
-    """Return the bytes that the busiest rank sends to reduce results that are partial only under
-    ``found``."""
+    """Return the bytes sent later to reduce results that are partial only under ``found``.
+
+    They are those of the busiest rank. ``choice`` is the choice of layouts that the op made.
+    """
     total = 0
     for out, then, now in zip(made.call.outs, found.outs, choice.outs, strict=True):
         summed = tuple(
@@ -167,8 +180,10 @@ def _later(made: OnShards, found: Choice, choice: Choice) -> int:
 
 
 def _chosen(row: table.Row, made: OnShards, specs: Sequence[TensorSpec]) -> Choice | None:
-    """Return the choice of layouts for operands of ``specs``, or None if the op would then move
-    something."""
+    """Return the layouts that the op would choose for operands of ``specs``.
+
+    Returns None if the op would then move something.
+    """
     old = made.call
     operands = tuple(Operand(o.index, spec) for o, spec in zip(old.operands, specs, strict=True))
     args, kwargs = fill(tuple(old.args), operands), fill(dict(old.kwargs), operands)

@@ -1,4 +1,4 @@
-"""Comparison of two reports, by op and call site.
+"""Compare two reports: which ops, at which call sites, run in other layouts or send other bytes.
 
 Lines are paired by op and ``file:line``. If an edit has moved lines, the unpaired lines of the same
 op in the same file are paired in order.
@@ -29,13 +29,16 @@ class Change:
 
     @property
     def op(self) -> str:
-        """The name of the op."""
+        """The name of the op on these lines."""
         return self._line.op
 
     @property
     def kind(self) -> str:
-        """The kind of the change: "new", "gone", "changed" (in layouts, boxings or bytes), "count"
-        (ran more or less often), or "same"."""
+        """The kind of the change: "new", "gone", "changed", "count" or "same".
+
+        A line is changed if its layouts, boxings or bytes per call are; its count if it only ran
+        more or less often.
+        """
         if self.before is None or self.after is None:
             return "new" if self.before is None else "gone"
         a, b = self.before, self.after
@@ -50,7 +53,7 @@ class Change:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the second report minus those of the first."""
+        """The bytes that the second report's line sends, minus those of the first report's."""
         return (self.after.nbytes if self.after else 0) - (self.before.nbytes if self.before else 0)
 
     @property
@@ -60,7 +63,7 @@ class Change:
         return " -> ".join(dict.fromkeys(sites)) or "backward"
 
     def differences(self) -> list[str]:
-        """Return a description of each difference."""
+        """Return a sentence for each difference between the two lines."""
         if self.before is None or self.after is None:
             line = self._line
             parts = [most_common(line.layouts), most_common(line.boxings)]
@@ -88,8 +91,10 @@ class Change:
 
 
 class Difference:
-    """The changes from one report to another. ``print`` shows those in layouts, boxings or bytes;
-    ``save`` writes an HTML page."""
+    """The changes from one report to another.
+
+    ``print`` shows those in layouts, boxings or bytes; ``save`` writes an HTML page.
+    """
 
     def __init__(self, changes: Sequence[Change], before: int, after: int) -> None:
         self.changes = tuple(changes)
@@ -131,12 +136,12 @@ class Difference:
         return difference_page(self.summary(), rows)
 
     def save(self, path: str | Path) -> Path:
-        """Write the page to ``path``; missing folders are created."""
+        """Write the HTML page to ``path``; missing folders are created."""
         return write(path, self.html())
 
 
 def difference(before: Sequence[Line], after: Sequence[Line]) -> Difference:
-    """Pair the lines of two reports, and return the changes."""
+    """Pair the lines of two reports by op and call site, and return the changes."""
     theirs = {(line.op, line.site): line for line in after}
     pairs = [(line, theirs.pop((line.op, line.site), None)) for line in before]
     left: dict[tuple[str, str], list[Line]] = {}

@@ -34,8 +34,10 @@ def difference_page(summary: str, rows: Sequence[_Row]) -> str:
 
 
 def _marked(line: str) -> str:
-    """Return a line as HTML: layouts separated by a semicolon go on lines of their own, and the new
-    layouts go below the old ones."""
+    """Return a line of a change's text as HTML, with one layout on each line.
+
+    New layouts are below the old ones.
+    """
     word, _, told = line.partition(": ")
     was, arrow, now = told.partition("  =>  ")
     if not arrow:

@@ -37,7 +37,10 @@ _WHY = "explain sends nothing, and here a value is needed"
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One signature on one axis, with what it would box and send, and how long that would take."""
+    """One signature (layouts of operands and results) along one placement axis, and its cost.
+
+    ``boxes`` are the operands that it would redistribute, such as ``0: S(0)->B``.
+    """
 
     signature: Signature
     boxes: tuple[str, ...]
@@ -48,8 +51,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """One op: how it runs, and the candidates on each axis of the placement. There are no
-    candidates if the op runs whole on every rank."""
+    """How one op of a call runs, and the signatures that it chose from on each placement axis.
+
+    ``axes`` is empty if the op runs whole on every rank.
+    """
 
     name: str
     how: str
@@ -73,7 +78,7 @@ class Explained:
 
 
 class Explanation:
-    """The ops of a call in the order in which they were met. Prints as tables."""
+    """The ops that a call runs, in order; printing shows a table for each."""
 
     def __init__(self, ops: Sequence[Explained], stopped: str = "") -> None:
         self.ops = tuple(ops)
@@ -96,11 +101,12 @@ class Explanation:
 def explain(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
     """Explain why ``func(*args, **kwargs)`` on global tensors runs under the layout it does.
 
-    ``print(consistent.explain(torch.matmul, x, w))`` shows for each axis the signatures that hold,
-    what each boxes and sends, the estimated time, and the choice. For a composition such as
-    ``F.cross_entropy``, it shows the ops inside; ``func`` may also be a user's function. Nothing is
-    computed or sent, so a single rank may call it. A function that reads values, or computes shapes
-    from values, is planned up to that point.
+    ``print(consistent.explain(torch.matmul, x, w))`` shows for each placement axis the signatures
+    (layouts of operands and results) that hold, what each redistributes (boxes) and sends, the
+    estimated time, and the choice. For a composition such as ``F.cross_entropy``, it shows the ops
+    inside; ``func`` may also be a user's function. Nothing is computed or sent, so a single rank
+    may call it. A function that reads values, or computes shapes from values, is planned up to that
+    point.
 
     Raises:
         TypeError: no argument is a global tensor.
@@ -134,8 +140,10 @@ def explain(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanati
 
 @contextmanager
 def _outside() -> Iterator[list[Plan]]:
-    """Yield the list of plans made inside the block. They are made for a rank outside all
-    placements, and are discarded at the end."""
+    """Yield a list that collects the plans of the ops that are called inside the context.
+
+    They are made for a rank outside all placements, and are discarded at the end.
+    """
     met: list[Plan] = []
     with Tracer(on_plan=met.append).tracing(), outside(_WHY, 1, plan_each=True):
         yield met
@@ -197,7 +205,7 @@ def _chosen(options: Sequence[Candidate]) -> Candidate:
 def _on_axis(
     plan: OnShards, operands: Sequence[TensorSpec], options: Sequence[Signature], axis: int
 ) -> tuple[Candidate, ...]:
-    """Return the candidates on one axis: the chosen one first, then the cheapest."""
+    """Return the candidates on one placement axis: the chosen one first, then the cheapest."""
     choice = plan.choice
     assert choice is not None
     ins, outs = ([sbp[axis] for sbp in side] for side in (choice.ins, choice.outs))

@@ -1,5 +1,4 @@
-"""Lines of a report: what one op did at one place of the program, and the texts that tables of
-lines use."""
+"""Lines of a report: what one op did at one place of the program."""
 
 from __future__ import annotations
 
@@ -13,8 +12,11 @@ from ..spec import TensorSpec
 
 @dataclass(slots=True)
 class Line:
-    """One op at one call site, with its counts, layouts, boxings and bytes. A compiled step also
-    has a line where it is called, and one for each of its own lines that sends."""
+    """What one op did at one call site: counts, layouts, redistributions (boxings) and bytes.
+
+    A compiled step also has a line where it is called, and one for each of its own lines that
+    sends.
+    """
 
     op: str
     site: str
@@ -28,13 +30,12 @@ class Line:
 
     @property
     def where(self) -> str:
-        """The call site, such as ``model.py:40``; ``backward`` for a boxing in the backward
-        pass."""
+        """The call site, such as ``model.py:40``; ``backward`` for a boxing in backward."""
         return short_site(self.site) or self.op
 
 
 def sbps(specs: Sequence[TensorSpec]) -> str:
-    """Return the SBPs as text: ``S(0), B``, or ``(S(0), B), (B, B)`` on several axes."""
+    """Return the layouts as text: ``S(0), B``, or ``(S(0), B), (B, B)`` on several axes."""
     return ", ".join(str(s.sbp[0] if len(s.sbp) == 1 else s.sbp) for s in specs)
 
 

@@ -1,5 +1,4 @@
-"""A report as one self-contained HTML page: summary, advice, bytes by op, the layouts along the
-program, and the timeline."""
+"""HTML page of a report: summary, advice, bytes by op, layouts along the program, and timeline."""
 
 from __future__ import annotations
 
@@ -42,7 +41,14 @@ def page(
     timeline: Timeline | None,
     summary: str,
 ) -> str:
-    """Return the page, with ``summary`` at its head."""
+    """Return the HTML page of a report.
+
+    Args:
+        lines: the lines of the report.
+        advice: its advice, largest first.
+        timeline: its times; None if none were taken.
+        summary: the sentences at the head of the page.
+    """
     if lines:
         parts = [_numbers(lines), _advice(advice), _bars(lines), _program(lines), _times(timeline)]
     else:
@@ -85,7 +91,7 @@ def _advice(advice: Sequence[Advice]) -> str:
 
 
 def _marked(text: str) -> str:
-    """Return ``text`` as HTML, with names in backquotes as code and SBPs as labels."""
+    """Return ``text`` as HTML, with names in backquotes as code and layouts as labels."""
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", labelled(text))
 
 

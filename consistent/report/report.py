@@ -1,5 +1,4 @@
-"""report(): collects what runs: ops, layouts, boxings with their bytes, and ops that run whole on
-every rank."""
+"""Collect what runs on global tensors: ops, layouts, and bytes of redistributions (``report``)."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ from .trace import trace_text
 
 
 class Report:
-    """Lines by (op name, call site), in the order first met.
+    """What ran inside ``report()``: a line for each op and call site, in the order first met.
 
     Bytes are those that the busiest rank sends; for a compiled step, those that this rank sends.
     ``between`` is the number of bytes that all ranks together send from host to host, computed from
@@ -60,12 +59,12 @@ class Report:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all boxings."""
+        """The bytes that all redistributions (boxings) sent from the busiest rank."""
         return sum(line.nbytes for line in self.lines)
 
     @property
     def between(self) -> int:
-        """The bytes that all ranks together send from host to host in all boxings."""
+        """The bytes that all ranks together sent from host to host in redistributions (boxings)."""
         return sum(line.between for line in self.lines)
 
     @property
@@ -75,8 +74,11 @@ class Report:
 
     @property
     def advice(self) -> list[Advice]:
-        """Advice on boxings that could be avoided, largest first. Each advice considers one op
-        alone: it does not know where the operands come from, nor where else they are used."""
+        """Advice on redistributions (boxings) that could be avoided, largest first.
+
+        Each advice considers one op alone: it does not know where the operands come from, nor where
+        else they are used.
+        """
         found = [advice for advice in self._advice.values() if advice is not None]
         return sorted(found, key=lambda each: -self._lines[each.op, each.site].nbytes)
 
@@ -85,11 +87,11 @@ class Report:
         return sum(line.count for line in self.lines if line.op == op)
 
     def boxings(self) -> Counter[str]:
-        """Return how often each boxing ran, by its printed moves."""
+        """Return how often each redistribution (boxing) ran, by its moves as text."""
         return sum((line.boxings for line in self.lines), Counter())
 
     def bytes_by_op(self) -> dict[str, int]:
-        """Return the bytes of the boxings of each op that had any, largest first."""
+        """Return op -> bytes of its redistributions (boxings), largest first, without zeros."""
         found: Counter[str] = Counter()
         for line in self.lines:
             found[line.op] += line.nbytes
@@ -101,8 +103,10 @@ class Report:
         return self._lines.setdefault((op, site), Line(op, site))
 
     def _starts(self, plan: plans.Plan) -> None:
-        """Note that an op begins. What its form sends counts for this op; when the op ends, the
-        name of the caller is restored."""
+        """Note that an op begins, so that what its form sends counts for this op.
+
+        When the op ends, the name of the caller is restored.
+        """
         self._calling().append((plan, check_mode.current()))
         check_mode.calling(plan.name)
 
@@ -134,8 +138,7 @@ class Report:
             self._advice[key] = advise(plan, ins, site)
 
     def _calling(self) -> list[tuple[plans.Plan, str]]:
-        """Return the stack of plans that this thread is running, each with the name of its
-        caller."""
+        """Return this thread's stack of plans that are running, each with its caller's name."""
         if not hasattr(self._thread, "calling"):
             self._thread.calling = []
         return self._thread.calling
@@ -186,7 +189,7 @@ class Report:
         return page(self.lines, self.advice, self.timeline, self.summary())
 
     def save(self, path: str | Path) -> Path:
-        """Write the page to ``path``; missing folders are created."""
+        """Write the report as an HTML page to ``path``; missing folders are created."""
         return write(path, self.html())
 
     def save_trace(self, path: str | Path) -> Path:
@@ -203,8 +206,9 @@ class Report:
         return write(path, trace_text(self.timeline))
 
     def diff(self, other: Report) -> Difference:
-        """Return what changed from this report to ``other``, by op and call site. The result can be
-        printed or saved as a page.
+        """Return what changed from this report to ``other``, by op and call site.
+
+        The result can be printed or saved as a page.
 
         Raises:
             TypeError: ``other`` is not a report.
@@ -219,10 +223,11 @@ class Report:
 
 @contextmanager
 def report(timeline: bool = False) -> Iterator[Report]:
-    """Collect what runs inside ``with report() as r:``, for ``print(r)`` or
-    ``r.save("report.html")``. Nothing is communicated: the report is this rank's view, which is the
-    same on every rank. Inside the block, ops take a few microseconds longer; outside there is no
-    cost.
+    """Collect what runs on global tensors inside ``with report() as r:``.
+
+    Then ``print(r)`` shows it, and ``r.save("report.html")`` writes a page. Nothing is
+    communicated: the report is this rank's view, which is the same on every rank. Inside the block,
+    ops take a few microseconds longer; outside there is no cost.
 
     Args:
         timeline: also take times, for the page and ``r.save_trace``. They are the times of this

@@ -1,4 +1,4 @@
-"""Text form of a report: a sentence, and a table with a line for each op and call site."""
+"""Text form of a report: a summary, and a table with a line for each op and call site."""
 
 from __future__ import annotations
 
@@ -29,8 +29,14 @@ def summary(
     by_messages: int = 0,
     experts: str = "",
 ) -> str:
-    """Return a sentence or two on what ran and what it sent. ``experts`` is the text of
-    ``busiest``."""
+    """Return a few sentences on what ran and what it sent.
+
+    Args:
+        lines: the lines of the report.
+        timeline: its times; None if none were taken.
+        by_messages: the bytes that this rank sent to ranks with which it shares no memory.
+        experts: the sentence of ``busiest``; "" for none.
+    """
     ops = sum(line.count for line in lines if not line.compiled)
     steps = sum(line.count for line in lines if line.compiled)
     boxings = sum(sum(line.boxings.values()) for line in lines)
@@ -98,8 +104,10 @@ def table(
 
 
 def busiest(rows: Mapping[int, int]) -> str:
-    """Return a sentence on the rank that got the most ``rows`` for its experts; "" if there are no
-    rows."""
+    """Return a sentence on the rank that got most tokens for its experts; "" if there are none.
+
+    ``rows`` maps a rank to the number of token rows that it got.
+    """
     if not any(rows.values()):
         return ""
     rank = max(rows, key=lambda each: rows[each])

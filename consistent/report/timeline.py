@@ -1,5 +1,4 @@
-"""Times at which each op, boxing and backward pass of this rank began and ended, while a report
-records them.
+"""Record when each op, redistribution (boxing) and backward pass of this rank began and ended.
 
 The time of an op is that of the whole call and includes its boxings. A boxing that runs
 concurrently with the program, such as the sum of small gradients, has no end. A compiled step is
@@ -73,9 +72,11 @@ class Timeline:
         self._open = threading.local()  # per thread: stack of (key, event) that have not ended
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds spent computing in ops, and in boxings that the program waited for.
-        The time an op spent in its boxings counts as boxing; the rest of the backward pass counts
-        as computing."""
+        """Return the seconds of computing, and of redistributions (boxing) that were waited for.
+
+        The keys are "computing" and "boxing". The time that an op spent in its boxings counts as
+        boxing; the rest of the backward pass counts as computing.
+        """
         spent = {"computing": 0.0, "boxing": 0.0}
         for begin, end, kind in self._alone():
             spent["boxing" if kind == "boxing" else "computing"] += (end - begin) / 1e9
@@ -167,9 +168,11 @@ class Timeline:
         event.begin = time.perf_counter_ns()
 
     def _end(self, key: object) -> Event | None:
-        """End the innermost open event with this key, and return it. Open events inside it are
-        dropped from the stack: they run concurrently with the program, or were ended by an
-        error."""
+        """End the innermost open event with this key, and return it; None if there is none.
+
+        Open events inside it are dropped from the stack: they run concurrently with the program, or
+        were ended by an error.
+        """
         now, stack = time.perf_counter_ns(), self._stack()
         for i in range(len(stack) - 1, -1, -1):
             if stack[i][0] is key or stack[i][0] == key:

@@ -1,5 +1,8 @@
-"""The timeline as a file that Perfetto opens. Times come from the host's clock, which its processes
-share, so the files of the ranks of one host can be merged."""
+"""Write the timeline of a report as a trace file that Perfetto opens.
+
+Times come from the host's clock, which its processes share, so the files of the ranks of one host
+can be merged.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from .timeline import Timeline
 
 
 def trace_text(timeline: Timeline) -> str:
-    """Return the events as JSON."""
+    """Return the events of a timeline as JSON in Chrome's trace format."""
     rank = timeline.rank or 0
     threads = list(dict.fromkeys(event.thread for event in timeline.events))
     made: list[dict[str, Any]] = [traces.rank_name(rank)]

@@ -1,9 +1,9 @@
-"""Rules: which SBPs an op accepts and which come out, one row per op.
+"""Rules: for each op, which layouts its operands may have and which layouts its outputs then have.
 
 Read `signature.py` (one correct combination of SBPs of an op's operands and outputs), `notation/`
-(rules as mathematics), `table.py` (op name -> row), then the rows in `families/` and `layout/`;
-`halo/` says which neighbours a rank needs. `candidates.py` and `choose.py` pick a signature for a
-call.
+(rules written as mathematics), `table.py` (op name -> row, which holds the rule), then the rows in
+`families/` and `layout/`; `halo/` says which neighbouring elements a rank needs. `candidates.py`
+and `choose.py` pick a signature for a call.
 """
 
 from . import families, halo, layout

@@ -1,4 +1,4 @@
-"""Candidate signatures of a call: the signatures of its row that the call does not rule out.
+"""Candidate signatures of a call: those of the op's rule that the call does not rule out.
 
 Dtypes, gradients and operands that are already partial rule signatures out.
 """

@@ -1,9 +1,9 @@
-"""Choice of the signature to which an op's inputs are boxed.
+"""Choice of one signature per placement axis for a call, to which its inputs are then boxed.
 
 It is arithmetic on specs alone, so every rank gets the same answer. Axes are decided one at a time.
 A signature that fits the inputs without boxing costs nothing and wins (data stays where it is),
 unless it makes a P of inputs none of which is P: this has to be reduced later. Otherwise the
-signature wins that takes the fewest seconds, the sum of
+signature with the lowest estimated time wins. The time is the sum of
 
 * the bytes to box now,
 * the bytes that the form sends,
@@ -30,7 +30,11 @@ from .signature import Call, Out, Signature
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Chosen nd-sbp of every operand and output, with the form and the axes that it serves."""
+    """Chosen nd-sbp (one SBP per axis) of every operand and output of a call.
+
+    ``form`` is the form that runs the op, or None, and ``form_axes`` are the axes along which it
+    communicates.
+    """
 
     ins: tuple[NdSbp, ...]
     outs: tuple[NdSbp, ...]
@@ -48,7 +52,7 @@ def choose(
     by_axis: Sequence[Sequence[Signature]],
     pin: NdSbp | None,
 ) -> Choice | None:
-    """Choose the cheapest signature on each axis.
+    """Choose the cheapest signature of a call on each placement axis.
 
     Args:
         call: the op, for the sizes of its outputs.
@@ -105,12 +109,12 @@ def _can_be_cut(call: Call, specs: Sequence[TensorSpec], chosen: Sequence[Signat
 
 
 def _is_by_size(option: Signature) -> bool:
-    """Return whether sizes decide that ``option`` holds, or that it is the cheapest."""
+    """Return whether other sizes could make ``option`` incorrect, or not the cheapest."""
     return option.by_size or option.nbytes > 0 or _owes(option)
 
 
 def _owes(option: Signature) -> bool:
-    """Return whether ``option`` makes a partial result of operands none of which is partial."""
+    """Return whether ``option`` makes a P, to be reduced later, although no operand is P."""
     return any(e.is_partial for e in option.outs) and not any(e.is_partial for e in option.ins)
 
 
@@ -120,10 +124,10 @@ def _cuts(
     by_axis: Sequence[Sequence[Signature]],
     chosen: Sequence[Signature],
 ) -> list[int]:
-    """Return into how many pieces the axes other than the current one cut each output.
+    """Return for each output into how many pieces the axes other than the current one split it.
 
-    Axes before it count with their chosen signatures, axes after it with the signatures that would
-    move nothing.
+    Axes before the current one, which are decided, count with their ``chosen`` signatures. Axes
+    after it count with the signatures that need no boxing.
     """
     rest = range(len(chosen) + 1, len(by_axis))
     others: list[tuple[int, Signature | None]] = [*enumerate(chosen)]
@@ -182,9 +186,9 @@ def seconds(
     axis: int,
     cuts: Sequence[int],
 ) -> float:
-    """Return the estimated seconds of boxing the operands for ``option`` on ``axis`` and of the op.
+    """Return the estimated seconds of boxing for ``option`` on ``axis`` and of the op.
 
-    ``cuts`` has for each output the number of pieces into which the other axes cut it.
+    ``cuts`` has for each output the number of pieces into which the other axes split it.
     """
     return _sending(call, specs, option, axis, cuts) + _touching(call, specs, option, axis, cuts)
 
@@ -196,7 +200,10 @@ def _sending(
     axis: int,
     cuts: Sequence[int],
 ) -> float:
-    """Return the seconds of boxing, of a form's messages, and of messages to read the outputs."""
+    """Return the seconds of boxing, of a form's messages, and of later use of the outputs.
+
+    A P among the outputs must be reduced later, and a new split may have to be gathered.
+    """
     placement = specs[0].placement
     parts, speeds = placement.shape[axis], DEVICES[placement.type]
     message = speeds.latency
@@ -226,7 +233,7 @@ def _touching(
     axis: int,
     cuts: Sequence[int],
 ) -> float:
-    """Return the seconds of reading the operands and writing the outputs, on each rank."""
+    """Return the seconds in which a rank reads its operands and writes its outputs."""
     placement = specs[0].placement
     held = 0.0
     for spec, want in zip(specs, option.ins, strict=True):
@@ -243,7 +250,7 @@ def _nbytes(out: Out) -> int:
 
 
 def cut_elsewhere(placement: Placement, sbp: NdSbp, axis: int) -> int:
-    """Return into how many pieces the axes other than ``axis`` cut a tensor."""
+    """Return into how many pieces the axes other than ``axis`` split a tensor with this nd-sbp."""
     pairs = enumerate(zip(placement.shape, sbp, strict=True))
     return math.prod(n for a, (n, entry) in pairs if a != axis and entry.is_split)
 

@@ -1,12 +1,12 @@
-"""Signatures for a dim with a cut, whose pieces are not balanced.
+"""Signatures for a dim with a cut: a split whose pieces are not balanced runs, such as a zigzag.
 
 A signature that says S for operands and outputs, and runs the op on the shards, holds for any
-number of ranks. With as many ranks as items, each item of the result is a function of that item of
-the operands alone, and the same function on each rank. So the signature holds for any division of
-the items, if all tensors that are split are divided in the same way; so does a sum (or a maximum)
-of the ranks' results. An op that depends on the positions of items, or on the sizes of neighbours,
-has a form, and its signatures say a plain S. An operand with a cut fits none of these and is boxed
-like any operand in another layout: an op needs nothing else for cuts.
+number of ranks. So it holds with as many ranks as items, and then each item of the result is a
+function of that item of the operands alone, the same function on each rank. So the signature holds
+for any division of the items, if all tensors that are split are divided in the same way; so does a
+sum (or a maximum) of the ranks' results. An op that depends on the positions of items, or on the
+sizes of neighbours, has a form, and its signatures say a plain S. An operand with a cut fits none
+of these and is boxed like any operand in another layout: an op needs nothing else for cuts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CLASSES = ("nll_loss", "cross_entropy")
 def with_cuts(
     options: Sequence[Signature], row: Row, call: Call, placement: Placement, axis: int
 ) -> list[Signature]:
-    """Return ``options`` on ``axis`` and their variants for the cuts that operands have there.
+    """Return ``options`` and their variants with the cuts that operands have on ``axis``.
 
     Options that would split an operand in an impossible way are left out.
     """
@@ -60,7 +60,7 @@ def _fits(spec: TensorSpec, entry: Sbp, axis: int) -> bool:
 
 
 def as_cut(option: Signature, row: Row, call: Call, parts: int, cut: Cut) -> Signature | None:
-    """Return ``option`` for dims that ``cut`` divides; None if it does not hold for them."""
+    """Return ``option`` with ``cut`` in each of its splits; None if it does not hold for them."""
     if option.by_size or not _is_carried(option, row, call):
         return None
     shapes = [x.shape for x in (*call.operands, *call.outs)]

@@ -1,4 +1,4 @@
-"""Ops fused with the reduce-scatter that boxes their operand from P to S.
+"""Detection of ops that are fused with the reduce-scatter that boxes their operand from P to S.
 
 This is done only where it was measured to be faster (docs/benchmarks.md): for rms_norm, which torch
 runs in several passes, on shards so large that the passes take most of the time. For gelu, silu and
@@ -24,10 +24,10 @@ _SUMMED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 def joins_sum(
     call: Call, specs: Sequence[TensorSpec], boxed: Sequence[TensorSpec]
 ) -> tuple[int, ...] | None:
-    """Return the axes on which ``call`` and the boxing of its first operand are one pass, or None.
+    """Return the axes whose boxing is fused with ``call``; None if the call is not fused.
 
-    The boxing goes from ``specs[0]`` to ``boxed[0]``. The answer depends on the specs alone, so
-    every rank gets the same.
+    The boxing takes the first operand from ``specs[0]`` to ``boxed[0]``, by a reduce-scatter in the
+    end. The answer depends on the specs alone, so every rank gets the same.
     """
     src, dst = specs[0], boxed[0]
     if src is dst or len(call.outs) != 1 or not _is_known(call):

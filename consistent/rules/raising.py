@@ -1,10 +1,10 @@
-"""Ops that may raise for the values of their operands, and whether ranks may differ in that.
+"""Ops that may raise because of values, and whether some ranks may raise while others do not.
 
 An op on shards raises on the rank whose shard holds what torch refuses: a singular matrix, an index
 out of range, a probability above 1. Where ranks may differ, they agree on the outcome after the op
 (``dispatch/running/agreed.py``). They cannot differ if the operand that decides is broadcast, so
-that all see the same values, and no rank has an empty shard, in which torch looks at no value. Both
-follow from the call and its specs alone, never from values.
+that all have the same values, and no rank has an empty shard, in which torch looks at no value.
+Both follow from the call and its specs alone, never from values.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ OPS = _BY_ALL | _LOOK_UPS | DIVISIONS | _CHECKED_IF_ASKED | _NORMS
 
 
 def raises_inside(name: str) -> bool:
-    """Return whether the aten op ``name``, without a trailing underscore, may raise."""
+    """Return whether the aten op ``name``, without a trailing underscore, may raise for values."""
     return name in _INNER or name in OPS
 
 
@@ -83,7 +83,7 @@ def may_raise(call: Call, placement: Placement) -> bool:
 
 
 def may_differ(call: Call, ins: Sequence[NdSbp], by_form: bool, placement: Placement) -> bool:
-    """Return whether ``call`` may raise on some ranks and not on others.
+    """Return whether ``call`` may raise on some ranks and not on others, so that ranks must agree.
 
     ``ins`` are the nd-sbps of the operands. ``by_form`` says that a form runs the op: it looks at
     this rank's part of a mask that is broadcast.

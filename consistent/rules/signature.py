@@ -1,4 +1,4 @@
-"""Calls and signatures: an op as rules see it, and a correct combination of SBPs on one axis."""
+"""Calls and signatures: an op as rules get it, and a correct combination of SBPs on one axis."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class DoesNotFit(Exception):
 
 
 class Operand:
-    """Placeholder for a tensor among an op's arguments; ``index`` counts the tensors in order."""
+    """Placeholder for a tensor in a call. ``index`` is its position among the call's tensors."""
 
     __slots__ = ("index", "spec")
 
@@ -26,12 +26,12 @@ class Operand:
 
     @property
     def shape(self) -> torch.Size:
-        """Logical shape."""
+        """Logical shape of the tensor."""
         return self.spec.shape
 
     @property
     def ndim(self) -> int:
-        """Number of dims."""
+        """Number of dims of the tensor."""
         return self.spec.ndim
 
     def __repr__(self) -> str:
@@ -39,7 +39,7 @@ class Operand:
 
 
 def operands_in(value: object) -> list[Operand]:
-    """Return the operands in ``value``, also those in nested tuples and lists."""
+    """Return the operands in an argument ``value``, also those in nested tuples and lists."""
     if isinstance(value, Operand):
         return [value]
     if isinstance(value, tuple | list):
@@ -49,11 +49,11 @@ def operands_in(value: object) -> list[Operand]:
 
 @dataclass(frozen=True, slots=True)
 class Out:
-    """Logical shape and dtype of one output.
+    """Logical shape and dtype of one output of a call.
 
-    If data decides the first size, the output is ``data_dependent``: ``shape`` then has the largest
-    possible size, and the form returns the true one. Torch computes no gradient of a ``fixed``
-    output.
+    If values decide the first size, the output is ``data_dependent``: ``shape`` then has the
+    largest possible size, and the form returns the true one. Torch computes no gradient of a
+    ``fixed`` output.
     """
 
     shape: torch.Size
@@ -63,13 +63,13 @@ class Out:
 
     @property
     def ndim(self) -> int:
-        """Number of dims."""
+        """Number of dims of the output."""
         return len(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """SBPs of the tensor operands and of the tensor outputs of an op, on one placement axis.
+    """Correct combination of SBPs of an op's operands and outputs, on one placement axis.
 
     ``form`` names the function in ``forms/`` that computes the op if running it on the shards does
     not; ``nbytes`` is what that function itself sends per rank. ``by_size`` says that the signature
@@ -101,7 +101,7 @@ class Call:
     """Call of an op, with an ``Operand`` in place of each tensor, and its logical outputs.
 
     Args:
-        params: names of the positional parameters, from the row.
+        params: names of the positional parameters, from the op's row in the table.
         defaults: values of the parameters that a call may leave out.
         tracked: whether gradients are needed, which P(max) and P(min) do not have.
         axis: the placement axis for which signatures are made; rules that look at the present
@@ -124,7 +124,8 @@ class Call:
     def get(self, name: str, default: Any = None) -> Any:
         """Return the argument ``name``, whether passed by position or by keyword.
 
-        An argument left out is ``default``, or the row's default if that is None.
+        An argument left out is ``default``, or the op's default in the table if ``default`` is
+        None.
         """
         return argument(self, self.args, self.kwargs, name, default)
 
@@ -157,9 +158,9 @@ class Call:
         return self.operands
 
     def cut_split(self) -> tuple[Split, Cut] | None:
-        """Return the first operand's split on ``axis`` and its cut, if it cuts a whole dim.
+        """Return the first operand's split on ``axis`` and its cut, if it has a cut; else None.
 
-        None for balanced pieces, and if an earlier axis splits the same dim.
+        It is None, too, if an earlier axis splits the same dim.
         """
         *before, entry = self.operands[0].spec.sbp[: self.axis + 1]
         if not isinstance(entry, Split) or entry.cut is None or Split(entry.dim) in before:
@@ -174,7 +175,7 @@ class Call:
         nbytes: int = 0,
         by_size: bool = False,
     ) -> Signature:
-        """Return a signature with ``ins`` by operand index, and B for the other operands.
+        """Return a signature with the SBPs ``ins`` by operand index; other operands are B.
 
         A single SBP as ``outs`` serves all outputs.
         """
@@ -184,7 +185,7 @@ class Call:
         return Signature(entries, tuple(outs), form, nbytes, by_size)
 
     def whole(self) -> Signature:
-        """Return the signature in which every tensor is B, which is always correct."""
+        """Return the signature in which every tensor is B (replicated), which is always correct."""
         return self.make({}, B)
 
     def same(self, dims: Iterable[int], partial: bool = False) -> list[Signature]:
@@ -202,7 +203,7 @@ class Call:
 def argument(
     call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], name: str, default: Any = None
 ) -> Any:
-    """Return the argument ``name`` of ``call``, from ``args`` and ``kwargs``.
+    """Return the argument ``name`` of ``call``, taken from ``args`` and ``kwargs``.
 
     These may be the call's own, or hold shards in place of its operands.
     """

@@ -1,4 +1,4 @@
-"""Table of rules: op name -> row. An op without a row runs whole on every rank.
+"""Table of the rules of all ops, by name. An op without a row runs whole on every rank.
 
 An op's name is what torch calls its function, without a trailing underscore (``add`` serves
 ``torch.add``, ``Tensor.add_``, ``+`` and ``torch.ops.aten.add``).
@@ -30,7 +30,7 @@ _CANONICAL = {alias: name for name, aliases in ALIASES.items() for alias in alia
 
 
 class Sizing(enum.IntEnum):
-    """Computations that turn the sizes among an op's arguments into those of the shard."""
+    """Ways to convert the sizes among an op's arguments to those of the shard."""
 
     VIEW = 1
     EXPAND = 2
@@ -134,7 +134,7 @@ class Row:
         return self._params.index(name)
 
     def serves_any_size(self, call: Call, ins: Sequence[NdSbp]) -> bool:
-        """Return whether ``call`` with operands of SBPs ``ins`` has one signature for all sizes."""
+        """Return whether the signature of ``call`` for operand SBPs ``ins`` holds for all sizes."""
         if self.is_notation:
             return True
         return self.any_size if isinstance(self.any_size, bool) else self.any_size(call, ins)
@@ -145,7 +145,7 @@ class Row:
         return () if self.writes is None else self.writes(call)
 
     def known_outs(self, call: Call) -> tuple[Out, ...] | None:
-        """Return the outputs if the row computes them; None leaves them to torch's meta kernel."""
+        """Return the outputs of ``call`` if the row computes them; None leaves them to torch."""
         self._name_arguments(call)
         try:
             made = None if self.outs is None else self.outs(_ordered(call))
@@ -158,9 +158,9 @@ class Row:
 
 
 def _in_order(call: Call) -> bool:
-    """Return whether tensors passed by keyword come in the order of the parameters.
+    """Return whether tensors passed by keyword are in the order of the parameters.
 
-    Rules and forms count tensors in this order.
+    Rules and forms count tensors in the order of the parameters.
     """
     names = [name for name, value in call.kwargs.items() if operands_in(value)]
     if not names:
@@ -176,10 +176,9 @@ def _in_order(call: Call) -> bool:
 
 
 def _ordered(call: Call) -> Call:
-    """Return ``call`` with its tensors in the order of the parameters.
+    """Return ``call`` with its tensors in the order of the parameters, to compute its outputs.
 
-    It serves to compute outputs only. Layouts use the call as it was made, whose operand indices
-    count tensors in their own order.
+    Layouts use the call as it was made, whose operand indices count tensors in their own order.
     """
     if _in_order(call):
         return call
@@ -192,7 +191,7 @@ def _ordered(call: Call) -> Call:
 
 
 def _bounds(rules: Iterable[notation.Rule]) -> bool:
-    """Return whether a rule makes P(max) or P(min) of a split dim that is reduced."""
+    """Return whether a rule makes P(max) or P(min) from a split dim that is reduced."""
     return any(
         head in ("max", "min") and any(name not in kept for name in pattern.names)
         for rule in rules

@@ -1,4 +1,7 @@
-"""Placements, SBPs and specs of tensors: metadata only, without tensor data or communication."""
+"""Placements, SBPs and specs of tensors: where and how ranks hold a tensor.
+
+They are metadata only, without tensor data or communication.
+"""
 
 from . import elsewhere, sbp
 from .cut import Cut, Runs, items_in, overlapping, piece

@@ -12,7 +12,8 @@ S(0, of=(2, 6))           0 2 3 4       1 5 6 7     each part of these sizes is 
 ```
 
 ``of`` can be combined with each of the others: ``S(0, cut="zigzag", of=4)``. A shard stores the
-items of its rank in the order of the logical tensor.
+items of its rank in the order of the logical tensor. A run is a range (start, size) of consecutive
+items of the dim.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class Cut:
     # -- items of each rank ------------------------------------------------------------------------
 
     def runs(self, n: int, parts: int, index: int) -> Runs:
-        """Return the runs of ``n`` items that rank ``index`` of ``parts`` holds, ascending."""
+        """Return the runs, (start, size), of ``n`` items that rank ``index`` of ``parts`` holds."""
         return _runs(self, n, parts, index)
 
     def size(self, n: int, parts: int, index: int) -> int:
@@ -103,7 +104,7 @@ class Cut:
         return items_in(self.runs(n, parts, index))
 
     def least(self, parts: int) -> int:
-        """Return the number of items from which on every rank has at least one.
+        """Return the smallest number of items with which each of ``parts`` ranks has at least one.
 
         The result is 1 if the cut itself fixes all sizes and no rank is empty, and ``1 << 62``,
         which no dim has, if some rank stays empty for any number of items.
@@ -133,11 +134,12 @@ class Cut:
         return starts
 
     def of_parts(self, n: int, start: int, size: int) -> tuple[Cut, ...] | None:
-        """Return the cut of ``size`` items from ``start`` on, as arguments of ``Split(dim, ...)``.
+        """Return the cut of the items from ``start`` on, if they are whole parts given by ``of``.
 
         Returns:
-            ``(cut,)``, or ``()`` if these items are balanced. None if they are not whole parts of
-                the ``n`` items, or if this cut has no parts.
+            ``(cut,)``, or ``()`` if these ``size`` items are balanced, as arguments of
+                ``Split(dim, ...)``. None if they are not whole parts of the ``n`` items, or if this
+                cut has no parts.
         """
         inside = [m for a, m in self.in_each(n) if start <= a and a + m <= start + size]
         if self.of is None or sum(inside) != size or not inside:
@@ -173,7 +175,7 @@ def _runs(cut: Cut, n: int, parts: int, index: int) -> Runs:
 
 
 def _within(cut: Cut, n: int, parts: int, index: int) -> Iterator[tuple[int, int]]:
-    """Yield the runs of a rank within one part of ``n`` items; runs may be empty or adjacent."""
+    """Yield the runs of a rank within one part of ``n`` items; they may be empty or adjacent."""
     if cut.zigzag:
         yield piece(n, 2 * parts, index)
         yield piece(n, 2 * parts, 2 * parts - 1 - index)
@@ -187,7 +189,7 @@ def _within(cut: Cut, n: int, parts: int, index: int) -> Iterator[tuple[int, int
 
 
 def joined(runs: Iterable[tuple[int, int]]) -> Runs:
-    """Return ascending ``runs`` without empty ones and with adjacent ones merged."""
+    """Return ascending ``runs``, without empty ones and with adjacent ones merged."""
     found: list[tuple[int, int]] = []
     for start, size in runs:
         if size and found and sum(found[-1]) == start:
@@ -198,7 +200,7 @@ def joined(runs: Iterable[tuple[int, int]]) -> Runs:
 
 
 def items_in(runs: Runs) -> int:
-    """Return the number of items in ``runs``."""
+    """Return the total number of items in ``runs``."""
     return sum(size for _, size in runs)
 
 
@@ -273,7 +275,7 @@ def _size(name: str, value: Any, least: int) -> int:
 
 
 def parse_cut(text: str) -> Cut | None:
-    """Return the cut whose arguments are ``text``, as ``WORDS`` matches it; None if it is empty."""
+    """Return the cut that prints as ``text``, which WORDS must match; None if the text is empty."""
     given: dict[str, Any] = {}
     # The pattern of a value is what follows "=" and the three characters "\s*" in _WORD.
     for name, value in re.findall(rf"(\w+)\s*=\s*({_WORD.partition('=')[2][3:]})", text):

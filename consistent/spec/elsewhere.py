@@ -1,7 +1,8 @@
-"""Names that other libraries use for what has another name here, for hints in error messages.
+"""Names of other libraries (DTensor, OneFlow, ...) for what is called differently here.
 
-None of these names is defined: ``hasattr(x, "full_tensor")``, by which code recognizes a DTensor,
-stays False. An entry without a library is a name that people try, and that several libraries have.
+Errors about an unknown name use them for hints. None of these names is defined: ``hasattr(x,
+"full_tensor")``, by which code recognizes a DTensor, stays False. An entry without a library is a
+name that people try, and that several libraries have.
 """
 
 from __future__ import annotations
@@ -178,9 +179,10 @@ OF_PLANS: dict[str, str] = {
 
 
 def hint(name: str, names: dict[str, tuple[str, str]]) -> str:
-    """Return the end of an error about an unknown name: whose name it is and what to write here.
+    """Return a hint for an error about an unknown name: whose name it is and what to write here.
 
-    The text is empty if ``name`` is not in ``names``.
+    ``names`` maps names of other libraries to (library, what to write). The text is empty if
+    ``name`` is not among them.
     """
     if name not in names:
         return ""
@@ -192,7 +194,7 @@ def hint(name: str, names: dict[str, tuple[str, str]]) -> str:
 def unknown(
     module: str, names: dict[str, tuple[str, str]], known: Iterable[str]
 ) -> Callable[[str], Any]:
-    """Return a module's ``__getattr__`` that raises the error of ``missing`` for every name.
+    """Return a ``__getattr__`` for a module that raises the error of ``missing`` for every name.
 
     It is for modules without lazily imported names.
     """
@@ -206,7 +208,7 @@ def unknown(
 def missing(
     module: str, name: str, names: dict[str, tuple[str, str]], known: Iterable[str]
 ) -> AttributeError | ImportError:
-    """Return the error for a name that ``module`` does not have, for its ``__getattr__`` to raise.
+    """Return the error for a name that ``module`` lacks, with a hint, for its ``__getattr__``.
 
     It is an ImportError if ``from module import name`` is running: Python would replace an
     AttributeError there by its own text, without the hint.

@@ -1,4 +1,4 @@
-"""Grids of ranks: reading what a user gives, and storing regular grids as start and strides."""
+"""Grids of ranks: parsing what a user passes, and storing regular grids as start and strides."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def compress(grid: range | np.ndarray) -> tuple[int, tuple[int, ...], tuple[int,
 
 
 def solve(offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the coordinate whose strides add up to ``offset``; None if there is none.
+    """Return the coordinate c with sum(c * strides) == ``offset``; None if the grid has none.
 
     The search goes from the widest stride to the narrowest, and tries only steps whose rest the
     narrower strides can reach.

@@ -29,7 +29,7 @@ def suggestion(name: object, known: Iterable[str], nearness: float = 0.6) -> str
 
 
 def nearest_sbp(text: str) -> str | None:
-    """Return the text of the SBP that ``text`` probably means: ``"Shard(dim=1)"`` -> ``"S(1)"``.
+    """Return the SBP that a mistyped ``text`` probably means: ``"Shard(dim=1)"`` -> ``"S(1)"``.
 
     None if there is no such SBP.
     """

@@ -13,7 +13,7 @@ _LEAVES = frozenset((type(None), bool, int, float, str, torch.dtype, torch.devic
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """Return ``value`` with ``change`` applied to each tensor in it.
+    """Return ``value`` with each tensor in it replaced by ``change(tensor)``.
 
     A container in which nothing changes is returned itself, not copied.
     """
@@ -38,7 +38,10 @@ def each_in(value: Any, kind: type) -> list[Any]:
 
 
 def map_each(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """Return ``value`` with ``change`` applied to each instance of ``kind``, also inside slices."""
+    """Return ``value`` with each instance of ``kind`` in it replaced by ``change(instance)``.
+
+    Instances inside slices are replaced, too.
+    """
     if isinstance(value, kind):
         return change(value)
     if type(value) in _LEAVES:  # most values; the check against Mapping is slow

@@ -1,8 +1,9 @@
-"""Placement: a device type and an n-dimensional grid of ranks.
+"""Placement: the devices that hold a tensor, as a device type and an n-dimensional grid of ranks.
 
-The grid's dims are *axes*. The order of ranks matters: the k-th rank of an axis holds the k-th
-piece. A regular grid (``range``, nested ranges, any evenly strided array) is stored as start and
-strides, so that a placement over 65,536 ranks takes no more memory than one over two.
+It is what other libraries call a device mesh. The grid's dims are *axes*. The order of ranks
+matters: the k-th rank of an axis holds the k-th piece. A regular grid (``range``, nested ranges,
+any evenly strided array) is stored as start and strides, so that a placement over 65,536 ranks
+takes no more memory than one over two.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _SAME_TYPE = {"gpu": "cuda", "nvidia": "cuda", "cuda": "cuda", "cpu": "cpu", "ho
 
 
 class World:
-    """Ranks and devices that placements are checked against."""
+    """The world of ranks, and its devices, that placements are checked against."""
 
     def size(self) -> int | None:
         """Return the number of ranks; None if ``torch.distributed`` is not initialized."""
@@ -38,14 +39,17 @@ _world = World()
 
 
 def use_world(world: World) -> World:
-    """Check placements against ``world`` from now on, and return the world used before."""
+    """Check placements against ``world`` from now on, and return the world used before.
+
+    A simulation sets a world of its own.
+    """
     global _world
     before, _world = _world, world
     return before
 
 
 class Placement:
-    """Ranks that hold a tensor, as a grid: ``placement(type, ranks, axes=None)``.
+    """Ranks that hold a tensor, as a grid (device mesh): ``placement(type, ranks, axes=None)``.
 
     Args:
         type: "cpu" or "cuda".
@@ -116,7 +120,7 @@ class Placement:
         return solve(rank - self._start, self.shape, self._strides)
 
     def axis_ranks(self, axis: int, coordinate: Sequence[int]) -> tuple[int, ...]:
-        """Return the ranks along ``axis`` through ``coordinate``, in grid order."""
+        """Return the ranks that differ from ``coordinate`` only along ``axis``, in grid order."""
         here = list(coordinate)
         line = []
         for step in range(self.shape[axis]):
@@ -126,7 +130,7 @@ class Placement:
 
     @cached_property
     def first_rank(self) -> int:
-        """Rank at the grid's origin."""
+        """Rank at the grid's origin, the coordinate of zeros."""
         return self.rank_at((0,) * self.ndim)
 
     @cached_property

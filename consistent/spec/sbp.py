@@ -1,9 +1,9 @@
-"""SBP: how the ranks of one placement axis hold a tensor: split, broadcast or partial.
+"""SBP: how the ranks along one placement axis hold a tensor: split, broadcast or partial.
 
-* ``S(d)`` cuts tensor dim ``d`` over the ranks of the axis. Pieces are balanced; ``cut.py`` has
-  other ways to divide the dim.
-* ``B`` gives every rank the whole tensor.
-* ``P`` gives every rank an addend of the tensor.
+* ``S(d)`` (sharded) cuts tensor dim ``d`` over the ranks of the axis. Pieces are balanced;
+  ``cut.py`` has other ways to divide the dim.
+* ``B`` (replicated) gives every rank the whole tensor.
+* ``P`` (partial sum) gives every rank an addend of the tensor.
 * ``P(max)`` and ``P(min)``, the *extremes*, give every rank a tensor of which the elementwise
   largest, or smallest, is the value. They have no gradient.
 
@@ -29,7 +29,7 @@ from .nearest import nearest_sbp
 
 
 class Sbp:
-    """One entry of an nd-sbp: how the ranks of one placement axis hold a tensor.
+    """How the ranks of one placement axis hold a tensor: one entry of an nd-sbp (layout per axis).
 
     Instances are interned, so ``is`` and ``==`` agree.
     """
@@ -49,7 +49,7 @@ class Sbp:
 
 
 class Split(Sbp):
-    """``S(dim)``: tensor dim ``dim`` is cut over the ranks of the axis.
+    """``S(dim)``, sharded: tensor dim ``dim`` is cut over the ranks of the axis.
 
     Negative dims count from the end.
     """
@@ -85,7 +85,7 @@ class Split(Sbp):
         return self.cut.size(n, parts, index)
 
     def runs(self, n: int, parts: int, index: int) -> Runs:
-        """Return (start, size) of each run of ``n`` items that rank ``index`` of ``parts`` has."""
+        """Return the (start, size) runs of ``n`` items that rank ``index`` of ``parts`` holds."""
         return (piece(n, parts, index),) if self.cut is None else self.cut.runs(n, parts, index)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -99,7 +99,7 @@ class Split(Sbp):
 
 
 class Broadcast(Sbp):
-    """``B``: every rank of the axis holds the whole tensor."""
+    """``B``, replicated: every rank of the axis holds the whole tensor."""
 
     __slots__ = ()
     is_broadcast = True
@@ -115,7 +115,7 @@ class Broadcast(Sbp):
 
 
 class Partial(Sbp):
-    """``P``: every rank of the axis holds an addend; the tensor is their sum.
+    """``P``, partial sum: every rank of the axis holds an addend; the tensor is their sum.
 
     ``P(max)`` and ``P(min)``: the tensor is the elementwise largest, or smallest, of what the ranks
     hold.
@@ -169,9 +169,10 @@ def split(
     sizes: Sequence[int] | None = None,
     of: int | Sequence[int] | None = None,
 ) -> Split:
-    """Return ``S(dim)``: each rank of the axis holds a piece along ``dim``, in rank order.
+    """Return ``S(dim)``, sharded: each rank of the axis holds a piece along ``dim``, in rank order.
 
-    Of n = q·k + r items on k ranks the first r ranks hold q + 1. Negative dims count from the end.
+    Of n = q·k + r items on k ranks the first r ranks hold q + 1, the others q. Negative dims count
+    from the end.
 
     Args:
         blocks: number of items in a block; the blocks of the dim are dealt to the ranks in turn.
@@ -238,7 +239,7 @@ def dual(value: Sbp) -> Sbp:
 
 
 def dual_nd(values: NdSbp) -> NdSbp:
-    """Return the nd-sbp of the gradient: ``dual`` of each entry."""
+    """Return the nd-sbp of the gradient of a tensor with nd-sbp ``values``, by ``dual``."""
     return tuple(dual(value) for value in values)
 
 
@@ -248,7 +249,7 @@ def partial_of(values: NdSbp) -> Partial | None:
 
 
 def is_one_way(values: NdSbp) -> bool:
-    """Return whether all partial axes are partial in the same way.
+    """Return whether all partial axes are partial in the same way: all P, all P(max) or all P(min).
 
     Different ways have no common meaning: a maximum of sums is not a sum of maxima.
     """
@@ -256,14 +257,14 @@ def is_one_way(values: NdSbp) -> bool:
 
 
 def is_cut(values: NdSbp) -> bool:
-    """Return whether an axis splits a dim into pieces that are not balanced."""
+    """Return whether some axis has a ``Cut``, so that its pieces are not balanced."""
     return any(isinstance(entry, Split) and entry.cut is not None for entry in values)
 
 
 def cuts_last(values: NdSbp) -> bool:
-    """Return whether each cut is the last split of its dim, as specs require.
+    """Return whether no axis splits a dim further after an earlier axis has cut it unevenly.
 
-    No axis may split a dim further after an earlier axis has cut it unevenly.
+    Specs require it.
     """
     closed: set[int] = set()
     for entry in values:
@@ -276,12 +277,12 @@ def cuts_last(values: NdSbp) -> bool:
 
 
 def plain(entry: Sbp) -> Sbp:
-    """Return ``S(dim)`` for a split with any cut, and every other entry unchanged."""
+    """Return ``entry`` with balanced pieces: ``S(dim)`` for a split with a cut, else ``entry``."""
     return Split(entry.dim) if isinstance(entry, Split) and entry.cut is not None else entry
 
 
 def plain_nd(values: NdSbp) -> NdSbp:
-    """Return the nd-sbp with balanced splits: ``plain`` of each entry."""
+    """Return ``values`` with balanced pieces in place of cuts: ``plain`` of each entry."""
     return tuple(plain(entry) for entry in values)
 
 

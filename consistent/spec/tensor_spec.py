@@ -1,4 +1,4 @@
-"""Specs of global tensors: everything but the data, and what each rank holds.
+"""Specs of global tensors: everything but the data, and from it what each rank holds.
 
 A spec is (placement, sbp, logical shape, dtype). The first two are its ``Layout``, which says how
 ranks hold a tensor of any size. Specs and layouts are interned: equal ones are the same object, so
@@ -41,7 +41,10 @@ _SHORT_DTYPE = {
 
 
 class Layout:
-    """Placement and nd-sbp: how ranks hold tensors of any size. Make one with ``Layout.of``."""
+    """Placement and nd-sbp (SBP per axis): how ranks hold tensors of any size.
+
+    Make one with ``Layout.of``.
+    """
 
     __slots__ = ("placement", "sbp", "is_whole", "is_cut", "parts", "__weakref__")
 
@@ -74,11 +77,11 @@ class Layout:
 
     @staticmethod
     def whole(placement: Placement) -> Layout:
-        """Return the layout in which every rank of ``placement`` has the whole tensor."""
+        """Return the layout in which every rank of ``placement`` has the whole tensor (B)."""
         return Layout.of(placement, (B,) * placement.ndim)
 
     def leaves_out(self, shape: Sequence[int]) -> bool:
-        """Return whether some ranks of the placement have an empty shard of a non-empty tensor."""
+        """Return whether some rank has an empty shard of a tensor that is not empty."""
         short = any(size < parts for size, parts in zip(shape, self.parts))
         return short and math.prod(shape) > 0
 
@@ -161,14 +164,14 @@ class TensorSpec:
 
     @property
     def dual(self) -> TensorSpec:
-        """Spec of this tensor's gradient."""
+        """Spec in which this tensor's gradient is computed: ``dual`` of each SBP."""
         if self._dual is None:
             self._dual = self.with_sbp(dual_nd(self.sbp))
         return self._dual
 
     @property
     def settled(self) -> TensorSpec:
-        """Spec of a leaf's gradient after backward has ended.
+        """Spec of the gradient of a leaf with this spec, as it is in ``.grad`` after backward.
 
         It is the spec of the leaf, with B where the leaf is P.
         """
@@ -248,7 +251,7 @@ class TensorSpec:
 
     @property
     def largest_nbytes(self) -> int:
-        """Bytes of the largest shard, which is the same on every rank."""
+        """Bytes of the largest shard of any rank."""
         if self._largest_nbytes is None:
             # The first of balanced pieces is the largest; given sizes may put it anywhere.
             at: Iterable[Coordinate] = [(0,) * self.placement.ndim]
@@ -301,6 +304,8 @@ def _intern(layout: Layout, shape: torch.Size, dtype: torch.dtype) -> TensorSpec
 def resolve_sbp(sbp: SbpLike, placement: Placement, shape: Sequence[int]) -> NdSbp:
     """Return ``sbp`` as one entry per axis of ``placement``, with dims counted from the front.
 
+    ``sbp`` may have any form that a user may pass, such as ``"S(-1)"``.
+
     Raises:
         ValueError: ``sbp`` does not fit the placement or the number of dims, or a cut does not fit
             the sizes.
@@ -336,7 +341,7 @@ def resolve_dims(sbp: SbpLike, placement: Placement, shape: Sequence[int]) -> Nd
 
 
 def cut_fault(entries: NdSbp, placement: Placement, shape: Sequence[int]) -> str | None:
-    """Return why ``entries`` cannot cut a tensor of ``shape``; None if they can.
+    """Return the reason why the cuts in ``entries`` cannot divide a tensor of ``shape``, else None.
 
     ``entries`` are the SBPs of the first axes of ``placement``.
     """
@@ -379,7 +384,7 @@ def _parts(placement: Placement, sbp: NdSbp) -> tuple[int, ...]:
 
 
 def misfit(spec: TensorSpec) -> str | None:
-    """Return why a tensor of this dtype cannot be partial as ``spec`` says; None if it can."""
+    """Return the reason why a tensor of this dtype cannot have the SBPs of ``spec``, else None."""
     for entry in spec.sbp:
         if not may_be(entry, spec.dtype):
             lacks = "truth values have no sum" if entry is P else "complex numbers have no order"

@@ -6,8 +6,9 @@ with Tracer(on_op_end=note_op, on_boxing_begin=note_boxing).tracing():
 ```
 
 Reports, ``explain``, the recorders of pipelines, plans and compiled steps, and the simulation
-observe a program this way. A folder that acts for one below it, such as modules that prefetch the
-operands of the next op, registers once for the life of the process:
+observe a program this way. A package that must react to one it cannot import, because it depends on
+it, registers once for the life of the process; an example are modules that prefetch the operands of
+the next op:
 
 ```
 Tracer(on_move=forget_shards).always()
@@ -125,7 +126,7 @@ op_tracers: list[Tracer] = []
 
 
 def callbacks(event: str) -> list[Callable[..., Any]]:
-    """Return the list of callbacks for ``event``.
+    """Return the list of callbacks of ``event``, for the code that emits the event.
 
     It is always the same list object, so callers may keep it.
     """
@@ -134,9 +135,10 @@ def callbacks(event: str) -> list[Callable[..., Any]]:
 
 @contextmanager
 def set_aside(event: str) -> Iterator[None]:
-    """Remove all callbacks of ``event`` while the context is entered.
+    """Remove all callbacks of ``event`` inside the block.
 
-    A callback that passes the call on uses this, so that it is not called again.
+    A callback that replaces an action uses this to run the original action without being called
+    again.
     """
     now = _CALLBACKS[event]
     kept, now[:] = now[:], []

@@ -1,4 +1,5 @@
-"""One training step as one object: ``nn.Graph``, its modules and its config."""
+"""``nn.Graph``: one training step as one object, with the settings of its modules and its
+config."""
 
 from .config import GraphConfig
 from .graph import Graph

@@ -22,9 +22,10 @@ def accumulated(
     count: int,
     scale: Callable[[Any], Any],
 ) -> Any:
-    """Run ``build`` on each of ``count`` micro-batches, and join the results.
+    """Run ``build`` on each of ``count`` micro-batches, one after another, and join the results.
 
-    The loss of a micro-batch is weighted by its share of the rows.
+    The loss of a micro-batch is weighted by its share of the rows, and passed through ``scale``
+    (the gradient scaler) before backward. ``name`` is the graph's name in errors.
 
     Raises:
         ValueError: the batch cannot be cut, or the results cannot be joined.

@@ -14,10 +14,10 @@ from ..spec.tracer import Tracer, set_aside
 
 @contextmanager
 def taken(take: Callable[[Any, Callable[[Any], None]], None]) -> Iterator[None]:
-    """Turn ``loss.backward()`` into a call ``take(loss, run)`` inside the ``with`` block.
+    """Replace each ``loss.backward()`` inside the ``with`` block by a call ``take(loss, run)``.
 
-    ``take`` calls ``run(loss)`` or ``run(scaled_loss)`` at the point where the backward pass is to
-    run.
+    ``take`` can change the loss, for example weight or scale it, and then calls ``run(loss)``,
+    which runs the backward pass.
     """
 
     def of_global(y: Any, gradient: Any, retain: bool | None, create: bool) -> None:

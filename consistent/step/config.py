@@ -12,7 +12,8 @@ from ..pipeline.schedules import check_name
 
 
 class _Option:
-    """Descriptor that exposes one option of a compiled step as an attribute of ``graph.config``."""
+    """Descriptor that makes an option of the compiled step available as an attribute of
+    ``graph.config``."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -26,20 +27,20 @@ class _Option:
 
 @dataclass
 class GraphConfig:
-    """Settings of a graph, ``graph.config``; set the attributes directly or through the methods.
+    """Settings of a graph (``graph.config``), set as attributes or by the methods.
 
     Args:
-        amp: dtype to which ``build`` runs under autocast; None runs it as written.
+        amp: dtype of autocast, under which ``build`` runs; None for no autocast.
         micro_batches: number of parts into which the batch is cut along dim 0; their gradients are
             added up. The loss counts as a mean over rows: the loss of a part is weighted by its
             share of rows.
-        zero: 1, 2 or 3 to split over the ranks that hold a parameter replicated: with 1 optimizer
-            state, with 2 gradients too, with 3 also the parameters, which are then gathered for
-            use. 0 splits nothing.
+        zero: ZeRO stage, which shards state over the ranks on which a parameter is replicated: 1
+            optimizer state, 2 gradients too, 3 also the parameters, which are then gathered for
+            use. 0 shards nothing.
         schedule: the order in which stages run micro-batches; see ``consistent.nn.pipeline``.
         is_compiled: whether to run the whole step as one recorded program; see
             ``consistent.compile``.
-        options: compile options of that program.
+        options: compile options of the recorded program.
 
     ``backend`` reads the backend of ``options``, or None if ``is_compiled`` is false; ``layouts``,
     ``memory``, ``overlap``, ``fuse`` and ``cuda_graph`` read and set the attributes of ``options``
@@ -89,10 +90,10 @@ class GraphConfig:
         self.micro_batches = value
 
     def enable_zero(self, mode: bool = True, *, stage: int = 2) -> None:
-        """Split optimizer state over the ranks that hold a parameter replicated.
+        """Shard optimizer state over the ranks on which a parameter is replicated (ZeRO).
 
-        With ``stage`` 2 gradients are split too. With 3 the parameters of modules that were passed
-        to ``parallelize`` are also split, as in its plan ``"zero3"``.
+        With ``stage`` 2 gradients are sharded too. With 3 the parameters of modules that were
+        passed to ``parallelize`` are also sharded, as in its plan ``"zero3"``.
 
         Raises:
             ValueError: ``stage`` is none of 1, 2 and 3.
@@ -106,7 +107,8 @@ class GraphConfig:
 
     @shows_options
     def enable_compile(self, mode: bool = True, **options: Unpack[Options]) -> None:
-        """Record the second step, and run it as a program from then on.
+        """Record the second call of the graph, and run the recording as a compiled program from
+        then on.
 
         ``options`` are those of ``consistent.compile``.
 
@@ -117,7 +119,7 @@ class GraphConfig:
         self.is_compiled = mode
 
     def set_schedule(self, name: str) -> None:
-        """Run stages in the order of the schedule ``name``.
+        """Set the order in which pipeline stages run micro-batches to the schedule ``name``.
 
         Raises:
             ValueError: there is no schedule of that name.

@@ -1,4 +1,4 @@
-"""``nn.Graph``: one step of a program as one object."""
+"""``nn.Graph``: one training or inference step as one object."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Graph:
     the same batch, or with global tensors. ``config`` (a ``GraphConfig``) sets autocast,
     micro-batches, ZeRO, the schedule and compilation.
 
-    With stages (``module.to(nn.graph.GraphModule).set_stage(...)``, or ``Graph.stage``) and several
-    micro-batches, the stages work on several micro-batches at once, in the order of
+    With pipeline stages (``module.to(nn.graph.GraphModule).set_stage(...)``, or ``Graph.stage``)
+    and several micro-batches, the stages work on several micro-batches at once, in the order of
     ``config.schedule``.
     """
 
@@ -83,7 +83,7 @@ class Graph:
 
     @staticmethod
     def stage(module: torch.nn.Module, index: int, placement: Placement) -> None:
-        """Run ``module`` in stage ``index``, on ``placement``.
+        """Assign ``module`` to pipeline stage ``index``, which runs on ``placement``.
 
         This is the same as ``module.to(nn.graph.GraphModule).set_stage(...)``.
 
@@ -115,7 +115,8 @@ class Graph:
                         yield module
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of each module among the attributes, with the attribute as prefix."""
+        """Return the states of the modules among the attributes, with the attribute's name as
+        prefix of keys."""
         found = {n: m for n, m in vars(self).items() if isinstance(m, torch.nn.Module)}
         return {f"{n}.{key}": x for n, m in found.items() for key, x in m.state_dict().items()}
 
@@ -139,7 +140,7 @@ class Graph:
             )
 
     def stages(self) -> list[Stage]:
-        """Return the stages that were set, in order."""
+        """Return the pipeline stages that were set, in order."""
         found = [stage for m in self.modules() if (stage := stage_of(m)) is not None]
         placements = check_stages(type(self).__name__, found)
         return [Stage(index, placement) for index, placement in placements.items()]
@@ -164,10 +165,10 @@ class Graph:
     def show(self, path: str | Path | None = None) -> str:
         """Return the recorded step as text.
 
-        A compiled graph shows its programs: ops with their layouts, what is sent, and the lines of
-        ``build`` that these come from. A graph whose stages run micro-batches shows the schedule,
-        and what each stage does. With ``path``, the same is also written as a self-contained HTML
-        page.
+        For a compiled graph, the text lists the ops with their layouts, what is sent, and the lines
+        of ``build`` that these come from. For a graph with pipeline stages and micro-batches, it
+        shows the schedule and what each stage does. With ``path``, the same is also written as a
+        self-contained HTML page.
 
         Raises:
             RuntimeError: nothing was recorded yet, or the graph is configured to record nothing.
@@ -194,7 +195,10 @@ class Graph:
         return result
 
     def _runner(self, stages: list[Stage]) -> Callable[[tuple, dict[str, Any]], Any]:
-        """Return the function that runs ``build`` on a whole batch, backward included."""
+        """Return the function that runs ``build`` on a whole batch, backward included.
+
+        It depends on the config: pipelined, with gradient accumulation, or as written.
+        """
         if self.config.micro_batches > 1 and len(stages) > 1:
             if self._pipeline is None or not self._pipeline.fits(stages, self.config):
                 self._pipeline = Pipelined(self, stages, self.config)

@@ -1,4 +1,5 @@
-"""Settings of one module inside a graph: its stage, and whether its activations are recomputed."""
+"""Settings of one module inside a graph: its pipeline stage, and whether its activations are
+recomputed."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from ..torch_patches.views_of_modules import views
 
 
 class GraphModule:
-    """View of ``module`` with graph settings, returned by ``module.to(nn.graph.GraphModule)``.
+    """Handle for the graph settings of ``module``, returned by ``module.to(nn.graph.GraphModule)``.
 
     ``module`` itself stays as it is.
     """
@@ -22,7 +23,7 @@ class GraphModule:
     def set_stage(
         self, stage_id: int | None = None, placement: Placement | None = None
     ) -> GraphModule:
-        """Run the module in stage ``stage_id``, on ``placement``.
+        """Assign the module to pipeline stage ``stage_id``, which runs on ``placement``.
 
         Raises:
             ValueError: one of the two arguments is missing, or ``stage_id`` is negative.
@@ -38,7 +39,7 @@ class GraphModule:
 
     @property
     def stage(self) -> Stage | None:
-        """Stage that ``set_stage`` set, or None."""
+        """Pipeline stage of the module, or None if none was set."""
         return stage_of(self.module)
 
     @property

@@ -1,4 +1,4 @@
-"""Optimizers of a graph, with their learning rate schedules and the gradient scaler."""
+"""Optimizers of a graph, with their learning rate schedules and a gradient scaler."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import torch
 
 
 class Optimizers:
-    """Work before and after ``build``: zero gradients, step, update scaler and schedules."""
+    """Collection that does the work of a training step before and after ``build``.
+
+    Before, it drops gradients; after, it steps the optimizers, the scaler and the schedules.
+    """
 
     def __init__(self) -> None:
         self.scaler: Any = None
@@ -31,7 +34,7 @@ class Optimizers:
         return [optimizer for optimizer, _ in self._pairs]
 
     def begin(self) -> None:
-        """Drop the gradients of the last step."""
+        """Drop the gradients of the previous step."""
         for optimizer, _ in self._pairs:
             optimizer.zero_grad()
 

@@ -1,4 +1,4 @@
-"""Step of a graph with stages, which work on several micro-batches at once."""
+"""Execution of a graph with pipeline stages, which work on several micro-batches at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..pipeline.stage import Stage
 
 
 class Pipelined:
-    """Runner of a graph's ``build`` in the order of a schedule."""
+    """Runner of a graph's ``build`` on its pipeline stages, in the order of a schedule."""
 
     def __init__(self, graph: Any, stages: list[Stage], config: Any) -> None:
         self._graph = graph
@@ -28,7 +28,8 @@ class Pipelined:
         )
 
     def fits(self, stages: list[Stage], config: Any) -> bool:
-        """Return whether this runner was made for these stages and this schedule."""
+        """Return whether this runner can be reused: it was made for these stages and this
+        schedule."""
         return self._asked == ([*stages], config.schedule)
 
     def show(self, path: str | Path | None) -> str:

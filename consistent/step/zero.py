@@ -1,4 +1,4 @@
-"""Sharding of optimizer state, gradients and parameters for ``config.enable_zero``.
+"""ZeRO for graphs (``config.enable_zero``): sharding of optimizer state, gradients and parameters.
 
 Optimizers step on shards of the parameters that ranks hold replicated. With stage 3 the parameters
 themselves are stored as shards between their uses.
@@ -23,11 +23,11 @@ _DONE = "_consistent_zero"
 
 
 def settle(graph: Any, stage: int) -> None:
-    """Shard the state of ``graph`` for ZeRO ``stage``, once for each module.
+    """Shard the optimizer state of ``graph`` for ZeRO ``stage``; each module is sharded once.
 
-    Parameters that are B on an axis, and whose dim 0 is not split, step as S(0) along that axis.
-    From stage 2 on their gradients have that layout too, and with stage 3 the parameters
-    themselves.
+    A parameter that is replicated (B) on a mesh axis, and whose dim 0 is not split, is stepped as
+    shards, S(0), along that axis. From stage 2 on its gradient has that layout too, and with stage
+    3 the parameter itself.
 
     Raises:
         ValueError: with stage 3, a global parameter belongs to a module that was not passed to
@@ -58,7 +58,8 @@ def _shared(own: NdSbp) -> NdSbp:
 
 
 def _split(graph: Any) -> None:
-    """Shard the parameters of parallelized modules, with their gradients and optimizer state."""
+    """Shard the parameters of parallelized modules, with gradients and optimizer state (ZeRO stage
+    3)."""
     modules = list(_outermost(graph, [m for m in vars(graph).values() if isinstance(m, nn.Module)]))
     for module in modules:
         if module.__dict__.get(_DONE) == 3:
@@ -85,7 +86,8 @@ def _split(graph: Any) -> None:
 
 
 def _outermost(graph: Any, modules: list[nn.Module]) -> Iterator[nn.Module]:
-    """Yield the outermost modules that were passed to ``parallelize``."""
+    """Yield the outermost modules that were passed to ``parallelize``, among ``modules`` and their
+    children."""
     for module in modules:
         if installed_plan(module) is not None:
             yield module

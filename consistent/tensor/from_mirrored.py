@@ -19,19 +19,22 @@ def from_mirrored(
     shape: Sequence[int] | None = None,
     check: bool = True,
 ) -> GlobalTensor:
-    """Return the global tensor whose pieces are the elements of ``x``.
+    """Return the global tensor whose shards are the elements of the mirrored tensor ``x``.
 
-    This implements ``MirroredTensor.to_global``.
+    A mirrored tensor is a list with one element per device. This implements
+    ``MirroredTensor.to_global``.
 
     Args:
-        x: the mirrored tensor; its element on each device is that device's piece.
-        sbp: relation of the pieces to the whole; without it ``S(0)``.
+        x: the mirrored tensor; its element on each device becomes that device's shard.
+        sbp: layout per mesh axis, which says how the elements make up the whole; without it
+            ``S(0)``, sharded along dim 0.
         placement: a grid of the ranks of ``x``; without it these ranks in one row.
         shape: the logical shape, as in ``from_local``.
-        check: compare the pieces between ranks, as in ``from_local``.
+        check: compare the elements between ranks, as in ``from_local``.
 
     Raises:
-        ValueError: ``placement`` has other ranks than ``x``, or a piece does not fit.
+        ValueError: ``placement`` has other ranks than ``x``, or an element is not a shard of the
+            layout.
     """
     if placement is None:
         kind = "cuda" if x.is_cuda else "cpu"

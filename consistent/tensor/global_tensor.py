@@ -30,7 +30,7 @@ _Base = torch.Tensor
 
 
 def _answer(get: Callable[[Any], Any]) -> Any:
-    """Return a property of the logical tensor.
+    """Return a property that describes the logical tensor, such as its shape; ``get`` computes it.
 
     Models read spec properties in every layer, so their ``get`` is an ``attrgetter``, which is
     faster than a Python function.
@@ -39,7 +39,7 @@ def _answer(get: Callable[[Any], Any]) -> Any:
 
 
 def _raw(name: str) -> Any:
-    """Return a property for the shard's own attribute ``name``, used with the hook off."""
+    """Return a property that reads and sets the attribute ``name`` of the shard, past the hook."""
     descriptor = getattr(_Base, name)
 
     def set_(self: Any, value: Any) -> None:
@@ -50,7 +50,10 @@ def _raw(name: str) -> Any:
 
 
 def _hooks(name: str) -> Any:
-    """Return a property for the user's hooks that keeps the library's own hook the last one."""
+    """Return a property for the user's hooks on a tensor.
+
+    After each change the library's own hook is registered again, so that it stays the last one.
+    """
     raw = _raw(name)
 
     def set_(self: Any, value: Any) -> None:
@@ -62,9 +65,11 @@ def _hooks(name: str) -> Any:
 
 
 class GlobalTensor(torch.Tensor):
-    """One logical tensor with a placement and an SBP.
+    """One logical tensor that is distributed over the ranks of a placement (a mesh of devices).
 
-    Make one with ``from_local``, ``distribute`` or a factory such as ``zeros`` or ``randn``.
+    Its SBP says for each mesh axis whether the tensor is sharded (S), replicated (B) or a partial
+    sum (P). Each rank holds its local shard. Make one with ``from_local``, ``distribute`` or a
+    factory such as ``zeros`` or ``randn``.
     """
 
     _spec: TensorSpec
@@ -115,7 +120,7 @@ class GlobalTensor(torch.Tensor):
             return _Base.device.__get__(self)  # type: ignore[attr-defined]
 
     def size(self, dim: int | None = None) -> Any:
-        """Return the logical size, or the size of dim ``dim``."""
+        """Return the shape of the logical tensor, or its size along dim ``dim``."""
         return self._spec.shape if dim is None else self._spec.shape[dim]
 
     def dim(self) -> int:
@@ -125,7 +130,7 @@ class GlobalTensor(torch.Tensor):
     ndimension = dim
 
     def numel(self) -> int:
-        """Return the number of logical elements."""
+        """Return the number of elements of the logical tensor."""
         return self._spec.numel
 
     nelement = numel
@@ -135,7 +140,7 @@ class GlobalTensor(torch.Tensor):
         return self._spec.dtype.itemsize
 
     def stride(self, dim: int | None = None) -> Any:
-        """Return the strides of the logical tensor on one device, if laid out as the shards are."""
+        """Return the strides of the logical tensor in the memory order that its shards have."""
         strides = logical_strides(self)
         return strides if dim is None else strides[dim]
 
@@ -171,7 +176,7 @@ class GlobalTensor(torch.Tensor):
     to_mirrored = moving.to_mirrored
 
     def type_as(self, other: torch.Tensor) -> Any:
-        """Return this tensor in the dtype of ``other``."""
+        """Return this tensor converted to the dtype of ``other``."""
         return self.to(other.dtype)
 
     # -- reading values: collectives ---------------------------------------------------------------
@@ -205,9 +210,9 @@ class GlobalTensor(torch.Tensor):
     requires_grad: Any = property(_C.make_getter(_Base.requires_grad), _set_requires_grad)
 
     def requires_grad_(self, requires_grad: bool = True) -> GlobalTensor:
-        """Set whether autograd computes the gradient of this leaf.
+        """Set whether autograd computes a gradient for this leaf.
 
-        The gradient is boxed to the leaf's own SBP.
+        After backward the gradient has the leaf's own layout.
         """
         if requires_grad:
             _ = self._spec.dual  # spec of the gradient: raises for P(max) and P(min)
@@ -235,7 +240,7 @@ class GlobalTensor(torch.Tensor):
         create_graph: bool = False,
         inputs: Any = None,
     ) -> None:
-        """Compute the gradients of the leaves. On return each is boxed to the leaf's own SBP.
+        """Compute the gradients of the leaves. On return each has the layout of its leaf.
 
         The arguments are those of ``torch.Tensor.backward``.
         """
@@ -245,16 +250,17 @@ class GlobalTensor(torch.Tensor):
         torch.autograd.backward(self, gradient, retain_graph, create_graph, inputs=inputs)
 
     def register_hook(self, hook: Callable[[Any], Any]) -> Any:
-        """Call ``hook`` with this tensor's gradient as a global tensor in the dual SBP.
+        """Register ``hook`` to be called in backward with this tensor's gradient, a global tensor.
 
-        The hook may return another gradient, which replaces it.
+        The gradient has the dual SBP (S where the tensor is sharded, P where it is replicated, B
+        where it is a partial sum). The hook may return another gradient, which replaces it.
         """
         wrapped = self._on_shards(hook)
         with HookOff():
             return _Base.register_hook(self, wrapped)
 
     def _on_shards(self, hook: Callable[[Any], Any]) -> Callable[[torch.Tensor], Any]:
-        """Wrap ``hook`` to be called by torch with the shard of a gradient."""
+        """Wrap ``hook``, which takes a global gradient, for torch to call with its shard."""
         spec = self._spec
 
         def wrapped(grad: torch.Tensor) -> torch.Tensor | None:
@@ -270,12 +276,15 @@ class GlobalTensor(torch.Tensor):
         return wrapped
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Any], None]) -> Any:
-        """Call ``hook(leaf)`` each time after a gradient was added to this leaf."""
+        """Register ``hook``, called as ``hook(leaf)`` after each gradient is added to it."""
         with HookOff():
             return _Base.register_post_accumulate_grad_hook(self, hook)
 
     def retain_grad(self) -> None:
-        """Keep the gradient of this non-leaf in ``.grad``, in the dual SBP."""
+        """Keep the gradient of this non-leaf in ``.grad`` after backward.
+
+        It has the dual SBP: P where the tensor is replicated, B where it is a partial sum.
+        """
         with HookOff():
             _Base.retain_grad(self)
 

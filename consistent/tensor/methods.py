@@ -1,4 +1,4 @@
-"""Tensor methods that are handled without a plan.
+"""Tensor methods that dispatch handles by a function of this module instead of a plan.
 
 They read values, change dtype or device, or treat a tensor as a window onto memory. Queries are in
 ``inspection/answers.py``. ``x.size()`` finds the method of ``GlobalTensor`` itself;
@@ -26,11 +26,11 @@ from .storage import memory  # noqa: F401  (it enters its answers)
 
 
 def _to(self: GlobalTensor, *args: Any, **kwargs: Any) -> Any:
-    """Implement ``Tensor.to``.
+    """Implement ``Tensor.to`` for global tensors, and for plain ones that are passed a global one.
 
-    A change of dtype is an op. Of a device only the type counts, since the placement decides which
-    device it is. If a plain tensor is passed a global one, it becomes a B tensor on the placement
-    of that one.
+    A change of dtype is an op. Of a device only the type counts, since the placement determines the
+    device. ``plain.to(global_tensor)`` turns the plain tensor into a B tensor on the other's
+    placement.
     """
     if self.__class__ is not GlobalTensor:
         args, kwargs, other = _without_other(args, kwargs)
@@ -62,7 +62,7 @@ def _to(self: GlobalTensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def _without_other(args: tuple, kwargs: dict) -> tuple[tuple, dict, Any]:
-    """Return the arguments of ``to`` without the tensor among them, and that tensor."""
+    """Split off the tensor among the arguments of ``to``; return (args, kwargs, that tensor)."""
     if args:
         return args[1:], kwargs, args[0]
     kwargs = dict(kwargs)

@@ -1,1 +1,1 @@
-"""All changes that the library makes in torch, by theme; ``install.py`` lists them."""
+"""All changes (monkey patches) that the library makes in torch; ``install.py`` lists them."""

@@ -1,5 +1,7 @@
-"""Backward passes of global tensors: they start from the dual SBP, and end when the gradient
-buckets have been reduced."""
+"""Changes for backward passes of global tensors: their first gradient, and the end of the pass.
+
+They start from a gradient in the dual SBP, and end when the gradient buckets have been reduced.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from .redirect import redirect
 
 
 def install() -> None:
-    """Redirect the autograd engine's method through which all callers start a backward pass."""
+    """Redirect the method of the autograd engine by which all callers start a backward pass."""
     engine: Any = type(Variable._execution_engine)  # type: ignore[attr-defined]
     redirect(engine.run_backward, _run_backward, "graph")
     handlers["grad"] = partial(_grad, opened_body(torch.autograd.grad))  # type: ignore[arg-type]
@@ -58,10 +60,12 @@ def _of_arguments(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Run the backward pass with the right inputs inside a user's autograd Function. There an
-    argument is a whole plain tensor, gathered from a global one. The gradient also includes paths
-    that reach the global tensor without this argument, such as a parameter through its module. So
-    the engine computes the gradient of the global tensor, which is then gathered."""
+    """Run a backward pass, replacing inputs that are plain arguments of a user's autograd Function.
+
+    Such an argument was gathered from a global tensor. Its gradient also includes paths that reach
+    the global tensor without this argument, such as a parameter through its module. So the engine
+    computes the gradient of the global tensor, which is then gathered.
+    """
     made = [_gather_of(x) for x in inputs] if present() is not None else []
     if not any(made):
         return run(keep_graph, create_graph, inputs, *args, **kwargs)
@@ -81,7 +85,7 @@ def _of_arguments(
 
 
 def _gather_of(x: Any) -> Any:
-    """Return the node that has gathered a plain ``x`` from a global tensor; otherwise None."""
+    """Return the autograd node that gathered the plain ``x`` from a global tensor, or None."""
     node = None if is_global(x) or not isinstance(x, torch.Tensor) else x.grad_fn
     return node if isinstance(node, gathered_by) else None
 
@@ -97,8 +101,10 @@ def _seed(y: Any, grad: Any) -> Any:
 
 
 def _grad(opened: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call ``torch.autograd.grad``, which computes shards in the dual SBP of each input, and make
-    its results global."""
+    """Implement ``torch.autograd.grad``: call torch's body ``opened`` and make its results global.
+
+    The engine returns shards in the dual SBP of each input.
+    """
     if kwargs.get("is_grads_batched") or (len(args) > 5 and args[5]):
         raise RuntimeError(
             "torch.autograd.grad: is_grads_batched=True runs vmap over the shards of a global "

@@ -1,5 +1,7 @@
-"""Changes for ``torch.utils.checkpoint``: its comparison of saved tensors with recomputed ones, and
-the inputs that it keeps for the recomputation."""
+"""Changes for ``torch.utils.checkpoint``: how it compares recomputed tensors, and what it saves.
+
+It compares saved tensors with recomputed ones, and keeps the inputs for the recomputation.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,11 @@ from ..dispatch.plans.shards import attach, is_global, plain
 
 
 def install() -> None:
-    """Make the comparison see shards, and the saved inputs stay global. A saved tensor is sometimes
-    seen as global and sometimes as its shard, depending on how the op was run; both are compared as
-    the shard."""
+    """Make the comparison use shards, and the saved inputs stay global.
+
+    A saved tensor is sometimes seen as global and sometimes as its shard, depending on how the op
+    was run; both are compared as the shard.
+    """
     compare = checkpointing._allowed_determinism_checks_to_fns
     mode = checkpointing._DEFAULT_DETERMINISM_MODE
     metadata = compare[mode]
@@ -27,8 +31,10 @@ def install() -> None:
 
 
 def _keep_specs(frame: Any) -> None:
-    """Keep the specs of saved inputs. Inside hooks for saved tensors a saved input comes back as
-    another, plain tensor object, and gets its spec again."""
+    """Patch the class ``frame`` of a checkpoint to restore the specs of the inputs that it saves.
+
+    Inside hooks for saved tensors, such an input comes back as another, plain tensor object.
+    """
     save, get = frame.save_inputs, frame.get_inputs
 
     @functools.wraps(save)
@@ -44,8 +50,10 @@ def _keep_specs(frame: Any) -> None:
 
 
 def _keep_specs_in_function(function: Any) -> None:
-    """Keep the specs of inputs that the autograd Function ``function`` saves after a first argument
-    of its own."""
+    """Patch the autograd Function ``function``, which saves the inputs, to restore their specs.
+
+    Its first argument is its own; the inputs follow it.
+    """
     setup = function.setup_context
 
     @functools.wraps(setup)

@@ -18,8 +18,10 @@ from ..tensor.global_tensor import GlobalTensor
 
 
 class _AskedByTracer:
-    """Descriptor for ``__torch_dispatch__`` that returns that of ``torch.Tensor``, unless dynamo
-    reads it."""
+    """Descriptor for ``__torch_dispatch__`` by which dynamo skips frames that meet a global tensor.
+
+    For any other reader it returns that of ``torch.Tensor``.
+    """
 
     def __get__(self, instance: Any, owner: Any) -> Any:
         asking = sys._getframe(1)
@@ -69,5 +71,8 @@ def _traced_as_one_graph() -> bool:
 
 
 def install() -> None:
-    """Set the attribute. It belongs to this library's own class, so it is set at import."""
+    """Set ``__torch_dispatch__`` of ``GlobalTensor``.
+
+    The class belongs to this library, so this is done at import.
+    """
     GlobalTensor.__torch_dispatch__ = _AskedByTracer()  # type: ignore[assignment,method-assign]

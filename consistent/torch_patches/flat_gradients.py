@@ -1,9 +1,8 @@
-"""A change for LBFGS, which concatenates all gradients into one vector and so needs one layout for
-them.
+"""A change for LBFGS, which concatenates all gradients into one vector.
 
-For parameters on several placements, or plain and global ones, the vector is a plain tensor, equal
-on every rank of the world, like the norm of such gradients in clipping. Its parts are added to
-parameters on any placement.
+The vector needs one layout. For parameters on several placements, or plain and global ones, it is a
+plain tensor, equal on every rank of the world, like the norm of such gradients in clipping. Its
+parts are added to parameters on any placement.
 """
 
 from __future__ import annotations

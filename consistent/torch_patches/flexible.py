@@ -2,8 +2,8 @@
 
 ``flex_attention`` calls no ``__torch_function__``, and compiles its own function. ``create_mask``
 calls a ``mask_mod`` under ``vmap``, where global tensors that it reads are not seen as global.
-torch's functions stay the same objects; their code is replaced by code that calls this library for
-global tensors. Their module is changed when it is imported, because importing it loads torch's
+torch's functions stay the same objects, but their code is replaced by code that calls this library
+for global tensors. Their module is changed when it is imported, because importing it loads torch's
 compiler.
 """
 
@@ -79,7 +79,10 @@ def _change(module: Any) -> None:
 
 
 def _told_in_code(function: Any, told: Any) -> Any:
-    """Replace the code of ``function`` by that of ``told``; return a function with the old code."""
+    """Replace the code of ``function`` by that of ``told``; return a function with the old code.
+
+    So the function object stays the one that others have imported.
+    """
     original = types.FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__
     )
@@ -90,8 +93,10 @@ def _told_in_code(function: Any, told: Any) -> Any:
 
 
 class _ReadingWholes:
-    """Wrapper of a function of indices, inside which a global tensor is read as its whole value. It
-    keeps the signature, by which torch tells a ``mask_mod`` from a ``score_mod``."""
+    """Wrapper of a ``mask_mod``, inside which a global tensor is read as its whole value.
+
+    It keeps the signature, by which torch tells a ``mask_mod`` from a ``score_mod``.
+    """
 
     def __init__(self, function: Any) -> None:
         self._function, self._wholes = function, Wholes()
@@ -104,8 +109,11 @@ class _ReadingWholes:
 
 @cache
 def _undisturbed(function: Any) -> Any:
-    """Return ``function`` excluded from dynamo. Programs compile ``flex_attention``, and where it
-    runs eagerly, dynamo would compile the functions that it calls piece by piece."""
+    """Return ``function`` excluded from dynamo.
+
+    Programs compile ``flex_attention``, and where it runs eagerly, dynamo would compile the
+    functions that it calls piece by piece.
+    """
     return torch.compiler.disable(function)
 
 
@@ -142,7 +150,7 @@ def _of_global(
 
 
 def _check(module: Any, query: Any, key: Any, value: Any, mask: Any, enable_gqa: bool) -> None:
-    """Raise the errors that torch's function raises for these arguments."""
+    """Raise the errors that torch's ``flex_attention`` raises for these arguments."""
     if (query.ndim, key.ndim, value.ndim) != (4, 4, 4):
         raise NotImplementedError("NYI: query, key, and value must be 4D tensors")
     module._validate_embed_dim(query, key, value)
@@ -166,5 +174,5 @@ def _check(module: Any, query: Any, key: Any, value: Any, mask: Any, enable_gqa:
 
 
 def install() -> None:
-    """Change the module, now or when it is imported."""
+    """Change torch's module ``flex_attention``, now if it is imported, else when it is."""
     change_module("torch.nn.attention.flex_attention", _change)

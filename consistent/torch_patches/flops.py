@@ -1,4 +1,4 @@
-"""A change for ``FlopCounterMode``, so that it counts by the shapes of shards."""
+"""A change for ``FlopCounterMode``: it counts the work of this rank, by shapes of shards."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from .on_import import change_module
 
 
 def _change(flop_counter: Any) -> None:
-    """Make the counter use the shape of the shard for a global tensor. Below autograd a saved
-    tensor is still the global object, with a logical shape, while its gradient is a shard. The
-    count is that of this rank."""
+    """Make the counter use the shape of the shard for a global tensor.
+
+    Below autograd a saved tensor is still the global object, with a logical shape, while its
+    gradient is a shard. The count is that of this rank.
+    """
     original: Callable[[Any], Any] = flop_counter.get_shape
 
     def get_shape(x: Any) -> Any:
@@ -22,6 +24,8 @@ def _change(flop_counter: Any) -> None:
 
 
 def install() -> None:
-    """Change the module when it is imported: the import takes Triton's 70 MB where Triton is
-    installed."""
+    """Change the module when it is imported, because the import takes memory.
+
+    It loads Triton's 70 MB where Triton is installed.
+    """
     change_module("torch.utils.flop_counter", _change)

@@ -1,5 +1,7 @@
-"""Changes for optimizers and clipping, which choose ``torch._foreach_*`` by the exact type of the
-parameters, and group these by device."""
+"""Changes that make optimizers and gradient clipping use list ops for global tensors.
+
+They choose ``torch._foreach_*`` by the exact type of the parameters, and group these by device.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,11 @@ def install() -> None:
 
 
 def _clip_by_lists(function: Any) -> None:
-    """Make a clipping function use list ops for global tensors even with ``foreach=False``. One by
-    one, norms on several placements could not be combined, and a plain gradient would become global
-    when it is multiplied by a global norm.
+    """Make a clipping function use list ops for global tensors even with ``foreach=False``.
 
-    ``function`` stays the object that others have imported. The function that it wraps with
-    ``no_grad`` is replaced.
+    One by one, norms on several placements could not be combined, and a plain gradient would become
+    global when it is multiplied by a global norm. ``function`` stays the object that others have
+    imported. The function that it wraps with ``no_grad`` is replaced.
     """
     (cell,) = function.__closure__
     body = cell.cell_contents
@@ -52,9 +53,11 @@ def _clip_by_lists(function: Any) -> None:
 
 
 def _grouped(group: Callable[..., Any], lists: Any, with_indices: bool = False) -> Any:
-    """Group the positions of ``lists`` by device and dtype of the first list. torch would use the
-    shard's device, which is ``meta`` outside the placement, so the ranks would form different
-    groups in a different order."""
+    """Group the indices of ``lists`` by device and dtype of the first list, the same on all ranks.
+
+    torch would use the shard's device, which is ``meta`` outside the placement, so the ranks would
+    form different groups in a different order.
+    """
     if not any(map(is_global, lists[0])):
         return group(lists, with_indices)
     positions: dict[Any, list[int]] = {}

@@ -1,7 +1,8 @@
-"""Changes of backward and context of an ``autograd.Function`` for global tensors.
+"""Changes of what an ``autograd.Function`` saves and gets in backward if tensors are global.
 
-A node of the autograd graph computes with raw shards. The methods of torch below are called between
-the node and the user's code. They do what they did where nothing is global; otherwise:
+A node of the autograd graph computes with raw shards, the user's code with global or whole tensors.
+The methods of torch below are called between the two. They do what they did where nothing is
+global; otherwise:
 
 ```
 ctx.save_for_backward(x)    notes the spec of a global x, for torch may keep another object
@@ -33,7 +34,7 @@ _raw_saved: Any = torch._C._FunctionBase.__dict__["saved_tensors"]
 
 
 def install() -> None:
-    """Wrap torch's methods of contexts and nodes."""
+    """Wrap the methods of ``FunctionCtx`` and ``BackwardCFunction`` that are listed above."""
     _wrap(FunctionCtx, "save_for_backward", _save)
     for name in ("apply", "apply_boxed"):
         if hasattr(BackwardCFunction, name):
@@ -81,13 +82,13 @@ def specs_of(values: Sequence[Any]) -> Specs:
 
 @dataclass(slots=True)
 class Met:
-    """The global tensors that a node has as results or inputs.
+    """Record, stored on an autograd node, of which of its results and inputs are global.
 
     Attributes:
         results: the spec of each global result by its output number.
         inputs: the specs of its inputs, if its code works on global tensors itself, as reentrant
             checkpoints do; None if it is a user's code, which gets gradients whole and plain.
-        scene: the call in which the node was made.
+        scene: the call of user code in which the node was made, or None.
         times: how often its backward has run.
     """
 
@@ -98,7 +99,10 @@ class Met:
 
 
 def note(out: Any, inputs: Specs | None = None) -> None:
-    """Store in the node of ``out``, the result of a Function, which of its results are global."""
+    """Record, on the autograd node of a Function's result ``out``, which of its results are global.
+
+    ``inputs`` are the specs of its inputs, if its code works on global tensors itself.
+    """
     outs: list[Any] = [
         x for x in (out if isinstance(out, tuple) else (out,)) if isinstance(x, torch.Tensor)
     ]
@@ -130,7 +134,7 @@ def _backward(run: Callable[..., Any], node: Any, *grads: Any) -> Any:
 
 
 def _given(grads: Sequence[Any], met: Met) -> tuple:
-    """Return the gradients in the form in which the code of the node gets them."""
+    """Convert gradients from raw shards to what the node's code takes: global or whole ones."""
     specs = [met.results.get(i) for i in range(len(grads))]
     if met.inputs is not None:
         return as_global(grads, specs)
@@ -149,7 +153,10 @@ def _all_raw(found: Any, inputs: Specs | None) -> Any:
 
 
 def whole(x: Any) -> Any:
-    """Return a global gradient whole. A rank outside the placement gets None."""
+    """Return a global gradient gathered, as a plain tensor; on a rank outside its placement None.
+
+    Anything else is returned as it is.
+    """
     if not is_global(x):
         return x
     if my_coordinate(x._spec.placement) is None:
@@ -158,7 +165,7 @@ def whole(x: Any) -> Any:
 
 
 def as_global(grads: Sequence[Any], specs: Specs) -> tuple:
-    """Return raw gradients as global tensors, in the duals of these specs."""
+    """Turn the raw shards ``grads`` into global tensors, in the duals of ``specs``."""
     # view_as: attach changes the object itself, and the engine may use the raw one elsewhere.
     return tuple(
         g
@@ -169,8 +176,11 @@ def as_global(grads: Sequence[Any], specs: Specs) -> tuple:
 
 
 def raw(grad: Any, spec: TensorSpec | None) -> Any:
-    """Return the gradient of an input as torch expects it: the shard in the input's dual SBP if the
-    input is global, the whole gradient if it is plain."""
+    """Convert the gradient of an input to what torch expects.
+
+    It is the shard in the input's dual SBP if the input is global (``spec``), and the whole
+    gradient if it is plain (None).
+    """
     if grad is None:
         return None
     if spec is None:
@@ -187,8 +197,10 @@ def _jvp(run: Callable[..., Any], node: Any, *tangents: Any) -> Any:
 
 
 def _check_tangents(node: Any, results: Sequence[Any]) -> None:
-    """Raise if a result is global and not B, and forward-mode AD follows it. torch has then taken
-    the whole tangent that jvp returned for the tangent of the shard."""
+    """Raise if forward-mode AD follows a global result that is not B (replicated).
+
+    torch has then taken the whole tangent that jvp returned for the tangent of the shard.
+    """
     for x in results:
         if any(not e.is_broadcast for e in x._spec.sbp) and _has_tangent(x):
             raise RuntimeError(

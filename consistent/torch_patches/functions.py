@@ -1,10 +1,10 @@
-"""Changes for ``torch.autograd.Function``, which would get shards of global tensors.
+"""Changes for ``torch.autograd.Function``, which would otherwise get shards of global tensors.
 
 Three kinds of functions meet global tensors:
 
 * a user's function runs on whole, plain arguments and gradients on every rank (``whole_call``).
-  Tensors that it reaches in other ways, by a closure, a module or a buffer, are global there as
-  everywhere, and so are results made of them (``function_nodes``);
+  Tensors that it reaches in other ways, by a closure, a module or a buffer, are global as in any
+  other code, and so are results made of them (``function_nodes``);
 * a function of ``torch.utils.checkpoint`` runs code on the global tensors themselves, and gets
   gradients that are global tensors;
 * a function of ``torch.distributed`` would communicate shards, and raises.
@@ -38,7 +38,7 @@ _is_alias_of: Any = getattr(torch._C, "_is_alias_of")  # noqa: B009  (not in tor
 
 
 def install() -> None:
-    """Redirect the one class method in C that applies all autograd Functions."""
+    """Redirect ``Function.apply`` in C, which applies all autograd Functions."""
     redirect(torch._C._FunctionBase.__dict__["apply"], _apply, "global", _global_results)
     function_nodes.install()
 
@@ -63,8 +63,10 @@ def _apply(original: Any, cls: Any, *args: Any) -> Any:
 
 def _same_tensors(apply: Callable[..., Any], args: tuple) -> Any:
     """Apply ``BackwardHookFunction``, which returns its inputs, so that they keep their specs.
+
     ``torch.nn.Module`` registers the user's backward hook on its node; the gradients that the hook
-    sees and returns are global tensors."""
+    sees and returns are global tensors.
+    """
     with HookOff():
         outs = apply(*args)
     specs = [x._spec if is_global(x) else None for x in args]
@@ -96,8 +98,11 @@ def _typed_register_hook(node: Any, specs: Specs) -> Callable[..., Any]:
 
 @contextmanager
 def _without_saved_tensors_hooks() -> Iterator[None]:
-    """Disable hooks for saved tensors inside. A tensor that passes through such hooks comes back as
-    another, plain object, and these functions have saved global ones."""
+    """Disable hooks for saved tensors inside the context.
+
+    A tensor that passes through such hooks comes back as another, plain object, and these functions
+    have saved global ones.
+    """
     hooks: Any = getattr(torch._C, "_autograd")  # noqa: B009  (not in torch's stubs)
     aside = []
     while (top := hooks._top_saved_tensors_default_hooks(False)) is not None:
@@ -111,7 +116,7 @@ def _without_saved_tensors_hooks() -> Iterator[None]:
 
 
 def _global_results(out: Any, cls: Any, *args: Any) -> Any:
-    """Return the results ``out`` of a function as global tensors, and note them in its node."""
+    """Turn the results of the Function ``cls`` into global tensors; record them on its node."""
     if cls.__module__ != "torch.utils.checkpoint":
         return _noted(out)
     several = isinstance(out, tuple)
@@ -127,8 +132,10 @@ def _noted(out: Any) -> Any:
 
 
 def _with_spec(x: Any, given: Sequence[Any]) -> Any:
-    """Return ``x`` with the spec of the input that it aliases, if the function has returned an
-    input: torch makes another, plain object of that input."""
+    """Return the result ``x`` with the spec of the input that it aliases, if there is one.
+
+    If a Function returns an input, torch makes another, plain object of it.
+    """
     if x.__class__ is torch.Tensor:
         source = next((y for y in given if is_global(y) and _is_alias_of(x, y)), None)
         if source is not None and x.shape == plain(source).shape:

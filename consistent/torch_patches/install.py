@@ -1,9 +1,10 @@
 """The list of the changes that the library makes in torch, and when it makes them.
 
-Importing the library changes nothing. The themes below are installed once, when the first global
-tensor of the process is about to be made; docs/design/shard.md lists what each of them changes and
-why. The objects in torch's namespaces stay the same (``redirect`` replaces the C function behind a
-builtin), so that scripts, pickles, tracers and names imported earlier are redirected, too.
+Importing the library changes nothing. The themes below, one for each module of this folder, are
+installed once, when the first global tensor of the process is about to be made;
+docs/design/shard.md lists what each of them changes and why. The objects in torch's namespaces stay
+the same (``redirect`` replaces the C function behind a builtin), so that scripts, pickles, tracers
+and names imported earlier are redirected, too.
 """
 
 from __future__ import annotations
@@ -58,12 +59,12 @@ THEMES = (
 
 
 def install() -> None:
-    """Install all themes of ``THEMES``, in this order."""
+    """Make all changes: call each function in ``THEMES``, in this order."""
     for theme in THEMES:
         theme()
 
 
 def install_with_first_tensor() -> None:
-    """Arrange that all themes are installed when the first global tensor is about to be made."""
+    """Arrange that ``install`` is called when the first global tensor is about to be made."""
     compiling.install()
     _C.on_first_tensor(install)

@@ -1,5 +1,7 @@
-"""Changes for functions that read values out of a tensor without ``__torch_function__``: numbers
-and copies."""
+"""Changes for functions that read values of a tensor without calling ``__torch_function__``.
+
+They read a number, as in ``torch.full((2,), x)``, or copy, as ``torch.tensor(x)`` does.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,12 @@ from .redirect import redirect
 
 
 def install() -> None:
-    """Redirect the one op that reads a number out of a tensor, whoever calls it: ``torch.full((2,),
-    x)``, ``torch.add(a, b, alpha=x)``. The read is a collective, like ``x.item()``. Of lists of
-    tensors the whole values are read, and a copy of a global tensor is global."""
+    """Redirect the one op that reads a number out of a tensor, and the functions that copy one.
+
+    The read is a collective, like ``x.item()``, whoever calls it: ``torch.full((2,), x)``,
+    ``torch.add(a, b, alpha=x)``. Of lists of tensors the whole values are read, and a copy of a
+    global tensor is global.
+    """
     _C.read_numbers_by(lambda x: x.item())
     redirect(torch.tensor, _tensor)
     redirect(torch.as_tensor, _as_tensor)
@@ -28,8 +33,10 @@ def install() -> None:
 
 
 def _read(data: Any) -> Any:
-    """Return ``data`` with whole plain tensors in place of global ones, because torch reads them
-    element by element."""
+    """Return ``data`` with each global tensor in it replaced by its whole value, as a plain tensor.
+
+    torch reads it element by element.
+    """
     return map_values(data, GlobalTensor, lambda x: x.full())
 
 

@@ -1,5 +1,7 @@
-"""Changes of torch modules at their import, for modules that are slow to import and that most
-programs never import."""
+"""Changes of torch modules that are made when the module is imported.
+
+This is for modules that are slow to import and that most programs never import.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ _changes: dict[str, Callable[[Any], None]] = {}
 
 
 def change_module(name: str, change: Callable[[Any], None]) -> None:
-    """Call ``change`` with the module of that name, now if it is imported, or at its import."""
+    """Call ``change(module)`` for the module ``name``: now, or after its import."""
     if name in sys.modules:
         change(sys.modules[name])
     _changes[name] = change
@@ -23,7 +25,7 @@ def change_module(name: str, change: Callable[[Any], None]) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Import finder that calls the registered change after a module has been executed."""
+    """Import finder that calls the registered changes after a module has been executed."""
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
         change = _changes.get(name)

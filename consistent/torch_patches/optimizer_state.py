@@ -12,9 +12,11 @@ from ..tensor.storage.step_layout import loaded_state
 
 
 def install() -> None:
-    """Patch the method by which torch gives each loaded tensor its parameter's dtype and device, so
-    that it also gives it a global parameter's layout. Otherwise a whole plain state, as one process
-    saves it, would stay whole on each rank."""
+    """Patch how an optimizer loads a tensor of its state, to give it the parameter's layout.
+
+    torch gives it its parameter's dtype and device. Otherwise a whole plain state, as one process
+    saves it, would stay whole on each rank.
+    """
     original: Callable[..., Any] = Optimizer._process_value_according_to_param_policy
 
     @functools.wraps(original)

@@ -1,4 +1,4 @@
-"""A check, in check mode, that the ranks step their optimizers with equal numbers."""
+"""A check, in check mode, that all ranks step their optimizers with equal hyperparameters."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from ..movement import check_mode
 
 
 def install() -> None:
-    """Register a hook before each optimizer step. A learning rate that only one rank lowers would
-    make its shard, or its copy of a parameter, wrong."""
+    """Register a hook before each optimizer step that compares the hyperparameters.
+
+    A learning rate that only one rank lowers would make its shard, or its copy of a parameter,
+    wrong.
+    """
     register_optimizer_step_pre_hook(_before_step)
 
 

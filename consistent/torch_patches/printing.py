@@ -1,4 +1,7 @@
-"""A change for torch's printing, which reads values: one rank may print alone."""
+"""A change for torch's printing, so that one rank may print a global tensor alone.
+
+torch's own code would read values, which is a collective.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,10 @@ from ..tensor.inspection.printing import text_of
 
 
 def install() -> None:
-    """Make ``torch._tensor_str._str(x)``, which libraries call for the text of a tensor, return the
-    text of a global tensor without the other ranks."""
+    """Patch the function behind ``torch._tensor_str._str(x)`` to return this library's text.
+
+    Libraries call it for the text of a tensor. Nothing is communicated.
+    """
     module: Any = _tensor_str
     module._str_intern = _texts(module._str_intern)
 

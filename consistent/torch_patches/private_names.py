@@ -131,7 +131,7 @@ HEADERS = """
 
 
 def check() -> None:
-    """Raise RuntimeError if this torch lacks one of ``NAMES``."""
+    """Raise RuntimeError if the installed torch lacks one of the private names in ``NAMES``."""
     lacking = missing(NAMES)
     if lacking:
         raise RuntimeError(
@@ -143,7 +143,7 @@ def check() -> None:
 
 
 def missing(names: Iterable[str]) -> list[str]:
-    """Return the names that this torch does not have."""
+    """Return those of ``names``, dotted paths, that the installed torch does not have."""
     return [name for name in names if not _is_there(name)]
 
 

@@ -1,4 +1,4 @@
-"""Changes for torch's random states, which then contain the count of global random ops."""
+"""Changes for torch's random states, which then include the count of global random ops."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from .redirect import redirect
 
 
 def install() -> None:
-    """Redirect the methods of a generator that all of torch's functions to seed, save and restore
-    call, such as ``manual_seed``, ``get_rng_state``, ``fork_rng`` and checkpointing."""
+    """Redirect the methods of ``torch.Generator`` that seed, save and restore its state.
+
+    All of torch's functions call them, such as ``manual_seed``, ``get_rng_state``, ``fork_rng`` and
+    checkpointing.
+    """
     redirect(torch.Generator.get_state, _get_state, "always")
     redirect(torch.Generator.set_state, _set_state, "always")
     redirect(torch.Generator.manual_seed, _manual_seed, "always")

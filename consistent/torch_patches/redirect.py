@@ -1,4 +1,4 @@
-"""Redirection of calls of torch's builtins to this library when an argument is a global tensor."""
+"""Redirection of torch's builtins, so that a call with a global tensor comes to this library."""
 
 from __future__ import annotations
 
@@ -19,18 +19,26 @@ def redirect(
 ) -> None:
     """Make calls of ``builtin`` run ``handler(original, *args, **kwargs)``.
 
-    ``when``: "always"; "global", if an argument is or contains a global tensor; "graph", also if
-    the autograd graph of the first argument reaches one. Inside the library, on shards, ``builtin``
-    does what it did before; ``original`` does so everywhere. For any other call whose result
-    contains a global tensor, the result is ``after(result, *args)``.
+    Inside the library, on shards, ``builtin`` does what it did before; ``original`` does so
+    everywhere.
+
+    Args:
+        builtin: a function or method of torch that is written in C.
+        handler: what runs in its place.
+        when: which calls are redirected. "always"; "global", if an argument is or contains a global
+            tensor; "graph", also if the autograd graph of the first argument reaches one.
+        after: for any other call whose result contains a global tensor, the result becomes
+            ``after(result, *args)``.
     """
     original = _C.original(builtin)
     _C.redirect(builtin, functools.partial(handler, original), when, after)
 
 
 def refuse(builtin: Any, name: str, instead: str, when: str = "global") -> None:
-    """Make ``builtin``, known as ``name``, raise for global tensors, with a message that names what
-    to call ``instead``."""
+    """Make ``builtin`` raise if it is called with a global tensor.
+
+    The message uses the name ``name`` and says what to call ``instead``.
+    """
 
     def refused(_: Any, *args: Any, **kwargs: Any) -> Any:
         raise refusal(name, instead, args, kwargs)
@@ -39,7 +47,10 @@ def refuse(builtin: Any, name: str, instead: str, when: str = "global") -> None:
 
 
 def refusal(name: str, instead: str, *given: Any) -> TypeError:
-    """Return the error for a function that would see only a shard of the tensors in ``given``."""
+    """Return the error for a call of ``name`` that would see only the shard of a global tensor.
+
+    ``given`` are the arguments of the call, from which the message describes the tensor.
+    """
     found: list[Any] = []
     collect(given, found)
     spec = next((x._spec for x in found if is_global(x)), "one in a list")

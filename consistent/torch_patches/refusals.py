@@ -1,5 +1,7 @@
-"""Functions that call no ``__torch_function__`` and would see this rank's shard: they raise for
-global tensors, or run on whole ones."""
+"""Functions that would see this rank's shard, because they call no ``__torch_function__``.
+
+For global tensors they raise, or run on whole ones.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,7 @@ _PROPERTIES = ("data", "grad", "_grad", "real", "imag")
 
 
 def install() -> None:
-    """Make builtins and constructors raise, and scripted functions run on whole tensors."""
+    """Make these builtins and constructors raise, and scripted functions run on whole tensors."""
     for path, name, instead in _BUILTINS:
         builtin = _find(path)
         if builtin is not None:
@@ -99,7 +101,7 @@ def install() -> None:
 
 
 def _find(path: str) -> Any:
-    """Return the object at that path; None if this torch has none."""
+    """Return the object at the dotted ``path`` in torch; None if this torch has none."""
     first, *rest = path.split(".")
     assert first == "torch"
     return functools.reduce(lambda found, name: getattr(found, name, None), rest, torch)
@@ -127,8 +129,7 @@ def _logged(original: Callable[..., Any], event: str, *rest: Any) -> Any:
 
 
 def _scripting(original: Callable[..., Any], *args: Any) -> Any:
-    """Raise if ``torch.jit.script`` gets a module with hooks of a plan, which are no
-    TorchScript."""
+    """Raise if ``torch.jit.script`` gets a parallelized module, whose hooks it cannot compile."""
     caller = sys._getframe(1)
     module, above = caller.f_locals.get("nn_module"), caller.f_back
     traced = above is not None and above.f_locals.get("is_tracing")  # refused when it runs

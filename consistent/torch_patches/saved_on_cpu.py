@@ -1,5 +1,8 @@
-"""A change for ``save_on_cpu``, which copies saved tensors to the CPU: ``meta`` shards, which ranks
-outside a placement save, contain nothing to copy and are kept as they are."""
+"""A change for ``save_on_cpu``, so that it keeps ``meta`` tensors as they are.
+
+It copies saved tensors to the CPU. On ranks outside a placement these are ``meta`` shards, which
+contain nothing to copy.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Changes for ``torch.distributed.checkpoint``, which copies the memory of each tensor of a state
-before it saves asynchronously: of a global tensor it copies the shard.
+"""Changes for ``torch.distributed.checkpoint``, which copies tensors before an asynchronous save.
 
-Its modules take seconds to import, and most programs never import them. So they are changed when
-they are imported, if that is after the first global tensor.
+Of a global tensor it then copies the shard. The modules concerned take seconds to import, and most
+programs never import them. So they are changed when they are imported, if that is after the first
+global tensor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .on_import import change_module
 
 
 def _change_stager(module: Any) -> None:
-    """Change ``async_save`` with torch's own stager."""
+    """Make ``async_save`` with torch's own stager copy the shards of global tensors."""
     stager = module.StateDictStager
     offload = stager._offload_tensor
 
@@ -36,8 +36,11 @@ def _change_stager(module: Any) -> None:
 
 
 def _change_state_dict_utils(module: Any) -> None:
-    """Change ``async_save`` with a ``FileSystemWriter``, and the functions for whole state dicts on
-    one rank or all."""
+    """Make torch's utilities for state dicts handle global tensors.
+
+    ``async_save`` with a ``FileSystemWriter`` calls them, and so do the functions that gather whole
+    state dicts on one rank or all.
+    """
     iterate = module._iterate_state_dict
 
     @functools.wraps(iterate)
@@ -59,8 +62,11 @@ def _of_global(
     ranks_only: tuple[int, ...] = (),
     **_: Any,
 ) -> Any:
-    """Return the result of ``_iterate_state_dict`` for a global tensor, which depends on its caller
-    ``asker``."""
+    """Return what torch's ``_iterate_state_dict`` is to return for a global tensor.
+
+    That depends on the caller, whose name is in ``asker``: a copy of the shard, the whole value, or
+    ``companion_obj`` with the value of ``x`` copied into it.
+    """
     if "_create_cpu_state_dict" in asker:
         return copy_of_shard(x)
     if "_gather_state_dict" in asker:  # StateDictOptions(full_state_dict=True)

@@ -1,4 +1,7 @@
-"""A change for ``module.to(nn.graph.GraphModule)``, which tells the stage of a module."""
+"""A change for ``module.to(nn.graph.GraphModule)``, which returns a view of a module.
+
+Through the view a program sets the stage of the module.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparison of a training step under plans, or in a program of several ranks, with one process.
+"""Verify that a step under plans, or in a program of several ranks, computes what one process does.
 
 ```
 verify.py    the call and its result: verify(step, plans=...), Verified

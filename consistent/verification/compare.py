@@ -1,4 +1,4 @@
-"""Comparison of the tensors that two worlds have recorded, in the order of one process."""
+"""Compare the recorded tensors of a step on several ranks with those of one process, in order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOTHING = 1e-8
 
 @dataclass
 class Wrong:
-    """A tensor that differs by more than rounding explains.
+    """A tensor of a step whose error is larger than rounding explains, in a result of ``verify``.
 
     Args:
         beyond: the error as a multiple of the allowed error.
@@ -44,7 +44,7 @@ class Wrong:
 
     @property
     def tensor(self) -> str:
-        """Return which tensor it is, in words."""
+        """Return a phrase for the tensor, such as ``the gradient of parameter fc.weight``."""
         what, name, number = self.key
         if what == "returned":
             return f"what the step returns ({number})"
@@ -67,7 +67,7 @@ class Wrong:
 
 @dataclass
 class Compared:
-    """Result of the comparison of one world with one process.
+    """Result of comparing a step under one plan, or of one program, with one process.
 
     Args:
         name: the plan, or the name given to the program.
@@ -88,12 +88,12 @@ class Compared:
 
     @property
     def ok(self) -> bool:
-        """Return whether everything that was compared is right."""
+        """Return whether no compared tensor differs, and the run ended without an error."""
         return not self.wrong and not self.error
 
     @property
     def rest(self) -> str:
-        """Return how many tensors were not compared, and why."""
+        """Return a sentence on how many tensors were not compared, and why."""
         return (
             f"{self.left} tensors were not compared: they follow {in_a_line(self.choice)}, which "
             "chose otherwise between values that rounding makes equal"
@@ -119,8 +119,10 @@ def _indented(text: str) -> str:
 
 
 def gathered(by_rank: Sequence[Sequence[Seen]]) -> dict[Key, Held]:
-    """Return what all ranks of one world have recorded of each tensor, by key, in the order of the
-    first rank that has the tensor."""
+    """Return what all ranks of one run have recorded of each tensor, by the tensor's key.
+
+    The order is that of the first rank that has the tensor.
+    """
     found: dict[Key, Held] = {}
     for rank, seen in enumerate(by_rank):
         for each in seen:
@@ -131,7 +133,7 @@ def gathered(by_rank: Sequence[Sequence[Seen]]) -> dict[Key, Held]:
 
 @dataclass
 class Right:
-    """The values of one process: in the step's own dtype, and in float64 if that can be run."""
+    """Reference values of one process, in the step's own dtype, and in float64 if that runs."""
 
     single: dict[Key, Held]
     double: dict[Key, Held]
@@ -170,15 +172,19 @@ class Right:
 
     @cached_property
     def _coarsest(self) -> float:
-        """Return the eps of the shortest float in the step. It serves where there is no float64
-        run: values in a longer dtype may have been rounded to the shorter one before."""
+        """Return the largest eps of all dtypes in the step, for runs without float64 reference.
+
+        Values in a longer dtype may have been rounded to the shorter one before.
+        """
         return max((_eps(held.values[0]) for held in self.single.values()), default=2.0**-23)
 
     @staticmethod
     def _meant(single: Tensor, exact: Tensor) -> Tensor:
-        """Return a mask of the elements of which float64 has the exact value. This fails where the
-        step's own dtype ends: the ``finfo(x.dtype).min`` of a mask is another number in float64,
-        and values that overflow do not overflow there."""
+        """Return a mask of the elements for which the float64 run has the exact value.
+
+        It does not where the step's own dtype ends: the ``finfo(x.dtype).min`` of a mask is another
+        number in float64, and values that overflow do not overflow there.
+        """
         end = torch.finfo(single.dtype).max / 2 if is_rounded(single) else float("inf")
         return wide(single).isfinite() & exact.isfinite() & (exact.abs() < end)
 
@@ -194,10 +200,14 @@ def _largest(x: Tensor) -> float:
 def up_to_a_choice(
     right: Right, other: dict[Key, Held]
 ) -> tuple[dict[Key, Held], tuple[str, int] | None]:
-    """Return the part of ``other`` that can be compared, and where and why the rest cannot.
+    """Return the tensors of ``other`` that can be compared, and the choice after which they cannot.
 
-    The second result is the first op that chose other indices than one process did, with the number
-    of tensors after it, or None. Tensors after such a choice belong to a different computation.
+    A choice is an op such as topk. From the first choice of other indices than one process found,
+    the tensors belong to a different computation.
+
+    Returns:
+        the tensors that can be compared; and (the op that chose, number of tensors after it), or
+        None.
     """
     keys = [key for key in right.single if key in other]
     for i, key in enumerate(keys):
@@ -208,7 +218,7 @@ def up_to_a_choice(
 
 
 def _without_places(other: dict[Key, Held], keys: Sequence[Key]) -> dict[Key, Held]:
-    """Return the entries for ``keys`` but for chosen indices, which cannot be nearly equal."""
+    """Return the entries of ``keys``, except chosen indices, which cannot be nearly equal."""
     return {key: other[key] for key in keys if key.what != "chosen"}
 
 
@@ -226,7 +236,7 @@ def differences(right: Right, other: dict[Key, Held]) -> list[Wrong]:
 
 
 def in_modules(seen: dict[Key, Held]) -> dict[Key, Held]:
-    """Return ``seen`` without ops outside modules, which are others in another program."""
+    """Return ``seen`` without ops outside modules, which another program may do differently."""
     between = ("given", "result", "chosen", "gradient")
     return {k: held for k, held in seen.items() if k.what not in between or " in " in k.name}
 
@@ -252,9 +262,11 @@ def _near(within: float, a: Tensor, b: Tensor) -> bool:
 
 
 def _wrong_values(held: Held, exact: Tensor, near: Near) -> list[Tensor]:
-    """Return the values by which a tensor is wrong; an empty list if it is right. These are the
-    value that the ranks hold together, or the values of all ranks, if each rank should have the
-    whole and they differ."""
+    """Return the values by which a tensor is wrong; an empty list if it is right.
+
+    These are the tensor that the ranks' shards make up, or the values of all ranks, if each rank
+    should have the whole and they differ.
+    """
     values = [wide(v) for v in held.values]
     if held.spec is None:
         return [] if _is_right(held, values, exact, near) else values
@@ -266,8 +278,11 @@ def _wrong_values(held: Held, exact: Tensor, near: Near) -> list[Tensor]:
 
 
 def _is_right(held: Held, values: list[Tensor], exact: Tensor, near: Near) -> bool:
-    """Return whether tensors without a spec are right. They must be whole on each rank. Tensors of
-    unknown layout other than parameters may also be right in some layout."""
+    """Return whether the ranks' ``values`` of a tensor without a spec are right.
+
+    They must be whole on each rank. Tensors of unknown layout other than parameters may also be
+    shards or addends.
+    """
     if all(near(v, exact) for v in values):
         return True
     what = held.key.what
@@ -277,9 +292,11 @@ def _is_right(held: Held, values: list[Tensor], exact: Tensor, near: Near) -> bo
 
 
 def _is_some_layout(values: list[Tensor], exact: Tensor, what: str, near: Near) -> bool:
-    """Return whether plain tensors of the ranks are pieces or addends of the right one; a program
-    by hand does not say which. A gradient may belong to the mean over a rank's own part of the
-    batch, and be n times as large."""
+    """Return whether the ranks' plain tensors are pieces or addends of ``exact``.
+
+    A program written by hand does not say which. A gradient may belong to the mean over a rank's
+    own part of the batch, and be n times as large.
+    """
     n = len(values)
     factors = (1.0, float(n), 1.0 / n) if what == "gradient" else (1.0,)
     made = [joined(values, exact.shape)]

@@ -1,4 +1,4 @@
-"""One recorded tensor as the ranks of a world hold it."""
+"""One tensor of a step as all ranks of a run recorded it, and the tensor that they make up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .watch import Key
 
 @dataclass
 class Held:
-    """The values that the ranks hold of a tensor, by rank.
+    """The values of one tensor of a step on all ranks.
 
     With a spec a value is a shard. With ``laid``, the layout of a DTensor, it is the whole of that
     DTensor. Otherwise it is what a program by hand has on this rank.
@@ -59,7 +59,7 @@ class Held:
         return shards[0]
 
     def copies(self) -> list[list[Tensor]]:
-        """Return groups of tensors that must be equal: of ranks that differ along B axes only."""
+        """Return groups of shards that must be equal: of ranks that differ along B axes only."""
         assert self.spec is not None
         found: dict[tuple, list[Tensor]] = {}
         for rank, value in sorted(self.parts.items()):
@@ -82,8 +82,10 @@ def _plain(ranks: int) -> str:
 
 
 def joined(values: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
-    """Return the concatenation of the values along a dim by which they make up a tensor of this
-    shape; None if there is no such dim."""
+    """Return the concatenation of the ranks' values, along the dim that gives the shape ``shape``.
+
+    Returns None if there is no such dim.
+    """
     first = values[0]
     if first.ndim != len(shape):
         return None

@@ -1,5 +1,4 @@
-"""Float64 versions of ops that torch does not have in float64, for the run that computes a step's
-exact values."""
+"""Run in float64 the ops that torch does not have in float64, for a step's exact values."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ _WIDEST = torch.finfo(torch.float32).max
 
 
 def call(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Call ``func(*args, **kwargs)``, also in float64 where torch would refuse it."""
+    """Call ``func(*args, **kwargs)``, or compute its result if torch refuses it in float64."""
     if func in _GROUPED and all(x.dtype is torch.float64 for x in args[:2]):
         return _grouped(*args, **kwargs)
     if func is torch.full and kwargs.get("dtype") is None and abs(args[1]) > _WIDEST:
@@ -29,8 +28,10 @@ def _grouped(
     a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
-    """Compute ``torch.nn.functional.grouped_mm`` by one matmul for each group. The groups end at
-    ``offs`` along the dim that is shared by all groups."""
+    """Compute ``torch.nn.functional.grouped_mm`` by one matmul for each group.
+
+    The groups end at ``offs`` along the dim that is shared by all groups.
+    """
     if offs is None:
         out = a @ b
     else:

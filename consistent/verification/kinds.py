@@ -1,4 +1,4 @@
-"""Diagnosis of a wrong tensor, from the values of the ranks and the value of one process."""
+"""Name what is wrong with a tensor, from the values of the ranks and the value of one process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Near = Callable[[Tensor, Tensor], bool]  # whether a value differs from another 
 def kind_of(
     values: Sequence[Tensor], right: Tensor, n: int, near: Near, before: Tensor | None = None
 ) -> str:
-    """Return the kind of fault, in words.
+    """Return a phrase for the kind of fault, such as ``a shard taken for the whole``.
 
     Args:
         values: the values of all ranks, if each should have the whole; or the one value that they
@@ -104,7 +104,10 @@ def _of_a_factor(times: float, n: int) -> str:
 
 
 def _right_slices(value: Tensor, right: Tensor, near: Near) -> str:
-    """Return how many slices are right, along the first dim with right slices; "" if none."""
+    """Return how many slices of ``value`` are right, such as ``3 of 8 rows``; "" if none.
+
+    The first dim with right slices counts.
+    """
     for dim, size in enumerate(right.shape):
         if not 1 < size <= MOST:
             continue
@@ -126,8 +129,10 @@ def _is_permuted(value: Tensor, right: Tensor, near: Near) -> bool:
 
 
 def _is_masked(values: Sequence[Tensor], right: Tensor, near: Near) -> bool:
-    """Return whether each value has zeros at other places than the right tensor, and is equal to it
-    where both are nonzero."""
+    """Return whether values differ from ``right`` only by other zeros, as after another dropout.
+
+    Each must be equal to ``right`` where both are nonzero.
+    """
     for value in values:
         both = (value != 0) & (right != 0)
         zeros = (value == 0) ^ (right == 0)

@@ -1,4 +1,4 @@
-"""The result of ``verify`` as an HTML page."""
+"""The result of ``verify`` as an HTML page, with a table of wrong tensors for each plan."""
 
 from __future__ import annotations
 

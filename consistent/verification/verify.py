@@ -23,8 +23,12 @@ SLOWER = 5
 
 @dataclass
 class Verified:
-    """Result of ``verify``: ``print(found)``, ``found.save("page.html")``, and ``found.check()``,
-    which raises if anything differs."""
+    """Result of ``verify``: print it, ``save`` it as an HTML page, or ``check`` it in a test.
+
+    Attributes:
+        results: the comparison of each plan, and then of each program, with one process.
+        draws: whether the step draws random numbers.
+    """
 
     results: list[Compared]
     draws: bool = False
@@ -59,7 +63,7 @@ class Verified:
         return page(self.results)
 
     def save(self, path: str | Path) -> Path:
-        """Write the page to ``path``; missing folders are created."""
+        """Write the HTML page to ``path``; missing folders are created."""
         return write(path, self.html())
 
 

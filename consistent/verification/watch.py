@@ -50,7 +50,7 @@ _WRAPPED = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")
 
 
 class Key(NamedTuple):
-    """Identity of a tensor of a step, the same in every world.
+    """Identity of a tensor of a step, equal in every run of the step, so that runs can be compared.
 
     ``what`` is "given" (an op's input), "result", "chosen" (indices), "gradient" (of a result),
     "parameter gradient", "parameter" (after a step), or "returned" (by the program). ``number``
@@ -63,7 +63,7 @@ class Key(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A tensor as this rank holds it, and the line that made it.
+    """A recorded tensor as this rank holds it, and the line of the program that made it.
 
     With a spec ``value`` is this rank's shard. Without one it is plain; ``laid`` then gives the
     layout if it is the whole of a DTensor.
@@ -77,7 +77,7 @@ class Seen(NamedTuple):
 
 
 class Watch:
-    """Recorder of the tensors of a step, in order."""
+    """Recorder of the tensors of one step on one rank, in order."""
 
     def __init__(self, prepare: Callable[[nn.Module], nn.Module], double: bool = False) -> None:
         self.seen: list[Seen] = []
@@ -95,14 +95,14 @@ class Watch:
         self._notes = False  # ops of this recorder are running
 
     def place(self, model: nn.Module) -> nn.Module:
-        """Return the model in the layout of this world, and remember its parts' names."""
+        """Return ``model`` in the layout of this run, and remember the names of its modules."""
         model = self._prepare(model)
         self._models.append(model)
         self._modules |= {id(module): _plain_name(n) for n, module in model.named_modules()}
         return model
 
     def keep(self, what: str, name: str, value: Tensor, where: str, is_known: bool = True) -> None:
-        """Record one tensor. If it is not known which tensor it is, only count it."""
+        """Record one tensor; without ``is_known``, only count it: it may be another one."""
         self._notes = True
         spec, found, laid = _held(value)
         self._notes = False
@@ -146,7 +146,7 @@ class Watch:
             self.keep("chosen", called, out[1], where)
 
     def _cast(self, given: tuple, out: Any) -> None:
-        """Give a parameter's copy in another dtype the parameter's name from now on."""
+        """Record a cast of a parameter: the copy counts as the parameter from now on."""
         parameter = self._parameter(given[0]) if isinstance(given[0], Tensor) else None
         if parameter is not None and isinstance(out, Tensor) and out is not given[0]:
             self.used.setdefault(parameter, user_line())
@@ -154,8 +154,10 @@ class Watch:
             self._casts.append(out)
 
     def _parameter(self, x: Tensor) -> str | None:
-        """Return the name of the parameter that ``x`` is, or replaces while a module runs ("" if it
-        is unknown); None if ``x`` is not a parameter."""
+        """Return the name of the parameter that ``x`` is, or stands for while a module runs.
+
+        Returns "" if the name is unknown, None if ``x`` is not a parameter.
+        """
         if id(x) in self._names:
             return self._names[id(x)]
         for owner in self._inside[-1][1].modules() if self._inside else ():
@@ -169,7 +171,7 @@ class Watch:
             self.keep("gradient", called, gradient, where)
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the parameters of all models, by their names without those of wrappers."""
+        """Yield (name, parameter) of all models, without the parts of names that wrappers add."""
         for model in self._models:
             yield from ((_plain_name(name), p) for name, p in model.named_parameters())
 
@@ -188,7 +190,7 @@ class Watch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Record everything that this thread runs inside."""
+        """Record everything that this thread runs inside the context."""
         hooks = [
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
@@ -248,7 +250,7 @@ def _at_places(x: Any, places: Any, dim: int) -> Tensor:
 
 
 def _operands(name: str, given: tuple) -> tuple[list[Tensor], bool]:
-    """Return (tensors among the arguments of an op, whether their order is known).
+    """Return (tensors among the arguments of an op, whether it is known which is which).
 
     For a plain tensor times a global one Python calls the right operand first, which swaps them. So
     they are sorted by their numbers of dims; if these are equal, the order is unknown.

@@ -1,4 +1,4 @@
-"""Runs of a step on forked ranks, each of which records what it computes.
+"""Run a step on forked ranks, each of which records the tensors that it computes.
 
 Because ranks are forked, the step may be any function, also a closure or one of a notebook, and
 nothing that it does affects the calling process.
@@ -33,7 +33,7 @@ Step = Callable[[Callable[[nn.Module], nn.Module]], Any]
 
 @dataclass
 class World:
-    """The setting in which a step runs.
+    """Setting in which a step runs: the number of ranks, the plan, and the layout of the batch.
 
     Args:
         ranks: the number of processes.
@@ -50,14 +50,14 @@ class World:
     double: bool = False
 
     def placement(self) -> Placement:
-        """Return the placement of all ranks, with the plan's names for its axes."""
+        """Return the placement of all ranks, with axes named as in the plan."""
         plan = self.plan
         axes = tuple(plan) if isinstance(plan, dict) and self.grid and len(self.grid) > 1 else None
         ranks = torch.arange(self.ranks).reshape(self.grid or (self.ranks,)).tolist()
         return Placement("cpu", ranks, axes)
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        """Return the model in the layout of this world."""
+        """Return ``model`` with the plan applied, and in float64 if ``double``."""
         if self.double:
             model = model.double()
             model.register_forward_pre_hook(_as_double, with_kwargs=True)
@@ -80,8 +80,14 @@ class World:
 
 @dataclass
 class Ran:
-    """The records of all ranks of a world, the error that ended it, if any, and the ``seconds``
-    that it took."""
+    """What a run of the step left: the tensors recorded by each rank, and how it ended.
+
+    Attributes:
+        seen: the tensors of each rank.
+        draws: whether the step draws random numbers.
+        error: the error that ended the run; "" if it ended well.
+        seconds: the time that it took.
+    """
 
     seen: list[list[Seen]]
     draws: bool = False
@@ -90,7 +96,10 @@ class Ran:
 
 
 def run(step: Step, world: World, limit: float) -> Ran:
-    """Run ``step`` in a world of new processes, for at most ``limit`` seconds."""
+    """Run ``step`` in new processes as ``world`` says, and return what they recorded.
+
+    Processes that take more than ``limit`` seconds are ended.
+    """
     fork, start = multiprocessing.get_context("fork"), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
@@ -110,8 +119,10 @@ def run(step: Step, world: World, limit: float) -> Ran:
 
 
 def _error(ranks: list[Any], folder: Path) -> str:
-    """Return the traceback that the first rank that raised has written; or how the ranks ended, if
-    not well."""
+    """Return the traceback of the first rank that raised; or the exit codes if ranks failed.
+
+    Returns "" if all ranks ended well.
+    """
     errors = [folder / f"error{k}" for k in range(len(ranks))]
     codes = [rank.exitcode for rank in ranks]
     said = next((path.read_text() for path in errors if path.exists()), "")
@@ -119,8 +130,10 @@ def _error(ranks: list[Any], folder: Path) -> str:
 
 
 def _wait(ranks: list[Any], end: float) -> bool:
-    """Return whether the time ended before the ranks did. If a rank fails, all are ended, because
-    the others would wait for it."""
+    """Wait for the ranks, and return whether they took longer than until ``end``.
+
+    If a rank fails, all are ended, because the others would wait for it.
+    """
     try:
         while any(rank.is_alive() for rank in ranks):
             if any(rank.exitcode for rank in ranks):
@@ -157,8 +170,11 @@ def _rank(step: Step, world: World, rank: int, folder: str) -> None:
 
 
 def _join(rank: int, ranks: int, folder: Path) -> None:
-    """Start the process group as torchrun does. Rank 0 listens at a port that the system chooses,
-    and leaves its number in a file for the others."""
+    """Start the process group of the forked ranks, as torchrun does.
+
+    Rank 0 listens at a port that the system chooses, and leaves its number in a file for the
+    others.
+    """
     path = folder / "port"
     if rank == 0:
         store = TCPStore("127.0.0.1", 0, ranks, is_master=True, wait_for_workers=False)

@@ -1,4 +1,4 @@
-"""The part of a tensor that each rank of a placement holds.
+"""Part of a tensor that each rank of a placement holds, for pictures of the tensor.
 
 It is described as text, and as ranges of the two dims that are drawn.
 """
@@ -16,7 +16,7 @@ from ..spec.bytes_text import bytes_text
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The part of a tensor that one rank holds.
+    """Part of a tensor that one rank holds.
 
     Args:
         rank: its number in the world.
@@ -69,8 +69,8 @@ def holding(spec: TensorSpec, at: Coordinate) -> Holding:
 
 
 def region_text(spec: TensorSpec, runs: Sequence[Runs]) -> str:
-    """Return a region as text: ``[0:4, :]``, or ``[0:2 6:8, :]`` for several runs. It is ``empty``
-    if nothing is held of a tensor that has elements."""
+    """Return a held region as text: ``[0:4, :]``, or ``[0:2 6:8, :]`` for several runs in a dim. It
+    is ``empty`` if the rank holds nothing of a tensor that has elements."""
     if not spec.shape:
         return "scalar"
     held = [items_in(each) for each in runs]
@@ -84,16 +84,16 @@ def region_text(spec: TensorSpec, runs: Sequence[Runs]) -> str:
 
 
 def drawn_dims(spec: TensorSpec) -> tuple[int, ...]:
-    """Return the dims that a drawing shows, at most two, the last of them from left to right. Split
-    dims come first, then the last dims."""
+    """Return the dims that a drawing shows, at most two; the last one goes from left to right.
+    Split dims are preferred, then the last dims."""
     cut = list(dict.fromkeys(e.dim for e in spec.sbp if isinstance(e, Split)))
     rest = [dim for dim in reversed(range(spec.ndim)) if dim not in cut]
     return tuple(sorted([*cut, *rest][:2]))
 
 
 def spans(spec: TensorSpec, held: Holding, dim: int | None) -> list[tuple[float, float]]:
-    """Return (begin, end) of the region's runs along ``dim``, as fractions from 0 to 1. If ``dim``
-    is None, return the whole range."""
+    """Return (begin, end) of the held runs along ``dim``, as fractions from 0 to 1 of the dim. If
+    ``dim`` is None, there is one, the whole range."""
     if dim is None:
         return [(0.0, 1.0)]
     n = max(1, spec.shape[dim])
@@ -101,8 +101,8 @@ def spans(spec: TensorSpec, held: Holding, dim: int | None) -> list[tuple[float,
 
 
 def sentences(spec: TensorSpec) -> list[str]:
-    """Return what each axis of the placement does to the tensor, and the bytes a rank holds, in
-    words."""
+    """Return sentences that say what each axis of the placement does to the tensor, and how many
+    bytes a rank holds."""
     lines = []
     for axis, (n, entry) in enumerate(zip(spec.placement.shape, spec.sbp, strict=True)):
         names = spec.placement.axes
@@ -125,8 +125,8 @@ def share_text(share: float) -> str:
 
 
 def bytes_together(spec: TensorSpec) -> int:
-    """Return the bytes that all ranks hold together: the tensor once for each copy and each
-    addend."""
+    """Return the bytes that all ranks hold together: those of the tensor once for each copy and
+    each addend."""
     times = zip(spec.placement.shape, spec.sbp, strict=True)
     return spec.nbytes * math.prod(n for n, entry in times if not entry.is_split)
 
@@ -156,7 +156,7 @@ def _axes(spec: TensorSpec, kind: str) -> list[int]:
 
 
 def _number(at: Sequence[int], grid: Sequence[int]) -> int:
-    """Return the row-major index of a coordinate in a grid."""
+    """Return the row-major index of the coordinate ``at`` in a grid."""
     number = 0
     for index, n in zip(at, grid, strict=True):
         number = number * n + index
@@ -164,8 +164,8 @@ def _number(at: Sequence[int], grid: Sequence[int]) -> int:
 
 
 def shown(n: int, most: int) -> list[int | None]:
-    """Return the indices to show out of ``n`` where ``most`` fit. None stands for the indices left
-    out."""
+    """Return the indices to show out of ``n`` items where at most ``most`` fit. None stands for the
+    indices left out."""
     if n <= most:
         return list(range(n))
     if most < 3:

@@ -23,8 +23,8 @@ _LEGEND = ((0, "split"), (8, "whole on every rank"), (1, "addends"))
 
 
 class ModelPicture(Picture):
-    """The parameters and buffers of a module, by submodule, with layouts and bytes. Layers with the
-    same structure and the same layouts share one line."""
+    """Picture of a module's parameters and buffers, by submodule, with their layouts and bytes.
+    Layers with the same structure and the same layouts share one line."""
 
     def __init__(self, module: nn.Module) -> None:
         self.tree: Branch = tree_of(module)
@@ -62,7 +62,7 @@ class ModelPicture(Picture):
         return f"{in_a_line(self.tree.kind)}: {self.tree.parameters:,} parameters, {where}"
 
     def totals(self) -> str:
-        """Return a sentence with the bytes of the whole model that ranks hold."""
+        """Return a sentence with the bytes of the whole model and those that a rank holds."""
         whole = self.tree.nbytes
         ranks = sorted({int(r) for p in self.tree.placements for r in p.ranks.ravel()[:_FEW_RANKS]})
         held = {rank: self.tree.held_by(rank) for rank in ranks[:_FEW_RANKS]}
@@ -144,7 +144,8 @@ def _line(cells: tuple[str, ...], widths: list[int], blocks: bool) -> str:
 
 
 def _style(row: Row) -> int | None:
-    """Return the colour of a row, as in the drawing, by the kind of its tensor's layout."""
+    """Return the terminal style of a row: the colour of its tensor's kind of layout, as in the
+    drawing."""
     spec = row.entry.spec if row.entry is not None else None
     if spec is None or row.entry is None or row.entry.tied:
         return None
@@ -153,7 +154,8 @@ def _style(row: Row) -> int | None:
 
 
 def _bar(row: Row, x: float, y: float, width: float) -> list[Box | Words]:
-    """Draw the whole as a pale bar, and in colour the share that a rank holds."""
+    """Return a bar for a row: pale for the whole tensor, and in colour the share that a rank
+    holds."""
     if not row.nbytes:
         return []
     style = _style(row)

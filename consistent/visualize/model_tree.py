@@ -25,7 +25,7 @@ from ..spec import NdSbp, Placement, TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One parameter or buffer.
+    """One parameter or buffer of a module, with its layout and size.
 
     Args:
         name: its name in its module.
@@ -54,14 +54,14 @@ class Entry:
 
     @property
     def held(self) -> int:
-        """Bytes of the largest shard."""
+        """Bytes of the largest shard that a rank holds."""
         return 0 if self.tied else self.nbytes if self.spec is None else self.spec.largest_nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A module: its own tensors and its submodules. ``times`` consecutive equal modules are folded
-    into one branch."""
+    """Module in the tree: its own tensors and its submodules. ``times`` is the number of
+    consecutive equal modules that are folded into this one."""
 
     name: str
     kind: str
@@ -70,7 +70,8 @@ class Branch:
     times: int = 1
 
     def all_entries(self, times: int = 1) -> Iterator[tuple[int, Entry]]:
-        """Yield (number of occurrences, entry) for this module and all modules below it."""
+        """Yield (number of occurrences, entry) for this module and all modules below it. ``times``
+        is the number of occurrences of this module's parent."""
         yield from ((times * self.times, entry) for entry in self.entries)
         for branch in self.branches:
             yield from branch.all_entries(times * self.times)
@@ -91,28 +92,28 @@ class Branch:
 
     @property
     def placements(self) -> list[Placement]:
-        """Placements of the module's tensors, in the order met."""
+        """Placements of the module's tensors, each once, in the order met."""
         specs = (entry.spec for _, entry in self.all_entries())
         return list(dict.fromkeys(spec.placement for spec in specs if spec is not None))
 
     @property
     def held(self) -> int:
-        """Bytes that the fullest rank holds, considering only the first rank of each placement. A
-        placement's first rank has the largest pieces."""
+        """Bytes that the fullest rank holds. Only the first rank of each placement is considered,
+        which has the largest pieces."""
         firsts = {placement.first_rank for placement in self.placements} or {0}
         return max(map(self.held_by, firsts))
 
 
 @dataclass(slots=True)
 class _Reading:
-    """State of the traversal of a module."""
+    """State of building the tree of a module."""
 
     plan: Plan | None
     met: dict[int, str] = field(default_factory=dict)
 
 
 def tree_of(module: nn.Module) -> Branch:
-    """Return the tree of ``module``."""
+    """Return the tree of the submodules of ``module``, with equal layers folded."""
     try:
         plan = plan_of(module)
     except ValueError:  # the module was not parallelized
@@ -161,7 +162,8 @@ def sbp_text(sbp: NdSbp) -> str:
 
 
 def _folded(branches: Sequence[Branch]) -> list[Branch]:
-    """Fold consecutive branches with numbers as names and equal contents into one."""
+    """Fold consecutive branches with equal contents whose names are numbers, such as layers of a
+    list, into one."""
     folded: list[Branch] = []
     for branch in branches:
         last = folded[-1] if folded else None
@@ -206,7 +208,7 @@ def _bytes_at(spec: TensorSpec, at: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the picture: a module with the sums over its contents, or a tensor."""
+    """Line of a model's picture: a module with the sums over its contents, or a tensor."""
 
     depth: int
     name: str
@@ -219,11 +221,11 @@ class Row:
 
 
 def rows(branch: Branch, depth: int = 0, several: bool | None = None) -> Iterator[Row]:
-    """Yield the lines of the tree, the module first.
+    """Yield the lines of the tree ``branch``, the module first.
 
     The line of a layer that occurs several times counts all of them; the lines below it describe
-    one of them. A module with one tensor and nothing else shares a line with it. Where the tensors
-    of the whole are on ``several`` placements, each line names its own.
+    one of them. A module with one tensor and nothing else shares a line with it. If the tensors of
+    the whole model are on ``several`` placements, each line names its own.
     """
     name, kind = branch.name or branch.kind, branch.kind if branch.name else ""
     several = len(branch.placements) > 1 if several is None else several

@@ -10,8 +10,8 @@ from .tensor_text import tensor_text
 
 
 class TensorPicture(Picture):
-    """The part of a tensor that each rank holds. Equal pieces have one colour, and addends are
-    striped."""
+    """Picture of the part of a tensor that each rank holds. Equal pieces have one colour, and
+    addends are striped."""
 
     def __init__(self, spec: TensorSpec) -> None:
         self.spec = spec

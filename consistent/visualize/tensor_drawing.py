@@ -1,4 +1,4 @@
-"""A tensor on its ranks, as a drawing: the grid of ranks, each with a miniature of the tensor."""
+"""Drawing of a tensor on its ranks: the grid of ranks, each with a miniature of the tensor."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _note(spec: TensorSpec) -> str:
 
 
 def _sides(spec: TensorSpec) -> tuple[float, float]:
-    """Return the width and height of the miniature, in the ratio of the drawn dims, within
+    """Return (width, height) of the miniature of a tensor, in the ratio of the drawn dims, within
     limits."""
     dims = drawn_dims(spec)
     if len(dims) < 2:

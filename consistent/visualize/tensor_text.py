@@ -1,4 +1,5 @@
-"""A tensor on its ranks, as text: a miniature of the tensor per rank, with the rank's part filled.
+"""Text picture of a tensor on its ranks: for each rank a miniature of the tensor, with the rank's
+part filled.
 
 ```
 f32[8, 6] (S(0), B) on placement("cpu", ranks=[[0, 1], [2, 3]])
@@ -35,7 +36,8 @@ _Cell = Sequence[tuple[str, Style]]  # the lines of one rank: text, and its styl
 
 
 def tensor_text(spec: TensorSpec, colour: bool, width: int, blocks: bool) -> str:
-    """Return the picture of ``spec`` as text."""
+    """Return the picture of ``spec`` as text, at most ``width`` characters wide. ``blocks`` allows
+    characters beyond ASCII."""
     out = _title(spec, width)
     fill = "█▒·" if blocks else "#/."
     for block in _blocks(spec):
@@ -47,7 +49,7 @@ def tensor_text(spec: TensorSpec, colour: bool, width: int, blocks: bool) -> str
 
 def block_name(spec: TensorSpec, outer: Sequence[int | None]) -> str:
     """Return the heading of a block of ranks, such as ``axis 0 = 1, axis 1 = 0``. It has the
-    coordinates that the ranks of the block share."""
+    coordinates in the axes before the last two, which the ranks of the block share."""
     if None in outer:
         return "..."
     return ", ".join(f"{axis_name(spec, a)} = {k}" for a, k in enumerate(outer))
@@ -60,7 +62,8 @@ def axis_name(spec: TensorSpec, axis: int) -> str:
 
 
 def direction(spec: TensorSpec) -> str:
-    """Return a text that names the dims the miniatures show."""
+    """Return a text that says which dims the miniatures show from top to bottom and from left to
+    right."""
     dims = drawn_dims(spec)
     if not dims:
         return "one element"
@@ -74,8 +77,8 @@ def _title(spec: TensorSpec, width: int) -> list[str]:
 
 
 def _blocks(spec: TensorSpec) -> Iterator[tuple[int | None, ...]]:
-    """Yield the coordinates of the axes before the last two, and ``(None,)`` for blocks that are
-    left out."""
+    """Yield the coordinates of each block of ranks in the axes before the last two. ``(None,)``
+    stands for blocks that are left out."""
     outer = spec.placement.shape[:-2]
     count = 1
     for n in outer:
@@ -123,7 +126,8 @@ def _block(
 
 
 def _lines_of_ranks(spec: TensorSpec, n: int, colour: bool, width: int, fill: str) -> list[str]:
-    """Return the lines for a placement of one axis, with as many ranks side by side as fit."""
+    """Return the text lines for a placement of one axis, with as many of its ``n`` ranks side by
+    side as fit."""
     cell = _cell_width(spec, (holding(spec, (k,)) for k in (0, n - 1)))
     each = max(1, (width + _GAP) // (cell + _GAP))
     cells = [
@@ -137,7 +141,8 @@ def _lines_of_ranks(spec: TensorSpec, n: int, colour: bool, width: int, fill: st
 
 
 def _cell_width(spec: TensorSpec, some: Iterator[Holding]) -> int:
-    """Return the width of a cell. ``some`` are the ranks whose regions have the most digits."""
+    """Return the width of the text cell of one rank. ``some`` are the ranks whose regions have the
+    most digits."""
     longest = [min(_LONGEST, max(len(h.region), len(h.role))) for h in some]
     return max([WIDE, *longest])
 
@@ -151,8 +156,8 @@ def _cell(spec: TensorSpec, held: Holding, fill: str) -> _Cell:
 
 
 def small(spec: TensorSpec, held: Holding, fill: str) -> list[str]:
-    """Return the miniature of the tensor, line by line. ``fill`` has the characters for held
-    elements, for addends, and for the rest."""
+    """Return the miniature of the tensor for one rank, line by line. ``fill`` has three characters:
+    for held elements, for addends, and for the rest."""
     dims = drawn_dims(spec)
     across = dims[-1] if dims else None
     down = dims[0] if len(dims) == 2 else None
@@ -168,15 +173,16 @@ def small(spec: TensorSpec, held: Holding, fill: str) -> list[str]:
 
 
 def _covered(begin: float, end: float, count: int) -> range:
-    """Return the indices of the characters that are mostly inside [begin, end), at least one of
-    ``count``."""
+    """Return which of ``count`` characters are mostly inside the part [begin, end) of the line, at
+    least one. Begin and end are fractions from 0 to 1."""
     first = round(begin * count)
     last = max(round(end * count), first + 1)
     return range(min(first, count - 1), last)
 
 
 def _joined(name: str, cells: Sequence[_Cell], margin: int, cell: int, colour: bool) -> list[str]:
-    """Join cells side by side, line by line, after a margin with ``name`` in its first line."""
+    """Join the cells of ranks side by side, line by line, after a margin with ``name`` in its first
+    line."""
     lines = []
     for i in range(max(map(len, cells))):
         parts = [paint((name if i == 0 else "").ljust(margin), "bold", colour)]

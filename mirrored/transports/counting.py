@@ -1,4 +1,7 @@
-"""Counts what a rank sends, by a wrapper around a transport. Unused, it costs nothing."""
+"""Counts what a rank sends, for tests and reports, by a wrapper around its transport.
+
+A program that does not use it pays nothing.
+"""
 
 from __future__ import annotations
 
@@ -162,7 +165,7 @@ _SIGNATURES = {name: inspect.signature(getattr(Transport, name)) for name in COU
 
 
 def given_to(name: str, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call of ``name``, by parameter name, without defaults."""
+    """Return the arguments of a call of method ``name`` by parameter name, without defaults."""
     return dict(_SIGNATURES[name].bind(None, *args, **kwargs).arguments)
 
 

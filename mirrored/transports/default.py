@@ -43,7 +43,7 @@ def _make_default() -> Transport:
 
 
 def put_around(wrap: Callable[[Transport], Transport]) -> Transport:
-    """Replace the transport of this thread by ``wrap`` of it, and return the new one.
+    """Wrap the current transport by ``wrap(transport)``, make the result current, and return it.
 
     If no ``use`` is active in this thread, the process-wide default is replaced, for all threads
     that use it.

@@ -41,7 +41,10 @@ _together = ""
 
 
 def raised_together(text: str) -> str:
-    """Record that all members of a group now raise an error with ``text``; return ``text``."""
+    """Record that all members of a group now raise an error with ``text``; return ``text``.
+
+    Such an error is not counted, because the ranks are still at the same step of the program.
+    """
     global _together
     _together = text
     return text
@@ -53,7 +56,7 @@ def is_shared(error: BaseException) -> bool:
 
 
 def add(number: int = 1) -> None:
-    """Add ``number`` to the count of failures."""
+    """Add ``number`` to this process's count of failures, which its messages contain."""
     _C.add_failures(number)
 
 
@@ -125,6 +128,6 @@ def moves_count_lacks(transport: C) -> C:
 
 
 def count_failure(error: Exception) -> None:
-    """Count ``error``, unless it is counted already or all members of a group raise it."""
+    """Count ``error``, unless it is counted already or all members of its group raise it."""
     if not is_shared(error) and not getattr(error, _COUNTED, False):
         add()

@@ -32,7 +32,7 @@ class RankAborted(RuntimeError):
 
 
 class World:
-    """State that the simulated ranks share: queues, which rank waits for which, first failure."""
+    """State that simulated ranks share: message queues, ranks that wait, and the first failure."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -54,7 +54,10 @@ class World:
             self.arrived[to].notify_all()
 
     def receive(self, source: int, to: int, what: str) -> Any:
-        """Return the next message from ``source``, which must be sent by the same call ``what``."""
+        """Return the next message from ``source``, which must have been sent in a call ``what``.
+
+        Raises RuntimeError if the call has another name: the ranks make different calls.
+        """
         with self.lock:
             sent, message = self._next(self.queues[source, to], source, to, what)
         if sent != what:
@@ -82,7 +85,7 @@ class World:
         return message
 
     def _next(self, queue: deque[Any], source: int, to: int, what: str) -> Any:
-        """Wait for a message in ``queue`` and return it. Called with the lock held."""
+        """Wait for a message in ``queue`` and return it; the caller holds the lock."""
         self.waiting[to] = (source, what, queue)
         while not queue and self.failure is None:
             self._check_progress()
@@ -93,9 +96,9 @@ class World:
         return queue.popleft()
 
     def _check_progress(self) -> None:
-        """Raise RuntimeError if no rank can ever continue.
+        """Raise RuntimeError if no rank can ever continue: all wait for messages or have returned.
 
-        Called with the lock held, by each rank that waits.
+        Each rank calls it before it waits, with the lock held.
         """
         # A rank in `waiting` whose queue is not empty was notified and will run on.
         stuck = {to for to, (_, _, queue) in self.waiting.items() if not queue}
@@ -108,7 +111,7 @@ class World:
         )
 
     def _places(self) -> str:
-        """Return one line for each rank that says where it is."""
+        """Return one line for each rank that says where it is, for an error message."""
         lines = []
         for rank, thread in sorted(self.threads.items()):
             said = "has returned" if rank in self.finished else place_of(thread)

@@ -1,4 +1,8 @@
-"""Runs background collectives in one order with the collectives of the program."""
+"""Runs collectives in a background thread, in one order with those of the program.
+
+Ranks match collectives by their order, so a prefetch in a thread must not run before a collective
+of the program on one rank and after it on another.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ T = TypeVar("T")
 
 
 class Ordered(Wrapper):
-    """Wrapper that runs submitted calls in a thread, and every other call after them.
+    """Wrapper that runs submitted calls in a thread, and makes every other call wait for them.
 
     ```
     program   submit 0   work   call 1 (waits for 0)   submit 2   work   result of 2
@@ -49,7 +53,7 @@ class Ordered(Wrapper):
         help_out()
 
     def submit(self, function: Callable[..., T], *args: Any) -> Future[T]:
-        """Run ``function(*args)`` in the thread, after all calls submitted before."""
+        """Queue ``function(*args)`` behind all calls submitted before, and return its future."""
         made = self._pool.submit(self._call, callers_stream(), function, args)
         self._last = weakref.ref(made)
         return made
@@ -77,7 +81,7 @@ _all: weakref.WeakSet[Ordered] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """Restart the pools in a forked child, which has none of its parent's threads to wait for."""
+    """Give wrappers new pools in a forked child, which has no threads of its parent to wait for."""
     for each in _all:
         each._start()
 

@@ -1,4 +1,4 @@
-"""Transport of a rank outside every placement: it follows the program without communicating."""
+"""Transport for a process that follows the program without being one of its ranks."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .base.checked import CheckedTransport
 
 
 class Outside(CheckedTransport):
-    """Transport of rank -1; a call that would send or receive raises RuntimeError(``why``).
+    """Transport of rank -1, outside every placement; communication raises RuntimeError(``why``).
 
-    ``link`` and ``device`` are those of ``inside``, so that messages have the same price and the
-    same layouts are chosen.
+    ``link`` and ``device`` are those of the transport ``inside``, so that messages are given the
+    same cost and the same layouts are chosen.
     """
 
     rank: Any = -1

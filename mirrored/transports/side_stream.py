@@ -36,9 +36,10 @@ def callers_stream() -> AbstractContextManager[Any]:
 
 
 class Beside:
-    """One message on the side stream of ``device``.
+    """One message that runs on the side stream of ``device``, in parallel with computation.
 
-    Create it on the program's stream when the tensors to send are ready there: it records an event.
+    Create it on the program's stream when the tensors to send are ready there: it records an event
+    for which the side stream waits.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -48,12 +49,15 @@ class Beside:
 
     @classmethod
     def of(cls, xs: Sequence[Tensor]) -> Beside | None:
-        """Create one for the GPU of these tensors; return None if none of them is on a GPU."""
+        """Return one for the GPU that ``xs`` are on; None if no tensor is on a GPU."""
         device = next((x.device for x in xs if x.device.type == "cuda"), None)
         return None if device is None else cls(device)
 
     def run(self, send: Run, xs: list[Tensor]) -> list[Tensor]:
-        """Run ``send(xs)`` on the side stream. Any thread may call it."""
+        """Run ``send(xs)`` on the side stream once ``xs`` are ready, and return its results.
+
+        Any thread may call it. The results may be read on the program's stream after ``join``.
+        """
         with cuda.device(self._device):
             if self._device not in _streams:
                 # High priority: a copy that is queued behind a matmul's blocks keeps all other

@@ -1,4 +1,7 @@
-"""Measures how long this rank is in calls that communicate, by a wrapper around a transport."""
+"""Measures how long this rank waits in calls that communicate, by a wrapper around a transport.
+
+So a slow rank can be told from ranks that wait for it (``consistent/elastic/slow.py``).
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Choice of the layouts of all global ops of a recorded step at once, by integer programming.
+"""Joint choice of the layouts of all ops of a recorded step, by integer programming.
 
-``consistent.compile(step, layouts="auto")`` notes the ops (``compiled/layout_search``), calls this
-package to choose the signatures of each op, and records the step again with these. Parameters,
-inputs and results keep their layouts.
+``consistent.compile(step, layouts="auto")`` records the ops on global tensors
+(``compiled/layout_search``), calls this package to choose the input and output layouts (the
+signature) of each op, and records the step again with these choices. Parameters, inputs and results
+of the step keep their layouts.
 """
 
 from .choose import chosen

@@ -1,4 +1,5 @@
-"""Choice of the layouts of a chain: the fastest that sends less than choosing op by op."""
+"""Choice of the layouts of a recorded step: the fastest choice that sends fewer bytes than the
+default, in which each op chooses its layouts alone when it is called ("op by op")."""
 
 from __future__ import annotations
 
@@ -15,7 +16,11 @@ _LEAST = 1e-6
 
 
 def chosen(chain: Chain) -> Solution | str:
-    """Return the signatures of each op, or the reason why op-by-op choice stays as it is."""
+    """Return the chosen signatures (input and output layouts) of each op in ``chain``.
+
+    If no choice is better than choosing op by op, return the reason as a sentence for the program's
+    notes.
+    """
     if chain.why is not None:
         return chain.why
     if not chain.steps:

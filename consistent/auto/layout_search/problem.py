@@ -1,13 +1,15 @@
-"""Conversion of a chain to an integer program: what each op may do, and the bytes that this sends.
+"""Conversion of a recorded step to an integer program whose costs are seconds and bytes sent.
+
+Each node may take these layouts:
 
 ```
-value that the step is given    one layout, that it has
-op                              the signatures of its row; those alone that keep a pinned result
-move that the program asks for  one layout, the one that it asks for
+input of the step               only its present layout
+op                              the signatures of its rule that keep the layouts of pinned results
+to_global() in the step         only the layout that the program requests
 ```
 
-Bytes are those of the busiest rank: of each boxing in forward, and of the boxing of its gradient in
-backward.
+A result is pinned if the program sees it, so that its layout must not change. Bytes are those that
+the busiest rank sends: for each boxing in forward, and for the boxing of its gradient in backward.
 """
 
 from __future__ import annotations
@@ -31,9 +33,10 @@ _NEVER = 10.0  # seconds of an impossible boxing: more than any step takes
 
 
 class ChainProblem(Problem):
-    """A problem whose bytes are bytes sent, not bytes held.
+    """Layout problem that limits the bytes that a rank sends, instead of the bytes that it holds.
 
-    ``kept`` has the edges on which nothing may be moved.
+    ``kept`` contains the edges on which boxing is forbidden, because the op writes its operand in
+    place.
     """
 
     def __init__(self, figures: Figures) -> None:
@@ -42,7 +45,11 @@ class ChainProblem(Problem):
         self.never = 0  # bytes of an impossible boxing
 
     def boxing(self, edge: Edge, have: NdSbp, want: NdSbp) -> tuple[float, int]:
-        """Return (seconds, bytes sent) of one edge, in forward and backward."""
+        """Return (seconds, bytes sent) of boxing the value of ``edge`` from ``have`` to ``want``.
+
+        The boxing of its gradient in backward is included. An impossible boxing gets prohibitive
+        costs.
+        """
         if have == want:
             return 0.0, 0
         if edge in self.kept:
@@ -57,9 +64,9 @@ class ChainProblem(Problem):
 
 
 def problem_of(chain: Chain, figures: Figures) -> tuple[ChainProblem, list[int]]:
-    """Return the problem, and the solution that equals choosing op by op.
+    """Return the layout problem of ``chain``, and the solution that equals choosing op by op.
 
-    There is one node for each value that the step is given, then one for each of ``chain.steps``.
+    The nodes of the problem are the inputs of the step, then the ops of ``chain.steps``, in order.
     """
     problem, alone = ChainProblem(figures), list[int]()
     made: dict[int, tuple[int, int]] = {}  # value -> (the node that makes it, index of the output)
@@ -86,7 +93,8 @@ def problem_of(chain: Chain, figures: Figures) -> tuple[ChainProblem, list[int]]
 
 
 def _options(chain: Chain, step: Op, figures: Figures) -> tuple[list[Option], int]:
-    """Return the options of a step, and the index of the one that op-by-op choice takes."""
+    """Return the options of one op, and the index of the option that it takes when it chooses
+    alone."""
     outs = [chain.values[v].spec for v in step.outs]
     if step.kind == MOVE:
         return [Option((outs[0].sbp,), (outs[0].sbp,), 0.0, 0)], 0
@@ -127,7 +135,10 @@ def _only(base: Sequence[Signature], figures: Figures) -> Option:
 
 
 def _signatures(step: Op) -> tuple[list[Signature], list[list[Signature]]]:
-    """Return (the op-by-op signatures, the possible signatures) on each axis."""
+    """Return (the signatures that the op takes when it chooses alone, the possible signatures).
+
+    Both are lists with an entry for each mesh axis.
+    """
     call, row = step.call, step.row
     assert row is not None
     specs = [o.spec for o in call.operands]
@@ -148,9 +159,10 @@ def _signatures(step: Op) -> tuple[list[Signature], list[list[Signature]]]:
 def _joint(
     base: Sequence[Signature], axes: Sequence[Sequence[Signature]]
 ) -> list[tuple[Signature, ...]]:
-    """Return the combinations of one signature for each axis.
+    """Return the combinations of one signature per mesh axis that a single call can run.
 
-    In each, a single form serves all axes, and no tensor is partial in two ways.
+    In each combination one form (an op's own implementation on shards) serves all axes, and no
+    tensor has two kinds of partial value, such as a sum and a maximum.
     """
     count = 1
     for options in axes:

@@ -1,9 +1,10 @@
-"""Detection of repeated blocks, whose nodes take equal options and are solved once.
+"""Detection of repeated blocks, such as the layers of a transformer, so that the integer program
+has one set of variables for all of them.
 
-The layers of a model are siblings whose names differ in a number. They count as blocks if there are
-several, each has several matrices, and each calls equal ops in an equal order: the same op on the
-same shapes with the same arguments. (The layers of an MLP are not blocks: of two linear layers in a
-row one is split by columns, the other by rows.)
+Layers of a model are sibling modules whose names differ in a number. They count as blocks if there
+are several, each has several matrices, and each calls equal ops in an equal order: the same op on
+the same shapes with the same arguments. (The layers of an MLP are not blocks: of two linear layers
+in a row one is split by columns, the other by rows.)
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def keys(program: Program) -> list[Hashable]:
-    """Return a key for each node, in the order of the problem, that nodes of equal blocks share.
+    """Return a key for each node of the layout problem; nodes that must choose equally share a key.
 
-    The key is None for a node that is in no block.
+    Corresponding nodes of equal blocks share their key. The key is None for a node that is in no
+    block.
     """
     given = [value for value in program.values if value.kind != OP]
     ops = program.ops
@@ -43,7 +45,7 @@ def keys(program: Program) -> list[Hashable]:
 
 
 def _blocks(program: Program) -> dict[str, Hashable]:
-    """Return module name -> block key, for the modules that are one of several equal blocks."""
+    """Return module name -> key of its kind of block, for modules that have at least one equal."""
     families: dict[str, dict[str, Hashable]] = {}
     for name in _numbered(program):
         text = _NUMBER.sub("*", name)
@@ -62,7 +64,7 @@ def _blocks(program: Program) -> dict[str, Hashable]:
 
 
 def _numbered(program: Program) -> list[str]:
-    """Return the names of modules that end in a number, the shortest first."""
+    """Return the names of modules that end in a number, such as ``layers.0``, outermost first."""
     names: dict[str, None] = {}
     for op in program.ops:
         parts = op.module.split(".")
@@ -73,7 +75,10 @@ def _numbered(program: Program) -> list[str]:
 
 
 def _contents(program: Program, block: str) -> Hashable:
-    """Return a key for the ops and tensors of ``block``; None if it has fewer than two matrices."""
+    """Return a key that is equal for modules with equal ops and tensors.
+
+    The key is None if ``block`` has fewer than two matrices, and so is too small to be a block.
+    """
     inside = [op for op in program.ops if _is_in(op.module, block)]
     tensors = [value for value in program.values if value.name and _is_in(value.name, block)]
     if sum(value.spec.ndim > 1 for value in tensors) < 2:

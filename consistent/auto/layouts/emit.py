@@ -1,6 +1,7 @@
-"""Conversion of a solution to a plan: layouts of parameters, and borders where values are boxed.
+"""Conversion of a solution of the layout problem to a ``Plan``, which a run can follow.
 
-A value is boxed at the end of the module that makes it, if all later readers want one layout.
+A plan contains layouts of parameters, and borders: the boxing of values where modules are called. A
+value is boxed at the end of the module that makes it, if all later readers want one layout.
 Otherwise it is boxed at the call of a module in which all readers want one layout. In all other
 cases each op boxes its operands when it runs.
 """
@@ -17,7 +18,7 @@ from .program import Enter, Exit, Program
 
 
 def plan_of_solution(program: Program, problem: Problem, solution: Sequence[int]) -> Plan:
-    """Return the plan whose run comes closest to ``solution``."""
+    """Return the plan under which a run comes closest to ``solution``."""
     writing = _Writing(program, problem, solution)
     writing.tensors()
     writing.borders()
@@ -40,7 +41,11 @@ class _Writing:
         self.ends = self._ends()
 
     def _times(self) -> Iterable[int]:
-        """Return the position of each node among the events."""
+        """Return when each node runs: its position among the events (ops and module calls) of the
+        program.
+
+        Inputs have position -1, and results come after all events.
+        """
         program = self.program
         given = [-1 for value in program.values if value.kind != OP]
         ops = [at for at, event in enumerate(program.events) if isinstance(event, Op)]
@@ -48,7 +53,7 @@ class _Writing:
         return [*given, *ops, *(len(program.events) for _ in results)]
 
     def _ends(self) -> dict[int, int]:
-        """Return the position where each module call begins -> the position where it ends."""
+        """Return (position where a module call begins) -> (position where it ends)."""
         found, begun = {}, []
         for at, event in enumerate(self.program.events):
             if isinstance(event, Enter):
@@ -68,7 +73,7 @@ class _Writing:
             self.plan.tensors[value.name] = Layouts(sbp, use if may_gather(sbp, use) else sbp)
 
     def borders(self) -> None:
-        """Add the boxings at module calls to the plan."""
+        """Add to the plan the values that are boxed where modules are called."""
         whole: NdSbp = (B,) * self.program.placement.ndim
         now = {
             v: sbp if self.program.values[v].kind == OP else self.program.values[v].fixed or whole
@@ -93,7 +98,11 @@ class _Writing:
                         now[v] = self._set(event.module, "outputs", key, want)  # type: ignore[arg-type]
 
     def _one(self, v: int, begin: int, end: int) -> NdSbp | None:
-        """Return the only layout in which ``v`` is read between two events; else, or if P, None."""
+        """Return the layout that all readers of ``v`` between two events want.
+
+        Return None if they want several layouts, if nothing reads ``v``, or if the layout is a
+        partial sum, to which a plan cannot box.
+        """
         wants = {want for at, want in self.reads.get(v, ()) if begin < at < end}
         if len(wants) != 1:
             return None

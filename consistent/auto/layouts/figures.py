@@ -1,4 +1,4 @@
-"""Figures of the machine that the search uses, and the cost of one op or boxing by them."""
+"""Performance figures of the machine, and the cost of one op or boxing computed from them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from ...spec import NdSbp, TensorSpec
 
 @dataclass(frozen=True)
 class Figures:
-    """Speed of one rank, and the cost of moving data.
+    """Speed of one rank, and functions for the cost of moving data between ranks.
 
     Args:
-        flops: additions and multiplications per second in products.
-        memory: bytes per second that an op reads or writes.
-        boxing: function that returns the seconds from one spec to another.
-        sending: function that returns the seconds of an op's own message, by its bytes.
+        flops: additions and multiplications per second in matrix products.
+        memory: memory bandwidth of an op, in bytes read or written per second.
+        boxing: function that returns the seconds of a boxing from one spec to another.
+        sending: function that returns the seconds of a message of some bytes that an op itself
+            sends.
         latency: the part of a message's seconds that does not depend on its size.
     """
 
@@ -32,7 +33,10 @@ class Figures:
 
 
 def figures_of(device_type: str) -> Figures:
-    """Return the figures of this world's ranks, with the Python time of a message."""
+    """Return the figures of the ranks of this world.
+
+    The Python time of a message is included in its seconds.
+    """
     known, measured = DEVICES[device_type], device_speeds(device_type)
     latency = measured.latency + measured.python
 
@@ -48,15 +52,20 @@ def figures_of(device_type: str) -> Figures:
 
 
 def shares(grid: Sequence[int], sbps: Sequence[NdSbp]) -> int:
-    """Return the number of ranks that share the work of an op.
+    """Return among how many ranks the work of an op is divided.
 
-    These are the ranks of the axes that split any of the op's tensors.
+    A mesh axis divides the work if any of the op's tensors is split along it; on other axes all
+    ranks compute the same. ``grid`` has the size of each axis.
     """
     return math.prod(n for a, n in enumerate(grid) if any(sbp[a].is_split for sbp in sbps))
 
 
 def flops_of(call: Call) -> int:
-    """Return the operations of a product on the whole tensors; 0 for ops that only touch memory."""
+    """Return the additions and multiplications of a matrix product on the logical (unsharded)
+    tensors.
+
+    The result is 0 for ops that are limited by memory alone.
+    """
     shapes = [operand.shape for operand in call.operands]
     if not call.outs or len(shapes) < 2:
         return 0

@@ -1,8 +1,8 @@
-"""Estimate of a program's run under a plan, op by op, by the arithmetic that the run uses.
+"""Estimate of the time and memory of a recorded step under a plan, without running it.
 
-Ops choose their signatures as in ``dispatch/planning``, by the layouts of their operands when they
-are called. The plan fixes the layouts of parameters, and the boxing where modules are called.
-Nothing runs.
+Each op chooses its layouts from those of its operands, by the same code as ``dispatch/planning``
+does in a real run. The plan fixes the layouts of parameters, and the boxing where modules are
+called.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from .signatures import chosen_on
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds of a step, and bytes that a rank holds.
+    """Estimated seconds of a step, and bytes that each rank holds.
 
-    The bytes are those of parameters, gradients, two more tensors per parameter for the optimizer,
-    and what forward keeps for backward.
+    The bytes are those of parameters, gradients, two optimizer tensors of the size of each
+    parameter, and the activations that are kept for backward.
     """
 
     seconds: float
@@ -40,9 +40,9 @@ class Estimate:
 
 
 def follow(program: Program, figures: Figures, plan: Plan) -> Estimate:
-    """Return the estimate of a step of ``program`` under ``plan``.
+    """Return the estimated time and memory of a step of ``program`` under ``plan``.
 
-    The plan refers to tensors and modules by their names.
+    ``plan`` refers to tensors and modules by the names that they have in ``program``.
     """
     return _Following(program, figures, plan).all()
 
@@ -148,7 +148,11 @@ class _Following:
             self.now[op.outs[0]] = self.now[op.ins[0]]
 
     def _choice(self, op: Op) -> tuple[Choice | None, int]:
-        """Return the layouts that the run will choose, and the bytes that the form sends."""
+        """Return the layouts that the op will choose in a run, and the bytes that its form itself
+        sends.
+
+        The layouts are None if the op runs on replicated operands only.
+        """
         if op.row is None:
             return None, 0
         specs = [self.program.values[v].spec.with_sbp(self.now[v]) for v in op.ins]
@@ -167,6 +171,9 @@ def _with_specs(call: Call, specs: Sequence) -> Call:
 
 
 def _sent(choice: Choice, by_axis: Sequence[Sequence[Signature]]) -> int:
-    """Return the bytes that the form of the chosen signatures sends."""
+    """Return the bytes that the chosen form itself sends, as a sum over mesh axes.
+
+    ``by_axis`` contains the signatures that were possible on each axis.
+    """
     found = (chosen_on(axis, choice, options) for axis, options in enumerate(by_axis))
     return sum(signature.nbytes for signature in found if signature is not None)

@@ -1,11 +1,12 @@
-"""Conversion of a program to an integer program: the options of each node, by the rows of its ops.
+"""Conversion of a recorded step to an integer program: the possible layouts of each node, by the
+rules of its op.
 
-A parameter or buffer may be B or split; an input may have any layout that its reader wants, because
-it can be loaded in any layout. A result of the step is never partial.
+A parameter or buffer may be replicated (B) or split (S); an input may have any layout that its
+reader wants, because it can be loaded in any layout. A result of the step is never a partial sum.
 
-With several axes, an option fixes the layouts on all of them, so that the cheapest boxing over two
-axes is seen. Where there are too many such options, axes are solved one after the other, each with
-the current choices of the others, until no axis improves (``search.py``).
+With several mesh axes, an option fixes the layouts on all of them, so that the cheapest boxing over
+two axes together can be found. Where there are too many such options, axes are solved one after the
+other, each with the current choices of the others, until no axis improves (``search.py``).
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ Axes = Sequence[Sequence[Signature]]
 
 
 def problem_of(program: Program, figures: Figures, given: Sequence[Axes] | None = None) -> Problem:
-    """Return the problem of choosing all layouts of ``program``.
+    """Return the integer program of choosing all layouts of ``program``.
 
     Args:
-        given: signatures of each node on each axis, if not all that its row has.
+        given: signatures from which each node may choose, for each mesh axis; None allows all that
+            the rule of its op has.
     """
     problem = Problem(figures)
     axes = given or axes_of(program)
@@ -56,7 +58,7 @@ def problem_of(program: Program, figures: Figures, given: Sequence[Axes] | None 
 
 
 def axes_of(program: Program) -> list[Axes]:
-    """Return the signatures of each node on each axis."""
+    """Return the signatures from which each node may choose, for each mesh axis."""
     found: list[Axes] = []
     for value, op in _nodes(program):
         if op is not None:
@@ -68,7 +70,8 @@ def axes_of(program: Program) -> list[Axes]:
 
 
 def _nodes(program: Program) -> Iterable[tuple[int | None, Op | None]]:
-    """Yield (value, None) for each value that the step is given, then (None, op) in order."""
+    """Yield the nodes in the order of the problem: (value, None) for each input, parameter and
+    buffer, then (None, op) for each op."""
     for index, value in enumerate(program.values):
         if value.kind != OP:
             yield index, None
@@ -77,7 +80,10 @@ def _nodes(program: Program) -> Iterable[tuple[int | None, Op | None]]:
 
 
 def _splits(value: Value, placement: Placement) -> Axes:
-    """Return the SBPs on each axis of a tensor that the step is given."""
+    """Return the layouts that an input, parameter or buffer may have, for each mesh axis.
+
+    Each layout is returned as a signature without operands.
+    """
     made = []
     for axis, parts in enumerate(placement.shape):
         if value.fixed is not None:
@@ -92,7 +98,7 @@ def _splits(value: Value, placement: Placement) -> Axes:
 
 
 def _signatures(op: Op, placement: Placement) -> Axes:
-    """Return the signatures of an op on each axis.
+    """Return the signatures that the search may choose for an op, for each mesh axis.
 
     Signatures that leave some rank without data are left out, and so are partial maxima, which have
     no gradient.
@@ -124,9 +130,10 @@ def _given(program: Program, index: int, figures: Figures, chosen: Sequence[Sign
 
 
 def reducing_seconds(program: Program, figures: Figures, src: TensorSpec, dst: TensorSpec) -> float:
-    """Return the seconds of reducing a parameter's gradient to its layout.
+    """Return the seconds of moving a parameter's gradient from ``src`` to its layout ``dst``.
 
-    Gradients travel together in one message, so each bears its share of one latency.
+    Gradients of several parameters travel together in one message, so each bears only its share of
+    one latency.
     """
     seconds = figures.boxing(src, dst)
     if seconds <= figures.latency:
@@ -154,9 +161,10 @@ def cost_of_op(
     layouts: tuple[Sequence[NdSbp], Sequence[NdSbp]],
     sent: int,
 ) -> tuple[float, int]:
-    """Return (seconds of forward and backward, bytes kept for backward) of an op.
+    """Return (seconds of forward and backward, bytes kept for backward) of an op in these layouts.
 
-    The form of the op sends ``sent`` bytes.
+    ``layouts`` are those of its operands and of its results. ``sent`` is the number of bytes that
+    the op's implementation itself sends, apart from boxing its operands.
     """
     if op.view:
         return 0.0, 0
@@ -169,7 +177,7 @@ def cost_of_op(
 
 
 def _unique(options: Sequence[Option]) -> list[Option]:
-    """Keep the cheapest of options with equal layouts, in the order first met."""
+    """Keep the cheapest of several options with equal layouts; the order is otherwise unchanged."""
     best: dict[tuple, Option] = {}
     for option in options:
         key = option.ins, option.outs
@@ -179,7 +187,10 @@ def _unique(options: Sequence[Option]) -> list[Option]:
 
 
 def _join(problem: Problem, program: Program, made: dict[int, tuple[int, int]], node: int) -> None:
-    """Add the edges into ``node``."""
+    """Add an edge to ``problem`` for each operand of ``node``.
+
+    ``made`` maps a value to (the node that makes it, index of the output).
+    """
     for want, v in enumerate(problem.nodes[node].ins):
         maker, have = made[v]
         value = program.values[v]
@@ -188,9 +199,10 @@ def _join(problem: Problem, program: Program, made: dict[int, tuple[int, int]], 
 
 
 def _end(problem: Problem, program: Program, made: dict[int, tuple[int, int]]) -> None:
-    """Add nodes for the losses, whose values the user reads, and for the other results.
+    """Add a node for each result of the step.
 
-    The other results may stay split.
+    Losses must be replicated, because the user reads their values; other results may stay split.
+    ``made`` maps a value to (the node that makes it, index of the output).
     """
     whole: NdSbp = (B,) * program.placement.ndim
     ends = dict.fromkeys([*program.losses, *program.results])

@@ -1,9 +1,9 @@
-"""The choices of layouts that a program leaves open, and their costs.
+"""Layout problem: a graph of the layouts that each part of a step may take, with their costs.
 
-A node is an op, a tensor that the step is given, or a result; its options are its layouts. An edge
-connects the node that makes a value to a node that reads it. If the reader wants another layout,
-the value is boxed on the edge, and its gradient is boxed in backward from the reader's dual to the
-maker's.
+A node is an op, an input, a parameter, or a result; its options are the layouts that it may take.
+An edge connects the node that makes a value to a node that reads it. If the reader wants another
+layout, the value is boxed on the edge, and in backward its gradient is boxed from the dual (the
+layout of the gradient) of the reader's layout to the dual of the maker's.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ from .figures import Figures
 class Option:
     """One choice of layouts for a node, with its cost.
 
-    It has the layouts of what the node reads and makes; the seconds of its work in forward and
-    backward, of reducing its gradients and of the optimizer; the bytes that a rank holds for it;
-    and the signature on each axis.
+    Args:
+        ins, outs: layouts of its operands and of its results.
+        seconds: seconds of its work in forward and backward; of a parameter, seconds of reducing
+            its gradient and of the optimizer.
+        nbytes: bytes that a rank holds for it.
+        axes: its signature on each mesh axis.
     """
 
     ins: tuple[NdSbp, ...]
@@ -43,9 +46,12 @@ class Option:
 
 @dataclass
 class Node:
-    """An op, an input or a result of the program, with its options.
+    """One part of the step (an op, an input or a result), with the layouts that it may take.
 
-    Nodes with equal keys ``alike`` are parts of equal blocks, and take equal options.
+    Args:
+        ins, outs: numbers of the values that it reads and makes.
+        alike: nodes with equal keys are parts of equal blocks and take equal options; None for a
+            node outside of blocks.
     """
 
     name: str
@@ -57,10 +63,14 @@ class Node:
 
 @dataclass(frozen=True)
 class Edge:
-    """Use of output ``have`` of node ``maker`` as operand ``want`` of node ``reader``.
+    """Connection from output number ``have`` of node ``maker`` to operand number ``want`` of node
+    ``reader``, which reads it.
 
-    If ``back``, its gradient moves in backward. If ``gathered``, it is a parameter whose gathered
-    copy is made again for backward instead of being kept.
+    Args:
+        spec: shape, dtype and placement of the value.
+        back: whether its gradient moves in the other direction in backward.
+        gathered: whether it is a parameter that is gathered again in backward, instead of keeping
+            the gathered copy.
     """
 
     maker: int
@@ -74,27 +84,32 @@ class Edge:
 
 @dataclass
 class Problem:
-    """Nodes and edges of a choice; a solution is the index of one option for each node."""
+    """Layout problem of a step. A solution is a list with the index of the chosen option of each
+    node."""
 
     figures: Figures
     nodes: list[Node] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
 
     def boxing(self, edge: Edge, have: NdSbp, want: NdSbp) -> tuple[float, int]:
-        """Return (seconds, bytes held until backward) of one edge."""
+        """Return (seconds, bytes held until backward) of boxing the value of ``edge`` from ``have``
+        to ``want``."""
         return box(self.figures, edge.spec, have, want, edge.back, edge.gathered)
 
     def have(self, edge: Edge) -> list[NdSbp]:
-        """Return the layout of the value for each option of the edge's maker."""
+        """Return the layout in which the value of ``edge`` is made, for each option of the
+        maker."""
         return [option.outs[edge.have] for option in self.nodes[edge.maker].options]
 
     def want(self, edge: Edge) -> list[NdSbp]:
-        """Return the wanted layout for each option of the edge's reader."""
+        """Return the layout in which the value of ``edge`` is read, for each option of the
+        reader."""
         return [option.ins[edge.want] for option in self.nodes[edge.reader].options]
 
     @cached_property
     def tables(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """(seconds, bytes) arrays for each edge, indexed by (maker's option, reader's option)."""
+        """Costs of boxing on each edge, as (seconds, bytes) arrays indexed by (maker's option,
+        reader's option)."""
         made = []
         for edge in self.edges:
             pairs = [[self.boxing(edge, a, b) for b in self.want(edge)] for a in self.have(edge)]
@@ -103,7 +118,8 @@ class Problem:
         return made
 
     def cost(self, solution: Sequence[int]) -> tuple[float, int]:
-        """Return (seconds of the step, bytes that a rank holds) of a solution."""
+        """Return (seconds of the step, bytes that a rank holds) if each node takes its option in
+        ``solution``."""
         seconds, nbytes = 0.0, 0
         for node, index in zip(self.nodes, solution, strict=True):
             seconds += node.options[index].seconds
@@ -124,10 +140,10 @@ def box(
     back: bool,
     gathered: bool = False,
 ) -> tuple[float, int]:
-    """Return (seconds, bytes held until backward) of boxing a value.
+    """Return (seconds, bytes held until backward) of boxing a value from ``have`` to ``want``.
 
-    ``back`` adds the boxing of its gradient. If ``gathered`` and the value becomes B on some axis,
-    it is boxed once more in backward, and nothing is held.
+    ``back`` adds the boxing of its gradient. If ``gathered`` and the value becomes replicated on
+    some axis, it is boxed once more in backward, and no copy is held until then.
     """
     if have == want:
         return 0.0, 0
@@ -142,5 +158,9 @@ def box(
 
 
 def may_gather(have: NdSbp, want: NdSbp) -> bool:
-    """Return whether a parameter may be gathered from ``have`` to ``want`` before each use."""
+    """Return whether boxing from ``have`` to ``want`` only gathers: ``want`` is replicated on each
+    axis where they differ.
+
+    Only then may a parameter be stored as ``have`` and gathered before each use.
+    """
     return all(w is h or w.is_broadcast for h, w in zip(have, want, strict=True))

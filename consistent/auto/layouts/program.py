@@ -1,6 +1,6 @@
-"""Logical program of a step: values, the ops between them, and the calls of modules.
+"""Logical program of a step, free of layouts: values, the ops between them, and the module calls.
 
-It is recorded on tensors that are B, so each spec describes only the logical tensor.
+It is recorded on replicated tensors, so each spec describes only the logical tensor.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from ...spec import Placement
 
 @dataclass
 class Enter:
-    """Begin of a module call; ``given`` maps position or keyword of an argument -> value."""
+    """Event that marks the beginning of a module call.
+
+    ``given`` maps the position or keyword of an argument to the number of its value.
+    """
 
     module: str
     given: Mapping[int | str, int]
@@ -22,7 +25,10 @@ class Enter:
 
 @dataclass
 class Exit:
-    """End of a module call; ``given`` maps position or key in its result -> value."""
+    """Event that marks the end of a module call.
+
+    ``given`` maps the position or key in its result to the number of a value.
+    """
 
     module: str
     given: Mapping[int | str, int]
@@ -30,9 +36,10 @@ class Exit:
 
 @dataclass
 class Program:
-    """Values by number, and the events in order.
+    """Recorded step: its values, and its events (ops, begin and end of module calls) in order.
 
-    ``losses`` are the values at which backward begins, ``results`` what the step returns.
+    ``losses`` are the numbers of the values on which ``backward()`` is called, ``results`` those of
+    the values that the step returns.
     """
 
     placement: Placement
@@ -43,5 +50,5 @@ class Program:
 
     @property
     def ops(self) -> list[Op]:
-        """The ops in order."""
+        """The events that are ops, in order."""
         return [event for event in self.events if isinstance(event, Op)]

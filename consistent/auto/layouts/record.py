@@ -1,4 +1,4 @@
-"""Recording of a step's logical program, on tensors that are B and have no values.
+"""Recording of a step's logical program, by a run of the step on replicated tensors without values.
 
 Nothing is computed or sent, so one process may record a program for any number of ranks. Integers
 and booleans of the example are an exception: values computed from them are known, because models
@@ -66,7 +66,10 @@ def record(
 
 
 class _Recorder:
-    """Recorder of ops and module calls that keeps the tensor of each value alive."""
+    """Recorder of the ops and module calls of a step as a ``Program``.
+
+    It keeps every tensor alive, because values are identified by the ids of their tensors.
+    """
 
     def __init__(self, placement: Placement) -> None:
         self.program = Program(placement)
@@ -110,7 +113,7 @@ class _Recorder:
         return made
 
     def input(self, x: torch.Tensor) -> Any:
-        """Return a tensor without values for an argument of the step."""
+        """Return the tensor without values that takes the place of the step's argument ``x``."""
         # A tensor that is passed twice is one value.
         if id(x) not in self._inputs:
             if is_global(x) and x._spec.placement != self.program.placement:  # type: ignore[attr-defined]
@@ -185,7 +188,12 @@ class _Recorder:
         self._follow_values(plan, op.ins, op.outs)
 
     def _follow_values(self, plan: Any, ins: tuple[int, ...], outs: tuple[int, ...]) -> None:
-        """Compute the values of the op's results if all its operands have known values."""
+        """Compute the results of an op on integers or masks if the values of all its operands are
+        known.
+
+        Models may read such values, for example to check for padding. ``ins`` and ``outs`` are
+        numbers of values.
+        """
         known = [self._values_of[i] for i in ins if i in self._values_of]
         if plan.call.inplace:
             dtype = self.program.values[ins[0]].spec.dtype

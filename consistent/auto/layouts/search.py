@@ -60,10 +60,10 @@ def best_plan(
         example: the arguments: a tuple, a mapping of keywords, or one tensor. Only sizes are used,
             except that the step may read the values of integers and masks among them; if it reads
             none, tensors on ``meta`` will do. A global tensor keeps its layout. For others the
-            border of the model in the plan says in which layout they should come, and ``inputs=``
-            of ``parallelize`` makes them global.
+            entry of the model itself in the plan (``plan.modules[""]``) says in which layout they
+            should come, and ``inputs=`` of ``parallelize`` makes them global.
         memory: bytes that a rank may hold.
-        figures: figures of the machine, if not those by which ops are planned.
+        figures: speeds of the machine; by default those by which ops are planned.
 
     Raises:
         ImportError: scipy is not installed.
@@ -120,9 +120,9 @@ def _model_of(step: Any, args: tuple, kwargs: Mapping[str, Any]) -> torch.nn.Mod
 def _solved(
     program: Program, figures: Figures, memory: int | None
 ) -> tuple[list[int], Problem, int]:
-    """Return (solution, its problem, bytes that it holds).
+    """Return the best solution, the problem that it solves, and the bytes that a rank then holds.
 
-    If nothing fits in ``memory``, the solution is the smallest one.
+    If nothing fits in ``memory``, the solution is the one that holds the fewest bytes.
     """
     axes = axes_of(program)
     counts = (_product(map(len, each)) for each in axes)
@@ -136,7 +136,12 @@ def _solved(
 def _axis_by_axis(
     program: Program, figures: Figures, memory: int | None
 ) -> tuple[list[int], Problem, int]:
-    """Solve each axis in turn, given the choices on the others, until nothing improves."""
+    """Solve one mesh axis after another, with the choices on the other axes fixed, until nothing
+    improves.
+
+    Returns what ``_solved`` returns. It is used where there are too many options for all axes
+    together.
+    """
     axes = axes_of(program)
     chosen = [[options[0] for options in each] for each in axes]  # the whole ones come first
     best: tuple[list[int], Problem, int] | None = None
@@ -181,7 +186,12 @@ def _product(counts: Iterator[int]) -> int:
 
 
 def _by_name(program: Program, model: torch.nn.Module, placement: Placement) -> dict[str, Plan]:
-    """Return the named strategies, one for each axis, with the inputs' layouts in their borders."""
+    """Return the plans of the named strategies ("data", "zero3", ...), to compare with the one
+    found.
+
+    There is one plan for each combination of a strategy per mesh axis, by its names. The layouts of
+    the model's inputs are added to each plan.
+    """
     names = axis_names(placement)
     made = {}
     for chosen in itertools.product(_STRATEGIES, repeat=placement.ndim):

@@ -1,4 +1,5 @@
-"""Possible signatures of one op, on each axis and on all axes together, and the cost of its work.
+"""Signatures (layouts of operands and results) that a search may choose for an op, and the cost of
+the op's work in these layouts.
 
 Both the search for a model's plan and the search for a recorded step's layouts use them.
 """
@@ -33,25 +34,28 @@ def may_be(signature: Signature, call: Call, parts: int) -> bool:
 
 
 def joint(axes: Sequence[Sequence[Signature]]) -> Iterator[tuple[Signature, ...]]:
-    """Return the combinations of one signature for each axis that a single form serves."""
+    """Yield the combinations of one signature per mesh axis that a single form (implementation on
+    shards) can run."""
     return filter(has_one_form, itertools.product(*axes))
 
 
 def has_one_form(chosen: Sequence[Signature]) -> bool:
-    """Return whether no two axes use different forms."""
+    """Return whether the signatures use at most one form, so that one call can serve all mesh
+    axes."""
     return len({s.form for s in chosen if s.form is not None}) < 2
 
 
 def layouts_of(chosen: Sequence[Signature]) -> tuple[tuple[NdSbp, ...], tuple[NdSbp, ...]]:
-    """Return the nd-sbp of every operand and of every output."""
+    """Return the layouts over all mesh axes (nd-SBPs) of every operand and of every output."""
     ins = tuple(zip(*(s.ins for s in chosen), strict=True))
     return ins, tuple(zip(*(s.outs for s in chosen), strict=True))
 
 
 def chosen_on(axis: int, choice: Choice, options: Sequence[Signature]) -> Signature | None:
-    """Return the signature of ``options`` that ``choice`` has on ``axis``.
+    """Return the signature among ``options`` that ``choice`` takes on mesh axis ``axis``; None if
+    there is none.
 
-    Of several equal signatures, this is the one that sends least.
+    Of several equal signatures, this is the one whose form sends least.
     """
     ins, outs = (tuple(sbp[axis] for sbp in side) for side in (choice.ins, choice.outs))
     form = choice.form if axis in choice.form_axes else None
@@ -66,12 +70,13 @@ def work(
     layouts: tuple[Sequence[NdSbp], Sequence[NdSbp]],
     tracked: bool,
 ) -> tuple[float, int]:
-    """Return (seconds of an op's work on each rank, bytes of its results there).
+    """Return (seconds of an op's work, bytes of its results) on each rank, if its tensors have
+    ``layouts``.
 
     Args:
         specs: specs of its operands and of its results, in any layouts.
         layouts: the layouts of its operands and of its results.
-        tracked: whether its backward runs too.
+        tracked: whether the seconds of its backward are included.
     """
     taken, made = (
         sum(spec.with_sbp(sbp).largest_nbytes for spec, sbp in zip(*side, strict=True))

@@ -1,4 +1,4 @@
-"""Solution of a layout problem as an integer program, by HiGHS.
+"""Solver of a layout problem: it is written as an integer program, which HiGHS (in scipy) solves.
 
 ```
 x[node, option] in {0, 1}       one option for each node
@@ -7,9 +7,9 @@ y[edge, have, want] in [0, 1]   sums to x of the maker's options that give `have
 least  sum seconds * x + sum seconds * y      with  sum bytes * x + sum bytes * y <= memory
 ```
 
-Where ``x`` is whole, ``y`` is too. Nodes of equal blocks share their ``x``. Variables have the
-order of the program, and at equal cost the earlier option is taken, so that every rank gets the
-same solution.
+``x`` selects the options of nodes, ``y`` the boxing on edges. Where ``x`` is an integer, ``y`` is
+too. Nodes of equal blocks share their ``x``. Variables have the order of the program, and at equal
+cost the earlier option is taken, so that every rank gets the same solution.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _TIE = 1e-6
 
 
 class DoesNotFitInMemory(ValueError):
-    """Error: no solution holds few enough bytes.
+    """Error: every solution holds more bytes than allowed.
 
-    ``solution`` is the one that holds the least, namely ``least`` bytes.
+    ``solution`` is the one that holds the fewest bytes, and ``least`` is their number.
     """
 
     def __init__(self, least: int, memory: int, solution: Sequence[int]) -> None:
@@ -59,7 +59,7 @@ def solve(problem: Problem, memory: int | None = None) -> list[int]:
 
 
 class _Integers:
-    """Variables, costs and constraints of a problem."""
+    """Integer program of a layout problem: variables, costs, and linear constraints."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -77,7 +77,11 @@ class _Integers:
         return len(self.seconds) - 1
 
     def _options(self) -> list[int]:
-        """Create the ``x`` variables, and return the number of each node's first one."""
+        """Create the ``x`` variables, one per option, and return the index of each node's first
+        one.
+
+        Nodes of equal blocks get the same variables.
+        """
         shared: dict[Any, int] = {}
         firsts = []
         for index, node in enumerate(self.problem.nodes):
@@ -97,7 +101,7 @@ class _Integers:
         return firsts
 
     def _edges(self) -> None:
-        """Create the ``y`` variables, once for edges that have equal costs."""
+        """Create the ``y`` variables; edges between the same variables at equal cost share them."""
         counts: dict[tuple, list[Any]] = {}
         for edge in self.problem.edges:
             key = (self._first[edge.maker], edge.have, self._first[edge.reader], edge.want)
@@ -131,7 +135,11 @@ class _Integers:
         self._sums.append(0.0)
 
     def best(self, costs: Sequence[float], memory: int | None) -> list[int] | None:
-        """Return the solution of least ``costs``; None if there is none within ``memory``."""
+        """Return the solution with the least sum of ``costs``; None if none fits in ``memory``
+        bytes.
+
+        ``costs`` are ``seconds`` or ``nbytes`` of the variables.
+        """
         optimize, sparse = _scipy()
         cells = [(r, c, v) for r, row in enumerate(self._rows) for c, v in row.items()]
         rows, columns, values = zip(*cells, strict=True)
@@ -155,7 +163,7 @@ class _Integers:
         if found.x is None:
             if found.status == 2:  # infeasible
                 return None
-            raise RuntimeError(f"best_plan: HiGHS stopped: {found.message}")
+            raise RuntimeError(f"layouts: HiGHS, which chooses them, stopped: {found.message}")
         return [
             int(np.argmax(found.x[first : first + len(node.options)]))
             for first, node in zip(self._first, self.problem.nodes, strict=True)
@@ -163,7 +171,10 @@ class _Integers:
 
 
 def _by_layout(layouts: Sequence[NdSbp], first: int) -> dict[NdSbp, list[int]]:
-    """Return layout -> the variables of the options that have it."""
+    """Return layout -> indices of the variables whose option has this layout.
+
+    ``first`` is the index of the variable of ``layouts[0]``.
+    """
     found: dict[NdSbp, list[int]] = {}
     for i, sbp in enumerate(layouts):
         found.setdefault(sbp, []).append(first + i)
@@ -175,7 +186,7 @@ def _scipy() -> tuple[Any, Any]:
         from scipy import optimize, sparse
     except ImportError:
         raise ImportError(
-            "best_plan: plans are searched by scipy's HiGHS, and scipy is not installed: "
+            "layouts: they are chosen by scipy's HiGHS, and scipy is not installed: "
             "pip install scipy, or pip install torch-consistent[auto]. Plans by name need none: "
             "parallelize(model, placement, 'zero3')."
         ) from None

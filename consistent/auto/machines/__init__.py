@@ -1,4 +1,4 @@
-"""Cost models of machines: what ops and messages cost on them."""
+"""Cost models of machines, which estimate the seconds of ops and of messages between ranks."""
 
 from .find import machine
 from .machine import Machine

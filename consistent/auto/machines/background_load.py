@@ -1,11 +1,12 @@
-"""Background processes that load the other cores of the host while a call is timed.
+"""Background processes that keep the other cores of the host busy while a call is timed.
 
-They make the same call at the same time, as the other ranks of a host do, or the fixed calls that
-show how fast the host is now.
+A training job runs one rank per core or group of cores, so a call must be timed while other
+processes make it at the same time. They also make the fixed calls by which the present speed of the
+host is measured (``host_speed.py``).
 
 ```
-this process   requests   times the call                      requests   times the next one
-the others                make it, again and again, until the next request
+this process   requests   times the call                      requests   times the next call
+the others                make the call repeatedly until the next request
 ```
 
 Ranks that are busy at the same time share the host's memory, and some of its caches: of two ranks
@@ -44,7 +45,7 @@ _MAIN = "from consistent.auto.machines.background_load import helper; helper()"
 class BackgroundLoad:
     """Pool of ``others`` background processes that make a call while this process times it.
 
-    If there are none, or if they cannot be started, calls are made alone.
+    If ``others`` is 0, or if the processes cannot be started, this process makes calls alone.
     """
 
     def __init__(self, others: int) -> None:
@@ -56,9 +57,11 @@ class BackgroundLoad:
 
     @contextlib.contextmanager
     def beside(self, call: OpSignature | None, cold: bool = False) -> Iterator[int]:
-        """Let the other processes make ``call`` inside the ``with`` block; yield how many do.
+        """Let the other processes make ``call`` inside the ``with`` block, and yield how many of
+        them do.
 
-        They make it as ``replay.repeated`` does. If ``call`` is None they make the fixed calls.
+        With ``cold``, they use tensors that are in no cache (see ``replay.repeated``). If ``call``
+        is None, they make the fixed calls of ``host_speed.py``.
         """
         self._begin()
         self._tell((call, cold))
@@ -111,7 +114,11 @@ def _ended(links: list[Connection], process: subprocess.Popen) -> None:
 
 
 def _start(files: list[int]) -> subprocess.Popen:
-    """Start a helper that listens at each of ``files``; it ends when this process does."""
+    """Start the helper process, which listens at the first of the file descriptors ``files`` and
+    forks a process for each of the others.
+
+    It ends when this process does.
+    """
     given = [str(torch.get_num_threads()), *map(str, files)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.Popen(
@@ -125,7 +132,8 @@ def _start(files: list[int]) -> subprocess.Popen:
 
 
 def helper() -> None:
-    """Entry point of the helper process."""
+    """Entry point of the helper process: fork the other background processes, and serve
+    requests."""
     threads, *files = map(int, sys.argv[1:])
     mine, *others = files
     # Each child takes one connection; this process keeps the first.
@@ -147,7 +155,7 @@ def helper() -> None:
 
 
 def _keep_on(call: OpSignature | None, cold: bool, link: Connection) -> None:
-    """Make the call until another request arrives."""
+    """Make the call repeatedly until another request arrives on ``link``."""
     with replay.alone():
         try:
             run = replay.repeated(call, cold) if call is not None else fixed_calls

@@ -1,4 +1,5 @@
-"""Bytes of memory that one call reads and writes, from its schema and its tensors' sizes."""
+"""Estimate of the bytes of memory that one op call reads and writes, from its schema and the sizes
+of its tensors."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def touched_bytes(func: torch._ops.OpOverload, call: OpSignature) -> int:
 
 
 def _new_bytes(func: torch._ops.OpOverload, call: OpSignature) -> int:
-    """Return the bytes of the results that are not aliases of arguments."""
+    """Return the bytes of the results that are new tensors, and not aliases of arguments."""
     returns = func._schema.returns
     outs = call.out.items if isinstance(call.out, Many) and len(returns) > 1 else (call.out,)
     return sum(
@@ -73,7 +74,11 @@ def _new_bytes(func: torch._ops.OpOverload, call: OpSignature) -> int:
 
 
 def _rows(func: torch._ops.OpOverload, name: str, call: OpSignature) -> int | None:
-    """Return the bytes of an op that reads or writes some rows of a tensor, None for other ops."""
+    """Return the bytes that an indexing op touches, which reads or writes only some rows of a
+    tensor.
+
+    Return None for other ops, which touch their whole tensors.
+    """
     if name in _READ_ROWS:
         out = sum(x.nbytes for x in tensors(call.out))
         # The rows are read once and written once; all other arguments are read.
@@ -89,7 +94,7 @@ def _rows(func: torch._ops.OpOverload, name: str, call: OpSignature) -> int | No
 
 
 def _adds(name: str, given: dict[str, Any]) -> bool:
-    """Return whether the op adds to the rows that exist, and so reads them too."""
+    """Return whether an indexing op adds to existing rows, so that it reads them as well."""
     accumulate = given.get("accumulate")
     return "add" in name or "reduce" in name or bool(accumulate is not None and accumulate.value)
 
@@ -100,7 +105,7 @@ def _all_but_first(func: torch._ops.OpOverload, call: OpSignature) -> int:
 
 
 def _arguments(func: torch._ops.OpOverload, call: OpSignature) -> Iterator[tuple[Any, Any]]:
-    """Yield (schema's entry, description) of each argument of the call."""
+    """Yield for each argument of the call its entry in the op's schema, and its description."""
     infos = _infos(func)
     by_name = {info.name: info for info in infos}
     yield from zip(infos, call.args)

@@ -14,7 +14,8 @@ THIS = "this"
 
 
 def machine(x: str | Path | Machine) -> Machine:
-    """Return the machine of a built-in name ("a100-8") or of a YAML file, or measure "this" host.
+    """Return the machine for ``x``: a built-in name ("a100-8"), a YAML file, or "this", which
+    measures this host. A ``Machine`` is returned as it is.
 
     Raises:
         ValueError: there is no such name and no such file, or the file contains a wrong figure.

@@ -1,9 +1,5 @@
-"""Number of multiplications and additions in the products of one call.
-
-Torch's own table (``torch.utils.flop_counter``) is used where it has the op. Its formula for the
-gradient of a grouped convolution counts each group's products once for every group, and some ops
-are not in the table: the formulas of these ops are here.
-"""
+"""Count of the floating-point operations of one op call: the multiplications and additions of its
+matrix products and convolutions."""
 
 from __future__ import annotations
 
@@ -77,7 +73,7 @@ def _added_vectors(args: tuple, kwargs: dict, out: Any) -> float:
 
 
 def _last_dim(args: tuple, kwargs: dict, out: Any) -> float:
-    """Return the flops of linear and matmul, which sum over the last dim of the first operand."""
+    """Return the flops of linear and matmul, which contract the last dim of the first operand."""
     return 2.0 * out.numel() * args[0].shape[-1]
 
 
@@ -86,10 +82,11 @@ def _outer(args: tuple, kwargs: dict, out: Any) -> float:
 
 
 def _grouped(args: tuple, kwargs: dict, out: Any) -> float:
-    """Return the flops of a grouped product.
+    """Return the flops of a grouped matrix product.
 
-    Of rows [m, k] times [groups, k, n], each row is multiplied with one of the matrices. Of [k, m]
-    times [k, n], cut along k, the groups together do one product.
+    If rows [m, k] are multiplied with [groups, k, n], each row is multiplied with one of the
+    matrices. If [k, m] is multiplied with [k, n], both cut into groups along k, all groups together
+    cost as much as one product.
     """
     x, w = args[0], args[1]
     return 2.0 * math.prod(x.shape) * w.shape[-1]
@@ -135,7 +132,8 @@ def _formula(func: torch._ops.OpOverload) -> Callable | None:
 
 
 def flops_of(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any], out: Any) -> float:
-    """Return the multiplications and additions of the products of one call; 0 if there are none."""
+    """Return the multiplications and additions of the matrix products in one call; 0 if there are
+    none."""
     own = _own(func)
     if own is not None:
         return own(args, kwargs, out)

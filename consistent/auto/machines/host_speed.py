@@ -1,8 +1,8 @@
-"""Speed of the host at this moment, measured by a few fixed calls that all its cores make.
+"""Measurement of the present speed of the host, by a few fixed calls that all its cores make.
 
 The cores of a shared host are slower for moments or minutes, because of its other guests or its
-clock. Measured times are scaled to the host's usual speed: the mean over some seconds of the first
-measurement.
+clock. Measured times are therefore scaled to the usual speed of the host, which is the mean over
+the first measurement of some seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def _operands() -> tuple[torch.Tensor, ...]:
 
 
 def fixed_calls() -> None:
-    """Make the fixed calls: products, ops in a cache, and one op on more than most caches hold."""
+    """Make the calls by which speed is measured: matrix products, ops on a tensor that fits in a
+    cache, and one op on a tensor that is larger than most caches."""
     square, small, large = _operands()
     for _ in range(4):
         torch.mm(square, square)
@@ -33,7 +34,7 @@ def fixed_calls() -> None:
 
 
 def fixed_seconds(during: float) -> float:
-    """Return the mean seconds of the fixed calls, made repeatedly for ``during`` seconds."""
+    """Return the mean seconds of ``fixed_calls()``, repeated for ``during`` seconds."""
     fixed_calls()
     begin, made = time.perf_counter(), 0
     while (passed := time.perf_counter() - begin) < during or not made:
@@ -43,7 +44,8 @@ def fixed_seconds(during: float) -> float:
 
 
 class HostSpeed:
-    """Speed of the host relative to its usual speed, which is 1.
+    """Present speed of the host, as a factor of its usual speed, by which measured times are
+    corrected.
 
     Args:
         usual: seconds that the fixed calls usually take.
@@ -59,7 +61,7 @@ class HostSpeed:
         return time.monotonic() < self._until
 
     def look(self) -> None:
-        """Measure how fast the host is now."""
+        """Measure the present speed; it is valid for a fraction of a second."""
         self._now = self.usual / fixed_seconds(NOW_S)
         self._until = time.monotonic() + VALID_S
 

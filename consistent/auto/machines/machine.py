@@ -46,10 +46,10 @@ CUBLAS = (
 class Machine:
     """Identical hosts, each with some devices, and what ops and messages cost on them.
 
-    A product takes the longer of two times: its flops at (peak x efficiency), and its bytes at the
-    memory rate. Any other op takes its bytes at the memory rate. Both start after
+    A matrix product takes the longer of two times: its flops at (peak x efficiency), and its bytes
+    at the memory rate. Any other op takes its bytes at the memory rate. Both start after
     ``launch_seconds``. The Python process takes ``host_seconds`` for each op. If ``host_overlaps``,
-    the process runs ahead of the device: a step takes the longer of the two clocks, and an op
+    the process runs ahead of the device: a step takes as long as the slower of the two, and an op
     starts when it has been issued and the device is free. On a CPU both are the same processor, so
     their times add up.
 
@@ -68,8 +68,8 @@ class Machine:
         launch_seconds: seconds that any op takes on the device, however small.
         host_seconds: seconds of Python, autograd and dispatch for each op.
         efficiency: (seconds at the peak rate, fraction of the peak rate reached) of products, by
-            rising seconds; logarithms are interpolated between two points, so that seconds never
-            fall as products grow.
+            rising seconds; logarithms are interpolated between two points, so that a larger product
+            is never estimated to be faster.
 
     Raises:
         ValueError: a figure is missing, negative or NaN; the message names the figure.
@@ -98,65 +98,71 @@ class Machine:
         return self.device_type == "cuda"
 
     def of(self, ranks: int) -> Machine:
-        """Return the machine as it is for a world of ``ranks`` ranks."""
+        """Return the machine adapted to a world of ``ranks`` ranks; here, the machine itself."""
         return self
 
     @property
     def shares_memory(self) -> bool:
-        """True if ranks of one host read each other's memory."""
+        """True if ranks of one host can read each other's memory directly."""
         return self.device_type == "cpu"
 
     @property
     def message_host_seconds(self) -> float:
-        """Seconds of Python for a message; 0 where Python overlaps with the device."""
+        """Seconds of Python that a message adds; 0 on a machine whose Python runs ahead of the
+        device."""
         return 0.0 if self.host_overlaps else MESSAGE_OPS * self.host_seconds
 
     @property
     def schedule_host_seconds(self) -> tuple[float, float]:
-        """Seconds of Python for a step of a pipeline schedule, and for each action in it."""
+        """Seconds of Python of a pipeline schedule: (per training step, per action in it).
+
+        An action is one entry of the schedule, such as the forward of one micro-batch in one stage.
+        """
         each = 0.0 if self.host_overlaps else self.host_seconds
         return STEP_OPS * each, ACTION_OPS * each
 
     @property
     def cache_bytes(self) -> float:
-        """Bytes that a rank may keep in the largest cache; 0 if caches do not change costs."""
+        """Share of the largest cache that one rank has, in bytes; 0 if caches do not change
+        costs."""
         return 0.0
 
     def op_seconds(self, work: Work, cold: float = 0.0) -> float:
         """Return the seconds that the device takes for one op; 0 for a view.
 
         Args:
-            cold: the share of the op's inputs that is in no cache. This estimate from bytes and
-                flops ignores it: all bytes count in full.
+            cold: share of the op's inputs that is in no cache, 0 to 1. Subclasses that measure use
+                it; this estimate from bytes and flops counts all bytes in full.
         """
         if not work.runs:
             return 0.0
         return self.launch_seconds + max(self.product_seconds(work), self.touch_seconds(work))
 
     def follow_seconds(self, work: Work) -> float:
-        """Return the seconds that a rank outside the placement takes to run the op on ``meta``.
+        """Return the seconds of Python that a rank outside an op's placement takes for the op.
 
-        These are seconds of the Python process, not of the device.
+        Such a rank runs the op on ``meta`` tensors, so that it knows the shapes of the results.
         """
         return self.host_seconds
 
     def product_seconds(self, work: Work) -> float:
-        """Return the seconds of an op's products alone."""
+        """Return the seconds of the matrix products of an op, without its memory accesses."""
         if not work.flops:
             return 0.0
         at_peak = work.flops / self.peak(work.dtype)
         return at_peak / self.reached(at_peak)
 
     def touch_seconds(self, work: Work) -> float:
-        """Return the seconds of reading and writing an op's tensors alone."""
+        """Return the seconds of an op's reads and writes of memory, without its products."""
         return work.nbytes / (self.memory_bytes_per_s * self.memory_fraction)
 
     def peak(self, dtype: torch.dtype) -> float:
-        """Return the flop/s of products of a dtype."""
+        """Return the peak flop/s of matrix products of a dtype."""
         return self.peak_flops.get(dtype) or min(self.peak_flops.values())
 
     def reached(self, seconds_at_peak: float) -> float:
-        """Return the fraction of the peak rate that a product reaches."""
+        """Return the fraction of the peak rate that a product reaches, which is lower for short
+        products."""
         points = self.efficiency
         if seconds_at_peak <= points[0][0]:  # as the smallest measured product
             return points[0][1] * seconds_at_peak / points[0][0]
@@ -179,11 +185,13 @@ class Machine:
         return messages.seconds(self, name, nbytes, ranks)
 
     def link(self, ranks: int) -> Link:
-        """Return the link by which eager boxing chooses layouts in a world of ``ranks`` ranks."""
+        """Return the link (bandwidth and latency) by which eager ops choose layouts in a world of
+        ``ranks`` ranks."""
         return Link(self.message_start_s + self.inside.latency_s, self.inside.bytes_per_s)
 
     def links(self, ranks: Ranks) -> tuple[str, ...]:
-        """Return the links of a message between these ranks: "inside", "between" or both."""
+        """Return which links a message between these ranks uses: "inside" a host, "between" hosts,
+        or both."""
         return messages.links(self, ranks)
 
     def save(self, path: str | Path) -> None:

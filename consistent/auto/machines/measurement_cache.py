@@ -83,10 +83,10 @@ class MeasurementCache:
 
 
 def _lock(file: IO[bytes]) -> None:
-    """Wait for the lock, but no longer than measuring takes.
+    """Wait for the exclusive lock on ``file``, but no longer than measuring takes.
 
-    If another process holds the lock for ever, as a stopped process does, each process measures for
-    itself.
+    If another process holds the lock for ever, as a stopped process does, this process goes on
+    without the lock and measures for itself.
     """
     end = time.monotonic() + _LONGEST_S
     while fcntl is not None and time.monotonic() < end:
@@ -101,5 +101,5 @@ def _is_number(value: object) -> bool:
 
 
 def folder() -> Path:
-    """Return the folder of the library in the user's cache."""
+    """Return the directory of this library in the user's cache directory."""
     return own_files.folder()

@@ -40,14 +40,14 @@ PAIRS = ("all_to_all", "exchange", "send")
 
 @dataclass(frozen=True)
 class Wire:
-    """Link of a rank: seconds per hop, and bytes per second that the rank sends."""
+    """Network link of one rank: seconds per hop, and bytes per second that the rank sends."""
 
     latency_s: float
     bytes_per_s: float
 
 
 class Wires(Protocol):
-    """Protocol of objects that have the links of a machine."""
+    """Protocol of the network parameters of a machine, which ``Machine`` has."""
 
     @property
     def ranks_per_host(self) -> int: ...
@@ -87,7 +87,8 @@ def links(wires: Wires, ranks: Ranks) -> tuple[str, ...]:
 
 @lru_cache(4096)
 def _hosts(ranks: Ranks, ranks_per_host: int) -> tuple[int, int]:
-    """Return (number of hosts, smallest number of these ranks on one host)."""
+    """Return how the ranks of a message are distributed: (number of hosts, fewest ranks on a
+    host)."""
     counts = Counter(rank // ranks_per_host for rank in ranks)
     return len(counts), min(counts.values())
 

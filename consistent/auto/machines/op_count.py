@@ -1,4 +1,4 @@
-"""Recording of the ops that a program runs, as ``Work``."""
+"""Recording of the ops that a program runs, each with its flops and memory traffic (``Work``)."""
 
 from __future__ import annotations
 

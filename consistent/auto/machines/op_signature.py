@@ -1,8 +1,9 @@
-"""Hashable descriptions of op calls, from which the calls can be made again.
+"""Hashable descriptions of op calls, by which equal calls are found and calls are made again.
 
-Tensors are described by dtype, sizes and strides, never by values; everything else is stored as it
-is. A machine that measures replays a call from its description. The ``repr`` of a description is
-the same in every process.
+Tensors are described by dtype, sizes and strides, never by values; other arguments are stored as
+they are. To measure an op, a machine makes its call again with new tensors that fit the
+description. The ``repr`` of a description is the same in every process, so it can be a key in a
+file.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Like(NamedTuple):
 
 
 class Same(NamedTuple):
-    """Reference to the k-th tensor of the call, which is passed twice, as in ``x * x``."""
+    """Reference to a tensor that is passed more than once, as in ``x * x``: the k-th tensor of the
+    call."""
 
     index: int
 
@@ -48,7 +50,10 @@ class Many(NamedTuple):
 
 
 class Plain(NamedTuple):
-    """A number, a word, a dtype or None, together with its type, since 1 equals 1.0 and True."""
+    """An argument that is a number, a string, a dtype or None.
+
+    The type is part of the description, because 1, 1.0 and True are equal in Python.
+    """
 
     type: str
     value: Any
@@ -74,7 +79,8 @@ _NAN = math.nan  # one object: tuples compare by identity first, and NaN does no
 
 
 def described(op: str, args: tuple, kwargs: dict[str, Any], out: Any) -> OpSignature:
-    """Return the description of a call that has been made; the data of its tensors is not read."""
+    """Return the description of a call that has been made, without reading the data of its
+    tensors."""
     of = _describer()
     given = tuple(map(of, args)), tuple((key, of(value)) for key, value in kwargs.items())
     return OpSignature(op, *given, of(out))
@@ -123,7 +129,7 @@ def tensors(x: Any) -> list[Like]:
 
 
 def is_known(x: Any) -> bool:
-    """Return whether the call can be made again from its description."""
+    """Return whether a description is complete, so that the call can be made again from it."""
     if isinstance(x, OpSignature):
         return is_known(x.args) and is_known(x.kwargs)
     if isinstance(x, Many):

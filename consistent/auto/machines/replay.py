@@ -1,4 +1,5 @@
-"""Replaying and timing op calls, on real tensors of the recorded sizes, strides and dtypes."""
+"""Replay of recorded op calls on new tensors of the recorded sizes, strides and dtypes, to time
+them."""
 
 from __future__ import annotations
 
@@ -79,7 +80,8 @@ def arguments(call: OpSignature, device: str = "cpu") -> tuple[tuple, dict[str, 
 
 
 def _bound(call: OpSignature) -> int:
-    """Return one more than the largest integer that is a legal index into every tensor."""
+    """Return the bound for random integer arguments: integers below it are legal indices into every
+    tensor of the call."""
     name = call.op.split(".")[1]
     given = tensors(call)
     floats = [x for x in given if x.dtype.is_floating_point and x.shape]
@@ -105,9 +107,10 @@ def _tensor(x: Like, bound: int, generator: torch.Generator) -> Tensor:
 
 
 def shrunk(call: OpSignature, times: int) -> OpSignature:
-    """Return the call with the leading dim of its largest tensor ``times`` smaller.
+    """Return a smaller version of the call, for timing a call that is too large for this host.
 
-    Every dim of that length, and every number of that value in a list, shrinks with it.
+    The leading dim of its largest tensor becomes ``times`` smaller, and so does every dim of that
+    length, and every number of that value in a list.
 
     Raises:
         CannotAgain: the leading dim is too short.
@@ -187,7 +190,9 @@ def cache_bytes() -> int:
 
 
 def timed(call: OpSignature, cold: bool = False, device: str = "cpu") -> float:
-    """Return the typical seconds of the call; see ``repeated`` for the tensors that it uses.
+    """Return the typical seconds of the call, by making it several times.
+
+    ``repeated`` describes which tensors are used.
 
     Raises:
         CannotAgain: the call cannot be made, or it raises.
@@ -216,12 +221,13 @@ def work(call: OpSignature) -> Work:
 
 
 def bytes_needed(call: OpSignature) -> int:
-    """Return the bytes that one trial of the call allocates."""
+    """Return the bytes of tensors that must be allocated to time the call."""
     return sum(_span(x) * x.dtype.itemsize for x in (*tensors(call), *tensors(call.out)))
 
 
 def _span(x: Like) -> int:
-    """Return the number of elements from the first to the last one in memory."""
+    """Return the number of elements of memory between the first and the last element of a
+    tensor."""
     if 0 in x.shape:
         return 0
     return 1 + sum((n - 1) * step for n, step in zip(x.shape, x.strides))
@@ -229,9 +235,9 @@ def _span(x: Like) -> int:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Hide what runs inside the ``with`` block from the program.
+    """Isolate the code inside the ``with`` block from the state of the program around it.
 
-    No mode, autocast or autograd is active, and the program's random state does not change.
+    No mode, autocast or autograd is active inside, and the program's random state does not change.
     """
     with (
         without_modes(),

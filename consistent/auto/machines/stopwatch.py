@@ -1,4 +1,4 @@
-"""Timing of a call, as far as other programs on the same processor allow."""
+"""Timing of a call, with little disturbance by other programs on the same processor."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def typical_seconds(run: Callable[[], object]) -> float:
 
 
 def _runs(run: Callable[[], object]) -> list[float]:
-    """Return the seconds of a call in each run, in rising order."""
+    """Return the seconds per call in each of several runs, in ascending order."""
     found: list[float] = []
     spent, alone = 0.0, torch.get_num_threads() == 1
     first = _once(run, 1, alone)[0]
@@ -48,7 +48,11 @@ def _runs(run: Callable[[], object]) -> list[float]:
 
 
 def _once(run: Callable[[], object], count: int, alone: bool) -> tuple[float, float]:
-    """Return (seconds that count, seconds that passed) of ``count`` calls."""
+    """Time ``count`` calls, and return (seconds to report, wall-clock seconds).
+
+    With ``alone``, which needs a single torch thread, processor time is reported if it is less than
+    wall-clock time.
+    """
     start, busy = time.perf_counter(), time.thread_time()
     for _ in range(count):
         run()

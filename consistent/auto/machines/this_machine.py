@@ -47,10 +47,10 @@ _FLAT = ((1e-9, 1.0),)  # efficiency 1 throughout: the peak rate is itself measu
 
 @dataclass(frozen=True)
 class ThisMachine(Machine):
-    """A machine whose ops are timed by making the call again.
+    """Machine whose ops are timed on this host, by making each call again.
 
-    ``dataclasses.replace(machine("this"), hosts=2)`` is two hosts like this one: ranks are
-    distributed over them, and send messages from one to another.
+    ``dataclasses.replace(machine("this"), hosts=2)`` describes two hosts like this one: ranks are
+    distributed over both, and messages between ranks of different hosts use the network.
     """
 
     kept: MeasurementCache = field(
@@ -69,7 +69,8 @@ class ThisMachine(Machine):
         return is_switched_on()
 
     def of(self, ranks: int) -> ThisMachine:
-        """Return the machine with all ranks on its hosts; extra ranks take turns on the cores."""
+        """Return the machine for a world of ``ranks`` ranks on its hosts; if they outnumber the
+        cores, they take turns."""
         here = -(-ranks // self.hosts)
         if here <= self.ranks_per_host and self.hosts == 1:
             return self
@@ -106,9 +107,10 @@ class ThisMachine(Machine):
         return found * self.sharing
 
     def _longer(self, work: Work, call: OpSignature, warm: float) -> float:
-        """Return how many seconds longer the call takes on cold tensors.
+        """Return how many seconds longer the call takes if its tensors are in no cache.
 
-        The result is not below 0, and at most the time to read and write all the tensors.
+        ``warm`` are its seconds on cached tensors. The result is not below 0, and at most the time
+        to read and write all the tensors.
         """
         longer = (self._kept(work, call, True) or warm) - warm
         return max(0.0, min(longer, self.touch_seconds(work)))
@@ -120,9 +122,10 @@ class ThisMachine(Machine):
         return self.kept.get(name, partial(self._measured, work, call, cold))
 
     def follow_seconds(self, work: Work) -> float:
-        """Return the seconds that a rank outside the placement takes to run the op on ``meta``.
+        """Return the seconds of Python that a rank outside an op's placement takes for the op.
 
-        The time is measured, because some ops consist of many Python calls there.
+        Such a rank runs the op on ``meta`` tensors. The time is measured, because some ops consist
+        of many Python calls on ``meta``.
         """
         seconds = 0.0
         if isinstance(work.key, OpSignature) and work.key.op != "view":
@@ -144,7 +147,8 @@ class ThisMachine(Machine):
         return None
 
     def _timed(self, call: OpSignature, cold: bool) -> float:
-        """Time the call while the other cores make it too, as in a job that uses all of them."""
+        """Time the call in this process while the other cores make it too, as in a job that uses
+        all cores."""
         if self.pace is not None and not self.pace.is_known:
             _look(self.pace, self.company)
         with self.company.beside(call, cold):
@@ -152,14 +156,18 @@ class ThisMachine(Machine):
         return seconds if self.pace is None else self.pace.usually(seconds)
 
     def _fits(self, work: Work) -> bool:
-        """Return whether the call is small enough to be made on this host."""
+        """Return whether the call is small enough, in memory and time, to be made on this host."""
         assert isinstance(work.key, OpSignature)
         if replay.bytes_needed(work.key) > replay.MOST_BYTES:
             return False
         return super().op_seconds(work) <= replay.MOST_SECONDS
 
     def link(self, ranks: int) -> Link:
-        """Return the link of the ranks' own transport, with its known rate of local copies."""
+        """Return the bandwidth and latency of messages between ``ranks`` ranks, by which boxing is
+        planned.
+
+        The link also has the known rate of local copies.
+        """
         return self._link(tuple(range(ranks))) if ranks > 1 else super().link(ranks)
 
     def _link(self, ranks: Ranks) -> Link:
@@ -185,7 +193,8 @@ def _link(ranks: int) -> Link:
 
 @lru_cache
 def _between(ranks: int) -> Link:
-    """Return the link for messages, as last measured by ``ranks`` ranks without shared memory."""
+    """Return bandwidth and latency of messages, as ``ranks`` ranks without shared memory last
+    measured them."""
     cpu = DEVICES["cpu"]
     found = table.kept(ranks, table.MESSAGES)
     return Link(cpu.latency, cpu.bandwidth) if found is None else found.link
@@ -199,7 +208,7 @@ def _short(call: OpSignature) -> str:
 
 
 def kept_path() -> Path:
-    """Return the file of this host's figures."""
+    """Return the file in which the measurements of this host are cached."""
     threads = f"{torch.get_num_threads()} threads"
     name = f"machine {cpu_model()} torch {torch.__version__} {threads} paced.jsonl"
     return folder() / "-".join(name.replace("/", " ").split())
@@ -261,7 +270,7 @@ def this_machine() -> ThisMachine:
 
 
 def _cores() -> int:
-    """Return how many ranks can each have as many cores as threads."""
+    """Return how many ranks fit on this host if each needs as many cores as torch has threads."""
     return max(1, (os.cpu_count() or 1) // torch.get_num_threads())
 
 
@@ -273,13 +282,14 @@ def _on_meta(call: OpSignature) -> float | None:
 
 
 def _usual_s(company: BackgroundLoad) -> float:
-    """Return the seconds of the fixed calls at the host's usual speed."""
+    """Return the usual seconds of the fixed calls of ``host_speed.py``, while all cores make
+    them."""
     with replay.alone(), company.beside(None):
         return fixed_seconds(USUAL_S)
 
 
 def _look(pace: HostSpeed, company: BackgroundLoad) -> None:
-    """Measure how fast the host is now, with all cores busy."""
+    """Measure the present speed of the host while all cores are busy, and store it in ``pace``."""
     with replay.alone(), company.beside(None):
         pace.look()
 
@@ -306,11 +316,11 @@ def _launch_s() -> float:
 
 
 def _host_s() -> float:
-    """Return the seconds that Python and dispatch of global tensors add to an op.
+    """Return the seconds of Python, autograd and dispatch that an op on global tensors adds.
 
-    Modules and autograd are included. This times forward and backward of a small model, and
-    subtracts the ops themselves. The model's tensors are large enough that after each op the code
-    of the next one has to be fetched again, as in a program that computes.
+    This times forward and backward of a small model, and subtracts the ops themselves. The model's
+    tensors are large enough that they displace the library's code from the caches, as in a program
+    that computes.
     """
     from ...dispatch.plans.shards import attach
     from ...spec import B, Placement, TensorSpec

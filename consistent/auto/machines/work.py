@@ -41,7 +41,8 @@ class Work:
         flops: multiplications and additions of products, as ``torch.utils.flop_counter`` counts
             them; 0 for an op without products.
         nbytes: bytes of memory read + written; bytes that stay in caches are unknown and included.
-        key: the call without its data (``OpSignature``), from which it can be made again.
+        key: description of the call without its data (``OpSignature``), from which the call can be
+            made again to time it.
     """
 
     op: str
@@ -53,7 +54,7 @@ class Work:
 
     @property
     def runs(self) -> bool:
-        """True if a device has anything to do for the call."""
+        """True if the call does anything on a device; False for views and allocations."""
         return self.kind != "view"
 
 
@@ -62,7 +63,7 @@ MOST_KEPT = 100_000
 
 
 def work_of(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any], out: Any) -> Work:
-    """Return the ``Work`` of a call that has been made, by shapes alone.
+    """Return the flops and memory traffic (``Work``) of a call that has been made, by shapes alone.
 
     The tensors may be on ``meta``.
 
@@ -94,9 +95,10 @@ def _new_work(
 
 
 def _weight(x: Like) -> tuple[bool, int]:
-    """Return a sort key that ranks floats above integers and masks, then by bytes.
+    """Return a sort key for the tensor that determines the dtype of an op: the largest float
+    tensor.
 
-    Indices and masks do not determine the rate at which an op computes.
+    Integers and masks come last, because they do not determine the rate at which an op computes.
     """
     return x.dtype.is_floating_point or x.dtype.is_complex, x.nbytes
 
@@ -113,7 +115,8 @@ def _packet(func: torch._ops.OpOverload) -> str:
 
 @lru_cache(None)
 def kind_of(func: torch._ops.OpOverload) -> str:
-    """Return the kind of an op, by its schema, its tags and its name."""
+    """Return the kind of an op ("matmul", "pointwise", ...; see ``Work``), from its schema, tags
+    and name."""
     name = _packet(func)
     if func.namespace == "profiler" or name in VIEWS or name in ALLOCATES or _is_view(func):
         return "view"
@@ -133,7 +136,8 @@ def kind_of(func: torch._ops.OpOverload) -> str:
 
 
 def _is_view(func: torch._ops.OpOverload) -> bool:
-    """Return whether every result is an alias of an argument that the op does not write."""
+    """Return whether the op only makes views: every result aliases an argument that it does not
+    write."""
     schema = func._schema
     if any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):
         return False

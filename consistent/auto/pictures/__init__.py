@@ -1,4 +1,5 @@
-"""Pictures of plans: memory by rank, a step's timeline, and the costs of a search's choices."""
+"""Charts of simulations and searches: memory by rank, timeline of a step, and costs of the choices
+that a search tried."""
 
 from .costs import CostsPicture
 from .memory import MemoryPicture

@@ -1,4 +1,4 @@
-"""Picture of the choices that a search tried: a bar for each, as long as its step."""
+"""Bar chart of the choices that a search tried, with the seconds of a step as length."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SIMULATED, _ESTIMATED = PALETTE[2], "line"
 
 
 class Bar(Protocol):
-    """Protocol of a choice that was tried, as one bar."""
+    """Protocol of a choice that was tried, which the chart shows as one bar."""
 
     @property
     def choice(self) -> object: ...
@@ -30,7 +30,7 @@ class Bar(Protocol):
 
 
 class CostsPicture(Picture):
-    """Picture of the choices that a search tried, the fastest first.
+    """Bar chart of the choices that a search tried, the fastest first.
 
     Args:
         name: name of the search in the head line.

@@ -1,4 +1,4 @@
-"""Picture of memory: a bar for each followed rank, divided by what it holds at its peak."""
+"""Bar chart of the peak memory of each simulated rank, divided by kind of memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MARKS: dict[str, str] = dict(zip(KINDS, "PGOAB", strict=True))
 
 
 class MemoryPicture(Picture):
-    """Picture of the most memory that each rank holds in a step.
+    """Bar chart of the most memory that each simulated rank holds during a step.
 
     Args:
         peaks: peak by rank, as reported by a simulation.

@@ -1,4 +1,4 @@
-"""Picture of a step: a line for each followed rank, with time from left to right."""
+"""Timeline chart of a simulated step: a line for each simulated rank, time from left to right."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _THIN = 1.5  # pixels; spans with a smaller gap are drawn as one
 
 
 class StepPicture(Picture):
-    """Picture of what each rank does when; a line's lower part shows boxing during its compute."""
+    """Timeline of what each simulated rank does; the lower part of a line shows boxing that runs
+    during compute."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
@@ -88,9 +89,10 @@ class StepPicture(Picture):
 
 
 def _merged(spans: Sequence[Span], gap: float) -> list[tuple[str, float, float]]:
-    """Return (kind, begin, end) of the spans, joining spans of one kind that nearly touch.
+    """Return (kind, begin, end) of the spans, after joining adjacent spans of one kind.
 
-    Actions of a schedule stay apart, unless they are too short to be distinguished.
+    Spans count as adjacent if at most ``gap`` is between them. Actions of a pipeline schedule stay
+    separate, unless they are too short to be distinguished.
     """
     made: list[tuple[str, float, float]] = []
     last: dict[bool, int] = {}  # overlaps compute or not -> index of the span before

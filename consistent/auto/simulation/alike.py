@@ -1,13 +1,13 @@
-"""Detection of equal stages, so that only one stage of each kind is simulated.
+"""Detection of equal pipeline stages, so that only one stage of each kind is simulated.
 
-The other stages repeat its events on their own ranks. Two stages are equal if their first forward
-did the same ops on the same shapes, sent the same messages and kept the same memory, and if their
-parameters have the same shapes, layouts and gradients. So the time of a simulation grows with the
-number of different stages only.
+The events of the simulated stage are repeated for the other stages, on their own ranks. Two stages
+are equal if their first forward did the same ops on the same shapes, sent the same messages and
+kept the same memory, and if their parameters have the same shapes, layouts and gradients. So the
+time of a simulation grows with the number of different stages only.
 
-A caller that knows what stages consist of may name the kind of each stage
-(``Simulation.stage_kinds``). Of stages of one kind, whose parameters and inputs are equal as well,
-only the first is simulated, its first forward included.
+A caller that knows the contents of stages may pass a kind for each stage
+(``Simulation.stage_kinds``). Then, of the stages of one kind whose parameters and inputs are equal
+as well, only the first is simulated, and the others need not even run their first forward.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Place = tuple[int, int]  # (stage, position among its ranks)
 
 @dataclass
 class Part:
-    """Events of one action of a stage.
+    """Events of one action of a stage; an action is, for example, the forward of one micro-batch.
 
     Args:
         events: the events in order.
@@ -42,7 +42,7 @@ class Part:
 
 
 class Alike:
-    """Finder of an earlier equal stage for each stage."""
+    """Table that finds, for each stage, an earlier stage that equals it and was simulated."""
 
     def __init__(self, placements: Sequence[Placement]) -> None:
         self._ranks = [p.ranks.ravel().tolist() for p in placements]
@@ -56,16 +56,18 @@ class Alike:
         """Stage -> an earlier equal stage; has no entry for a stage without one."""
 
     def first_forward(self, stage: int, kind: Hashable, program: Program, lines: Lines) -> None:
-        """Compare a stage by its ``kind`` before its first forward.
+        """Look for an earlier stage of the same ``kind``, before the first forward of ``stage``
+        runs.
 
-        Stages with equal kinds consist of the same units.
+        Stages with equal kinds consist of the same units. ``lines`` is the stage's part of
+        ``program``.
         """
         specs = tuple(_of_spec(program.spec(move.out)) for move in lines.entering)
         between = tuple("" if line.is_module else line.name for line in lines.lines)
         self._meet(stage, program, lines, (kind, specs, between))
 
     def look(self, stage: int, program: Program, lines: Lines, forward: Part) -> None:
-        """Compare a stage by the events of its first forward, which has run."""
+        """Look for an earlier stage with the same events in its first forward, which has run."""
         events = tuple(self._of_event(e, stage) for e in forward.events)
         self._meet(stage, program, lines, events)
 
@@ -93,12 +95,14 @@ class Alike:
         return None
 
     def _from(self, rank: int, stage: int) -> Place:
-        """Return the position of a rank relative to ``stage``."""
+        """Return the position of a rank relative to ``stage``: (distance in stages, index in its
+        stage)."""
         found, position = self._places[rank]
         return found - stage, position
 
     def moved(self, part: Part, first: int, stage: int) -> Part:
-        """Return what ``stage`` does where its equal stage ``first`` does ``part``."""
+        """Return the events ``part`` of stage ``first`` as the equal stage ``stage`` has them, on
+        its own ranks."""
 
         def rank(old: int) -> int:
             offset, position = self._from(old, first)
@@ -117,7 +121,10 @@ class Alike:
 
 
 def params_of(program: Program, lines: Lines) -> list[Any]:
-    """Return the parameters that a stage computes with, each once."""
+    """Return the trainable global parameters that a stage computes with, each once.
+
+    ``lines`` is the stage's part of ``program``.
+    """
     found: dict[int, Any] = {}
     for x in _read(program, lines):
         if is_global(x) and x.is_leaf and x.requires_grad:
@@ -144,7 +151,12 @@ def _of_param(p: Any) -> Hashable:
 
 
 def give_gradients(like: Sequence[Any], params: Sequence[Any], empty: Any) -> None:
-    """Give ``params`` gradients where the parameters of the equal stage ``like`` have some."""
+    """Give gradients to those of ``params`` whose counterparts in the equal stage ``like`` have
+    some.
+
+    ``empty`` makes a tensor without values. The stage of ``params`` is not simulated, so its
+    backward does not make gradients.
+    """
     for first, p in zip(like, params, strict=True):
         if raw_grad(first) is not None and raw_grad(p) is None:
             spec = settled_spec(p)

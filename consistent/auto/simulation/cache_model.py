@@ -15,7 +15,10 @@ Memories = Iterable[tuple[int, int]]  # (number, bytes)
 
 
 class CacheModel:
-    """Record of how much each rank had touched when it last touched each memory.
+    """Estimate of which memory is still in a rank's cache.
+
+    It records how many bytes each rank had touched in total when it last touched each memory:
+    memory is out of the cache if more than the size of the cache was touched since.
 
     Args:
         cache_bytes: a rank's share of the largest cache of its host.
@@ -34,9 +37,10 @@ class CacheModel:
             self._clocks[rank] += nbytes
 
     def cold(self, rank: int, memories: Memories) -> float:
-        """Note that ``rank`` reads these memories, and return how much of them is not in cache.
+        """Note that ``rank`` reads these memories, and return the share of their bytes that is not
+        in cache.
 
-        The result is the share of their bytes, 0 to 1.
+        The share is between 0 and 1.
         """
         now, total, cold = self._clocks[rank], 0, 0
         for number, nbytes in memories:

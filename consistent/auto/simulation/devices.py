@@ -1,4 +1,4 @@
-"""World and devices as a simulated program sees them."""
+"""World size and devices that a program finds while it is simulated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...spec import World, use_world
 
 
 class SimulatedWorld(World):
-    """World of a number of ranks, with GPUs or without."""
+    """World of a given number of ranks, with or without GPUs, whatever this machine has."""
 
     def __init__(self, ranks: int, gpus: bool) -> None:
         self._ranks, self._gpus = ranks, gpus

@@ -1,9 +1,10 @@
-"""Ops with imagined results: CPU tensors that have a size, and memory that is never touched.
+"""Dispatch mode that runs ops without computing: results are CPU tensors whose memory is never
+touched ("imagined" tensors).
 
 ```
 integers, booleans, and what is small,
 computed from real tensors               runs (masks, positions, counters: a program may read them)
-all else                                 its shape comes from torch's `meta` kernel; nothing runs
+all other results                        get their shape from torch's `meta` kernel; nothing runs
 ```
 
 Memory that is never written costs nothing, because the system only provides it when it is touched.
@@ -56,10 +57,12 @@ VIEW = Work("view", "view", torch.float32, 0.0, 0, OpSignature("view", (), (), N
 
 
 class Imagined(TorchDispatchMode):
-    """Torch dispatch mode that imagines the results of ops, and notes each op.
+    """Torch dispatch mode that gives ops imagined results, and notes each op in the simulation's
+    log.
 
     Args:
-        rank_of: placement or None -> the rank that runs an op on tensors of that placement.
+        rank_of: function that returns the rank that runs an op on tensors of a placement (None for
+            plain tensors).
         views: whether to note views too, which take Python time only.
         recency: model of what is in caches; None if no op's time depends on it.
     """
@@ -81,7 +84,8 @@ class Imagined(TorchDispatchMode):
         self._passing = 0
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, received: bool = False) -> Tensor:
-        """Return a tensor without values."""
+        """Return an imagined tensor; with ``received``, one that arrived in a message and may be
+        written in place."""
         self._passing += 1
         try:
             made = _vast(tuple(shape), dtype)
@@ -183,7 +187,7 @@ _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" e
 
 
 def _strided(x: Made) -> Tensor:
-    """Return memory of this size and stride."""
+    """Return an imagined tensor of the size and stride that ``x`` describes."""
     if x.numel * x.dtype.itemsize < _VAST:
         return torch.empty_strided(x.size, x.stride, dtype=x.dtype, device="cpu")
     reach = 1 + sum((n - 1) * step for n, step in zip(x.size, x.stride, strict=True))
@@ -191,10 +195,8 @@ def _strided(x: Made) -> Tensor:
 
 
 def _vast(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return a tensor of this shape that is not a view.
-
-    A received tensor may be written in place.
-    """
+    """Return an imagined tensor of this shape that is not a view, because a received tensor may be
+    written in place."""
     nbytes = torch.Size(shape).numel() * dtype.itemsize
     if nbytes < _VAST:
         return torch.empty(shape, dtype=dtype, device="cpu")
@@ -213,7 +215,8 @@ def _shard(x: Tensor) -> Tensor:
 
 
 def _is_known(func: Any, made: Any) -> bool:
-    """Return whether recorders follow the values of an op's results on real tensors.
+    """Return whether the values of an op's results can be computed, because recorders follow such
+    values on real tensors.
 
     The values of ``empty`` and of random ops are never known.
     """

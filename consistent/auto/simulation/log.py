@@ -1,4 +1,4 @@
-"""Log of what a simulated process did, in order: ops, messages, memory and marks."""
+"""Log of what the simulated ranks did, in order: ops, messages, allocations and marks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class Op:
     """One torch op on shards, run by ``rank``.
 
     Args:
-        placement: placement of its tensors, if they are global; ranks outside run the op on
-            ``meta``.
+        placement: placement of its tensors, if they are global; ranks outside the placement run the
+            op on ``meta``.
         cold: the share of its inputs that no cache holds, 0 to 1.
     """
 
@@ -25,14 +25,14 @@ class Op:
 
 @dataclass(slots=True)
 class Message:
-    """One communication.
+    """One call of a collective or point-to-point communication.
 
     Args:
         rank: the rank that makes the call.
         bytes: bytes that it sends.
         ranks: the ranks that take part.
-        start, wait: number of a reduction that begins or ends here; 0 for calls that do both at
-            once.
+        start, wait: number of an asynchronous message that begins or ends here; 0 for calls that do
+            both at once.
     """
 
     rank: int
@@ -46,7 +46,7 @@ class Message:
 
 @dataclass(slots=True)
 class Held:
-    """Memory of ``bytes`` that ``rank`` allocates (> 0) or frees (< 0).
+    """Event: ``rank`` allocates (``bytes`` > 0) or frees (``bytes`` < 0) a block of memory.
 
     ``number`` identifies the memory.
     """
@@ -59,25 +59,27 @@ class Held:
 
 @dataclass(slots=True)
 class Mark:
-    """A point that the program reaches: "forward", "step" (of an optimizer), "built"."""
+    """Event: the program reaches a point, which is "forward", "step" (of an optimizer) or
+    "built"."""
 
     what: str
 
 
 @dataclass(slots=True)
 class Scheduled:
-    """A step of stages that a schedule ran; ``run`` has its parts (``stages.Followed``)."""
+    """Event: a pipeline schedule ran one step; ``run`` (``stages.Followed``) has the events of its
+    actions."""
 
     run: Any
 
 
 @dataclass
 class Log:
-    """Events in order, and the values that the program read."""
+    """Events of a simulation in order, and how often the program read values."""
 
     events: list[Any] = field(default_factory=list)
     read: dict[str, int] = field(default_factory=dict)  # values that were taken for 0, by line
 
     def reads(self, what: str) -> None:
-        """Note that a value was read."""
+        """Note that the program read a value, at the line ``what``."""
         self.read[what] = self.read.get(what, 0) + 1

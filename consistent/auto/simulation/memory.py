@@ -1,4 +1,4 @@
-"""Memory that a simulated process holds, and the times at which it is freed."""
+"""Recorder of when the memory of a simulated process is allocated and freed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ class Memory:
         self._open = True
 
     def put(self, x: torch.Tensor, rank: int, message: bool = False) -> None:
-        """Register the memory of ``x`` as imagined, held by ``rank``."""
+        """Register the memory of the imagined tensor ``x`` as allocated by ``rank``.
+
+        ``message`` says that ``x`` is the result of a message.
+        """
         with _Off():
             storage = _T.untyped_storage(x)
             address = storage._cdata
@@ -40,9 +43,9 @@ class Memory:
             self._refs[number] = weakref.ref(storage, lambda _: self._gone(address, number))
 
     def give(self, number: int, rank: int) -> None:
-        """Transfer the memory to ``rank``.
+        """Transfer the memory ``number`` to ``rank``, which holds it from now on.
 
-        A module is built before it is known which rank has which part of it.
+        A model is built before it is known which rank has which part of it.
         """
         before, nbytes = self._owners[number]
         if rank != before:
@@ -50,14 +53,14 @@ class Memory:
             self._log.events += [Held(before, number, -nbytes), Held(rank, number, nbytes)]
 
     def number(self, x: torch.Tensor) -> int | None:
-        """Return the number of the memory of ``x``; None if it is real."""
+        """Return the number that identifies the memory of ``x``; None if ``x`` is a real tensor."""
         with _Off():
             if x.layout is not torch.strided:
                 return None
             return self._numbers.get(_T.untyped_storage(x)._cdata)
 
     def close(self) -> None:
-        """Stop noting events."""
+        """Stop logging, when the simulation has ended."""
         self._open = False
 
     def _gone(self, address: int, number: int) -> None:

@@ -1,7 +1,7 @@
-"""Self-contained HTML page of a simulated step.
+"""Self-contained HTML page that reports a simulated step.
 
-It shows what holds the step back, memory, bytes by link, where the time goes, and what each
-followed rank does when.
+It shows what limits the speed of the step, memory, bytes by link, where the time goes, and the
+timeline of each simulated rank.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _links(step: SimulatedStep) -> str:
 
 
 def _dearest(step: SimulatedStep) -> str:
-    """Return the table of what the slowest rank spends its time on."""
+    """Return the HTML table of what takes most of the time of the slowest rank."""
     found: dict[tuple[str, str, str], list[float]] = {}
     for span in step.slowest.spans:
         if span.kind in _LANES:
@@ -192,7 +192,7 @@ def _short(name: str) -> str:
 
 
 def _bubbles(track: Track, step: SimulatedStep) -> Iterator[Span]:
-    """Yield the spans in which a rank waits for other stages in a schedule."""
+    """Yield the idle spans in which a rank waits for other stages of a pipeline schedule."""
     every = [s for t in step.timeline.tracks.values() for s in t.spans if s.kind in _ACTIONS]
     if not every or not any(span.kind in _ACTIONS for span in track.spans):
         return

@@ -1,4 +1,4 @@
-"""Peak memory of each followed rank in a step, by kind."""
+"""Computation of the peak memory of each simulated rank in a step, by kind of memory."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Peak:
 
 
 def peaks(events: Sequence[Any], begin: int, kinds: Mapping[int, str]) -> dict[int, Peak]:
-    """Return the peak of each rank from event ``begin`` on.
+    """Return the peak memory of each rank from event number ``begin`` on, for the report.
 
-    ``kinds`` maps the number of lasting memory to its kind.
+    ``kinds`` maps the number of a memory that lasts between steps to its kind, such as parameters.
     """
     best = _highest(events, begin)
     at: dict[int, list[int]] = {}
@@ -47,10 +47,11 @@ def peaks(events: Sequence[Any], begin: int, kinds: Mapping[int, str]) -> dict[i
 
 
 def _highest(events: Sequence[Any], begin: int) -> dict[int, tuple[int, int, int, int]]:
-    """Return rank -> (bytes, index, kept, grads) of the rank's peak.
+    """Return rank -> (bytes, index, kept, grads) at the rank's peak.
 
-    ``index`` is the event after which the rank holds these bytes; ``kept`` and ``grads`` are how
-    many of them are activations and gradients of a schedule in progress.
+    ``index`` is the event after which the rank holds these bytes. ``kept`` and ``grads`` are how
+    many of them are activations and gradients of a pipeline schedule in progress, whose events are
+    not in ``events`` one by one.
     """
     now: Counter[int] = Counter()
     best: dict[int, tuple[int, int, int, int]] = {}
@@ -86,8 +87,8 @@ def _by_kind(
 def in_flight(run: Followed) -> dict[int, tuple[int, int]]:
     """Return rank -> (activation bytes, gradient bytes) at the peak of their sum during a schedule.
 
-    The first are bytes that forwards keep until their backward, and that come and go within an
-    action.
+    Activation bytes are those that forwards keep until their backward, and those that are held only
+    within an action.
     """
     found: dict[int, tuple[int, int]] = {}
     left = {stage: _gradients(run, stage) for stage in range(run.table.stages)}
@@ -117,19 +118,19 @@ def _last(run: Followed) -> int:
 
 
 def _gradients(run: Followed, stage: int) -> int:
-    """Return the bytes that the first backward of a stage leaves."""
+    """Return the bytes of gradients that the first backward of a stage allocates."""
     first = _last(run) == 0
     kinds = [kind for kind in "FBIW" if (kind, stage, first) in run.parts]
     return max(0, sum(net(run.parts[kind, stage, first]) for kind in kinds))
 
 
 def net(part: Part) -> int:
-    """Return the bytes held after ``part`` minus those held before; negative if it frees more."""
+    """Return how many more bytes are held after ``part`` than before; negative if it frees more."""
     return sum(e.bytes for e in part.events if isinstance(e, Held))
 
 
 def highest(part: Part) -> int:
-    """Return the most bytes that ``part`` holds in addition to those held before it."""
+    """Return the peak of the bytes that ``part`` holds in addition to those held before it."""
     now = most = 0
     for e in part.events:
         if isinstance(e, Held):

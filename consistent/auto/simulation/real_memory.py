@@ -1,4 +1,5 @@
-"""Memory of a program that runs for real, recorded like that of a simulated one to compare them."""
+"""Recorder of the memory of a program that really runs, by the same rules as in a simulation, to
+check the simulation."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ class Holding(TorchDispatchMode):
         self._begin = 0
 
     def forget(self) -> None:
-        """Restart the peak from here; memory that is held stays counted."""
+        """Reset the peak to the bytes that are held now."""
         self._begin = len(self._log.events)
 
     @property

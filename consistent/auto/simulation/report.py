@@ -1,4 +1,4 @@
-"""Report of a simulated step: what it takes, and what holds it back."""
+"""Report of a simulated step: its time, memory and bytes sent, and what limits its speed."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ from .trace import trace_text
 class SimulatedStep:
     """Time, memory and bytes of a simulated step.
 
-    ``print(step)`` shows it, ``step.save("step.html")`` writes a page, and
-    ``step.save_trace("step.json")`` writes a trace for Perfetto.
+    The simulated ranks are called followed: one per placement (such as that of a pipeline stage),
+    or the rank that ``simulate(rank=...)`` names. ``print(step)`` shows the report,
+    ``step.save("step.html")`` writes a page, and ``step.save_trace("step.json")`` writes a trace
+    for Perfetto.
 
     Args:
         seconds: seconds of one step, by the slowest rank.
@@ -34,7 +36,7 @@ class SimulatedStep:
         bytes: "inside" and "between" hosts -> the most bytes that a followed rank sends.
         bytes_of: followed rank -> bytes that it sends.
         sent: "inside" and "between" hosts -> followed rank -> bytes that it sends.
-        timeline: what each followed rank does when.
+        timeline: what each followed rank does at which time.
         read: line -> how many values the program read there, which were taken for 0.
     """
 
@@ -57,12 +59,12 @@ class SimulatedStep:
 
     @property
     def slowest(self) -> Track:
-        """Track of the rank with the least idle time."""
+        """Timeline of the slowest rank, the one with the least idle time."""
         return max(self.timeline.tracks.values(), key=lambda t: (t.now - t.idle, -t.rank))
 
     @property
     def limit(self) -> str:
-        """Sentence that names what holds the step back."""
+        """Sentence that names what limits the speed of the step."""
         track, total = self.slowest, self.seconds
         shares = {
             "compute": track.compute / total,
@@ -130,7 +132,10 @@ class SimulatedStep:
 
 
 def report(log: Log, machine: Machine, ranks: int, kinds: Mapping[int, str]) -> SimulatedStep:
-    """Return the report of the last step in ``log``."""
+    """Return the report of the last step in ``log``, on a world of ``ranks`` ranks of ``machine``.
+
+    ``kinds`` maps the number of a memory that lasts between steps to its kind.
+    """
     begin, end = _last_step(log.events)
     events = log.events[begin:end]
     made = timeline(events, machine)
@@ -159,10 +164,10 @@ def report(log: Log, machine: Machine, ranks: int, kinds: Mapping[int, str]) -> 
 
 
 def _last_step(events: list[Any]) -> tuple[int, int]:
-    """Return the indices at which the last step begins and ends.
+    """Return the indices of the events at which the last step begins and ends.
 
-    A step lasts from the end of the step before to its own end, a whole period. With fewer than two
-    optimizer steps, it begins with the first forward and ends with the program.
+    A step lasts from the end of the previous optimizer step to the end of its own, a whole period.
+    With fewer than two optimizer steps, it begins with the first forward and ends with the program.
     """
     steps = [i + 1 for i, e in enumerate(events) if isinstance(e, Mark) and e.what == "step"]
     if len(steps) > 1:
@@ -173,7 +178,8 @@ def _last_step(events: list[Any]) -> tuple[int, int]:
 
 
 def _sent(events: list[Any], machine: Machine) -> dict[str, Counter[int]]:
-    """Return the bytes that each followed rank sends inside and between hosts."""
+    """Return "inside" and "between" hosts -> followed rank -> bytes that it sends over these
+    links."""
     sums = {"inside": Counter[int](), "between": Counter[int]()}
 
     def add(found: list[Any], times: int) -> None:

@@ -1,4 +1,5 @@
-"""Shapes of an op's results, from its ``meta`` kernel, run once for each kind of call."""
+"""Cache of the shapes of op results, which torch's ``meta`` kernels compute once per kind of
+call."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _T = torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """Description of a tensor that an op makes."""
+    """Description of a tensor that an op returns: what is needed to make an imagined tensor."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -32,9 +33,10 @@ class Made:
 
 
 class Shapes:
-    """Cache of the results of calls.
+    """Cache of the results of op calls, as descriptions (``Made``).
 
-    The key has the op, the sizes, strides and dtypes of its tensors, and all other arguments.
+    The key of a call has the op, the sizes, strides and dtypes of its tensors, and all other
+    arguments.
     """
 
     def __init__(self) -> None:
@@ -83,7 +85,8 @@ def _described(x: Any) -> Any:
 
 
 def each(value: Any, f: Callable[[Any], Any]) -> Any:
-    """Return ``value`` with ``f`` applied to all that is not a list, tuple or dict."""
+    """Return ``value`` with ``f`` applied to every leaf, that is, to all but lists, tuples and
+    dicts."""
     if type(value) is list or type(value) is tuple:
         return type(value)([each(x, f) for x in value])
     if type(value) is dict:

@@ -1,4 +1,4 @@
-"""``simulate``: a program run as on any number of ranks, in one process."""
+"""``simulate``: run a training program as on any number of ranks, in one process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _T = torch.Tensor
 
 
 class Simulation:
-    """A simulated program; ``simulate`` makes it."""
+    """A simulation in progress, which ``simulate`` yields; ``report()`` returns its results."""
 
     imagined: Imagined
     """The mode that makes the tensors of the program."""
@@ -192,7 +192,8 @@ def _note(
 
 @contextmanager
 def _own_numbers() -> Iterator[None]:
-    """Restore the state of torch's random generator after the ``with`` block."""
+    """Restore the state of torch's random generator after the ``with`` block, so that a simulation
+    does not change the numbers that the program draws later."""
     state = torch.get_rng_state()
     try:
         yield
@@ -204,7 +205,10 @@ def _own_numbers() -> Iterator[None]:
 def _marks(
     log: Log, kinds: dict[int, str], imagined: Imagined, rank_in: Callable[[Any], int]
 ) -> Iterator[None]:
-    """Note where forwards begin, where optimizer steps end, and what lasts between steps."""
+    """Log where forwards begin and optimizer steps end, inside the ``with`` block.
+
+    ``kinds`` gets the kind (parameters, gradients, ...) of each memory that lasts between steps.
+    """
     running = False
 
     def note(tensors: Any, kind: str) -> None:

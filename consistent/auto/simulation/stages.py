@@ -1,14 +1,16 @@
-"""Simulation of a schedule of stages, from the first and the last micro-batch of each stage.
+"""Simulation of a pipeline schedule, from the first and the last micro-batch of each stage.
 
-The schedule is then played with the seconds that these take.
+Only these two micro-batches are run. Their seconds then count for all others when the schedule is
+laid out in time.
 
 ```
 F0 of all stages, B0 of all stages      gradients are added up
 Fn of all stages, Bn of all stages      gradients are summed over a stage's ranks
 ```
 
-Of equal stages, everything but F0 is followed once; F0 as well if the kinds of stages are known
-(``alike.py``).
+F0 and B0 are forward and backward of the first micro-batch, Fn and Bn those of the last. Of several
+equal stages, only the first is simulated, apart from F0, by which equality is found; F0 too is
+simulated once if the kinds of stages are known (``alike.py``).
 """
 
 from __future__ import annotations
@@ -36,11 +38,11 @@ from .transport import Simulated
 
 @dataclass
 class Followed:
-    """A schedule whose stages were followed.
+    """Pipeline schedule with the recorded events of each kind of action.
 
     Args:
-        parts: (kind, stage, whether it is the last micro-batch) -> what the action does.
-        ranks: stage -> the rank that was followed.
+        parts: (kind of action, stage, whether it is the last micro-batch) -> events of the action.
+        ranks: the rank of each stage that was simulated.
     """
 
     table: Schedule
@@ -49,7 +51,7 @@ class Followed:
     parts: dict[tuple[str, int, bool], Part]
 
     def part(self, action: Action) -> Part:
-        """Return the part of an action."""
+        """Return the events of an action of the schedule."""
         last = action.micro_batch == self.table.micro_batches - 1
         return self.parts[action.kind, action.stage, last]
 
@@ -61,9 +63,9 @@ def played(
     imagined: Imagined,
     kinds: Callable[[], Sequence[Hashable]],
 ) -> Iterator[None]:
-    """Simulate schedules inside the ``with`` block, and add them to ``log``.
+    """Simulate each pipeline schedule that runs inside the ``with`` block, and add it to ``log``.
 
-    ``kinds`` returns the kind of each stage, as far as kinds are known.
+    ``kinds`` returns the kind of each stage, or an empty sequence if kinds are not known.
     """
 
     def take(run: Run) -> None:
@@ -74,7 +76,7 @@ def played(
 
 
 class _Follow(Run):
-    """Run of the actions of two micro-batches, on all stages."""
+    """Runner that runs only the first and the last micro-batch, on all stages."""
 
     def __init__(self, run: Run, log: Log, transport: Simulated, imagined: Imagined) -> None:
         super().__init__(run.table, run.placements, run.batch)
@@ -115,9 +117,10 @@ class _Follow(Run):
             results.update(self.results[last] if m else self.results[0])
 
     def _give_parameters(self) -> None:
-        """Transfer the parameters of each stage to the stage's rank, as of the begin of the step.
+        """Transfer the parameters of each stage to the stage's rank, in the log from the begin of
+        the step.
 
-        Until then the rank that built the model holds them.
+        Until then the log counts them for the rank that built the model.
         """
         memory, events = self._imagined.memory, self._log.events
         count = len(events)
@@ -141,7 +144,8 @@ class _Follow(Run):
         return self._part_now
 
     def _repeat(self, alike: Alike, parts: dict[tuple[str, int, bool], Part]) -> None:
-        """Add the parts of stages that equal others, and give these stages gradients."""
+        """Add the events of stages that equal a simulated stage, and give their parameters
+        gradients."""
         program = self.batch[0].program
         for stage, first in alike.first.items():
             for (kind, other, is_last), part in list(parts.items()):
@@ -156,7 +160,8 @@ class _Follow(Run):
                     give_gradients(like, own, self._imagined.empty)
 
     def _order(self, m: int) -> list[Action]:
-        """Return the actions of a micro-batch, each after the actions that it needs."""
+        """Return the actions of micro-batch ``m``, each after the actions whose results it
+        needs."""
         kinds = {(action.kind, action.stage) for line in self.table.lines for action in line}
         stages = range(self.table.stages)
         made = [Action("F", stage, m) for stage in stages]
@@ -203,7 +208,8 @@ _METHODS = {
 
 
 def _lasting(events: list[Any]) -> list[Held]:
-    """Return the events of memory that stays, and of older memory that is freed."""
+    """Return the events of memory that is still held at the end, and of older memory that was
+    freed."""
     held = [e for e in events if isinstance(e, Held)]
     taken = {e.number for e in held if e.bytes > 0}
     gone = {e.number for e in held if e.bytes < 0}

@@ -1,8 +1,8 @@
-"""Conversion of events to seconds: what each followed rank does when.
+"""Conversion of the logged events to a timeline: what each simulated rank does at which time.
 
-A rank has its own work, and two wires that work in parallel, one inside its host and one between
-hosts. An asynchronous reduction occupies its wire until it ends, one after another on each wire. On
-a GPU Python runs ahead of the device, which is idle where Python is not fast enough.
+A rank computes, and has two wires that work in parallel to it, one inside its host and one between
+hosts. Asynchronous messages occupy their wire one after another. On a GPU Python runs ahead of the
+device, which is idle where Python is not fast enough.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ ACTIONS = {
 
 @dataclass(slots=True)
 class Span:
-    """Something that a rank does from ``begin`` to ``end``, in seconds.
+    """Interval of a rank's timeline, from ``begin`` to ``end`` in seconds, and what it does then.
 
     Args:
-        kind: "compute", "boxing" (the rank waits), "wire" (during other work) or an action of a
-            stage.
+        kind: "compute", "boxing" (the rank waits for a message), "wire" (a message during other
+            work) or the name of an action of a pipeline stage.
     """
 
     rank: int
@@ -46,7 +46,7 @@ class Span:
 
 @dataclass
 class Track:
-    """Clocks of one rank, in seconds."""
+    """Timeline of one rank, and its clocks (Python, device and wires) in seconds."""
 
     rank: int
     now: float = 0.0
@@ -62,7 +62,7 @@ class Track:
     spans: list[Span] = field(default_factory=list)
 
     def op(self, event: Op, machine: Machine) -> None:
-        """Add an op."""
+        """Append an op of this rank."""
         seconds = machine.op_seconds(event.work, event.cold)
         self.host += machine.host_seconds
         begin = max(self.now, self.host) if machine.host_overlaps else self.now
@@ -75,13 +75,13 @@ class Track:
         self.spans.append(Span(self.rank, "compute", event.work.op, begin, self.now, event.where))
 
     def follow(self, event: Op, machine: Machine) -> None:
-        """Add an op on tensors of a placement that the rank is not in."""
+        """Append an op on a placement that the rank is not in, which costs Python time only."""
         seconds = machine.follow_seconds(event.work)
         self.now += seconds
         self.compute += seconds
 
     def message(self, event: Message, machine: Machine) -> None:
-        """Add a message, or the begin or the end of one."""
+        """Append a message, or the begin or end of an asynchronous message."""
         if event.wait:
             done = self.pending.pop(event.wait, self.now)
             self.exposed += max(0.0, done - self.now)
@@ -118,7 +118,7 @@ class Track:
 
     @property
     def end(self) -> float:
-        """The time at which the rank and all messages that it began are done."""
+        """Time at which the rank and all messages that it began are done."""
         return max([self.now, *self.wires.values()])
 
     def wait(self, until: float) -> None:
@@ -129,7 +129,7 @@ class Track:
 
 @dataclass
 class Timeline:
-    """Tracks of the followed ranks: what each one does when."""
+    """Timelines of all simulated ranks."""
 
     tracks: dict[int, Track] = field(default_factory=dict)
     bubble: float = 0.0  # the share of a schedule in which placements stand idle, 0 to 1
@@ -137,11 +137,11 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """The time at which the last rank is done."""
+        """Time at which the last rank is done."""
         return max((track.end for track in self.tracks.values()), default=0.0)
 
     def outside(self, placement: Placement | None) -> list[Track]:
-        """Return the tracks of ranks outside ``placement``, which run its ops on ``meta``."""
+        """Return the timelines of ranks outside ``placement``, which run its ops on ``meta``."""
         if placement is None or len(self.tracks) < 2:
             return []
         return [t for rank, t in self.tracks.items() if placement.coordinate_of(rank) is None]
@@ -152,7 +152,7 @@ class Timeline:
 
 
 def timeline(events: Iterable[Any], machine: Machine) -> Timeline:
-    """Return the times at which ``events`` happen on ``machine``."""
+    """Return the timeline of ``events`` on ``machine``."""
     made = Timeline()
     for event in events:
         if isinstance(event, Op):
@@ -209,7 +209,8 @@ def _schedule(made: Timeline, run: Followed, machine: Machine) -> None:
 
 
 def alone(events: list[Any], rank: int, machine: Machine) -> Track:
-    """Return the clocks of a part that begins at 0."""
+    """Return the timeline of one action of ``rank`` as if it began at time 0, to get its
+    seconds."""
     made = Track(rank)
     for event in events:
         if isinstance(event, Op):

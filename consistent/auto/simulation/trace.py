@@ -1,6 +1,6 @@
-"""Trace of a simulated step for Perfetto.
+"""Export of a simulated step as a Chrome trace, for Perfetto.
 
-There is a process for each followed rank, with lines for its work, its boxing and its wire.
+Each simulated rank is a process, with a line for its work, its boxing and its wires.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _LINES = {"compute": 1, "boxing": 2, "wire": 3}
 
 
 def trace_text(timeline: Timeline) -> str:
-    """Return the spans as JSON."""
+    """Return the timeline as the JSON text of a Chrome trace."""
     events: list[dict[str, Any]] = []
     for rank, track in sorted(timeline.tracks.items()):
         events.append(traces.rank_name(rank))

@@ -1,4 +1,4 @@
-"""Transport of a simulated process: sends reach nobody, and received tensors have no values."""
+"""Transport of a simulated process: it sends nothing, and received tensors have no values."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ Note = Callable[..., None]
 
 
 class Simulated(Transport):
-    """One process in place of all ranks of a world.
+    """Transport under which one process takes the place of all ranks of a world.
 
-    With ``rank`` the process is that rank. Without, it acts in each placement as the rank at the
-    grid's origin, which has the largest pieces.
+    With ``rank`` the process is that rank. Without, in each placement it acts as the rank at the
+    grid's origin, which has the largest shards.
 
     Args:
-        empty: (shape, dtype, whether it is received) -> a tensor without values.
+        empty: function of (shape, dtype, whether it is received) that makes a tensor without
+            values.
         note: function called with the rank, name, bytes and ranks of each message.
-        links: kind of device -> what messages cost.
+        links: function of a kind of device that returns the cost of messages.
         shared: function that returns whether ranks read each other's memory.
     """
 
@@ -72,7 +73,8 @@ class Simulated(Transport):
             self.rank = before
 
     def _me(self, ranks: Ranks) -> int:
-        """Return the rank of this process among ``ranks``."""
+        """Return which of ``ranks`` this process acts as: its own rank, or the first if it is not
+        among them."""
         return self.rank if self.rank in ranks else ranks[0]
 
     def _sent(self, name: str, **given: Any) -> None:
@@ -83,9 +85,12 @@ class Simulated(Transport):
             self._note(me, call.name, call.bytes, call.ranks)
 
     def _begin(self, name: str, made: Any, arriving: list[Tensor], **given: Any) -> _UnderWay:
-        """Note the begin of a message, and return the handle that notes its end.
+        """Log the begin of an asynchronous message, and return the handle that logs its end.
 
-        ``given`` has the arguments of the method ``name``.
+        Args:
+            made: result of the message, which ``wait()`` returns.
+            arriving: tensors that are held until then.
+            given: arguments of the transport method ``name``.
         """
         call = call_of(me := self._me(given["ranks"]), given, name)
         self._begun += 1
@@ -309,9 +314,11 @@ class Simulated(Transport):
         sizes: Sequence[Sequence[int]],
         ranks: Ranks,
     ) -> tuple[list[list[int]], list[Tensor]]:
-        """Return the shapes of this rank's shares of the sums, and the tensors received for them.
+        """Return the shapes of this rank's shards of the sums, and the tensors received to compute
+        them.
 
-        Only ranks that share no memory send such tensors.
+        Such tensors are received only if the ranks do not share memory. Holding them makes the
+        simulated peak of memory correct.
         """
         each = zip(xs, dims, sizes, strict=True)
         shapes = [resized(x.shape, dim, self._own(own, ranks)) for x, dim, own in each]
@@ -326,9 +333,10 @@ class Simulated(Transport):
         return [self._like(x, resized(x.shape, dim, sum(own))) for x, dim, own in each]
 
     def _arriving(self, x: Tensor, ranks: Ranks) -> list[Tensor]:
-        """Return the tensors that arrive before a total is made, if ranks share no memory.
+        """Return the tensors that a real all-reduce receives before it makes the total.
 
-        Each of the other ranks sends a part of its tensor, or all of it.
+        There are none if the ranks share memory. Otherwise each of the other ranks sends a part of
+        its tensor, or all of it. Holding them makes the simulated peak of memory correct.
         """
         n = len(ranks)
         if self._shared(ranks):
@@ -347,7 +355,7 @@ class Simulated(Transport):
 
 
 class _UnderWay:
-    """Handle of a reduction that notes its end, and holds the arriving tensors until then."""
+    """Handle of an asynchronous message: ``wait()`` logs the end and frees the received tensors."""
 
     def __init__(self, x: Tensor, end: Callable[[], None], arriving: list[Tensor]) -> None:
         self._x, self._end, self._arriving = x, end, arriving

@@ -1,7 +1,7 @@
-"""Values that a simulated program reads, although there are none.
+"""Substitutes for tensor values that a simulated program reads, since its tensors have none.
 
-Floats are taken for 0 and booleans for False, which is noted. A value that would decide a shape
-needs a bound.
+Floats are taken for 0 and booleans for False, and each read is logged. If a value decides the size
+of a result (masks, ``nonzero``), a bound on the size must be given.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _WHOLE = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 
 class Values:
-    """Replacement of the values that a program reads.
+    """Source of substitutes for the values that a program reads.
 
     Args:
-        bound: the share of its input, above 0 and at most 1, that an op keeps whose result size
+        bound: share of the input, above 0 and at most 1, that an op keeps if the size of its result
             depends on values; if None, such ops raise.
     """
 
@@ -36,11 +36,11 @@ class Values:
         self._log, self._bound = log, bound
 
     def reads(self, func: Any) -> bool:
-        """Return whether the op returns a value to Python."""
+        """Return whether the op returns a value to Python, as ``item()`` does."""
         return func in _READS
 
     def read(self, func: Any, args: tuple) -> Any:
-        """Return the value that the op returns to Python.
+        """Return the substitute for the value that the op returns to Python.
 
         Raises:
             RuntimeError: the value is an integer, and sizes may depend on it.
@@ -52,11 +52,12 @@ class Values:
         return 0.0 if func is _aten._local_scalar_dense.default and x.is_floating_point() else False
 
     def is_sized(self, func: Any, args: tuple) -> bool:
-        """Return whether values decide the size of the op's result."""
+        """Return whether the size of the op's result depends on values."""
         return func in _SIZED and (func is not _aten.index.Tensor or _has_mask(args[1]))
 
     def shape_of(self, func: Any, args: tuple, kwargs: dict[str, Any], shapes: Shapes) -> Any:
-        """Return the op's results, with ``Made`` in place of tensors.
+        """Return the op's results as descriptions (``Made``), with the bound as size where it
+        depends on values.
 
         Raises:
             RuntimeError: the size depends on values and there is no bound, or torch does not know
@@ -151,7 +152,8 @@ _TO_PYTHON = frozenset(
 
 
 class Reading(TorchFunctionMode):
-    """Torch function mode for the methods that return values to Python without running an op."""
+    """Torch function mode that intercepts methods which return values to Python without running an
+    op."""
 
     def __init__(self, memory: Any, log: Log) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Search for the strategy that trains a model fastest on a machine, within its memory.
+"""Search for the parallel strategy that trains a model fastest on a machine, within its memory.
 
 ```
 units       the parts of the model, in order; equal ones are of one kind         (units.py)

@@ -1,4 +1,5 @@
-"""Cost of a unit: its simulated forward, backward and optimizer step.
+"""Cost of a unit (a part of the model, such as a layer): its simulated forward, backward and
+optimizer step.
 
 A unit runs on one tensor-parallel group of ranks.
 """
@@ -38,12 +39,13 @@ class Cost:
 
     Args:
         forward, backward: seconds.
-        kept: bytes that stay from its forward until its backward, including its result.
+        kept: bytes of activations that stay from its forward until its backward, including its
+            result.
         result: bytes of its result.
         over: the most bytes that forward or backward holds in addition to ``kept``.
         params, state: bytes of its parameters, and of the optimizer's tensors for them.
         trained: bytes of the parameters that require grad.
-        step: seconds of the optimizer's step.
+        step: seconds of the optimizer's step on its parameters.
         issued: seconds that Python needs to issue the optimizer's step.
     """
 
@@ -59,7 +61,8 @@ class Cost:
     issued: float = 0.0
 
     def recomputed(self) -> Cost:
-        """Return the cost with forward run once more in backward, and only the result kept."""
+        """Return the cost with activation checkpointing: forward runs again in backward, and only
+        the result is kept."""
         return replace(
             self,
             backward=self.backward + self.forward,
@@ -69,11 +72,11 @@ class Cost:
 
 
 class Costs:
-    """Costs of units under one plan on the ranks of a tensor-parallel group.
+    """Simulator of the costs of units under one plan, on a tensor-parallel group of ranks.
 
     Args:
         ranks: number of ranks of the group.
-        plan: name of the strategy on the group's axis.
+        plan: name of the strategy along the group's axis, such as "tensor".
         loss: the loss, as passed to the search.
         optimizer: function that makes an optimizer from parameters.
     """
@@ -91,7 +94,7 @@ class Costs:
         self._loss, self._optimizer, self._bound = loss, optimizer, bound
 
     def of(self, model: nn.Module, calls: Iterable[tuple[Any, Call]]) -> dict[Any, Cost]:
-        """Return key -> cost, for (key, call) pairs.
+        """Return the cost of each of ``calls``, which are (key, call of a unit) pairs, by key.
 
         Raises:
             ValueError: the plan does not fit a unit.

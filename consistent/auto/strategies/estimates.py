@@ -1,4 +1,4 @@
-"""Estimate of a step of a choice, computed from the costs of its units.
+"""Estimate of the seconds of a step under a strategy, computed from the costs of its units.
 
 ```
 seconds = each stage's micro-batch once           the first passes all stages
@@ -7,7 +7,7 @@ seconds = each stage's micro-batch once           the first passes all stages
         + the reduction of gradients that backward does not hide, and the optimizer's step
 ```
 
-Estimates rank choices; the best choices are then simulated as whole steps.
+A search ranks all strategies by these estimates, and then simulates whole steps of the best ones.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from .costs import Cost
 
 @dataclass(frozen=True, order=True)
 class Choice:
-    """A strategy by its numbers.
+    """A strategy as numbers: degrees of parallelism, ZeRO stage, micro-batches and recomputation.
 
     Args:
-        tensor, data, stages: ranks along each; their product is the number of ranks.
+        tensor, data, stages: degrees of tensor, data and pipeline parallelism; their product is the
+            number of ranks.
         sequence: whether the tensor-parallel plan is "tensor+sequence".
         zero: "data", "zero1", "zero2" or "zero3", along the data-parallel axis.
         rows: rows of a micro-batch on each data-parallel rank.
@@ -45,7 +46,7 @@ class Choice:
 
     @property
     def plan(self) -> dict[str, str]:
-        """Axis -> strategy, for axes of more than one rank."""
+        """Axis name -> strategy name, for the axes that have more than one rank."""
         found = {"dp": self.zero} if self.data > 1 else {}
         if self.tensor > 1:
             found["tp"] = "tensor+sequence" if self.sequence else "tensor"
@@ -53,7 +54,8 @@ class Choice:
 
     @property
     def is_plain(self) -> bool:
-        """True if all ranks are on one axis, without stages, micro-batches or recomputation."""
+        """True for a strategy with one axis of ranks, and without stages, micro-batches or
+        recomputation."""
         alone = self.micro_batches == 1 and not self.recompute
         return alone and self.stages == 1 and 1 in (self.tensor, self.data)
 
@@ -70,10 +72,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimated seconds and memory of a choice.
+    """Estimated seconds of a step and memory of a rank, for one choice.
 
     Args:
-        ends: the unit at which each stage ends.
+        ends: index of the unit after the last one of each stage.
         nbytes: the most bytes that a rank holds.
     """
 
@@ -103,7 +105,10 @@ def estimate(
 
 
 def smallest(choice: Choice, costs: Sequence[Cost], machine: Machine) -> int:
-    """Return the bytes that the fullest rank holds if stages are balanced by memory."""
+    """Return the bytes that the fullest rank holds if stages are balanced by memory.
+
+    It is used to say by how much a model does not fit.
+    """
     step = _Step(choice, costs, machine)
     ends = best_ends(step.lasting, choice.stages, lambda *_: True) or [len(costs)]
     pairs = zip([0, *ends], ends, strict=False)
@@ -129,7 +134,8 @@ class _Step:
         self._adds = choice.data > 1 and choice.micro_batches > 1
 
     def nbytes(self, stage: int, begin: int, end: int) -> int:
-        """Return the most bytes that a rank of a stage with these units holds."""
+        """Return the peak bytes of a rank of ``stage`` if it has the units from ``begin`` to before
+        ``end``."""
         # Under 1F1B a stage has as many micro-batches in flight as stages follow it, itself
         # included.
         flight = min(self.choice.micro_batches, self.choice.stages - stage)
@@ -140,7 +146,10 @@ class _Step:
         return int(found + self._over.of(begin, end))
 
     def total(self, pairs: Sequence[tuple[int, int]]) -> float:
-        """Return the seconds of the whole step."""
+        """Return the seconds of the whole step.
+
+        ``pairs`` has for each stage its (first unit, unit after its last).
+        """
         times = [sum(self.seconds[a:b]) for a, b in pairs]
         sends = sum(2 * self._send(self.costs[b - 1].result) for _, b in pairs[:-1])
         last = max(self._last(self.costs[a:b]) for a, b in pairs)
@@ -151,7 +160,9 @@ class _Step:
         return sum(times) + (self.choice.micro_batches - 1) * max(times) + sends + last
 
     def _last(self, costs: Sequence[Cost]) -> float:
-        """Return what the last micro-batch adds: reductions, the optimizer step and its gathers."""
+        """Return the seconds after the last micro-batch of a stage with these units: gradient
+        reductions that are not hidden, the optimizer step, and the all-gather of parameters under
+        ZeRO."""
         zero = self.choice.zero
         name = "all_reduce" if zero in ("data", "zero1") else "all_to_all"
         each = [self._shared(name, c.trained) for c in costs]
@@ -168,7 +179,8 @@ class _Step:
         return reductions + step + self._shared("all_gather", after)
 
     def _lasting(self, cost: Cost) -> float:
-        """Return the bytes of a unit that last from step to step, gradients included."""
+        """Return the bytes of a unit that each rank holds between steps: parameters, gradients and
+        optimizer state."""
         choice, data = self.choice, self.choice.data
         params, grads, state = float(cost.params), float(cost.trained), float(cost.state)
         if choice.zero != "data":
@@ -180,7 +192,8 @@ class _Step:
         return params + grads + state
 
     def _shared(self, name: str, nbytes: int) -> float:
-        """Return the seconds of a collective on ``nbytes`` of each of the data-parallel ranks."""
+        """Return the seconds of a collective over the data-parallel ranks, on ``nbytes`` of
+        each."""
         n = len(self.group)
         if n == 1 or not nbytes:
             return 0.0
@@ -203,7 +216,8 @@ def _sums(values: Sequence[float]) -> list[float]:
 
 
 class Highest:
-    """Table that returns the maximum over any run of ``values`` in constant time."""
+    """Table that returns the maximum over any range of ``values`` in constant time (a sparse
+    table)."""
 
     def __init__(self, values: Sequence[int]) -> None:
         self._rows = [list(values)]  # row k: the maximum of each 2**k adjacent values
@@ -214,7 +228,7 @@ class Highest:
             step *= 2
 
     def of(self, begin: int, end: int) -> int:
-        """Return the largest of values ``begin`` to ``end``, which must be at least one value."""
+        """Return the maximum of ``values[begin:end]``, which must not be empty."""
         k = (end - begin).bit_length() - 1
         row = self._rows[k]
         # Two windows of 2**k values, which may overlap, cover the whole run.

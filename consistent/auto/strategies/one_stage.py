@@ -1,4 +1,5 @@
-"""Strategy of one stage and one micro-batch: the model runs as written, on one placement.
+"""Runner of a strategy without pipeline stages and micro-batches: the model runs as it is written,
+on one placement.
 
 Nothing is recorded, so the model may read values of tensors.
 """
@@ -28,8 +29,8 @@ class OneStage:
 
     Args:
         plan: plan of the whole model.
-        loss: the loss, as passed to ``pipeline``.
-        checkpoint: names of the modules that backward computes again.
+        loss: loss function, as passed to ``consistent.nn.pipeline``.
+        checkpoint: names of the modules whose forward is recomputed in backward.
     """
 
     micro_batches = 1
@@ -65,7 +66,8 @@ class OneStage:
             return self.model(*args, **kwargs)
 
     def _given(self, given: Any) -> Any:
-        """Convert a batch that every rank has whole to global tensors, keeping this rank's rows."""
+        """Return the global tensors of a batch that every rank has whole; each rank keeps its own
+        rows."""
         rows = rows_of(type(self.model).__name__, given)
         return map_tensors(given, lambda x: self._laid_out(x, rows))
 

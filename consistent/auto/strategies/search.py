@@ -1,4 +1,4 @@
-"""``search``: the fastest strategy for a model on a number of ranks of a machine."""
+"""``search``: find the fastest parallel strategy for a model on a number of ranks of a machine."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _MOST_TRIED = 24  # whole steps that are simulated where none fits the memory
 
 @dataclass(frozen=True)
 class Tried:
-    """A choice that was tried.
+    """A strategy that the search tried, with its seconds and memory.
 
     Args:
         seconds: seconds of a step.
         nbytes: the most bytes that a rank holds.
-        report: the simulated step, if the whole step was simulated.
+        report: the simulated step; None if the numbers are only estimates.
     """
 
     choice: Choice
@@ -59,9 +59,9 @@ class Found:
 
     Args:
         best: the fastest strategy.
-        tried: all choices that fit the memory, the fastest first; choices whose whole step was
-            simulated come before the others.
-        count: number of choices that were considered.
+        tried: all strategies that fit the memory, the fastest first; those whose whole step was
+            simulated come before those that were only estimated.
+        count: number of strategies that were considered.
     """
 
     best: Strategy
@@ -70,7 +70,7 @@ class Found:
     machine: Machine
 
     def picture(self) -> CostsPicture:
-        """Return the costs of the tried choices as bars; ``save`` writes them as SVG or PNG."""
+        """Return a bar chart of the tried strategies; its ``save`` writes SVG or PNG."""
         return CostsPicture(f"{self.best.ranks} ranks of {self.machine.name}", self.tried)
 
     def __str__(self) -> str:
@@ -119,13 +119,13 @@ def search(
         ranks: number of ranks of the job.
         example: a whole batch, of which only sizes matter: a tensor, a tuple of arguments, or a
             mapping of keywords.
-        loss: the loss, as passed to ``pipeline``.
+        loss: loss function of (result, target), as passed to ``consistent.nn.pipeline``.
         target: the target, as passed to the ``step`` of a pipeline.
         machine: a name, a file or a ``Machine``, as passed to ``simulate``.
         memory: bytes that a rank may hold; without it the memory of the machine's devices.
         optimizer: function that makes an optimizer from parameters, such as
             ``functools.partial(torch.optim.AdamW, fused=True)``.
-        bound: limit passed to ``simulate``.
+        bound: share of elements that an op keeps if that depends on values; see ``simulate``.
         simulated: how many of the best choices are simulated as whole steps.
 
     Raises:
@@ -213,10 +213,11 @@ class _Search:
         return Found(best[1], tuple(tried), len(choices), self.machine)
 
     def _plain_ones_early(self, fitting: Sequence[Estimate], simulated: int) -> list[Estimate]:
-        """Return the best estimates, then the plain ones that are not far behind, then the rest.
+        """Return the estimates in the order in which whole steps should be simulated.
 
-        Plain choices move up because small programs wait for many things that an estimate does not
-        know.
+        The ``simulated`` best come first, then plain strategies (one axis, no stages) that are not
+        far behind, then the rest. Plain strategies move up because small programs have many
+        overheads that an estimate does not know.
         """
         near = [e for e in fitting[simulated:] if e.seconds <= _FAR * fitting[0].seconds]
         plain = [e for e in near if e.choice.is_plain]
@@ -226,9 +227,9 @@ class _Search:
     # -- choices -----------------------------------------------------------------------------------
 
     def _choices(self, ranks: int) -> Iterator[Choice]:
-        """Yield the choices that the numbers of ranks, rows and units allow.
+        """Yield the strategies that are possible with these numbers of ranks, rows and units.
 
-        Choices whose parameters and gradients cannot fit are left out.
+        Strategies whose parameters and gradients alone do not fit in the memory are left out.
         """
         for tensor in _divisors(ranks):
             if self.machine.ranks_per_host % tensor and tensor != ranks:
@@ -256,9 +257,10 @@ class _Search:
                         yield Choice(stages, tensor, data, zero, sequence, again, rows, count)
 
     def _sizes(self, rows: int, stages: int) -> list[int]:
-        """Return the sizes of micro-batches in rows, the largest first.
+        """Return the sizes of micro-batches to try, in rows, the largest first.
 
-        Powers of two are preferred. All rows at once are included where fewer gain nothing.
+        Powers of two are preferred. Without stages smaller micro-batches gain nothing, so all rows
+        at once are tried too if they are few.
         """
         sizes = [n for n in reversed(_divisors(rows)) if n <= _ROWS]
         sizes.sort(key=lambda n: n & (n - 1) != 0)
@@ -299,7 +301,7 @@ class _Search:
                 self._costs[tensor, sequence, rows] = [by_name[unit.name] for unit in self.units]
 
     def _by_name(self, followed: Followed, rows: int, found: Mapping[Any, Cost]) -> dict[str, Cost]:
-        """Return the cost of each unit, summed over its calls; the last unit includes the loss."""
+        """Return unit name -> its cost, summed over its calls; the last unit includes the loss."""
         made: dict[str, Cost] = {unit.name: Cost() for unit in self.units}
         for call in followed.calls:
             name = call.name or followed.calls[-2].name
@@ -325,7 +327,8 @@ class _Search:
         return self._recomputed[key]
 
     def _repeated(self, rows: int) -> list[str]:
-        """Return the units of which there are several equal ones.
+        """Return the units that recomputation applies to: those of which the model has several
+        equal ones.
 
         If there are none, these are all units with child modules.
         """
@@ -337,7 +340,7 @@ class _Search:
         return [name for name in inner if name in several] or inner
 
     def _inner(self) -> list[str]:
-        """Return the units that have child modules."""
+        """Return the names of the units that have child modules."""
         return [u.name for u in self.units if any(True for _ in u.module.children())]
 
     # -- whole steps -------------------------------------------------------------------------------
@@ -366,7 +369,10 @@ class _Search:
         return sim.report()
 
     def _stage_kinds(self, strategy: Strategy) -> list[Hashable]:
-        """Return the kinds of units of each stage, and which of them are computed again."""
+        """Return a key for the contents of each stage, so that equal stages are simulated once.
+
+        It has the kind of each unit, and whether the unit is recomputed in backward.
+        """
         if strategy.stages == 1:
             return []
         rows = self.rows // strategy.data // strategy.micro_batches
@@ -413,7 +419,8 @@ class _Search:
         return choice.tensor, choice.sequence, choice.rows
 
     def _least(self, choices: Sequence[Choice]) -> int | None:
-        """Return the bytes of the smallest choice."""
+        """Return the bytes that the least demanding of ``choices`` needs; None if none has known
+        costs."""
         sizes = [
             smallest(choice, costs, self.machine)
             for choice in choices
@@ -423,7 +430,10 @@ class _Search:
 
 
 def _added(a: Cost, b: Cost, with_params: bool) -> Cost:
-    """Return the cost of two calls; the parameters of a unit that is called twice count once."""
+    """Return the summed cost of two calls of one unit.
+
+    With ``with_params``, the parameters of ``b`` count too; otherwise they are those of ``a``.
+    """
     return replace(
         a,
         forward=a.forward + b.forward,

@@ -1,4 +1,5 @@
-"""``Strategy``: the result of a search, which prints, saves, loads and applies to a model."""
+"""``Strategy``: the result of a search, which can be printed, saved, loaded and applied to a
+model."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ SCHEDULE = "1f1b"
 
 @dataclass(frozen=True)
 class Strategy:
-    """Strategy for training a model on a number of ranks: stages, axes, micro-batches and layouts.
+    """Parallel strategy for training a model: stages, mesh axes, micro-batches and layouts.
 
     ```
     strategy = consistent.search(model, 8, batch, machine="a100-8").best
@@ -42,11 +43,11 @@ class Strategy:
     Args:
         device_type: "cpu" or "cuda".
         stages: number of stages.
-        data: ranks along "dp", which change with the number of ranks.
-        tensor: ranks along "tp".
+        data: ranks along the axis "dp"; ``on`` adapts this number to another number of ranks.
+        tensor: ranks along the axis "tp".
         split: names of the modules at which stages begin, without the first.
         micro_batches: number of micro-batches of a batch.
-        checkpoint: names of the modules that backward computes again.
+        checkpoint: names of the modules whose forward is recomputed in backward.
         plan: layouts of all tensors on a stage's placement, whose axes are "dp" and "tp", without
             axes of one rank.
     """
@@ -104,8 +105,9 @@ class Strategy:
     ) -> Pipeline | OneStage:
         """Parallelize ``model`` in place on the ranks of this world; every rank calls this.
 
-        ``loss`` and ``reduction`` are those of ``consistent.nn.pipeline``. One stage with one
-        micro-batch runs as it is written; every other strategy is recorded, as pipelines are.
+        ``loss`` and ``reduction`` are those of ``consistent.nn.pipeline``. With one stage and one
+        micro-batch the model runs as it is written; under every other strategy it is recorded, as
+        in ``pipeline``.
 
         Raises:
             ValueError: the strategy does not fit the world's number of ranks; or the model is not
@@ -166,7 +168,12 @@ class Strategy:
 def strategy_for(
     model: nn.Module, choice: Choice, split: Sequence[str], repeated: Sequence[str], device: str
 ) -> Strategy:
-    """Return the strategy of a choice; ``repeated`` are the units that may be computed again."""
+    """Return the ``Strategy`` of a choice for ``model``.
+
+    Args:
+        split: names of the units at which stages begin, without the first.
+        repeated: names of the units to recompute in backward, if the choice recomputes.
+    """
     made = Strategy(
         device,
         choice.stages,

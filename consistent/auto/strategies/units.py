@@ -1,8 +1,9 @@
-"""Units of a model: modules that run one after another, grouped into kinds of equal units.
+"""Division of a model into units (modules that run one after another), grouped into kinds of equal
+units.
 
 The model is run once in a simulation of a single rank. Two units are of one kind if they called the
-same ops on the same shapes with the same arguments, and have parameters of the same shapes: so
-their costs are equal, whatever their attributes are.
+same ops on the same shapes with the same arguments, and have parameters of the same shapes: their
+costs are then equal, whatever their attributes are.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ _MAKE = "what stands for blanks"
 
 
 def filled(given: Any, make: Callable[[Blank], Any]) -> Any:
-    """Return a deep copy of ``given`` in which ``make`` replaces each ``Blank``, wherever it is."""
+    """Return a deep copy of ``given`` in which each ``Blank``, at any depth, is replaced by the
+    tensor that ``make`` returns for it."""
     memo: dict[Any, Any] = {_MAKE: make}
     return copy.deepcopy(given, memo)
 
 
 @dataclass(frozen=True)
 class Blank:
-    """Description of a tensor without values."""
+    """Description of a tensor without values, which stands for it in recorded arguments."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -54,7 +56,7 @@ class Blank:
 
 @dataclass
 class Call:
-    """A call of a unit, or of the loss.
+    """Recorded call of a unit, or of the loss, from which the unit can be run again.
 
     Args:
         name: name of the unit; "" is the loss.
@@ -70,7 +72,7 @@ class Call:
 
 @dataclass
 class Followed:
-    """Calls of a model that was run on a micro-batch of some number of rows.
+    """Recorded calls of a model that was run on a micro-batch of some number of rows.
 
     Args:
         calls: calls in the order in which they are made, the loss last.
@@ -82,7 +84,8 @@ class Followed:
 
 
 def units_of(model: nn.Module, stages: int) -> list[Unit]:
-    """Return the parts that stages consist of, in the order in which they are defined."""
+    """Return the units that can be distributed over ``stages`` stages, in the order of
+    definition."""
     return [unit for unit in parts(model, max(stages, 2)) if unit.name]
 
 
@@ -113,7 +116,8 @@ def follow(
 
 
 def imagined_copy(sim: Simulation, module: nn.Module) -> nn.Module:
-    """Return a copy whose parameters and buffers have no values, and take no memory."""
+    """Return a copy of ``module`` whose parameters and buffers have no values and take no
+    memory."""
     memo: dict[int, Any] = {}
     for x in (*module.parameters(), *module.buffers()):
         made = sim.imagined.empty(x.shape, x.dtype)
@@ -124,14 +128,14 @@ def imagined_copy(sim: Simulation, module: nn.Module) -> nn.Module:
 
 
 def _imagined(sim: Simulation, x: Tensor) -> Tensor:
-    """Return a tensor without values for ``x``, or ``x`` itself if programs may read its values."""
+    """Return an imagined tensor for ``x``, or ``x`` itself if programs may read its values."""
     if is_followed(x):
         return x
     return sim.imagined.empty(x.shape, x.dtype)
 
 
 class _Following:
-    """Recorder of the calls of units."""
+    """Recorder of the calls of units, in the order in which they end."""
 
     def __init__(self, sim: Simulation, model: nn.Module, names: Sequence[str]) -> None:
         self._sim, self._model, self._names = sim, model, names
@@ -139,12 +143,12 @@ class _Following:
         self.calls: list[Call] = []
 
     def enter(self, name: str, given: Any) -> None:
-        """Note that a unit begins, and copy its arguments."""
+        """Note that a call of unit ``name`` begins, and copy its arguments."""
         blank = self._copied(given)
         self._begun[name] = len(self._sim.events), blank
 
     def leave(self, name: str, out: Any) -> None:
-        """Note that a unit ends, and record its call."""
+        """Note that a call of unit ``name`` ends, and record it."""
         begin, given = self._begun.pop(name)
         ops = tuple(e.work.key for e in self._sim.events[begin:] if isinstance(e, Op))
         module = self._model.get_submodule(name) if name else nn.Module()
@@ -169,9 +173,10 @@ class _Following:
         return _Removed(hooks)
 
     def _copied(self, given: Any) -> Any:
-        """Return the arguments as they are now.
+        """Return a copy of the arguments of a call with a ``Blank`` in place of each tensor.
 
-        Later units may write them: a cache of keys is an example.
+        They are copied before the unit runs, because later units may write into them, such as into
+        a cache of keys.
         """
         with _CopyingTensors(self._blank):
             try:
@@ -186,7 +191,8 @@ class _Following:
 
 
 class _CopyingTensors(TorchFunctionMode):
-    """Torch function mode under which deep copies replace each tensor."""
+    """Torch function mode under which ``copy.deepcopy`` replaces each tensor instead of copying
+    it."""
 
     def __init__(self, change: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -201,7 +207,7 @@ class _CopyingTensors(TorchFunctionMode):
 
 
 class _Removed:
-    """Context manager that removes hooks at the end of its block."""
+    """Context manager that removes the given hooks at the end of its block."""
 
     def __init__(self, hooks: list[Any]) -> None:
         self._hooks = hooks

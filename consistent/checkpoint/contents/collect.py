@@ -1,4 +1,4 @@
-"""The contents that a checkpoint stores of each object: its tensors by name, and all else as JSON.
+"""The contents that a checkpoint stores of each object: its tensors by name, and the rest as JSON.
 
 ```
 save(folder, model=model, optimizer=optimizer, step=120)
@@ -34,7 +34,7 @@ class Contents:
         values: name given to ``save`` -> JSON text.
         kinds: name given to ``save`` -> "module", "optimizer", "state" (an object with a
             ``state_dict``) or "value".
-        aliases: further names of tensors -> the name in ``tensors``.
+        aliases: further name of a tensor that occurs several times -> its name in ``tensors``.
     """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -44,7 +44,13 @@ class Contents:
     _names: dict[int, str] = field(default_factory=dict)  # id -> name: one object has one name
 
     def enter(self, x: torch.Tensor, path: Trail) -> str:
-        """Add a tensor that was found under this path, and return its name."""
+        """Add the tensor ``x`` found under the keys ``path``; return its name, keys joined by ".".
+
+        A tensor that was added before gets the new name as an alias.
+
+        Raises:
+            ValueError: the name is taken, or the tensor cannot be written.
+        """
         name = ".".join(path)
         if name in self.tensors or name in self.aliases:
             raise ValueError(
@@ -89,8 +95,11 @@ def kind_of(given: Any) -> str:
 
 
 def state_of(name: str, given: Any, objects: Mapping[str, Any]) -> Any:
-    """Return what is saved of the object ``given`` under ``name``. ``objects`` are all objects of
-    the save; their modules have the names of an optimizer's parameters."""
+    """Return what is saved of the object ``given`` under ``name``, such as its state dict.
+
+    ``objects`` are all objects of the save; their modules have the names of an optimizer's
+    parameters.
+    """
     kind = kind_of(given)
     if kind == "module":
         # keep_vars gives the parameters themselves, so a tied one is known by its id.
@@ -101,7 +110,7 @@ def state_of(name: str, given: Any, objects: Mapping[str, Any]) -> Any:
 
 
 def collect(objects: Mapping[str, Any]) -> Contents:
-    """Collect what is saved of these objects. Nothing is sent.
+    """Collect the tensors and values that are saved of these objects. Nothing is sent.
 
     Raises:
         TypeError, ValueError: an object contains something that cannot be stored; the message says
@@ -116,7 +125,7 @@ def collect(objects: Mapping[str, Any]) -> Contents:
 
 
 def digests(contents: Contents) -> dict[str, int]:
-    """Return a checksum of each value and plain tensor, by which ranks find those that differ."""
+    """Return a checksum of each value and plain tensor, to find those that differ between ranks."""
     found = {f"value {name}": zlib.crc32(text.encode()) for name, text in contents.values.items()}
     for name, x in contents.tensors.items():
         # Other subclasses, such as DTensor, consist of pieces that differ by rank anyway.

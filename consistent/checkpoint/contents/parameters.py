@@ -1,5 +1,8 @@
-"""Conversion of optimizer state between numbers and names of parameters, so that it fits parameters
-in any order."""
+"""Optimizer state by names of parameters instead of numbers, so that their order does not matter.
+
+torch's state dict of an optimizer numbers the parameters. Saved state has their names, and is
+converted back for the optimizer that loads it.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,11 @@ Names = dict[int, list[str]]  # id of a parameter -> its names
 
 
 def names_in(objects: Mapping[str, Any]) -> Names:
-    """Return the names of each parameter of the modules in ``objects``, by the parameter's id. Each
-    name occurs in two forms, without and with the module's name; the first form comes first if
-    there is one module, the second if there are several."""
+    """Return the names of each parameter of the modules in ``objects``, by the parameter's id.
+
+    Each name occurs in two forms, without and with the module's name; the first form comes first if
+    there is one module, the second if there are several.
+    """
     modules = {k: m for k, m in objects.items() if isinstance(m, torch.nn.Module)}
     names: Names = {}
     for key, module in modules.items():
@@ -25,12 +30,15 @@ def names_in(objects: Mapping[str, Any]) -> Names:
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """Return the parameters in the order in which the optimizer's state dict numbers them."""
+    """Return the optimizer's parameters in the order in which its state dict numbers them."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _name_of(what: str, optimizer: Any, names: Names) -> Callable[[int, Any], list[str]]:
-    """Return a function that maps (k, k-th parameter of the optimizer) to its names."""
+    """Return a function that maps (k, k-th parameter of the optimizer) to the parameter's names.
+
+    ``what`` names the optimizer in errors.
+    """
     own = [n for group in optimizer.param_groups for n in group.get("param_names", ())]
     count = len(parameters_of(optimizer))
 
@@ -51,7 +59,7 @@ def _name_of(what: str, optimizer: Any, names: Names) -> Callable[[int, Any], li
 
 
 def all_names(what: str, optimizer: torch.optim.Optimizer, names: Names) -> list[list[str]]:
-    """Return the names of each parameter of the optimizer, in order."""
+    """Return the list of names of each parameter of the optimizer, in order."""
     name_of = _name_of(what, optimizer, names)
     return [name_of(k, p) for k, p in enumerate(parameters_of(optimizer))]
 
@@ -72,8 +80,9 @@ def named_state(what: str, optimizer: torch.optim.Optimizer, names: Names) -> di
 def numbered_state(
     what: str, saved: dict[str, Any], optimizer: torch.optim.Optimizer, names: Names
 ) -> dict[str, Any]:
-    """Return a saved state dict with numbers in place of names, for ``optimizer``. A parameter may
-    have been saved under any of its ``names``.
+    """Return the saved state dict with the parameters' numbers in ``optimizer`` in place of names.
+
+    It undoes ``named_state``. A parameter may have been saved under any of its ``names``.
 
     Raises:
         ValueError: the saved state is of other parameters, or groups them differently.
@@ -102,7 +111,10 @@ def numbered_state(
 def _groups(
     what: str, saved: list[dict[str, Any]], optimizer: Any, known: dict[str, int]
 ) -> list[dict[str, Any]]:
-    """Return the saved parameter groups in the order of the optimizer's groups."""
+    """Return the saved parameter groups in the order of the optimizer's groups.
+
+    ``known`` are the numbers of the parameters by name.
+    """
     by_members = {frozenset(known[n] for n in group["params"]): group for group in saved}
     found, start = [], 0
     for k, group in enumerate(optimizer.param_groups):

@@ -1,5 +1,4 @@
-"""Loading of a checkpoint into objects: which tensors are read into which, and what the objects
-get.
+"""Loading of a checkpoint into objects: choose the tensors to read into, then update the objects.
 
 Names, shapes and dtypes of all objects are checked before anything is read.
 """
@@ -26,7 +25,10 @@ OPTIONS = ("strict", "cast", "random")  # of load, suggested for mistyped names
 
 
 class Loading:
-    """The load of a checkpoint into objects.
+    """One load of a checkpoint into objects.
+
+    Its construction checks that they fit and fills ``targets``, the tensors to read into. After the
+    caller has read them, ``put_back`` gives the objects their state.
 
     Args:
         stored: the checkpoint.
@@ -81,7 +83,7 @@ class Loading:
             self._faults.append(f"{name}: what is stored is not its state ({error!r})")
 
     def _others(self) -> list[str]:
-        """Return the names of stored values for which no object is given."""
+        """Return the names of stored values without an object; ``load`` returns their values."""
         index = self._stored.index
         return [n for n, k in index.kinds.items() if k == "value" and n not in self._objects]
 
@@ -104,9 +106,11 @@ class Loading:
         self._modules[name] = {k: self._other_state(name, prefix, k, x) for k, x in state.items()}
 
     def _part_of(self, name: str, wanted: list[str]) -> tuple[str, set[str]]:
-        """Return (prefix, names after the prefix) of a module's tensors in the checkpoint. These
-        are the tensors whose names begin with the module's name; or all tensors, if more of the
-        module's names match that way, as in a checkpoint of one module."""
+        """Find the tensors of a module in the checkpoint; return (prefix, names after it).
+
+        They are the tensors whose names begin with the module's name; or all tensors, if more of
+        the module's own names, ``wanted``, match that way, as in a checkpoint of one module.
+        """
         stored, index = self._stored, self._stored.index
         prefix = f"{name}."
         own = {key.removeprefix(prefix) for key in stored.tensors if key.startswith(prefix)}
@@ -117,8 +121,11 @@ class Loading:
         return ("", every) if matches[1] > matches[0] or not own else (prefix, own)
 
     def _other_state(self, name: str, prefix: str, key: str, now: Any) -> Any:
-        """Return what the module's ``load_state_dict`` gets for this key: its own tensor, which is
-        read in place, or the stored value."""
+        """Return what the module's ``load_state_dict`` gets for the entry ``key`` of its state.
+
+        ``now`` is the present entry. If it is a tensor, it is passed itself, since it is read in
+        place; for other entries it is the stored value.
+        """
         if isinstance(now, torch.Tensor) or not prefix or name not in self._stored.index.values:
             return now.detach() if isinstance(now, torch.Tensor) else now
         return self._stored.value(name).get(key, now)
@@ -139,8 +146,11 @@ class Loading:
             self._enter_setting(inner, held)
 
     def _enter_state(self, name: str, p: Any, held: Any) -> None:
-        """Choose the tensor that a tensor of a parameter's state is read into. It has the layout of
-        the present state tensor, or else the layout in which the optimizer would create it."""
+        """Choose the tensor to read into for the optimizer state ``name`` of parameter ``p``.
+
+        It has the layout of ``held``, the present state tensor, or else the layout in which the
+        optimizer would create it.
+        """
         key = self._stored.key(name)
         shape, dtype = self._stored.shape(key), self._stored.dtype(key)
         if isinstance(held, torch.Tensor) and held.shape == shape:
@@ -155,8 +165,10 @@ class Loading:
                 self._to_spread[name] = p.placement
 
     def _enter_setting(self, name: TensorName, held: Any) -> None:
-        """Choose the tensor that a tensor among the settings, such as a learning rate, is read
-        into. It has the layout of the present one, or else is plain."""
+        """Choose the tensor to read into for an optimizer's setting, such as a learning rate.
+
+        It has the layout of ``held``, the present one, or else is plain.
+        """
         key = self._stored.key(name)
         shape, dtype = self._stored.shape(key), self._stored.dtype(key)
         fits = isinstance(held, torch.Tensor) and held.shape == shape
@@ -166,9 +178,11 @@ class Loading:
     # -- everything else ---------------------------------------------------------------------------
 
     def _enter_value(self, name: str, now: dict[str, torch.Tensor]) -> None:
-        """Choose the tensors that the tensors of a value are read into: those that the object has
-        now under the same names, in place, and plain tensors for others. An object with
-        ``load_state_dict`` gets new tensors instead."""
+        """Choose the tensors to read into for the tensors in the stored value ``name``.
+
+        Those that the object has ``now`` under the same names are read in place; for others plain
+        tensors are made. An object with ``load_state_dict`` gets new tensors instead.
+        """
         takes_state = kind_of(self._objects.get(name)) == "state"
         for inner in self._stored.tensor_names(name):
             key, held = self._stored.key(inner), now.get(inner)
@@ -181,8 +195,10 @@ class Loading:
     # -- targets -----------------------------------------------------------------------------------
 
     def _add(self, shown: str, key: str, target: Any) -> None:
-        """Note that the tensor ``key`` is read into ``target``, or why it does not fit. Errors and
-        values use the name ``shown``."""
+        """Register ``target`` to be read from the stored ``key``, or record why it does not fit.
+
+        Errors and values use the name ``shown``.
+        """
         shape, dtype = self._stored.shape(key), self._stored.dtype(key)
         if target.shape != shape:
             self._faults.append(
@@ -203,7 +219,7 @@ class Loading:
     # -- after reading -----------------------------------------------------------------------------
 
     def put_back(self) -> dict[str, Any]:
-        """Give the objects what was read. Returns the values for which no object is given."""
+        """Update the objects with what was read; return the values without an object."""
         for target, read in self._cut:
             with torch.no_grad():
                 target.copy_(read)
@@ -231,8 +247,11 @@ class Loading:
 
 
 def like(x: Any, dtype: torch.dtype, sbp: NdSbp | None = None) -> torch.Tensor:
-    """Return a new tensor of this dtype in the layout of ``x``, or of ``sbp`` on the same
-    placement. The shard of each rank is one box, as reading requires."""
+    """Return an empty tensor with the shape and layout of ``x``, to read a stored tensor into.
+
+    ``sbp`` is used in place of the layout of ``x``, on the same placement. The shard of each rank
+    is one box, as reading requires.
+    """
     if not is_global(x):
         return torch.empty_like(x, dtype=dtype)
     layout = TensorSpec.of(x.placement, sbp or x.sbp, x.shape, dtype).settled.plain
@@ -240,8 +259,10 @@ def like(x: Any, dtype: torch.dtype, sbp: NdSbp | None = None) -> torch.Tensor:
 
 
 def _beside(stored: Any, held: Any) -> Iterator[tuple[TensorName, Any]]:
-    """Yield each tensor in a part of a stored value, together with what the object has at the same
-    place now, or None."""
+    """Yield each tensor in a stored value, together with what the object has at the same place.
+
+    ``stored`` and ``held`` are traversed together; the second item is None where ``held`` lacks it.
+    """
     if isinstance(stored, TensorName):
         yield stored, held
     elif isinstance(stored, list | tuple):
@@ -255,8 +276,10 @@ def _beside(stored: Any, held: Any) -> Iterator[tuple[TensorName, Any]]:
 
 
 def _is_in_place(module: torch.nn.Module, state: dict[str, Any]) -> bool:
-    """Return whether the state consists of the module's own parameters and buffers only. They are
-    read in place, so ``load_state_dict`` is not needed."""
+    """Return whether the state consists only of the module's own parameters and buffers.
+
+    They are read in place, so ``load_state_dict`` is not needed.
+    """
     held = module.state_dict(keep_vars=True)
     tensors = [*module.parameters(), *module.buffers()]
     own = {id(x) for x in tensors}

@@ -21,7 +21,7 @@ class RandomState:
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the present states."""
+        """Return the present states, by the library whose generator it is."""
         # The count is written and read here, because the patched torch functions do so only once
         # a global tensor exists, and a program may load before it makes one.
         count = generator.count(torch.default_generator)
@@ -35,7 +35,7 @@ class RandomState:
         return found
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore these states; a generator whose state is missing stays as it is."""
+        """Restore the states in ``state``; a generator whose state is missing stays as it is."""
         torch.set_rng_state(state["torch"])
         generator.set_count(torch.default_generator, generator.count_in(state["torch"]))
         if "python" in state:

@@ -1,4 +1,7 @@
-"""The contents of a checkpoint, as one rank of this world reads them."""
+"""The contents of a checkpoint, as one rank of the world that loads it sees them.
+
+Values and tensors that differed between ranks are stored once for each rank.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +27,15 @@ def without_rank(name: str) -> str:
 
 
 class TensorName(str):
-    """Placeholder for a tensor of the checkpoint in a value: the tensor's name."""
+    """Placeholder in a value for a tensor of the checkpoint: the name of the tensor."""
 
 
 class Stored:
-    """A checkpoint, as one rank reads it.
+    """A checkpoint, with the versions of values and tensors that one rank reads.
 
     Args:
-        rank, ranks: number of this rank and of all ranks in this world.
+        index: what the checkpoint contains.
+        rank, ranks: number of this rank, and of ranks, in the world that loads it.
     """
 
     def __init__(self, index: Index, rank: int, ranks: int) -> None:
@@ -40,24 +44,24 @@ class Stored:
 
     @property
     def tensors(self) -> list[str]:
-        """Return the names of all tensors."""
+        """The names of all tensors."""
         return list(self._tensors)
 
     @property
     def names(self) -> list[str]:
-        """Return the names that ``save`` was called with, or that tensor names begin with."""
+        """The names that ``save`` was called with, or with which names of tensors begin."""
         return sorted({*self.index.values, *(key.split(".")[0] for key in self._tensors)})
 
     def shape(self, key: str) -> torch.Size:
-        """Return the shape of a tensor."""
+        """Return the logical shape of the tensor ``key``."""
         return self._tensors[key].size
 
     def dtype(self, key: str) -> torch.dtype:
-        """Return the dtype of a tensor."""
+        """Return the dtype of the tensor ``key``."""
         return self._tensors[key].properties.dtype
 
     def text(self, name: str) -> Any:
-        """Return the value of this name as ``values.encode`` wrote it.
+        """Return the value called ``name`` in the encoded form that ``values.encode`` wrote.
 
         Raises:
             ValueError: each rank saved a different value, and the number of ranks was another one.
@@ -79,16 +83,22 @@ class Stored:
         return name in differing or any(each.startswith(f"{name}.") for each in differing)
 
     def key(self, name: str) -> str:
-        """Return the name in the file of a tensor that a value names."""
+        """Return the name in the file of the tensor that is called ``name`` in a value.
+
+        They differ if each rank saved its own version.
+        """
         if name not in self.index.differing:
             return name
         return on_rank(name, self._rank if self._ranks == self.index.ranks else 0)
 
     def tensor_names(self, name: str) -> list[str]:
-        """Return the names of the tensors in a value."""
+        """Return the names of the tensors in the value called ``name``."""
         return tensors_in(self.text(name))
 
     def value(self, name: str, tensors: dict[str, torch.Tensor] | None = None) -> Any:
-        """Return a value. Its tensors are taken from ``tensors``, or represented by a
-        ``TensorName`` without it."""
+        """Return the decoded value called ``name``.
+
+        Its tensors are taken from ``tensors``, by name; without it each is represented by a
+        ``TensorName``.
+        """
         return decode(self.text(name), TensorName if tensors is None else tensors.__getitem__)

@@ -1,4 +1,4 @@
-"""Reader of folders that ``torch.distributed.checkpoint`` wrote to a file system.
+"""Reader of checkpoint folders that ``torch.distributed.checkpoint`` (DCP) wrote to a file system.
 
 The index of such a folder is a pickle. It is parsed into records (``records.py``), and none of its
 objects is created. What the index claims is checked against the files of the folder before memory
@@ -38,7 +38,7 @@ _MOST_LEVELS = 60  # of a value in the dictionary that was saved
 
 @dataclass(frozen=True)
 class Stored:
-    """Location of a tensor or value: name of the file, offset of the first byte, byte count."""
+    """Location of a tensor or value: file name, offset of the first byte, number of bytes."""
 
     file: str
     at: int
@@ -64,7 +64,7 @@ class FromDcp(Reader):
         return narrowed(held, box)
 
     def record(self, stored: MetadataIndex) -> Any:
-        """Load the tensor or value that is stored under an entry of the index."""
+        """Load the tensor or value that is stored under the entry ``stored`` of the index."""
         place: Stored = self.index.place_of(stored)
         path = os.path.join(self._folder, place.file)
         try:
@@ -76,7 +76,7 @@ class FromDcp(Reader):
 
 
 def dcp_folder(folder: str) -> Reader:
-    """Open a folder of ``torch.distributed.checkpoint``.
+    """Open a checkpoint folder of ``torch.distributed.checkpoint`` for reading.
 
     Raises:
         ValueError: its index is damaged, or contains something that no index contains.
@@ -142,7 +142,7 @@ def _stored(told: Record, name: str, folder: str, sizes: dict[str, int]) -> Stor
 
 
 def _check_apart(places: Any) -> None:
-    """Raise ValueError if two entries share bytes, by which a small file could fill much memory."""
+    """Raise ValueError if two entries share bytes, by which a small file could fill memory."""
     end, last = 0, ""
     for each in sorted(places, key=lambda p: (p.file, p.at, p.nbytes)):
         if each.file == last and each.at < end:
@@ -154,8 +154,10 @@ def _check_apart(places: Any) -> None:
 
 
 def _check_count(found: dict, size: int) -> None:
-    """Raise ValueError if the tensors have more pieces in total than the index has bytes. A pickle
-    can refer to one list of pieces many times, and so describe many pieces in few bytes."""
+    """Raise ValueError if the tensors have more pieces in total than the index has bytes.
+
+    A pickle can refer to one list of pieces many times, and so describe many pieces in few bytes.
+    """
     lists = [each.field("chunks", ()) for each in found.values() if isinstance(each, Record)]
     if sum(len(each) for each in lists if isinstance(each, list)) > size:
         raise ValueError("it repeats its pieces")
@@ -169,8 +171,11 @@ class _Place:
 
 
 def _entered(reader: FromDcp, key: str, told: Any) -> Any:
-    """Add a tensor to the reader's index, or load a value. Returns what represents it in the saved
-    dictionary: a ``_Place``, or the value."""
+    """Add the tensor ``key`` to the reader's index, or load the value ``key``.
+
+    ``told`` is the record that describes it. Returns what represents it in the saved dictionary: a
+    ``_Place``, or the value.
+    """
     told = _of(told, *(_DCP + f"metadata.{n}StorageMetadata" for n in ("Tensor", "Bytes")))
     if told.name.endswith("BytesStorageMetadata"):
         return reader.record(MetadataIndex(key))
@@ -208,7 +213,7 @@ def _size(given: Any, key: str) -> torch.Size:
 
 
 class _Nested:
-    """Builder of nested dictionaries and lists from values and their paths."""
+    """Builder of the nested dictionaries and lists that were saved, from values and their paths."""
 
     def __init__(self) -> None:
         self._top: _Level = _Level()
@@ -227,14 +232,14 @@ class _Nested:
         level[path[-1]] = value
 
     def value(self) -> dict[str, Any]:
-        """Return the dictionary that was saved."""
+        """Return the dictionary that was put together."""
         if not all(isinstance(key, str) for key in self._top):
             raise ValueError("what was saved is not a dictionary of texts")
         return {key: _made(each) for key, each in self._top.items()}
 
 
 class _Level(dict):
-    """A saved dictionary or list while it is built; the keys of a list are its indices."""
+    """One dictionary or list while ``_Nested`` builds it; the keys of a list are its indices."""
 
 
 def _key(key: Any) -> Any:

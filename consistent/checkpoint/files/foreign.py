@@ -33,7 +33,7 @@ _MANY = ".safetensors.index.json"  # of a model in several files, as transformer
 
 
 def safetensors(path: str) -> Reader:
-    """Open a file of safetensors, or a folder with the file or files of one model.
+    """Open a safetensors file, or a folder with the safetensors file or files of one model.
 
     Raises:
         ValueError: a file is damaged.
@@ -50,7 +50,7 @@ def safetensors(path: str) -> Reader:
 
 
 def is_safetensors(path: str) -> bool:
-    """Return whether ``path`` is a file of safetensors or a folder that contains some."""
+    """Return whether ``path`` is a safetensors file, or a folder that contains some."""
     return path.endswith(".safetensors") or (os.path.isdir(path) and bool(_files_of(path)))
 
 
@@ -65,8 +65,9 @@ def _files_of(path: str) -> list[str]:
 
 
 def files_named(path: str) -> list[str]:
-    """Return the files of a model that the index of transformers lists; all are in the index's
-    folder.
+    """Return the files of a model that an index file of transformers lists.
+
+    All are in the folder of the index.
 
     Raises:
         ValueError: ``path`` is not such an index.
@@ -75,8 +76,7 @@ def files_named(path: str) -> list[str]:
 
 
 def weight_map(path: str) -> dict[str, str]:
-    """Return the file that contains each tensor, by the tensor's name, as the index of transformers
-    lists them.
+    """Return the name of the file that contains each tensor, as transformers' index lists it.
 
     Raises:
         ValueError: ``path`` is not such an index, or lists a file of another folder.
@@ -96,7 +96,7 @@ def weight_map(path: str) -> dict[str, str]:
 
 
 def _header(path: str) -> dict[str, dict[str, Any]]:
-    """Return dtype, shape, offset and number of bytes of each tensor in a file, by name."""
+    """Return dtype, shape, offset and byte count of each tensor in a safetensors file."""
     size = os.path.getsize(path)
     try:
         with checked.opened(path) as file:
@@ -128,8 +128,10 @@ def _place(key: str, told: dict[str, Any], start: int) -> dict[str, Any]:
 
 
 def _check_apart(found: dict[str, dict[str, Any]], start: int, size: int) -> None:
-    """Raise ValueError unless the tensors follow one another without gaps up to the end of the
-    file, as the format requires."""
+    """Raise ValueError unless the tensors fill the file without gaps, as the format requires.
+
+    ``start`` is where the data begins, ``size`` the size of the file.
+    """
     end = start
     for told in sorted(found.values(), key=lambda each: (each["at"], each["nbytes"])):
         if told["at"] != end:
@@ -143,16 +145,14 @@ def _check_apart(found: dict[str, dict[str, Any]], start: int, size: int) -> Non
 
 
 class InMemory(Reader):
-    """Reader of the tensors of a ``torch.save`` file, which ``torch.load`` has loaded or mapped
-    into memory."""
+    """Reader of a ``torch.save`` file whose tensors were loaded, or mapped, into memory before."""
 
     def piece(self, stored: MetadataIndex, chunk: ChunkStorageMetadata, box: Box) -> torch.Tensor:
         return narrowed(self.index.tensors.storage_data[stored], box)
 
 
 def torch_file(path: str) -> Reader:
-    """Open a file of ``torch.save``: the state dict of a module, or a dictionary of several
-    objects.
+    """Open a ``torch.save`` file: the state dict of a module, or a dictionary of several objects.
 
     Raises:
         ValueError: the file is damaged, or contains objects other than tensors and values.
@@ -171,7 +171,10 @@ def torch_file(path: str) -> Reader:
 
 
 def _index_of(held: Mapping[Any, Any], file: str) -> Index:
-    """Build the index of a nested dictionary. Tensors at its top level belong to one module."""
+    """Build the index of the nested dictionary ``held`` that ``file`` contains.
+
+    Tensors at its top level belong to one module.
+    """
     index = Index(Metadata({}, storage_data={}))
     room = Room(os.path.getsize(file))
 
@@ -190,7 +193,10 @@ def _index_of(held: Mapping[Any, Any], file: str) -> Index:
 
 
 def kind_of(value: Any) -> str:
-    """Return the kind of a stored value, as in ``Index.kinds``. A tensor may belong to a module."""
+    """Return the kind of a stored value, as in ``Index.kinds``; for a tensor it is "tensor".
+
+    A tensor may belong to a module.
+    """
     if isinstance(value, torch.Tensor):
         return "tensor"
     return "state" if isinstance(value, Mapping) else "value"

@@ -64,13 +64,13 @@ class Index:
     crc32: int = 0  # checksum of the text; 0 for other formats
 
     def place_of(self, stored: MetadataIndex) -> Any:
-        """Return where a piece is stored; its tensor may be named by an alias."""
+        """Return where a piece of a tensor is stored; the tensor may be named by an alias."""
         name = self.aliases.get(stored.fqn, stored.fqn)
         return self.tensors.storage_data[MetadataIndex(name, stored.offset)]
 
 
 def write(path: str, index: Index) -> None:
-    """Write the index and wait until it is on disk."""
+    """Write the index to the file ``path``, and wait until it is on disk."""
     body = json.dumps(
         {
             "step": index.step,
@@ -110,8 +110,10 @@ def _told(metadata: Metadata, key: str) -> dict[str, Any]:
 
 
 def serial_of(path: str) -> int | None:
-    """Return the serial number of the checkpoint that has the index ``path``; None if the file is
-    not an index."""
+    """Return the serial number of the checkpoint whose index is the file ``path``.
+
+    Returns None if the file is not an index.
+    """
     try:
         with checked.opened(path) as file:
             head = _HEAD.match(file.read(200))
@@ -121,7 +123,7 @@ def serial_of(path: str) -> int | None:
 
 
 def read(path: str) -> Index:
-    """Read and verify the index in this file.
+    """Read and verify the index in the file ``path``.
 
     Raises:
         ValueError: the file is damaged, or its parts do not fit together.
@@ -148,8 +150,10 @@ def read(path: str) -> Index:
 
 
 def stamp_of(index: Index) -> int:
-    """Return a number by which ranks notice that they read different checkpoints under one path. It
-    is the checksum of the index, or, for other formats, of the names, kinds, shapes and dtypes."""
+    """Return a number that identifies a checkpoint, to notice if ranks read different ones.
+
+    It is the checksum of the index, or, for other formats, of the names, kinds, shapes and dtypes.
+    """
     if index.crc32:
         return index.crc32
     there: Any = index.tensors.state_dict_metadata
@@ -227,7 +231,7 @@ def _where(key: str, told: list[Any], wanted: int, files: dict[str, int]) -> Whe
 
 
 def check_apart(places: Iterable[Where]) -> None:
-    """Raise ValueError if two pieces share bytes, by which a small file could fill much memory."""
+    """Raise ValueError if two pieces share bytes, by which a small file could claim much memory."""
     inside = sorted((p.file, p.at, p.nbytes) for p in places if p.nbytes)
     for (file, at, nbytes), (other, start, _) in pairwise(inside):
         if file == other and at + nbytes > start:

@@ -10,7 +10,7 @@ from .reader import Reader, ours
 
 
 def opened(path: str) -> Reader:
-    """Return a reader of the checkpoint in this file or folder.
+    """Return a reader of the checkpoint at ``path``, a file or folder of any supported format.
 
     Raises:
         FileNotFoundError: there is no checkpoint in it.

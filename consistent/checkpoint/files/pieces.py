@@ -36,7 +36,7 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Where:
-    """Location of a piece: name of the file, offset of the first byte, byte count, checksums."""
+    """Location of a piece: file name, offset of the first byte, number of bytes, checksums."""
 
     file: str
     at: int
@@ -52,7 +52,7 @@ def bytes_of(x: torch.Tensor) -> memoryview:
 
 
 def header_of(pieces: Sequence[tuple[str, torch.dtype, Sequence[int]]]) -> bytes:
-    """Return the header of a file with these pieces, (name, dtype, shape), in this order."""
+    """Return the header of a safetensors file with these pieces, (name, dtype, shape) each."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, dtype, shape in pieces:
@@ -91,7 +91,7 @@ def write(path: str, pieces: Sequence[tuple[str, torch.Tensor]]) -> list[Where]:
 
 
 def write_all(file: BinaryIO, data: bytes | memoryview) -> None:
-    """Write all of ``data``. A file without a buffer may accept less in one call."""
+    """Write all of ``data`` to an unbuffered file, which may accept less in one call."""
     rest = memoryview(data)
     while len(rest):
         rest = rest[file.write(rest) :]
@@ -109,7 +109,7 @@ def read(
     shape: Sequence[int],
     box: tuple[Sequence[int], Sequence[int]],
 ) -> torch.Tensor:
-    """Read the box (starts, sizes) of the piece at ``where``, which has this dtype and shape.
+    """Read the box (starts, sizes) of the piece at ``where``; the piece has this dtype and shape.
 
     Raises:
         ValueError: the file is too short, or its bytes are not those that were written.

@@ -1,5 +1,4 @@
-"""Reading of pieces of tensors from a checkpoint, for ``torch.distributed.checkpoint`` and for this
-library.
+"""Readers of checkpoints, for ``torch.distributed.checkpoint`` and for this library.
 
 A reader has the index of a checkpoint, and reads any box of any piece. Each format has its own
 reader: that of this library's format is here (``ours``), others are in ``dcp.py`` and
@@ -35,25 +34,33 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]  # starts, sizes
 
 
 class Reader(StorageReader):
-    """A checkpoint that is open for reading. It is also a ``storage_reader`` for
-    ``torch.distributed.checkpoint.load``."""
+    """A checkpoint that is open for reading.
+
+    It is also a ``storage_reader`` for ``torch.distributed.checkpoint.load``.
+    """
 
     def __init__(self, index: Index) -> None:
         self.index = index
 
     @abstractmethod
     def piece(self, stored: MetadataIndex, chunk: ChunkStorageMetadata, box: Box) -> torch.Tensor:
-        """Return a box of a stored piece, on the CPU."""
+        """Read a part of a stored piece of a tensor into CPU memory; implemented for each format.
+
+        Args:
+            stored: the entry of the index for the piece.
+            chunk: the region of the tensor that the piece is.
+            box: (starts, sizes) of the part, within the piece.
+        """
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Keep files open from one piece to the next while the context is active."""
+        """Keep files open from one piece to the next, inside the context."""
         yield
 
     # -- what torch.distributed.checkpoint calls ---------------------------------------------------
 
     def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
-        """Do nothing: no state is kept from one load to the next."""
+        """Do nothing: no state is kept from one load to the next (method of ``StorageReader``)."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Return the metadata of the stored tensors."""
@@ -73,7 +80,7 @@ class Reader(StorageReader):
         return plans
 
     def read_data(self, plan: Any, planner: Any) -> Future[None]:
-        """Read the items of the plan into the planner's tensors."""
+        """Read each item of the plan from the files into the planner's tensors."""
         with self.reading():
             for item in plan.items:
                 stored = item.storage_index
@@ -95,15 +102,17 @@ class Reader(StorageReader):
 
 
 def planned(reader: Reader, targets: dict[str, torch.Tensor]) -> tuple[Any, Any]:
-    """Return the plan of what this rank reads to fill ``targets``, and its planner. The keys of
-    ``targets`` are the names in the checkpoint."""
+    """Plan what this rank reads to fill ``targets``; return (plan, planner) for ``read_data``.
+
+    The keys of ``targets`` are the names in the checkpoint.
+    """
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(targets, reader.index.tensors)  # type: ignore[arg-type]
     return planner.create_local_plan(), planner
 
 
 class FromPieces(Reader):
-    """Reader of data files of pieces (``pieces.py``) in one folder."""
+    """Reader of the data files in one folder, in the format of ``pieces.py``."""
 
     def __init__(self, folder: str, index: Index) -> None:
         super().__init__(index)
@@ -138,7 +147,7 @@ class FromPieces(Reader):
 
 
 def ours(folder: str) -> Reader:
-    """Open a checkpoint that ``save`` wrote.
+    """Open a checkpoint folder that this library's ``save`` wrote.
 
     Raises:
         ValueError: the checkpoint is damaged.
@@ -147,7 +156,7 @@ def ours(folder: str) -> Reader:
 
 
 def add_whole(metadata: Metadata, key: str, shape: Any, dtype: torch.dtype, place: Any) -> None:
-    """Add a tensor that is stored in one piece to ``metadata``."""
+    """Add the tensor ``key``, stored in one piece at ``place``, to ``metadata``."""
     origin = torch.Size([0] * len(shape))
     metadata.state_dict_metadata[key] = TensorStorageMetadata(
         TensorProperties(dtype=dtype),
@@ -158,7 +167,7 @@ def add_whole(metadata: Metadata, key: str, shape: Any, dtype: torch.dtype, plac
 
 
 def narrowed(x: torch.Tensor, box: Box) -> torch.Tensor:
-    """Return a view of a box of ``x``."""
+    """Return a view of the box (starts, sizes) of ``x``."""
     for d, (start, size) in enumerate(zip(*box, strict=True)):
         x = x.narrow(d, start, size)
     return x

@@ -1,9 +1,8 @@
-"""Pickles parsed into records: a description of the objects that a pickle would create, without
-creating them.
+"""Parser of pickles into records, which describe the objects that a pickle would create.
 
-The index of ``torch.distributed.checkpoint`` is a pickle. Here its calls are not carried out and
-its names are not imported. An object becomes a ``Record`` of its class, arguments and state, and
-the caller takes out the fields that it knows.
+None of them is created. The index of ``torch.distributed.checkpoint`` is a pickle. Here its calls
+are not carried out and its names are not imported. An object becomes a ``Record`` of its class,
+arguments and state, and the caller takes out the fields that it knows.
 """
 
 from __future__ import annotations
@@ -28,8 +27,9 @@ class Record:
         self.name, self.args, self.state = name, args, None
 
     def field(self, name: str, *default: Any) -> Any:
-        """Return the value of an attribute. Attributes that have their default may be absent from a
-        pickle: give ``default`` for these.
+        """Return the value of the attribute ``name`` of the described object.
+
+        Attributes that have their default may be absent from a pickle: give ``default`` for these.
 
         Raises:
             ValueError: there is no such attribute, and no default.
@@ -41,8 +41,9 @@ class Record:
 
 
 def records(data: bytes) -> Any:
-    """Parse a pickle of protocol 2 or later into numbers, texts, tuples, lists, dictionaries and
-    records.
+    """Parse a pickle of protocol 2 or later without creating the objects in it.
+
+    They become numbers, texts, tuples, lists, dictionaries and records.
 
     Raises:
         ValueError: the pickle is damaged, or contains any other operation.

@@ -13,7 +13,10 @@ _drawn = random.SystemRandom()  # so that the author of a forged file cannot pre
 
 
 def check_pieces(key: str, found: Any) -> None:
-    """Raise ValueError unless a ``TensorStorageMetadata``'s pieces cover the tensor exactly."""
+    """Raise ValueError unless the pieces in ``found``, of the tensor ``key``, cover it exactly.
+
+    ``found`` is a ``TensorStorageMetadata``.
+    """
     shape, chunks = tuple(found.size), found.chunks
     for chunk in chunks:
         if len(chunk.offsets) != len(shape) or len(chunk.sizes) != len(shape):
@@ -29,7 +32,7 @@ def check_pieces(key: str, found: Any) -> None:
 
 
 def _tile(shape: Sequence[int], chunks: Any) -> bool:
-    """Return whether each element is in exactly one piece.
+    """Return whether each element of a tensor of ``shape`` is in exactly one of ``chunks``.
 
     Each dim gets a ruler with marks at random places, in order or not. The volume of a box is
     measured by these rulers. If the pieces tile the tensor, their volumes add up to that of the

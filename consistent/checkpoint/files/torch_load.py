@@ -1,4 +1,4 @@
-"""``torch.load`` of a file that may come from anybody.
+"""A safe ``torch.load``, for a file that may come from anybody.
 
 ``weights_only`` prevents the file from running code. But a few bytes of a file can still make torch
 allocate memory of any size. So the file is inspected before it is loaded, and its tensors are
@@ -28,8 +28,9 @@ _ALLOWED_GROWTH, _ALLOWED = 10, 64 << 20  # copies: 10 times the file's size, an
 
 
 def loaded(file: str | io.BytesIO) -> Any:
-    """Load a file of ``torch.save`` that contains tensors and values only, to the CPU. A file given
-    by its path is mapped into memory where that is possible.
+    """Load a ``torch.save`` file that contains tensors and values only, to the CPU.
+
+    A file given by its path is mapped into memory where that is possible.
 
     Raises:
         ValueError: the file is damaged, or contains anything else.
@@ -48,8 +49,7 @@ def loaded(file: str | io.BytesIO) -> Any:
 
 
 def _look(given: str | io.BytesIO) -> None:
-    """Raise ValueError if the file contains what no ``torch.save`` writes and what could fill much
-    memory."""
+    """Raise ValueError for content that ``torch.save`` never writes and that could fill memory."""
     file: Any = open(given, "rb") if isinstance(given, str) else given
     try:
         if zipfile.is_zipfile(file):
@@ -75,9 +75,11 @@ def _look_into_zip(file: BinaryIO) -> None:
 
 
 def _look_at_pickle(file: Any) -> None:
-    """Raise ValueError for the two calls that ``weights_only`` allows and that make large objects
-    from few bytes: ``bytearray`` of a number, and codecs from bytes to bytes, nested in each
-    other."""
+    """Raise ValueError for calls in the pickle that make large objects from few bytes.
+
+    ``weights_only`` allows two of them: ``bytearray`` of a number, and codecs from bytes to bytes,
+    nested in each other.
+    """
     called, texts = set(), set()
     for opcode, told, _ in pickletools.genops(file):
         if opcode.name == "GLOBAL":
@@ -98,8 +100,10 @@ def _is_codec_of_bytes(name: str) -> bool:
 
 
 class Room:
-    """Limit on the bytes that may be copied from a file. A forged file may have one storage and
-    many tensors that each cover all of it, or a tensor that repeats it.
+    """Limit on the bytes that may be copied from a file, which is the size of the file.
+
+    A forged file may have one storage and many tensors that each cover all of it, or a tensor that
+    repeats it.
 
     Args:
         size: bytes of the file.
@@ -109,7 +113,7 @@ class Room:
         self._left = _ALLOWED_GROWTH * size + _ALLOWED
 
     def take(self, key: str, x: torch.Tensor) -> None:
-        """Count the bytes of a tensor against the limit.
+        """Count the bytes of the tensor ``x``, named ``key``, against the limit.
 
         Raises:
             ValueError: the tensor is not a plain dense one, or the limit is exceeded.

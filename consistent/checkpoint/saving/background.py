@@ -32,7 +32,10 @@ _LAST_WAIT_S = 60.0  # how long a process that is about to end waits for notes o
 
 
 class Notes:
-    """Messages from all ranks to rank 0 through the store, without a collective."""
+    """Notes: messages from all ranks to rank 0 that say what each has written, or how it failed.
+
+    They go through the process group's store, without a collective.
+    """
 
     def __init__(self, job: Job) -> None:
         self._ranks = job.ranks
@@ -45,12 +48,15 @@ class Notes:
             self._store = store.part(name)
 
     def leave(self, rank: int, told: Part) -> None:
-        """Send this rank's note to rank 0."""
+        """Send ``told``, what this rank has written, to rank 0."""
         if self._store is not None:
             self._ask(lambda store: store.set(str(rank), json.dumps(told)))
 
     def all(self, own: Part) -> list[Part]:
-        """Wait for the notes of all ranks, and return them in order of rank. Called on rank 0."""
+        """Wait for the notes of all ranks, and return them in order of rank. Rank 0 calls this.
+
+        ``own`` is its own note.
+        """
         names = [str(rank) for rank in range(1, self._ranks)]
         if not names:
             return [own]
@@ -80,7 +86,7 @@ def _taken_out(store: Any, name: str) -> Part:
 
 
 class Background:
-    """A save that runs in a thread of this rank."""
+    """A save whose files a thread of this rank writes."""
 
     def __init__(self, job: Job) -> None:
         self.path = job.begun.path
@@ -127,7 +133,10 @@ class Background:
             raise self._error
 
     def outcome(self) -> None:
-        """Wait until this rank's thread has ended, and raise the error that it met, if any."""
+        """Wait until this rank's thread has ended, and raise the error that it met, if any.
+
+        On rank 0 the thread ends when the whole checkpoint is complete, or has failed.
+        """
         self.join()
         if self._error is not None:
             raise self._error
@@ -137,7 +146,9 @@ class Background:
         self._thread.join()
 
     def give_up(self) -> None:
-        """Stop waiting for notes of other ranks, and end the thread. The checkpoint is removed if
-        notes are missing."""
+        """Stop waiting for notes of other ranks, and end the thread.
+
+        The checkpoint is removed if notes are missing.
+        """
         self._notes.is_given_up = True
         self.join()

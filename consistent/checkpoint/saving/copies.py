@@ -26,8 +26,10 @@ class Copies:
         self._held: list[torch.Tensor] = []  # views into it: the copies of the last call
 
     def of(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return CPU copies of ``tensors``. They are valid until the next call, which overwrites
-        them."""
+        """Return CPU copies of ``tensors``.
+
+        They are valid until the next call, which overwrites them.
+        """
         if not self._fits(tensors):
             self._lay_out(tensors)
         small: list[torch.Tensor] = []
@@ -46,8 +48,10 @@ class Copies:
         return self._held
 
     def _fits(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Return whether the tensors have the shapes and dtypes of the last call, so that its block
-        can be used as it is."""
+        """Return whether the memory block of the last call can be reused as it is divided.
+
+        It can if the tensors have the same shapes and dtypes.
+        """
         return len(tensors) == len(self._held) and all(
             x.shape == held.shape and x.dtype == held.dtype for x, held in zip(tensors, self._held)
         )

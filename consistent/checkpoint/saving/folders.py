@@ -1,5 +1,4 @@
-"""Folders of checkpoints: their names, the latest one, and how a checkpoint appears whole or not at
-all.
+"""Folders of checkpoints: their names, and how a checkpoint appears whole or not at all.
 
 ```
 run/.saving-3f2a-step-00000120/  rank-00000.safetensors  rank-00001.safetensors    being written
@@ -8,7 +7,7 @@ run/step-00000120/               the same files and checkpoint.json             
 
 Only rank 0 creates, renames and removes folders, and only in a folder that its job owns
 (``owner.py``).
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ class Begun:
 
     @property
     def mark(self) -> str:
-        """Path of the file that says which job owns ``root``."""
+        """Path of the mark, the file that says which job owns ``root``."""
         return mark_of(self.root)
 
     def file(self, name: str) -> str:
@@ -58,12 +57,12 @@ class Begun:
 
 
 def mark_of(root: str) -> str:
-    """Return the path of the file that says which job owns the folder ``root``."""
+    """Return the path of the mark, the file that says which job owns the folder ``root``."""
     return os.path.join(root, _MARK)
 
 
 def begin(root: str, step: int | None) -> Begun:
-    """Create the folder to write into, and remove what killed saves have left.
+    """Create the folder to write a checkpoint into, and remove what killed saves have left.
 
     Raises:
         CheckpointError: another job saves into ``root``.
@@ -111,15 +110,19 @@ def finish(begun: Begun, keep: int | None) -> None:
 
 
 def give_up(begun: Begun) -> None:
-    """Remove the files of a checkpoint that will not be completed, and release the folder unless
-    this job has a checkpoint in it."""
+    """Remove the files of a checkpoint that will not be completed.
+
+    This job also releases the folder unless it has a checkpoint in it.
+    """
     shutil.rmtree(begun.unfinished, ignore_errors=True)
     owner.release(begun.mark, unless_kept=True)
 
 
 def latest_in(root: str) -> str | None:
-    """Return the path of the checkpoint in ``root`` that was saved last; None if there is none. The
-    order is that of saving, not of steps."""
+    """Return the path of the checkpoint in ``root`` that was saved last; None if there is none.
+
+    The order is that of saving, not of steps.
+    """
     whole = _whole(root)
     return os.path.join(root, whole[-1][1]) if whole else None
 
@@ -136,7 +139,7 @@ def _whole(root: str) -> list[tuple[int, str]]:
 
 
 def sync(folder: str) -> None:
-    """Wait until the entries of a folder are on disk."""
+    """Wait until the directory entries of ``folder`` are on disk (fsync)."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -23,11 +23,16 @@ Part = dict[str, Any]  # what a rank has written, as JSON holds it
 
 @dataclass
 class Job:
-    """The work of this rank in one save.
+    """The work of this rank in one save: what it writes, and what the index is made of.
 
     Args:
+        begun: the paths of the checkpoint.
+        rank, ranks: number of this rank, and of ranks.
+        step, keep: as in ``save``.
+        tensors: the tensors of the checkpoint and their pieces.
         mine: (piece, its name in the file, its values) of each piece that this rank writes.
         values, kinds, aliases: as in ``Contents``.
+        differing: names of values and tensors of which each rank's version is saved.
     """
 
     begun: Begun
@@ -44,7 +49,10 @@ class Job:
 
 
 def write_part(job: Job) -> Part:
-    """Write this rank's pieces, wait until they are on disk, and describe them for rank 0."""
+    """Write this rank's pieces to its file, and wait until they are on disk.
+
+    Returns a description of the file, for the index that rank 0 writes.
+    """
     file = f"rank-{job.rank:05}.safetensors"
     places: list[Where] = []
     if job.mine:
@@ -68,8 +76,10 @@ def write_part(job: Job) -> Part:
 
 
 def complete(job: Job, parts: list[Part]) -> None:
-    """Complete the save on rank 0 after all ranks have written: write the index, then rename the
-    folder."""
+    """Complete the save on rank 0 after all ranks have written: write the index, rename the folder.
+
+    ``parts`` are what ``write_part`` returned on each rank.
+    """
     index = Index(
         job.tensors,
         values={k: json.loads(v) for k, v in job.values.items()},

@@ -1,4 +1,6 @@
-"""Ownership of a folder or file: the first job that saves there owns it as long as the job lives.
+"""Ownership of a folder or file: the first job that saves into it owns it as long as the job lives.
+
+A mark is a file that names the owner:
 
 ```
 run/.in-use      {"host": "a", "pid": 71, "since": "2026-11-25 01:02:03", ...}
@@ -44,7 +46,7 @@ _MOST = 16  # marks that one process owns; a program may save into ever new fold
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that owns a folder, as its mark describes it.
+    """The process that owns a folder, as its mark file describes it.
 
     Args:
         began: start time of the process as the system counts it; distinguishes processes, since a
@@ -92,8 +94,7 @@ def claim(mark: str) -> None:
 
 
 def check(mark: str) -> None:
-    """Raise CheckpointError if this process no longer owns ``mark``; otherwise make it keep the
-    ownership until it ends."""
+    """Raise CheckpointError if this process no longer owns ``mark``; else keep it until it ends."""
     if owns(mark):
         _kept.add(_real(mark))
         return
@@ -105,8 +106,10 @@ def check(mark: str) -> None:
 
 
 def release(mark: str, unless_kept: bool = False) -> None:
-    """Give up the ownership of ``mark``. With ``unless_kept`` it is kept if this job has a
-    checkpoint there."""
+    """Give up the ownership of the folder whose mark file is ``mark``.
+
+    With ``unless_kept`` it is kept if this job has a checkpoint there.
+    """
     mark = _real(mark)
     if unless_kept and mark in _kept:
         return
@@ -118,7 +121,7 @@ def release(mark: str, unless_kept: bool = False) -> None:
 
 
 def owns(mark: str) -> bool:
-    """Return whether this process owns ``mark``."""
+    """Return whether this process owns the folder or file whose mark file is ``mark``."""
     mark = _real(mark)
     held = _own.get(mark) and _read(mark)
     return bool(held) and held[0] == _own[mark]
@@ -135,7 +138,7 @@ def _real(mark: str) -> str:
 
 
 def _create(mark: str) -> bool:
-    """Write the mark of this process. Returns False if there is a mark already."""
+    """Write the mark of this process; return False if the file ``mark`` exists already."""
     me = Owner(
         socket.gethostname(), os.getpid(), _began(os.getpid()), _system(),
         time.strftime("%Y-%m-%d %H:%M:%S"), uuid.uuid4().hex,
@@ -159,8 +162,10 @@ def _create(mark: str) -> bool:
 
 
 def _read(mark: str) -> tuple[Owner | None, int] | None:
-    """Return (owner, time of its last touch) of a mark; None if there is no mark. The owner is None
-    if the content is not that of a mark, or is still being written."""
+    """Return (owner, time of its last touch) of a mark file; None if there is no file.
+
+    The owner is None if the content is not that of a mark, or is still being written.
+    """
     try:
         with _opened(mark) as file:
             touched, text = os.fstat(file.fileno()).st_mtime_ns, file.read(4096)
@@ -177,8 +182,10 @@ def _read(mark: str) -> tuple[Owner | None, int] | None:
 
 
 def _opened(mark: str) -> BinaryIO:
-    """Open a mark for reading. Raises OSError if it is not a plain file, because reading a pipe
-    could block."""
+    """Open the mark file for reading.
+
+    Raises OSError if it is not a plain file, because reading a pipe could block.
+    """
     descriptor = os.open(mark, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -187,7 +194,10 @@ def _opened(mark: str) -> BinaryIO:
 
 
 def _take_away(mark: str, dead: tuple[Owner | None, int]) -> None:
-    """Remove the mark of a dead owner, but not a mark that was written since."""
+    """Remove the mark of a dead owner, unless another one was written in its place since.
+
+    ``dead`` is what ``_read`` returned.
+    """
     with _alone(os.path.dirname(mark)):
         if _read(mark) == dead:
             with suppress(FileNotFoundError):
@@ -196,9 +206,11 @@ def _take_away(mark: str, dead: tuple[Owner | None, int]) -> None:
 
 @contextmanager
 def _alone(folder: str) -> Iterator[None]:
-    """Exclude other processes from the body, by a lock on ``folder``, where the file system has
-    locks. Without locks two jobs may claim the folder at once; the one that loses its mark then
-    finds out in ``check``."""
+    """Exclude other processes from the body, by a lock on ``folder``, where there are file locks.
+
+    Without locks two jobs may claim the folder at once; the one that loses its mark then finds out
+    in ``check``.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with suppress(OSError, ImportError):
@@ -236,7 +248,7 @@ def _is_alive(mark: str, held: tuple[Owner | None, int]) -> bool:
 
 
 def _began(pid: int) -> str:
-    """Return the start time of a process of this host; "" if it has ended."""
+    """Return the start time of the process ``pid`` of this host; "" if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b") ")[2].split()
@@ -277,7 +289,7 @@ def _release_all() -> None:
 
 
 def _in_child() -> None:
-    """Forget all ownership in a forked child, which is another process."""
+    """Forget all ownership in a forked child, which is another process than the owner."""
     global _beating
     _own.clear()
     _kept.clear()

@@ -1,9 +1,9 @@
-"""The plan of a save: which rank writes which piece, as ``torch.distributed.checkpoint`` decides
-it, computed on every rank.
+"""The plan of a save: which rank writes which piece, computed on every rank.
 
-Each rank announces which pieces it has. A piece that several ranks have is written by the rank with
-the fewest bytes so far, so that replicated tensors are spread evenly. Every rank computes the plan
-from the announcements of all.
+A piece is a part of a tensor that a rank has. Each rank announces its pieces. As in
+``torch.distributed.checkpoint``, a piece that several ranks have is written by the rank with the
+fewest bytes so far, so that replicated tensors are spread evenly. Every rank computes the plan from
+the announcements of all.
 
 A training saves the same tensors again and again, and waits while a save is planned. So the pieces
 are announced only if those of some rank have changed since the last announcement.
@@ -38,10 +38,11 @@ from ..contents.stored import on_rank, without_rank
 
 @dataclass(frozen=True)
 class Note:
-    """Message of a rank to the others before a save.
+    """Message of a rank to the others before a save, to find out what has changed or differs.
 
     ``unchanged`` is a hash of the last announced pieces of all ranks, if this rank still has the
-    same pieces; otherwise None.
+    same pieces; otherwise None. ``digests`` are checksums of values and plain tensors, ``kinds``
+    and ``aliases`` as in ``Contents``, and ``options`` the options of ``save`` that must be equal.
     """
 
     unchanged: bytes | None
@@ -77,7 +78,7 @@ class Planner:
         self._last: tuple[list[str], Plan] | None = None
 
     def note_of(self, contents: Contents, options: tuple[Any, ...]) -> Note:
-        """Return the note of this rank about ``contents``. Nothing is sent."""
+        """Return this rank's note (message to the others) about ``contents``. Nothing is sent."""
         transport = current()
         tensors = [_kind_of(name, x) for name, x in contents.tensors.items()]
         self._now = [(transport.rank, transport.size), *tensors]
@@ -85,8 +86,10 @@ class Planner:
         return Note(unchanged, digests(contents), contents.kinds, contents.aliases, options)
 
     def hear(self, what: str, contents: Contents, notes: list[Note]) -> None:
-        """Exchange the pieces of all ranks if those of any rank have changed; only then is it a
-        collective."""
+        """Announce the pieces of all ranks to each other, if those of any rank have changed.
+
+        Only then is it a collective. ``notes`` are those of all ranks.
+        """
         # All ranks have the same notes here, so all of them take the same branch.
         said = {note.unchanged for note in notes}
         if len(said) == 1 and None not in said:
@@ -98,7 +101,10 @@ class Planner:
         self._then, self._stands_for_heard = self._now, hashlib.sha256(b"".join(texts)).digest()
 
     def plan_of(self, notes: list[Note], rank: int) -> Plan:
-        """Return the plan of this save. It is the same on every rank but for ``mine``."""
+        """Return the plan of this save for ``rank``.
+
+        It is the same on every rank but for ``mine``.
+        """
         first = notes[0].digests
         differing = [k for k in first if any(note.digests[k] != first[k] for note in notes)]
         # Values may start to differ between ranks while the pieces stay the same.
@@ -127,7 +133,7 @@ def _pieces_of(contents: Contents) -> list[WriteItem]:
 
 
 def check_alike(call: str, notes: list[Note]) -> None:
-    """Raise CheckpointError if the ranks are about to save different things."""
+    """Raise CheckpointError if the notes say that the ranks save different things."""
     for rank, note in enumerate(notes):
         for what, of in (
             ("names", lambda n: sorted(n.kinds.items())),
@@ -161,7 +167,10 @@ def _of_rank(item: WriteItem, rank: int) -> WriteItem:
 
 
 def data_of(item: WriteItem, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Return a piece that this rank writes, as a plain tensor that shares storage."""
+    """Return the data of a piece that this rank writes, as a plain tensor that shares storage.
+
+    ``tensors`` are all tensors to be saved, by name.
+    """
     name = item.index.fqn if item.index.fqn in tensors else without_rank(item.index.fqn)
     found = find_state_dict_object(
         {name: tensors[name].detach()}, dataclasses.replace(item.index, fqn=name)

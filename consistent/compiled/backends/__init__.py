@@ -1,11 +1,13 @@
-"""Backends, which run the ops of a segment. A backend makes a callable of an fx graph and its
-inputs; each compiled step has a backend object of its own.
+"""Backends of compiled steps.
+
+A backend turns the fx graph of a segment and example inputs into a callable. Each compiled step has
+its own backend object.
 
 ```
 ops          each op as it was recorded
 inductor     torch's Inductor                      inductor.py
-               with the numbers of the graph
-               with symbols, for several sizes     form.py: what graphs have in common, symbolic.py
+               specialized to the sizes of the graph
+               with symbols, for several sizes     form.py (what graphs share), symbolic.py
 ```
 """
 
@@ -34,8 +36,10 @@ def by_ops(graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
 
 
 def _in_grad_mode(run: Run, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Run ``run`` in grad mode. No autograd graph is made, because the inputs do not require
-    grad."""
+    """Call ``run`` in grad mode, as the ops were recorded.
+
+    No autograd graph is made, because the inputs do not require grad.
+    """
     with torch.enable_grad():
         return run(*(x.detach() for x in inputs))
 

@@ -1,5 +1,8 @@
-"""Form of a graph: the graph without its numbers. Steps of other sizes mostly have the same ops in
-the same order.
+"""Form of a graph: its ops with all numbers replaced by blanks, to find graphs that may share
+compiled code.
+
+Recordings of one step at different sizes mostly have the same ops in the same order, and differ
+only in numbers.
 
 ```
 %2 = view(%1, [12, 16])                    view(%1, [_, _])            12, 16
@@ -33,10 +36,10 @@ class Form(NamedTuple):
     """The ops of a graph as comparable text, separated from the numbers that they use.
 
     Args:
-        text: equal for graphs that differ only in numbers.
-        numbers: the numbers of the graph, and the sizes and strides of its inputs, in the order in
-            which ``lies`` and ``fill`` visit them.
-        constants: tensors that the graph holds.
+        text: description of the ops without numbers, which is equal for graphs that may share code.
+        numbers: the numbers of the graph and its inputs' sizes and strides, in the order in which
+            ``lies`` and ``fill`` visit them.
+        constants: tensors that are stored in the graph itself.
     """
 
     text: Hashable
@@ -45,8 +48,11 @@ class Form(NamedTuple):
 
 
 def form_of(graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Form | None:
-    """Return the form of a graph for these inputs. None if inputs share memory that is written
-    into, because their positions in it may then decide the result."""
+    """Return the form of a graph for these inputs.
+
+    Return None if inputs share memory into which an op writes: the result may then depend on how
+    they overlap, which a form does not describe.
+    """
     nodes = list(graph.graph.nodes)
     written = {memory for node in nodes for memory in node.meta.get("written", ())}
     memories = [storage_of(x) for x in inputs]
@@ -75,8 +81,11 @@ def form_of(graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Form | None:
 def fill(
     node: Node, number: Callable[[Number], Any], other: Callable[[Node], Any]
 ) -> tuple[tuple, dict[str, Any]]:
-    """Return the arguments of a node, with each number and each node replaced by the result of
-    ``number`` and ``other``. For messages and draws, the sizes of the results are appended."""
+    """Return (args, kwargs) of a node after replacing its numbers and its input nodes.
+
+    Each number is replaced by ``number(x)``, each node by ``other(node)``. For messages and random
+    ops, the sizes of the results are appended as arguments.
+    """
     args, kwargs = node.args, node.kwargs
     if is_item(node):
         # The index of an item stays in the text: it selects a result, and is no size.
@@ -102,9 +111,11 @@ def fill(
 
 
 def lies(x: torch.Tensor, number: Callable[[int], Any]) -> tuple[list, list | None, Any]:
-    """Return (sizes, dims from outermost to innermost, offset) of a tensor without gaps. For other
-    tensors, the order is None, and (strides, offset) take the place of the offset. Each number is
-    replaced by the result of ``number``."""
+    """Return how a tensor is arranged in memory, with each number replaced by ``number(x)``.
+
+    For a tensor without gaps, this is (sizes, dims from outermost to innermost, offset); for other
+    tensors (sizes, None, (strides, offset)).
+    """
     sizes, strides, offset = list(x.size()), list(x.stride()), int(x.storage_offset())
     for order in (list(range(x.dim())), sorted(range(x.dim()), key=lambda d: -strides[d])):
         if strides_of(sizes, order) == strides:
@@ -114,7 +125,7 @@ def lies(x: torch.Tensor, number: Callable[[int], Any]) -> tuple[list, list | No
 
 
 def strides_of(sizes: Sequence[Any], order: Sequence[int]) -> list[Any]:
-    """Return the strides of a tensor without gaps, whose dims are in the given order."""
+    """Return the strides of a tensor without gaps; ``order`` lists its dims, outermost first."""
     strides: list[Any] = [1] * len(sizes)
     step: Any = 1
     for dim in reversed(order):
@@ -134,7 +145,8 @@ def _target(node: Node) -> Any:
 
 
 def _together(nodes: list[Node]) -> list[int]:
-    """Return for each input and result the index of the first one in the same memory."""
+    """Return which inputs and results share memory: for each, the index of the first one in the
+    same memory."""
     results: Any = nodes[-1].args[0]
     ends = [*(n for n in nodes if n.op == "placeholder"), *results]
     memories = [node.meta.get("memory", node) for node in ends]
@@ -146,8 +158,10 @@ def _modes() -> tuple:
 
 
 def _frozen(value: Any) -> Any:
-    """Return ``value`` in a hashable form. Bools and floats get their type added, since True ==
-    1."""
+    """Return ``value`` in a hashable form, as part of a form's text.
+
+    Bools and floats get their type added, since True == 1.
+    """
     if isinstance(value, list | tuple):
         return tuple(map(_frozen, value))
     if isinstance(value, dict):

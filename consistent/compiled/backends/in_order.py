@@ -1,11 +1,4 @@
-"""Fix that makes Inductor keep the order of messages.
-
-To torch, messages are ordered effects, and its graphs keep them in order. But Inductor's scheduler
-moves ops to hold less memory, unless data dependencies forbid it. It should see effects as
-dependencies, but torch 2.13 names them by the wrong kind of name (``lowering.with_effects``:
-buffers, for ops). Without this fix, a wait came before its start, and two messages changed places
-on one rank but not on another whose shards have other sizes.
-"""
+"""Fix of Inductor that keeps messages in the recorded order, so that ranks do not deadlock."""
 
 from __future__ import annotations
 
@@ -23,7 +16,7 @@ TAG = "messages in order"  # part of the cache key: code on disk without the fix
 
 @functools.cache
 def keep_in_order() -> None:
-    """Make the scheduler run each message after the message before it."""
+    """Make Inductor's scheduler run each message after the message that was recorded before it."""
     from torch._inductor.lowering import register_lowering
 
     for op in ORDERED:

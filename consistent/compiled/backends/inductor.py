@@ -33,9 +33,10 @@ class Inductor:
     Torch's random ops are not replaced, so that they draw the numbers of an eager step. Torch
     caches compiled code on disk, in a folder that belongs to this user.
 
-    The first graph of a form is compiled with its numbers, which gives the fastest code. The next
-    graph of the form that no existing code can run is compiled with symbols for all numbers that
-    differ, as far as torch allows.
+    Graphs that differ only in numbers, such as sizes, have one form (``form.py``). The first graph
+    of a form is specialized to its numbers, which gives the fastest code. The next graph of the
+    form that no existing code can run is compiled with symbols for all numbers that differ, as far
+    as torch allows.
     """
 
     def __init__(self) -> None:
@@ -66,7 +67,7 @@ class Inductor:
 
 
 class _Budget:
-    """Limit on the number of graphs that are compiled; further graphs run op by op."""
+    """Limit on the number of graphs that one step compiles; beyond it, graphs run op by op."""
 
     def __init__(self) -> None:
         self._left = MOST_COMPILED
@@ -85,7 +86,10 @@ class _Budget:
         return self._left >= 0
 
     def by_numbers(self, graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
-        """Return code for these sizes only."""
+        """Return code that is specialized to the numbers of ``graph`` and the sizes of ``inputs``.
+
+        Beyond the budget, the result runs the graph op by op.
+        """
         if not self.take():
             return graph.forward
         from torch._inductor.compile_fx import compile_fx
@@ -94,7 +98,7 @@ class _Budget:
 
 
 class _Family:
-    """Graphs of one form."""
+    """Compiled code of all graphs that have one form, that is, that differ only in numbers."""
 
     def __init__(self, budget: _Budget) -> None:
         self._budget = budget
@@ -103,7 +107,7 @@ class _Family:
         self._may_share = True
 
     def code(self, graph: GraphModule, inputs: Sequence[torch.Tensor], form: Form) -> Run:
-        """Return code for one graph of the family."""
+        """Return code that can run ``graph``: existing code, or newly compiled code."""
         found = next((code for code in self._codes if code.serves(form.numbers)), None)
         if found is None and self._known and form.numbers not in self._known:
             found = self._symbolic(graph, inputs, form)
@@ -137,8 +141,11 @@ class _Family:
 
 
 def _cannot_run() -> bool:
-    """Return whether torch's compiler would fail on the program's path: it decodes the names of all
-    files on the stack as UTF-8."""
+    """Return whether torch's compiler would fail, because a file on the call stack has a path that
+    is not UTF-8.
+
+    It decodes the names of all files on the stack.
+    """
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename

@@ -1,7 +1,7 @@
-"""Check of the folder in which torch caches Inductor's compiled code, which is loaded and executed.
+"""Protection of the directory in which torch caches Inductor's code, since its content is executed.
 
-The default name is predictable, and the folder is in a directory that all users can write to
-(`/tmp/torchinductor_<user>`), so another user may create it first.
+The default directory has a predictable name and lies where all users can write
+(`/tmp/torchinductor_<user>`), so another user may create it first and put code into it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ SETTING = "TORCHINDUCTOR_CACHE_DIR"  # torch's environment variable
 
 
 def use_own_folder() -> None:
-    """Switch torch to a new temporary folder if another user could have put code into the present
-    one. The code is the same, so results do not depend on the folder."""
+    """Make torch cache code in a new temporary directory if another user could have written to the
+    current one.
+
+    Results do not depend on the directory.
+    """
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     try:

@@ -1,4 +1,5 @@
-"""Realization of scalars: Inductor computes them once, instead of for each element that reads them.
+"""Graph rewrite that makes Inductor compute scalars once, instead of for each element that reads
+them.
 
 ```
 %5 = 1 - 0.9 ** step                        %5 = 1 - 0.9 ** step
@@ -11,6 +12,7 @@ Inductor inlines ops that it counts as cheap into each kernel that reads them, i
 of an optimizer's bias correction. Its CPU kernels then compute two powers for every eight elements,
 because compilers may not move them out of loops that write to memory, and AdamW takes four times as
 long. On a GPU, the threads compute them in parallel, and an additional kernel would cost more.
+``kept``, in the drawing, is an op that Inductor does not inline.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from ..parts import module_of
 
 @torch.library.custom_op("consistent::kept", mutates_args=())
 def kept(x: Tensor) -> Tensor:
-    """Return a copy of ``x``, which Inductor keeps in memory instead of computing it again."""
+    """Return a copy of ``x``, as an op that Inductor does not inline, so that ``x`` is computed
+    once."""
     return x.clone()
 
 
@@ -53,8 +56,11 @@ def _teach_inductor() -> None:
 
 
 def realize_scalars(graph: GraphModule, inputs: Sequence[Tensor]) -> GraphModule:
-    """Return ``graph`` with scalars that depend on ``inputs`` realized where ops on larger tensors
-    read them. Results and the order of ops are unchanged."""
+    """Return ``graph`` with ``kept`` around scalars that depend on ``inputs`` where ops on larger
+    tensors read them.
+
+    Results and the order of ops are unchanged.
+    """
     if any(x.device.type != "cpu" for x in inputs):
         return graph
     _teach_inductor()

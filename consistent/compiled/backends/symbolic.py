@@ -1,10 +1,12 @@
-"""Code that serves many graphs of one form: numbers that differ become inputs, and the integers
-among them become torch symbols.
+"""Compiled code that serves several graphs of one form (ops that differ only in numbers).
+
+Numbers that differ between the graphs become inputs of the code, and the integers among them become
+torch symbols.
 
 ```
 view(%1, [12, 16])                          view(%1, [s0, 16])        s0: 12, 20
 div(%3, 264)               -->              div(%3, s1)               s1: 264, 440
-of 12 rows, and of 20                       what torch has assumed    s1 == 22*s0, 2 <= s0
+for 12 rows, and for 20                     guards of torch           s1 == 22*s0, 2 <= s0
 ```
 
 Integers that were equal to each other in all graphs so far share one symbol. While torch compiles
@@ -41,15 +43,16 @@ _EXACT = (torch.float32, torch.float64)
 
 
 class NotSymbolic(Exception):
-    """These graphs cannot share code for several numbers."""
+    """Error: these graphs cannot share code, because a number that differs must be a constant."""
 
 
 class Symbolic:
-    """Compiled code, with the numbers for which it may run.
+    """Compiled code for graphs of one form, with the conditions on their numbers under which it is
+    correct.
 
     Args:
-        graph, inputs, form: what is compiled.
-        known: numbers of other graphs of this form.
+        graph, inputs, form: the graph to compile, example inputs, and their form.
+        known: numbers of other graphs of this form, which show what varies.
 
     Raises:
         NotSymbolic: a number that differs cannot be an input.
@@ -86,11 +89,11 @@ class Symbolic:
         self._guards = self._shapes.produce_guards_expression(symbols, ignore_static=False)
 
     def _given(self, numbers: tuple[Number, ...]) -> list[Any]:
-        """Return the values of the symbols."""
+        """Return the values of the code's symbols for a graph with these ``numbers``."""
         return [numbers[of[0]] for of in self._ints]
 
     def serves(self, numbers: tuple[Number, ...]) -> bool:
-        """Return whether the code is correct for these numbers."""
+        """Return whether the code is correct for a graph of this form with these numbers."""
         if any(numbers[i] != number for i, number in self._fixed):
             return False
         if any(numbers[i] != numbers[of[0]] for of in self._ints for i in of):
@@ -102,7 +105,11 @@ class Symbolic:
         return guards is None or bool(self._shapes.evaluate_guards_expression(guards, given))
 
     def bound(self, form: Form) -> Run:
-        """Return the code with the numbers of ``form`` filled in. ``serves`` must hold for them."""
+        """Return the code as a callable of the inputs of the graph of ``form``, with its numbers
+        filled in.
+
+        ``serves(form.numbers)`` must hold.
+        """
         run = self._run
         floats = [torch.tensor(form.numbers[i], dtype=self._dtypes[i]) for i in self._floats]
         given = (*self._given(form.numbers), *floats, *form.constants)
@@ -121,12 +128,14 @@ def _symbol(shapes: ShapeEnv, i: int, value: int) -> torch.SymInt:
 
 
 class _Lifted:
-    """A graph whose varying numbers are inputs. The inputs are, in order: symbols, varying floats,
-    the graph's constants, and the inputs of the original graph.
+    """Copy of a graph in which the numbers that vary are inputs.
+
+    The inputs are, in order: symbols, varying floats, the graph's constants, and the inputs of the
+    original graph.
 
     Args:
-        ints: for each of ``symbols``, the positions among the numbers where it stands.
-        floats: positions of the other numbers that vary.
+        ints: for each of ``symbols``, the indices in ``form.numbers`` that it replaces.
+        floats: indices of the other numbers that vary.
     """
 
     def __init__(
@@ -147,8 +156,11 @@ class _Lifted:
             self._inputs[i] = self._graph.placeholder(f"number_{i}")
 
     def compiled(self, graph: GraphModule, inputs: Sequence[torch.Tensor], shapes: ShapeEnv) -> Run:
-        """Return the code of ``graph``. Kernels are cached on disk, but torch's caches of whole
-        graphs are switched off, because they do not keep all of the assumptions on symbols."""
+        """Compile the copy of ``graph``, and return the code.
+
+        Kernels are cached on disk, but torch's caches of whole graphs are switched off, because
+        they do not keep all of the assumptions on symbols.
+        """
         from torch._inductor.compile_fx import compile_fx
 
         mode = FakeTensorMode(shape_env=shapes)
@@ -203,7 +215,7 @@ class _Lifted:
 
 
 def _dtype_of(node: Node, number: float) -> torch.dtype:
-    """Return the dtype of a tensor that may replace ``number`` in ``node``.
+    """Return the dtype of a 0-dim tensor that may be passed to ``node`` in place of ``number``.
 
     Raises:
         NotSymbolic: no tensor may replace it.

@@ -1,4 +1,5 @@
-"""Un-aliasing of outputs: results share memory only if those of the recorded ops did."""
+"""Wrapper of compiled code that restores the memory sharing of results: two results share memory
+only if those of the recorded ops did."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ Run = Callable[..., Sequence[torch.Tensor]]
 
 
 def unalias_outputs(graph: GraphModule, run: Run) -> Run:
-    """Return ``run`` with results that share memory only if those of the recorded ops did.
+    """Return ``run``, wrapped so that results share memory only if those of the recorded ops did.
 
-    Inductor removes copies of values that it computed, even if several results are such copies;
-    these then share a storage, or are the same tensor. Gradients that are copied out of the buffer
-    in which they were summed would keep the whole buffer alive, and later writes into one result
-    would change the other.
+    Inductor removes copies of values that it computed, so that several results may be the same
+    tensor, or views of one storage. Gradients that are copied out of the buffer in which they were
+    summed would then keep the whole buffer alive, and later writes into one result would change the
+    other.
     """
     *given, end = (n for n in graph.graph.nodes if n.op in ("placeholder", "output"))
     recorded = [node.meta.get("memory", node) for node in end.args[0]]
@@ -47,7 +48,11 @@ def unalias_outputs(graph: GraphModule, run: Run) -> Run:
 def _in_copy(
     x: torch.Tensor, memory: Any, copies: dict[tuple[int, Any], torch.UntypedStorage]
 ) -> torch.Tensor:
-    """Return ``x`` as a view of the copy of its storage that belongs to the recorded ``memory``."""
+    """Return ``x`` as a view of a copy of its storage.
+
+    There is one copy for each recorded ``memory``, so that results of one recorded memory still
+    share theirs. ``copies`` has the copies that were made so far.
+    """
     storage = x.untyped_storage()
     at = storage_of(x), memory
     if at not in copies:

@@ -1,7 +1,7 @@
-"""Segments that are captured as device graphs once, and then replayed.
+"""Execution of a program's segments by CUDA graphs, which are captured once and then replayed.
 
 ```
-cut.py        a segment: stretches of device ops, and what runs between them
+cut.py        splits a segment into stretches of device ops, and what runs between them
 replayed.py   inputs at fixed addresses, capture after a warm-up, replay, recapture
 cuda.py       capture on CUDA
 ```

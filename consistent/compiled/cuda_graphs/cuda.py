@@ -1,4 +1,4 @@
-"""Capture by torch.cuda.CUDAGraph.
+"""Capture of device work by ``torch.cuda.CUDAGraph``.
 
 This follows the rules of https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs: work is
 captured on a separate stream after a warm-up; graphs of one pool are replayed in the order of their
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class CudaGraphs:
-    """Graphs that share one private memory pool."""
+    """CUDA graphs that share one private memory pool."""
 
     device = "cuda"
 
@@ -24,12 +24,15 @@ class CudaGraphs:
 
     @staticmethod
     def why_not() -> str:
-        """Return why this process cannot capture; "" if it can."""
+        """Return the reason why this process cannot capture CUDA graphs; "" if it can."""
         return "" if torch.cuda.is_available() else "torch finds no CUDA device here"
 
     def warm_up(self, run: Callable[[], Sequence[Tensor]]) -> Sequence[Tensor]:
-        """Run ``run`` uncaptured, on the stream that will capture it, because libraries create
-        handles and workspaces for each stream."""
+        """Run ``run`` without capture, on the stream that will capture it later.
+
+        Libraries create handles and workspaces for each stream, which must exist before the
+        capture.
+        """
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             made = run()
@@ -42,9 +45,11 @@ class CudaGraphs:
         return made
 
     def capture(self, run: Callable[[], Sequence[Tensor]]) -> tuple[Callable[[], None], list]:
-        """Return (a function that replays ``run``, the results that every replay writes). Nothing
-        is computed yet. Other threads, such as the NCCL watchdog, may call CUDA during the
-        capture."""
+        """Return (a function that replays ``run``, the results that every replay writes).
+
+        Nothing is computed until the first replay. Other threads, such as the NCCL watchdog, may
+        call CUDA during the capture.
+        """
         graph = torch.cuda.CUDAGraph()
         how = {"pool": self._pool, "stream": self._stream}
         with torch.cuda.graph(graph, capture_error_mode="thread_local", **how):

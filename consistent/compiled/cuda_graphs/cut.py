@@ -1,5 +1,5 @@
-"""Splitting of a segment into stretches of ops that run on the device alone, and what runs between
-them.
+"""Division of a segment into stretches of device ops, which CUDA graphs can capture, and what runs
+between them.
 
 ```
 ops       mm, gelu, mm                 captured
@@ -27,15 +27,21 @@ from ..opaque import DRAWN, ORDERED
 
 @dataclass
 class Step:
-    """Nodes that run together: "ops" of the device, "host" ops, or one "call" with its items."""
+    """Nodes of a segment that run together.
+
+    ``kind`` is "ops" (device ops, which are captured), "host" (ops on CPU tensors), or "call" (one
+    message or random op, with the nodes that take its results).
+    """
 
     kind: str
     nodes: list[Node] = field(default_factory=list)
 
 
 def cut(graph: GraphModule, device: str) -> list[Step]:
-    """Return the steps of a segment, in order. ``device`` is the type of the device that
-    captures."""
+    """Return the division of a segment into steps, in order.
+
+    ``device`` is the type of the device whose ops are captured.
+    """
     return _Cutting(graph, device).steps()
 
 
@@ -74,8 +80,11 @@ class _Cutting:
         return next(step for step in every if node in step.nodes)
 
     def _is_captured(self, node: Node) -> bool:
-        """Return whether the op runs on the device alone. Its inputs from the host may only be
-        scalars."""
+        """Return whether the op runs on the device alone, so that it can be captured.
+
+        All its inputs and results must be on the device, except that host scalars are allowed as
+        inputs.
+        """
         made = [node] if "device" in node.meta else [n for n in node.users if is_item(n)]
         if node.op == "get_attr" or any(self._at(n) != self._device for n in made):
             return False
@@ -90,8 +99,11 @@ class _Cutting:
         return "" if device is None else device.type
 
     def _is_read(self, node: Node) -> bool:
-        """Return whether the host op ``node`` writes memory that a device op of the stretch has
-        read, or reads memory that one writes."""
+        """Return whether the host op ``node`` must wait for the device ops of the current stretch.
+
+        That is the case if it writes memory that one of them has read, or reads memory that one of
+        them writes.
+        """
         written = node.meta.get("written", set())
         read = {n.meta.get("memory") for other in self._ops.nodes for n in other.all_input_nodes}
         put = {m for other in self._ops.nodes for m in other.meta.get("written", ())}

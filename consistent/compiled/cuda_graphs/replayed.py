@@ -1,4 +1,5 @@
-"""Replayed: a segment whose stretches of ops are captured once, and then replayed.
+"""Execution of a segment by CUDA graphs: its stretches of device ops are captured once, and then
+replayed.
 
 ```
 call 1       runs uncaptured                   warm-up; the addresses of inputs are noted
@@ -6,10 +7,10 @@ call 2       each stretch: capture, replay     inputs whose address changed get 
 call 3 ...   copy into buffers, replay         inputs whose address is unchanged are read in place
 ```
 
-Parameters and states normally keep their address. If one has moved, all stretches are captured
-again, in a new pool, because graphs of a pool are replayed in the order of their capture. Results
-of a segment are copied out of the pool, since the next replay overwrites them; views of one storage
-stay views of one copy.
+A graph reads its inputs at the addresses of the capture. Parameters and states normally keep their
+address. If one has moved, all stretches are captured again, in a new pool, because graphs of a pool
+are replayed in the order of their capture. Results of a segment are copied out of the pool, since
+the next replay overwrites them; views of one storage stay views of one copy.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ Backend = Callable[[GraphModule, Sequence[Tensor]], Run]
 
 
 class Capturer(Protocol):
-    """Captures device work. A new one is made each time a segment is captured."""
+    """Protocol of objects that capture device work; ``cuda.CudaGraphs`` is one.
+
+    A new one is made each time a segment is captured.
+    """
 
     device: str
 
@@ -46,7 +50,12 @@ class Capturer(Protocol):
 
 
 def replayed(backend: Backend, capturer: Callable[[], Capturer], device: str) -> Backend:
-    """Return a backend like ``backend`` that captures the stretches of ops on ``device``."""
+    """Return ``backend``, extended to capture the stretches of ops on ``device`` and replay them.
+
+    Args:
+        capturer: makes the object that captures, anew for each capture of a segment.
+        device: type of the device, such as "cuda".
+    """
 
     def make(graph: GraphModule, inputs: Sequence[Tensor]) -> Run:
         if any(x.is_meta for x in inputs):
@@ -58,7 +67,12 @@ def replayed(backend: Backend, capturer: Callable[[], Capturer], device: str) ->
 
 @dataclass
 class _Part:
-    """A step as a graph of its own. ``captured`` is (replay, results) after the capture."""
+    """One step of a segment (a stretch of ops, host ops, or a call) as a graph module.
+
+    Args:
+        given, own: nodes whose values it takes from other parts, and those that it passes on.
+        captured: (function that replays, results), once captured.
+    """
 
     step: Step
     graph: GraphModule
@@ -70,7 +84,7 @@ class _Part:
 
 
 class Replayed:
-    """Runs a segment by replaying captured graphs.
+    """Callable that runs a segment by replaying captured graphs.
 
     Raises:
         Any error of its ops. An error during a capture is only a warning; the segment then runs
@@ -123,7 +137,7 @@ class Replayed:
     # -- what has moved ----------------------------------------------------------------------------
 
     def _look(self, values: dict[Node, Any]) -> None:
-        """Drop all captures if an input that is read in place has another address."""
+        """Drop all captures if an input that is read in place has moved to another address."""
         moved = [
             n
             for n, x in values.items()
@@ -194,9 +208,13 @@ class Replayed:
         return self._capturer.capture(lambda: self._plain(part, part.inputs))
 
     def _at_fixed_address(self, node: Node, x: Tensor) -> Tensor:
-        """Return ``x`` itself if its address is fixed, because a captured part made it or it is in
-        a place; otherwise a buffer. A host scalar gets a buffer on the device, because a graph
-        would keep its value."""
+        """Return the tensor that a captured graph will read as input ``x`` of node ``node``.
+
+        This is ``x`` itself if its address stays the same in all calls, because a captured part
+        made it or it is a parameter or state; otherwise a buffer into which each call copies ``x``.
+        A host scalar gets a buffer on the device, because a graph would otherwise contain its value
+        as a constant.
+        """
         if x.device.type != self._device:
             return torch.empty_like(x, device=self._where)
         made = any(node in part.own and part.captured is not None for part in self._parts)
@@ -207,7 +225,7 @@ class Replayed:
         return x.clone()
 
     def _out(self, results: list[Tensor]) -> list[Tensor]:
-        """Return the results, with copies of those in memory that the next replay overwrites."""
+        """Return the results, with copies of those that the next replay would overwrite."""
         ours = {
             storage_of(x)
             for part in self._parts
@@ -244,7 +262,10 @@ def _copy(x: Tensor, alone: bool, copies: dict[int, torch.UntypedStorage]) -> Te
 
 
 def _parts(graph: GraphModule, steps: list[Step], outs: list[Node]) -> list[_Part]:
-    """Return the steps as graphs, with the values that each takes from others and passes on."""
+    """Return each step as a graph module, with the nodes that it takes from others and passes on.
+
+    ``outs`` are the results of the segment.
+    """
     constants = dict(graph.named_buffers())
     parts = []
     for i, step in enumerate(steps):
@@ -258,8 +279,11 @@ def _parts(graph: GraphModule, steps: list[Step], outs: list[Node]) -> list[_Par
 
 
 def _fixed(graph: GraphModule, outs: list[Node]) -> set[Node]:
-    """Return the inputs that must be read in place, wherever they are: those that are written into,
-    and those that share memory with a result."""
+    """Return the inputs that a captured graph must read in place, even if they move, and not as
+    copies.
+
+    These are inputs into which an op writes, and those that share memory with a result.
+    """
     nodes = graph.graph.nodes
     there = {m for n in nodes for m in n.meta.get("written", ())}
     there |= {n.meta.get("memory") for n in outs}
@@ -267,7 +291,7 @@ def _fixed(graph: GraphModule, outs: list[Node]) -> set[Node]:
 
 
 def _called(part: _Part, values: dict[Node, Any]) -> list[Any]:
-    """Run a message or a draw. Its items are evaluated here as well."""
+    """Run a step that is a message or a random op, and return the values that it passes on."""
     node, *items = part.step.nodes
     target: Any = node.target
     args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
@@ -281,7 +305,11 @@ def _address(x: Tensor) -> int:
 
 
 def _has_buffer(x: Tensor) -> bool:
-    """Return whether a copy of ``x`` has the same strides, that is, whether ``x`` has no gaps."""
+    """Return whether a copy of ``x`` would have the same strides, that is, whether ``x`` has no
+    gaps.
+
+    Only such inputs can be replaced by a buffer.
+    """
     if not has_memory(x) or x.numel() == 0:
         return has_memory(x)
     dense = 1

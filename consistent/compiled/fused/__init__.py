@@ -1,2 +1,2 @@
-"""Messages combined with the product before them, or with the ops after them, in one call of a
-native kernel."""
+"""Fused communication: a message combined in one native call with the matrix product before it, or
+with the ops after it."""

@@ -1,4 +1,7 @@
-"""Callables that replace a message and the ops next to it. They take and return plain tensors."""
+"""Callables that replace a message and the ops next to it in a program.
+
+They take and return plain tensors, which are this rank's shards.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +22,20 @@ from ...overlap.chunked_matmul import Boxing, box_multiply_once, multiply_box_on
 
 @dataclass(frozen=True, slots=True)
 class Summed:
-    """The sum over ranks of x, or this rank's part of the sum, and the ops that follow.
+    """Callable that sums x over ranks and applies the ops that follow, such as bias, activation and
+    norm.
 
     ```
     all_reduce        [n, m] P -> [n, m]       reduce_scatter    [n, m] P -> [own, m]
     ```
 
-    Called with x, and with those of bias, residual, weight and norm_bias that are ``given``.
-    Returns the result and, with ``keeps``, the input of the activation or the norm.
+    With reduce_scatter the result is this rank's part of the sum. Called with x, and with those of
+    bias, residual, weight and norm_bias that are ``given``. Returns the result and, with ``keeps``,
+    the input of the activation or the norm, which backward needs.
 
     Args:
-        sizes: sizes of the ranks' parts along ``dim``; None: every rank gets the whole sum.
+        sizes: sizes of the ranks' parts along ``dim``; None for all_reduce, where every rank gets
+            the whole sum.
         dtype: dtype of the results; None: the dtype of x.
     """
 
@@ -57,8 +63,10 @@ class Summed:
 
     @contextmanager
     def _parts(self, x: Tensor) -> Iterator[tuple[list[Tensor], int, int]]:
-        """Yield (tensors, start, size): the wanted part is [start, start + size) along ``dim`` of
-        the sum of the tensors."""
+        """Yield (tensors, start, size) from which the kernel computes this rank's result.
+
+        The result is the range [start, start + size) along ``dim`` of the sum of the tensors.
+        """
         transport = current()
         if self.sizes is not None:
             own = self.sizes[self.ranks.index(transport.rank)]
@@ -73,8 +81,11 @@ class Summed:
 
 @dataclass(frozen=True, slots=True)
 class MultipliedSum:
-    """x @ w, summed over ranks by a boxing from P. A bias is a partial addend and is summed too.
-    Shapes: [m, k], [k, n], [n] -> the boxed tensor.
+    """Callable that computes x @ w and boxes the partial product (P), such as by an all-reduce, in
+    overlapping chunks.
+
+    A bias is added to the partial products, and so is summed too. Shapes: [m, k], [k, n], [n] ->
+    the boxed tensor.
 
     Args:
         lead: the sizes that the m rows have in the boxed tensor.
@@ -90,8 +101,11 @@ class MultipliedSum:
 
 @dataclass(frozen=True, slots=True)
 class MultipliedWhole:
-    """x boxed to B, times w, plus a bias. Shapes: [m, k] S, [k, n], [n] -> [rows, n] and the boxed
-    x."""
+    """Callable that gathers x (boxes it to B) and multiplies it with w, in overlapping chunks, and
+    adds a bias.
+
+    Shapes: [m, k] S, [k, n], [n] -> [rows, n] and the gathered x.
+    """
 
     boxing: Boxing
 

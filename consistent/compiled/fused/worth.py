@@ -1,5 +1,8 @@
-"""Decision where a sum and the ops after it are faster as one kernel: by measurements on the CPU
-(docs/compile.md), and by the cost model on CUDA, where nothing has been measured yet."""
+"""Decision whether a sum over ranks and the ops after it are faster as one kernel.
+
+It is based on measurements on the CPU (docs/compile.md), and on the cost model on CUDA, where
+nothing has been measured yet.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +33,15 @@ def sum_wins(
     one_by_one: bool,
     shared: bool,
 ) -> bool:
-    """Return whether one kernel for the sum and ``ops`` is faster.
+    """Return whether one kernel for the sum over ranks and the ops after it is faster than separate
+    ones.
 
     Args:
         kind: "all_reduce" or "reduce_scatter".
         ops: names of the ops after the sum.
         nbytes: bytes that a rank contributes to the sum.
-        one_by_one: whether each op would be a kernel of its own; a compiler makes one kernel of
-            them.
+        one_by_one: whether the ops would otherwise be one kernel each; a compiler makes one kernel
+            of all of them.
         shared: whether ranks read each other's memory.
     """
     if device == "cpu":

@@ -1,10 +1,12 @@
-"""Choice of the layouts of a whole recorded step at once, for steps where choosing op by op sends
-more.
+"""Joint choice of the layouts of all ops of a recorded step (``layouts="auto"``).
+
+By default, each op chooses its layouts alone when it is called ("op by op"), which may send more
+than necessary over the whole step.
 
 ```
-2nd call   recorded; each global op is noted, with what it reads       listen, chain
-           one choice for each op that sends less in total             auto/layout_search (integers)
-3rd call   recorded again, each op with its choice                     follow
+2nd call   recorded; each global op is noted with its operands         listen, chain
+           layouts for each op that send less in total                 auto/layout_search
+3rd call   recorded again, each op with the chosen layouts             follow
 later      the program of the two that sends less                      trial
 ```
 """

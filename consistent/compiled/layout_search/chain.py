@@ -1,4 +1,5 @@
-"""Chain of the global ops of a step, with the values that they read and make."""
+"""Recorded ops on global tensors of a step, with the values that they read and make: the input of
+the layout search."""
 
 from __future__ import annotations
 
@@ -11,8 +12,13 @@ from ...rules.signature import Signature
 
 @dataclass
 class Chain:
-    """Values, and the ops and moves of a step in order. ``why`` says why their layouts cannot be
-    chosen together; None if they can."""
+    """Recorded ops of a step for the layout search.
+
+    Args:
+        values: the global tensors.
+        steps: the ops, and the calls of ``to_global``, in order.
+        why: the reason why their layouts cannot be chosen together; None if they can.
+    """
 
     values: list[Value] = field(default_factory=list)
     steps: list[Op] = field(default_factory=list)
@@ -21,7 +27,8 @@ class Chain:
 
     @property
     def text(self) -> str:
-        """A hash of everything that the choice of layouts depends on, for ranks to compare."""
+        """Hash of everything that the choice of layouts depends on, to check that all ranks
+        recorded the same ops."""
         parts = [f"{value.spec} {value.pinned}" for value in self.values]
         parts += [
             f"{step.name} {step.kind} {step.call} {step.ins} {step.outs} {step.tracked} "
@@ -33,8 +40,10 @@ class Chain:
 
 @dataclass(frozen=True)
 class Decision:
-    """The chosen signatures of one op, one for each axis. ``name`` and the ``shapes`` of its
-    operands identify the op."""
+    """Chosen layouts of one op: a signature (input and output layouts) for each mesh axis.
+
+    ``name`` and the ``shapes`` of the operands identify the op when the step runs again.
+    """
 
     name: str
     shapes: tuple[tuple[int, ...], ...]
@@ -43,9 +52,14 @@ class Decision:
 
 @dataclass(frozen=True)
 class Solution:
-    """The layouts chosen for a step. ``decisions`` maps the number of an op to its decision;
-    ``count`` is the number of ops in the step. ``bytes`` (of the busiest rank) and ``seconds`` are
-    estimates, (before, after)."""
+    """Chosen layouts of all ops of a step.
+
+    Args:
+        decisions: number of an op, in the order of the calls -> its decision.
+        count: number of ops in the step.
+        bytes, seconds: (before, after) of the estimated bytes that the busiest rank sends, and of
+            the estimated seconds.
+    """
 
     decisions: dict[int, Decision]
     count: int

@@ -1,4 +1,4 @@
-"""Follower: runs a step whose ops take the signatures that were chosen for them."""
+"""Execution of a step in which each op takes the layouts that were chosen for it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ from .listen import planned_each
 
 
 class Follower:
-    """Applies the decisions to the ops, in the order in which they start. If an op is not the one
-    that its decision is for, all later ops choose for themselves, and ``is_followed`` is false."""
+    """Applies the decisions of a solution to the ops of a step, in the order in which the ops
+    start.
+
+    If an op is not the one that its decision is for, it and all later ops choose their own layouts,
+    and ``is_followed`` is false.
+    """
 
     def __init__(self, solution: Solution) -> None:
         self._solution = solution
@@ -26,12 +30,12 @@ class Follower:
 
     @property
     def is_followed(self) -> bool:
-        """Return whether all ops ran as decided."""
+        """Return whether all ops took the layouts that were decided for them."""
         return not self._lost and self._started == self._solution.count
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Let ops run as decided inside the block."""
+        """Apply the decisions to the ops that run inside the block."""
         with planned_each(Tracer(on_op_begin=self._start, choose=self._decide)):
             yield
 

@@ -1,7 +1,7 @@
-"""Listener: notes the global ops of a step while it is recorded.
+"""Recorder of the ops on global tensors of a step, for the layout search.
 
-A tensor that no noted op has made, such as a parameter or the result of an op over lists, enters
-with the layout that it has.
+A tensor that no recorded op has made, such as a parameter or the result of an op over lists, counts
+as an input whose layout is fixed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ from .chain import Chain
 
 @contextmanager
 def planned_each(tracer: Tracer) -> Iterator[None]:
-    """Let ``tracer`` see the ops inside the block. Each op is planned for its own sizes, and these
-    plans are discarded afterwards."""
+    """Let ``tracer`` see every op inside the block.
+
+    Each op is planned for its own sizes, in a temporary table of plans that is discarded
+    afterwards.
+    """
     with looked_up_in(_C.PlanTable(True)), tracer.tracing():
         yield
 
 
 class Listener:
-    """Builds the chain of the ops that run while it listens."""
+    """Recorder of the ops that run while it listens, as a ``Chain``."""
 
     def __init__(self) -> None:
         self.chain = Chain()
@@ -40,7 +43,11 @@ class Listener:
 
     @contextmanager
     def listening(self, is_paused: Callable[[], bool]) -> Iterator[None]:
-        """Note the ops inside the block. Ops that run while ``is_paused()`` keep their layouts."""
+        """Record the ops that run inside the block.
+
+        The layouts of ops that run while ``is_paused()`` are fixed, because these ops are not part
+        of the program.
+        """
         self._is_paused = is_paused
         tracer = Tracer(
             on_op_begin=self._started,
@@ -52,7 +59,8 @@ class Listener:
             yield
 
     def pin(self, value: Any) -> None:
-        """Fix the layouts of the tensors in ``value``, so that no others are chosen."""
+        """Fix the present layouts of the tensors in ``value``, because code outside the ops sees
+        them."""
         for x in tensors_in(value):
             if is_global(x):
                 self.chain.values[self._ops.number(x)].pinned = True

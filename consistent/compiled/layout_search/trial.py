@@ -1,5 +1,8 @@
-"""Trial of chosen layouts: the step is recorded op by op and with layouts chosen together, and the
-program that sends less is kept."""
+"""Comparison of two recordings of a step: with layouts that each op chose alone, and with layouts
+that were chosen jointly.
+
+The program that sends less is kept.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +27,24 @@ _chooser: Chooser | None = None
 
 
 def use_chooser(chooser: Chooser) -> None:
-    """Set the function that chooses layouts."""
+    """Register the function that chooses the layouts of a recorded step."""
     global _chooser
     _chooser = chooser
 
 
 class Listening(Around):
-    """Notes the global ops of a recording."""
+    """Hooks around a recording that note its ops on global tensors, for the layout search."""
 
     def __init__(self) -> None:
         self._listener = Listener()
 
     def inside(self, is_paused: Callable[[], bool]) -> AbstractContextManager[None]:
-        """Return a context manager that notes the ops of the step."""
+        """Return a context manager that notes the ops of the step that run inside it."""
         return self._listener.listening(is_paused)
 
     def ended(self, kept: Any) -> None:
-        """Fix the layouts of ``kept``, which the step returns or keeps."""
+        """Fix the layouts of the tensors ``kept``, which the step returns or stores, because code
+        outside sees them."""
         self._listener.pin(kept)
 
     @property
@@ -50,7 +54,7 @@ class Listening(Around):
 
 
 class Following(Around):
-    """Applies chosen layouts to the ops of a recording."""
+    """Hooks around a recording that give its ops the chosen layouts."""
 
     def __init__(self, solution: Solution) -> None:
         self.follower = Follower(solution)
@@ -63,14 +67,18 @@ class Following(Around):
 
 
 class Trial:
-    """The solutions that are still to be tried, by the number of the program that they improve."""
+    """Solutions that were found and not yet tried, by the number of the program that they may
+    improve."""
 
     def __init__(self) -> None:
         self.pending: dict[int, Solution] = {}
 
     def choose(self, number: int, program: Program, chain: Chain) -> None:
-        """Let the first rank choose layouts, if all ranks have recorded the same ops. A collective
-        of the world."""
+        """Let rank 0 choose layouts for a recorded program, to be tried in the next call.
+
+        If ranks have recorded different ops, or no choice is better, a note of the program says so.
+        This is a collective of the world.
+        """
         every = gathered(chain.text)
         if len(set(every)) > 1:
             found: Solution | str = "ranks have recorded different ops"
@@ -84,8 +92,11 @@ class Trial:
             self.pending[number] = found
 
     def better(self, number: int, alone: Recorded, made: Any, around: Following) -> Recorded:
-        """Return the recording that sends less: ``alone``, whose ops chose for themselves, or
-        ``made``. All ranks return the same one."""
+        """Return the recording that sends less, the same one on all ranks.
+
+        ``alone`` is the recording in which each op chose its layouts, ``made`` the one with the
+        layouts of the solution for program ``number``.
+        """
         solution = self.pending.pop(number)
         other = made.program if isinstance(made, Recorded) else None
         assert alone.program is not None
@@ -108,7 +119,8 @@ class Trial:
 
 
 def _ends(program: Program | None) -> list[Any]:
-    """Return the layouts of what a program returns and puts into places."""
+    """Return the layouts of the tensors that a program returns or assigns, which code outside the
+    step sees."""
     if program is None:
         return [None]
     places = each_in(program.result, Place)

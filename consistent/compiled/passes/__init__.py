@@ -1,10 +1,5 @@
-"""Passes that change a recorded graph before it runs: one idea per file, run in a fixed order.
-
-A pass takes a ``Trace`` and the options of the step, and changes the graph; it returns at once if
-its option is off. Either all ranks run all passes, or none does, so a pass may gather what ranks
-must decide together. Other decisions of a pass follow from the graph and its messages, which are
-the same on all ranks, and ranks compare the remaining messages before they use a program.
-"""
+"""Optimization passes over a recorded graph before it is compiled: one idea per file, run in a
+fixed order."""
 
 from __future__ import annotations
 

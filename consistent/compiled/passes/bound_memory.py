@@ -1,9 +1,9 @@
-"""Pass that bounds the bytes that a program holds at a time, where it can.
+"""Pass that limits the bytes that a program holds at a time (option ``memory``), as far as it can.
 
 ```
-before other passes   all ranks: the most that one holds         how much merge_equal may keep
-after them            each rank alone: it sends nothing          passes/rematerialize
-                      all ranks together, until none is above    passes/regather
+before other passes   all ranks find the largest peak            limits what merge_equal may keep
+after them            each rank recomputes cheap values          passes/rematerialize
+                      all ranks agree on gathers to repeat       passes/regather
 ```
 """
 
@@ -22,7 +22,11 @@ _ROUNDS = 64
 
 
 def leave_room(trace: Trace, options: CompileOptions) -> None:
-    """Limit what other passes keep to what the bound leaves on the fullest rank."""
+    """Limit the bytes that other passes may keep alive to what the option ``memory`` leaves on the
+    fullest rank.
+
+    All ranks use the same limit, so that they merge the same messages.
+    """
     if options.memory is None:
         return
     remove_dead(trace)
@@ -50,8 +54,10 @@ def bound_memory(trace: Trace, options: CompileOptions) -> None:
 
 
 def _regather(trace: Trace, most: int) -> int:
-    """Repeat gathers that some rank proposes and all ranks can repeat, and return how many. A
-    collective of the world."""
+    """Repeat gathers that some rank needs to repeat and all ranks can repeat, and return how many.
+
+    ``most`` is the limit in bytes. This is a collective of the world.
+    """
     sent = 0
     refused: set[Repetition] = set()
     for _ in range(_ROUNDS):

@@ -1,4 +1,5 @@
-"""Match of the ops after a sum over ranks that the kernel of the sum can also do.
+"""Pattern matching of the ops after a sum over ranks that the kernel of the sum can compute as well
+(its epilogue).
 
 ```
 %3 = reduce_scatter(%1)     sum
@@ -10,7 +11,7 @@
 ```
 
 Each op is optional. Values between the ops must have no other reader, and nothing may write into
-them.
+them, because the fused kernel does not return them.
 """
 
 from __future__ import annotations
@@ -39,14 +40,16 @@ BESIDE = ("bias", "residual", "weight", "norm_bias")
 
 @dataclass
 class EpilogueMatch:
-    """The ops that the kernel of a sum can also do.
+    """The ops after a sum that match, and the arguments of the kernel that replaces them.
 
     Args:
-        at: the value that the kernel returns.
-        total: the input of the activation and the norm; equal to ``at`` if there is neither.
+        at: the last matched node, whose value the kernel returns.
+        total: the node that is the input of the activation and the norm; equal to ``at`` if there
+            is neither.
         epilogue: parameters of the kernel.
-        beside: the tensors that are read in addition to the sum, by name.
-        names: the names of the ops, for people and for comparison between ranks.
+        beside: the tensors that the ops read in addition to the sum (bias, residual, weights of the
+            norm), by name.
+        names: the names of the ops, for reports and for comparison between ranks.
         dtype: dtype of the results, if it differs from that of the sum.
         keeps: whether total is read elsewhere, so that the kernel must return it too.
         inside: the nodes that the kernel replaces.
@@ -63,7 +66,8 @@ class EpilogueMatch:
 
 
 def stretch(trace: Trace, message: Node) -> Iterator[Node]:
-    """Yield the nodes after a message, up to the next message or call that runs as written."""
+    """Yield the nodes after ``message``, up to the next message or graph break, within which ops
+    may be fused with it."""
     node = message.next
     while node.op != "root" and node.target is not GRAPH_BREAK and not trace.is_ordered(node):
         yield node
@@ -71,11 +75,13 @@ def stretch(trace: Trace, message: Node) -> Iterator[Node]:
 
 
 def match_epilogue(trace: Trace, message: Node, written: set[Any]) -> EpilogueMatch | None:
-    """Return the ops after the one result of ``message`` that the kernel can do; None if there are
-    none.
+    """Return the ops after ``message``, a sum with one result, that the kernel of the sum can
+    compute.
+
+    Return None if there are none.
 
     Args:
-        written: the memories into which any op writes.
+        written: the memories into which any op of the graph writes.
     """
     items = list(message.users)
     if len(items) != 1 or not items[0].meta["shape"] or items[0].meta["dtype"] not in _SUMMED:
@@ -85,7 +91,7 @@ def match_epilogue(trace: Trace, message: Node, written: set[Any]) -> EpilogueMa
 
 
 class _EpilogueMatcher:
-    """Matches ops after one sum, as far as the kernel supports them."""
+    """Matcher of the ops after one sum, one op at a time, as far as the kernel supports them."""
 
     def __init__(self, trace: Trace, message: Node, item: Node, written: set[Any]) -> None:
         self._trace, self._message, self._written = trace, message, written
@@ -140,7 +146,7 @@ class _EpilogueMatcher:
             self._take(node, name, **{name: other})
 
     def _activation(self) -> set[Node]:
-        """Take an activation into the epilogue, and return its nodes."""
+        """Add an activation to the match if one follows, and return its nodes."""
         at = self._match.at
         done = [node for node in at.users if node in self._after and _activation(node)]
         if len(done) != 1 or done[0].args[0] is not at:
@@ -150,7 +156,7 @@ class _EpilogueMatcher:
         return set(done)
 
     def _norm(self) -> set[Node]:
-        """Take a norm into the epilogue, and return the nodes that it replaces."""
+        """Add a norm to the match if one follows, and return the nodes that it replaces."""
         matched = self._match
         if "bias" in matched.beside and len(matched.at.meta["shape"]) < 2:
             return set()
@@ -202,8 +208,11 @@ class _EpilogueMatcher:
             matched.dtype = wide
 
     def _reduced_again(self) -> bool:
-        """Match the kernel itself, applied to the sum of a message. Steps are recorded in this form
-        if they were planned to read the addends of all ranks."""
+        """Match a call of the kernel itself, ``reduce_shards``, on the sum of a message.
+
+        Recordings contain this form if the ops were planned to read the addends of all ranks
+        directly.
+        """
         at = self._match.at
         node = self._only_user(at)
         if node is None or node.target is not _REDUCED.default:
@@ -242,8 +251,11 @@ class _EpilogueMatcher:
         matched.beside |= {key: x for key, x in beside.items() if x is not None}
 
     def _only_user(self, node: Node) -> Node | None:
-        """Return the only op that reads ``node``; None if there are several, if the op is beyond
-        the next message, or if the value outlives the step or is written into."""
+        """Return the only op that reads ``node``, so that the two can be fused.
+
+        Return None if there are several, if the op is beyond the next message, or if the value
+        outlives the step or is written into.
+        """
         (first, *others) = node.users or (None,)
         if others or first not in self._after or node in self._trace.lasting:
             return None
@@ -254,8 +266,12 @@ class _EpilogueMatcher:
         return not lasts and set(node.users) <= readers
 
     def _is_beside(self, x: Any, shape: tuple[int, ...] | None, reader: Node) -> bool:
-        """Return whether ``x`` has the sum's dtype and these sizes, and has the same value before
-        the message as when ``reader`` reads it."""
+        """Return whether ``x`` can be an additional input of the kernel, which runs where the
+        message is.
+
+        It must have the sum's dtype and these sizes, and have the same value before the message as
+        when ``reader`` reads it.
+        """
         if not isinstance(x, Node) or x.meta.get("dtype") is not self._match.at.meta["dtype"]:
             return False
         if shape is not None and x.meta.get("shape") != tuple(shape):
@@ -275,7 +291,7 @@ def is_before(x: Node, message: Node) -> bool:
 
 
 def put_before(x: Node, message: Node) -> None:
-    """Move ``x`` before ``message``; ``is_before`` must hold."""
+    """Move ``x``, and the views that it is made of, before ``message``; ``is_before`` must hold."""
     if not x < message:
         for n in x.all_input_nodes:
             put_before(n, message)
@@ -283,7 +299,7 @@ def put_before(x: Node, message: Node) -> None:
 
 
 def _activation(node: Node) -> str:
-    """Return the name of an activation; "" for another op."""
+    """Return the name of the activation that ``node`` computes; "" for another op."""
     if node.target is _aten.gelu.default:
         return "gelu_tanh" if node.kwargs.get("approximate") == "tanh" else "gelu"
     if node.target is _aten.relu.default:

@@ -1,4 +1,5 @@
-"""Pass that turns a message and the ops next to it into one call of a native kernel.
+"""Pass that fuses a message and the ops next to it into one call of a native kernel (option
+``fuse``).
 
 ```
 %4 = mm(%0, %1)                         %4 = mm(%0, %1)
@@ -14,12 +15,12 @@
 A fusion changes how a message is sent, so either all ranks of the message do it, or none:
 
 ```
-each rank     lists what it could fuse
-all ranks     keep what all ranks of a message could fuse and what wins, by the cost model
-each rank     fuses that
+each rank     lists the fusions that are possible in its graph
+all ranks     keep those possible on all ranks of the message, and faster by the cost model
+each rank     performs these
 ```
 
-If one fusion has taken nodes that another needs, the other is dropped.
+If one fusion has taken nodes that another one needs, the other one is dropped.
 """
 
 from __future__ import annotations
@@ -49,12 +50,13 @@ from .trace import Trace
 
 
 class Fusion(NamedTuple):
-    """A fusion of a message with ops next to it, in terms that are the same on each of its ranks.
+    """Identification of a possible fusion, equal on all ranks of its message, so that they can
+    compare.
 
     Args:
         ranks, number: ranks of the message, and its number among the messages of these ranks.
         name: names of the message and the ops, in order.
-        kind: kind of the message alone.
+        kind: kind of the message, such as "all_reduce".
         device: type of the device.
         nbytes, dtype: size and dtype of what a rank contributes to a sum.
         ops: names of the ops that the kernel does after the sum.
@@ -77,8 +79,8 @@ _Run = Callable[[int], None]
 
 
 def fuse(trace: Trace, options: CompileOptions) -> None:
-    """Fuse what all ranks of a message can fuse and what is faster; with ``fuse=True``, all that
-    can be fused."""
+    """Perform the fusions that are possible on all ranks of a message, and faster; with
+    ``fuse=True``, all that are possible."""
     if not options.fuse:
         return
     remove_dead(trace)
@@ -92,8 +94,10 @@ def fuse(trace: Trace, options: CompileOptions) -> None:
 
 
 def _chunks(found: Fusion, options: CompileOptions) -> int:
-    """Return the number of chunks in which the fusion runs; 0 if it is not faster. The same on all
-    its ranks."""
+    """Return the number of chunks in which to run the fusion; 0 if the fusion is not faster.
+
+    The result is the same on all ranks of the message.
+    """
     always = options.fuse is True
     if found.specs is not None:
         if always:
@@ -114,13 +118,15 @@ def _chunks(found: Fusion, options: CompileOptions) -> int:
 
 
 def _fusions(trace: Trace) -> list[Fusion]:
-    """Return what this rank could fuse, in the order of messages."""
+    """Return the fusions that are possible in this rank's graph, in the order of messages."""
     return [f for at in _numbered(trace) for f, _ in _beside(trace, *at)]
 
 
 def _fuse(trace: Trace, chosen: dict[Fusion, int]) -> int:
-    """Perform the ``chosen`` fusions, products in the given number of chunks, and return how
-    many."""
+    """Perform the ``chosen`` fusions, and return how many were performed.
+
+    ``chosen`` maps a fusion to the number of chunks in which its product runs.
+    """
     done = 0
     for at in _numbered(trace):
         for fusion, run in _beside(trace, *at):
@@ -132,7 +138,8 @@ def _fuse(trace: Trace, chosen: dict[Fusion, int]) -> int:
 
 
 def _numbered(trace: Trace) -> list[tuple[Node, int]]:
-    """Return each message, with its number among the messages of the same ranks."""
+    """Return each message with its number among the messages of the same ranks, which identifies it
+    on all of them."""
     met: Counter[tuple[int, ...]] = Counter()
     found = []
     for message in trace.messages():
@@ -204,8 +211,10 @@ def _put(
     made: list[Node],
     gone: set[Node],
 ) -> None:
-    """Replace ``message`` and the nodes ``gone`` by ``call``, which takes ``given`` and returns
-    ``made``."""
+    """Replace ``message`` and the nodes ``gone`` by the fused ``call``.
+
+    ``given`` are the nodes that it takes; its results replace the nodes ``made``.
+    """
     (item,) = message.users
     outs = tuple((x.meta["shape"], x.meta["dtype"], call.outs[0][2]) for x in made)
     call = replace(call, text=f"{call.kind}: {call.run!r}", outs=outs)

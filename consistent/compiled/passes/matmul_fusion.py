@@ -1,4 +1,5 @@
-"""Match of matrix products next to the boxing of their operand or result.
+"""Pattern matching of matrix products next to the boxing of their operand or result, which can run
+overlapped in chunks.
 
 ```
 %4 = mm(%0, %1)                 %3 = join(%0)
@@ -6,7 +7,7 @@
 ```
 
 Views may be between the two, because a product has only rows and columns. The boxing must be a
-single move.
+single move, that is, one message.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ _PRODUCTS = (_aten.mm.default, _aten.addmm.default)
 
 @dataclass(frozen=True)
 class Product:
-    """A product that can be fused with the boxing next to it.
+    """A match: a matrix product that can be fused with the boxing next to it.
 
     Args:
         src, dst: specs before and after the boxing.
-        name: the two ops, in order.
-        given: x, w, and the bias of an addmm.
+        name: names of the two ops, in order.
+        given: nodes of x, w, and the bias if the product is an addmm.
         lead: all sizes but the last of the boxed tensor's shape on this rank.
-        node: the product.
-        inside: the product, and the views between it and the message.
+        node: node of the product.
+        inside: nodes of the product, and of the views between it and the message.
         is_first: whether the product is before the message.
     """
 
@@ -57,8 +58,11 @@ class Product:
 
 
 def match_product(trace: Trace, message: Node, written: set[Any]) -> Product | None:
-    """Return the product next to a message that boxes one tensor in one move. None if there is
-    none, or if it cannot be split into chunks."""
+    """Return the product that can be fused with ``message``, which boxes one tensor in one move.
+
+    Return None if there is none, or if it cannot be split into chunks. ``written`` are the memories
+    into which any op writes.
+    """
     specs, items = message.meta.get("boxing"), list(message.users)
     if specs is None or len(items) != 1 or memory_of(items[0]) in written:
         return None
@@ -78,7 +82,7 @@ def match_product(trace: Trace, message: Node, written: set[Any]) -> Product | N
 
 
 def _is_move(call: Call, move: Move, src: TensorSpec) -> bool:
-    """Return whether the message is this move of a boxing."""
+    """Return whether the message implements ``move``, the only step of a boxing from ``src``."""
     at, split = my_coordinate(src.placement), move.dst if move.dst is not B else move.src
     if at is None or call.ranks != tuple(src.placement.axis_ranks(move.axis, at)):
         return False
@@ -97,7 +101,8 @@ def _can_overlap(src: TensorSpec, dst: TensorSpec) -> bool:
 def _before(
     trace: Trace, message: Node, src: TensorSpec, dst: TensorSpec, written: set[Any]
 ) -> Product | None:
-    """Return a product before the message, whose result only the message reads."""
+    """Return the product that makes the message's input, if only the message reads it; else
+    None."""
     node: Any
     (node,) = trace.given(message)
     shape = node.meta.get("shape")
@@ -124,7 +129,8 @@ def _before(
 def _after(
     trace: Trace, message: Node, item: Node, src: TensorSpec, dst: TensorSpec
 ) -> Product | None:
-    """Return the first product of the gathered tensor."""
+    """Return the first product that reads the gathered tensor ``item``, if it can be fused; else
+    None."""
     (x,) = trace.given(message)
     shape = item.meta["shape"]
     if shape != dst.local_shape(my_coordinate(dst.placement)):
@@ -149,7 +155,10 @@ def _after(
 
 
 def _operands(node: Any) -> list[Node] | None:
-    """Return x, w, and the bias of the columns if any; None if ``node`` is not such a product."""
+    """Return the nodes of x, w, and the bias of the columns if there is one.
+
+    Return None if ``node`` is not a matrix product that can be fused.
+    """
     if not isinstance(node, Node) or node.target not in _PRODUCTS or node.kwargs:
         return None
     args: list[Any] = list(node.args)
@@ -166,5 +175,6 @@ def _name(node: Node) -> str:
 
 
 def _is_kept(trace: Trace, given: list[Node], first: Node, last: Node) -> bool:
-    """Return whether nothing writes into ``given`` from node ``first`` to node ``last``."""
+    """Return whether nothing writes into ``given`` between the nodes ``first`` and ``last``, so
+    that the fused call may read them at either place."""
     return not trace.is_written({memory_of(x) for x in given}, first, last)

@@ -1,4 +1,4 @@
-"""Pass that sends messages on the same values once.
+"""Pass that sends equal messages on the same values only once, and reuses the result.
 
 ```
 %3 = all_gather(%1)            %3 = all_gather(%1)
@@ -29,8 +29,10 @@ _BY_RANK = ("exchange", "broadcast", KIND)
 
 
 def merge_equal(trace: Trace, _: CompileOptions) -> None:
-    """Merge equal messages, in the order in which they are sent. A message is also removed if its
-    tensors were gathered before, together with others."""
+    """Merge equal messages, in the order in which they are sent.
+
+    A gather is also removed if its tensors were gathered before, together with others.
+    """
     first: dict[tuple, tuple[Node, int]] = {}  # what a result depends on -> message, its position
     left = trace.keep_bytes
     for node in trace.messages():
@@ -72,8 +74,11 @@ def _result(trace: Trace, message: Node, i: int, like: Any) -> Node:
 
 
 def _is_same(trace: Trace, before: Node, j: int, node: Node, i: int) -> bool:
-    """Return whether nothing writes into the message's inputs between the two messages, nor into
-    the results."""
+    """Return whether result ``j`` of message ``before`` can replace result ``i`` of message
+    ``node``.
+
+    Nothing may write into the messages' inputs between them, nor into the results.
+    """
     given = {memory_of(x) for x in node.all_input_nodes}
     made = {memory_of(x) for x in (trace.results(node)[i], trace.results(before).get(j)) if x}
     return not trace.is_written(given, before, node) and trace.is_own(made)

@@ -1,4 +1,4 @@
-"""Match of norms over the last dims, which torch records as one op or as several."""
+"""Pattern matching of layer norms and RMS norms, which torch records as one op or as several."""
 
 from __future__ import annotations
 
@@ -17,8 +17,14 @@ _RMS = getattr(_aten, "_fused_rms_norm", None)
 
 @dataclass
 class Norm:
-    """A norm over the last dims. ``inside`` are all of its nodes, ``out`` is the last, and
-    ``writes`` are the memories that they write into."""
+    """A match: a norm over the last dims.
+
+    Args:
+        out: the node of the result.
+        inside: all nodes of the norm.
+        normalized: number of dims that it normalizes.
+        writes: memories into which its own nodes write.
+    """
 
     name: str
     out: Node
@@ -40,7 +46,8 @@ class Norm:
 
 
 def layer_norm(node: Node) -> Norm | None:
-    """Match a layer norm whose only used result is the normalized tensor."""
+    """Match a layer norm at ``node`` whose mean and rstd are not used, so that only its output
+    counts."""
     if node.target is not _aten.native_layer_norm.default:
         return None
     out = _first_alone(node)
@@ -51,7 +58,7 @@ def layer_norm(node: Node) -> Norm | None:
 
 
 def fused_rms_norm(node: Node) -> Norm | None:
-    """Match an RMS norm that is one op, as torch runs it on CUDA."""
+    """Match an RMS norm that is a single op, as torch runs it on CUDA."""
     if _RMS is None or node.target is not _RMS.default:
         return None
     out = _first_alone(node)
@@ -62,14 +69,15 @@ def fused_rms_norm(node: Node) -> Norm | None:
 
 
 def _first_alone(node: Node) -> Node | None:
-    """Return the first result of ``node``; None if other results, which backward would use, are
-    read."""
+    """Return the first result of ``node``; None if its other results, which backward would use, are
+    read as well."""
     items = {user.args[1]: user for user in node.users}
     return items[0] if set(items) == {0} else None
 
 
 def rms_norm(square: Any) -> Norm | None:
-    """Match an RMS norm at its square, as torch runs it on the CPU:
+    """Match an RMS norm that is several ops, as torch runs it on the CPU, at its first op, the
+    square:
 
     ```
     %2 = pow(%1, 2)   %3 = mean(%2)   add_(%3, eps)   %4 = rsqrt(%3)   mul(%1, %4)   mul(.., weight)
@@ -109,7 +117,7 @@ def rms_norm(square: Any) -> Norm | None:
 
 
 def _the(node: Node, target: Any) -> Node | None:
-    """Return the only reader of ``node``, if it is an op ``target``."""
+    """Return the only reader of ``node`` if it is an op ``target``; else None."""
     users = list(node.users)
     return users[0] if len(users) == 1 and users[0].target is target else None
 

@@ -1,4 +1,5 @@
-"""Pass that starts messages as early, and waits for them as late, as data and memory allow.
+"""Pass that overlaps messages with computation: it starts them as early, and waits for them as
+late, as data dependencies and memory allow.
 
 ```
 %3 = join(%1)                   start join(%1)
@@ -34,8 +35,10 @@ _AHEAD = 2  # without a bound, this many of the largest results may be held in a
 
 
 def overlap(trace: Trace, options: CompileOptions) -> None:
-    """Let messages run concurrently with ops: always, or with "auto" if all ranks have spare
-    cores."""
+    """Let messages run concurrently with ops, as the option ``overlap`` says.
+
+    With "auto", this happens only if all ranks have spare cores for the thread that sends.
+    """
     if not options.overlap:
         return
     if options.overlap == "auto" and not has_spare_cores(tuple(range(current().size))):
@@ -51,11 +54,12 @@ def overlap(trace: Trace, options: CompileOptions) -> None:
 
 
 def _overlapped(trace: Trace, most: int | None) -> int:
-    """Move starts and waits apart, and return how many messages run concurrently with ops.
+    """Split messages into start and wait, move these apart, and return how many messages then
+    overlap with ops.
 
     Args:
-        most: bytes that may be held at a time; None: what is held now, plus the ``_AHEAD`` largest
-            results that are moved.
+        most: bytes that may be held at a time; None allows the present peak plus the ``_AHEAD``
+            largest results of messages.
     """
     _reads_first(trace)
     count = Count(trace)
@@ -78,15 +82,18 @@ def _overlapped(trace: Trace, most: int | None) -> int:
 
 
 def _reads_first(trace: Trace) -> None:
-    """Move the placeholders before all ops, since a segment reads its places before its ops run."""
+    """Move the placeholders before all ops, as a program reads the inputs of a segment before its
+    ops run."""
     reads = [node for node in trace.graph.nodes if node.op == "placeholder"]
     for node in reversed(reads):
         next(iter(trace.graph.nodes)).prepend(node)
 
 
 def _may_move(trace: Trace, node: Node) -> bool:
-    """Return whether the message only sends and receives on the CPU or a GPU, and nothing writes
-    into its results."""
+    """Return whether the message can be started early and waited for late.
+
+    It must only send and receive, on the CPU or a GPU, and nothing may write into its results.
+    """
     call = trace.call(node)
     kinds = {device.type for _, _, device in call.outs}
     if not node.users or call.computes or kinds not in ({"cpu"}, {"cuda"}):
@@ -118,8 +125,11 @@ def _joined(trace: Trace, start: Node, wait: Node) -> None:
 
 
 def _later(trace: Trace, start: Node, wait: Node, most: int) -> None:
-    """Move the wait to just before the first op that reads a result or writes into what is sent, or
-    to the end of the segment. Undone if too much would be held."""
+    """Move the wait as late as possible.
+
+    That is just before the first op that reads a result or writes into what is sent, or the end of
+    the segment. The move is undone if more than ``most`` bytes would be held.
+    """
     items = list(wait.users)
     readers = {user for item in items for user in item.users}
     given = {memory_of(x) for x in start.all_input_nodes}
@@ -134,8 +144,11 @@ def _later(trace: Trace, start: Node, wait: Node, most: int) -> None:
 
 
 def _earlier(trace: Trace, start: Node, wait: Node, most: int) -> None:
-    """Move the start up to the message before it, or to where its inputs are ready. Undone if too
-    much would be held."""
+    """Move the start as early as possible.
+
+    That is just after the previous message, or after the ops that compute its inputs. The move is
+    undone if more than ``most`` bytes would be held.
+    """
     needed = set(start.all_input_nodes)
     given = {memory_of(x) for x in needed}
     before = start.prev
@@ -158,7 +171,7 @@ def _move(nodes: list[Node], before: Node) -> None:
 
 
 def _has_work(start: Node, wait: Node) -> bool:
-    """Return whether anything but messages runs between the two."""
+    """Return whether ops run between start and wait, so that splitting the message is useful."""
     node = start.next
     while node is not wait:
         if node.op == "call_function" and not _is_message(node):

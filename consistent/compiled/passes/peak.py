@@ -1,4 +1,4 @@
-"""Count of the bytes that a program holds at a time, in the order of its ops.
+"""Computation of the bytes that a program holds at a time, for passes that limit memory.
 
 Only memory that the program allocates is counted: from the op that makes it to the last op that
 reads it. Parameters, state and inputs exist before and after the program, and are not counted; nor
@@ -15,7 +15,8 @@ from .trace import Trace, memory_of
 
 
 class Held(NamedTuple):
-    """A memory: its bytes, and the positions of the first and the last node that need it."""
+    """Lifetime of one memory: its bytes, and the positions of the first and the last node that need
+    it."""
 
     bytes: int
     first: int
@@ -23,8 +24,10 @@ class Held(NamedTuple):
 
 
 class Count:
-    """The memories of a trace as it is now, and the positions of the nodes that write into them.
-    ``bytes`` is the peak, and ``peak`` its position."""
+    """Lifetimes of all memories of a trace, as its graph is when this object is made.
+
+    ``bytes`` is the peak, and ``peak`` the position of the node at which it is reached.
+    """
 
     def __init__(self, trace: Trace) -> None:
         self.nodes = list(trace.graph.nodes)
@@ -64,7 +67,8 @@ class Count:
         return found
 
     def _peak(self) -> tuple[int, int]:
-        """Return (most bytes at a time, the position of the first node at which they are held)."""
+        """Return (largest number of bytes held at a time, position of the first node where they are
+        held)."""
         # ``last`` can be len(nodes), for memory that is held to the end.
         changes = [0] * (len(self.nodes) + 2)
         for held in self.memories.values():
@@ -86,8 +90,10 @@ class Count:
         return i < len(self._breaks) and self._breaks[i] <= last
 
     def is_same(self, memory: Any, first: int, last: int) -> bool:
-        """Return whether nothing writes into ``memory`` between two positions, and no graph break
-        is between them."""
+        """Return whether ``memory`` has the same content at two positions.
+
+        That is the case if nothing writes into it between them, and no graph break is between them.
+        """
         if self._breaks_between(first, last):
             return False
         return not any(first < i < last for i in self._writes.get(memory, ()))
@@ -103,8 +109,8 @@ class Count:
 
 
 def remove_dead(trace: Trace) -> None:
-    """Remove ops whose results nothing reads. The program will not contain them, so they hold
-    nothing."""
+    """Remove ops whose results nothing reads, so that they are not counted; the program will not
+    contain them either."""
     for node in reversed(list(trace.graph.nodes)):
         needed = node.users or node in trace.lasting or node.meta.get("written")
         is_op = node.op == "call_function" and node.target is not GRAPH_BREAK

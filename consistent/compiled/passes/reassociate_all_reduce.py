@@ -1,4 +1,5 @@
-"""Pass that adds two tensors before their sum over ranks, instead of adding the two sums.
+"""Pass that adds two partial tensors before one all-reduce, instead of adding the results of two
+all-reduces.
 
 ```
 %3 = all_reduce(%1)
@@ -22,7 +23,10 @@ _ADDS = (torch.ops.aten.add.Tensor,)
 
 
 def reassociate_all_reduce(trace: Trace, _: CompileOptions) -> None:
-    """Apply it wherever both sums have no other reader, until nothing changes."""
+    """Replace the sum of two all-reduces by one all-reduce of a sum, until no such pair is left.
+
+    Neither result may have another reader.
+    """
     changed = True
     while changed:
         changed = any(_tried(trace, node) for node in list(trace.graph.nodes))
@@ -61,7 +65,8 @@ def _tried(trace: Trace, node: Node) -> bool:
 
 
 def _sum_of(trace: Trace, x: Any) -> Node | None:
-    """Return the message whose only result is ``x``, if it is a sum over ranks."""
+    """Return the message that makes ``x`` if it is a sum over ranks whose only result is ``x``;
+    else None."""
     if not isinstance(x, Node) or len(x.users) != 1 or x.op != "call_function":
         return None
     message = x.args[0] if x.args else None

@@ -1,4 +1,5 @@
-"""Freeing of gathered values, which are gathered again where they are read again.
+"""Saving of memory by gathering again: a gathered value is freed, and gathered a second time where
+it is read again, such as in backward.
 
 ```
 %3 = join(%1)                      %3 = join(%1)
@@ -27,9 +28,14 @@ from .trace import Trace, memory_of
 
 
 class Repetition(NamedTuple):
-    """A message that is sent a second time: message ``number`` is repeated for the readers that
-    come after ``after`` messages. ``count`` is the number of all messages, and ``kind`` the kind of
-    this one."""
+    """Identification of a gather to repeat, which is equal on all ranks.
+
+    Args:
+        number: position of the gather among all messages.
+        after: readers that come after this many messages read the repeated result.
+        count: number of all messages, to check that the graphs of ranks correspond.
+        kind: kind of the message, for the same check.
+    """
 
     number: int
     after: int
@@ -38,8 +44,11 @@ class Repetition(NamedTuple):
 
 
 def proposals(trace: Trace, most: int) -> list[Repetition]:
-    """Return the gathers that this rank would repeat to hold at most ``most`` bytes at its present
-    peak; as few as possible."""
+    """Return the gathers that this rank would have to repeat to hold at most ``most`` bytes.
+
+    It proposes as few as possible, for the present peak only. Nothing is changed: all ranks decide
+    together.
+    """
     count = Count(trace)
     messages, before = _messages(trace, count)
     if count.bytes <= most or count.peak >= len(count.nodes):
@@ -66,7 +75,7 @@ def proposals(trace: Trace, most: int) -> list[Repetition]:
 
 
 def may_repeat(trace: Trace, one: Repetition) -> bool:
-    """Return whether this rank can repeat the gather."""
+    """Return whether this rank can repeat the gather that some rank proposed."""
     tried = _again(trace, one)
     if tried is None or not tried.is_done:
         return False
@@ -75,7 +84,7 @@ def may_repeat(trace: Trace, one: Repetition) -> bool:
 
 
 def repeat(trace: Trace, one: Repetition) -> None:
-    """Repeat the gather."""
+    """Repeat the gather in this rank's graph, after all ranks have agreed."""
     _again(trace, one)
 
 
@@ -103,7 +112,10 @@ def _is_gather(trace: Trace, node: Node) -> bool:
 
 
 def _messages(trace: Trace, count: Count) -> tuple[list[Node], list[int]]:
-    """Return (messages and waits in order; for each node, how many of them are before it)."""
+    """Return (messages and waits in order; for each node, how many of them are before it).
+
+    Both are used to identify messages across ranks.
+    """
     messages: list[Node] = []
     before = []
     for node in count.nodes:

@@ -1,4 +1,5 @@
-"""Recomputation of a value just before it is read again, instead of holding it until then."""
+"""Rewrite that recomputes a value just before it is read again, instead of holding it until
+then."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ _MOST = 32  # ops that recompute one value
 
 
 class Rematerialization:
-    """Recomputation of one memory for its readers that are ``later``.
+    """Recomputation of the values in one memory for later readers, as a change of the graph.
 
-    If ``is_done`` is false, nothing was changed: an input of the recomputation is no longer held,
-    or was written meanwhile. ``undo`` restores the graph.
+    It is performed at construction. If ``is_done`` is false, nothing was changed: an input of the
+    recomputation is no longer held, or was written meanwhile. ``undo`` restores the graph.
 
     Args:
-        later: whether a node reads the recomputed memory.
-        may: whether an op may run a second time.
+        later: function that returns whether a reader shall read the recomputed values.
+        may: function that returns whether an op may run a second time.
     """
 
     def __init__(
@@ -66,8 +67,11 @@ class Rematerialization:
         return True
 
     def _copy(self, node: Node, before: Node) -> Node | None:
-        """Return a copy of ``node``, with copies of its inputs as needed, placed before ``before``;
-        None if that is not possible."""
+        """Return a copy of ``node`` that is placed before ``before``, with copies of its inputs as
+        needed.
+
+        Return None if an input can neither be read nor recomputed at that position.
+        """
         if node in self._made:
             return self._made[node]
         if node.op != "call_function" or not self._may(node) or len(self._made) >= _MOST:
@@ -89,8 +93,10 @@ class Rematerialization:
         return made
 
     def _is_there(self, x: Node, reader: Node, before: Node) -> bool:
-        """Return whether ``x`` is held until ``before`` in any case, and still has the value that
-        ``reader`` read."""
+        """Return whether ``x`` can be read again at ``before`` at no cost.
+
+        It must be held until then in any case, and still have the value that ``reader`` read.
+        """
         count, memory = self._count, memory_of(x)
         first, last = count.at[reader], count.at[before]
         if x.op in ("placeholder", "get_attr"):

@@ -1,4 +1,5 @@
-"""Recomputation of cheap values for backward, instead of holding them until then.
+"""Recomputation of cheap values for backward, instead of holding them (selective activation
+checkpointing on the recorded graph).
 
 ```
 %3 = gelu(%2)                      %3 = gelu(%2)
@@ -35,8 +36,10 @@ _TRIES = 16  # values that do not help before the search stops
 
 
 def is_cheap(node: Node) -> bool:
-    """Return whether an op may run twice: it computes the same values again, and takes little
-    time."""
+    """Return whether an op may run twice: it computes the same values again, and takes little time.
+
+    Examples are elementwise ops and views; matrix products and messages are not cheap.
+    """
     op: Any = node.target
     if op is DRAWN or getattr(op, "__name__", "") == "_item":
         return True
@@ -50,7 +53,9 @@ def is_cheap(node: Node) -> bool:
 
 def rematerialize(trace: Trace, most: int) -> int:
     """Recompute values until at most ``most`` bytes are held at a time, or until no value helps.
-    Returns how many values are recomputed."""
+
+    Return the number of values that are recomputed.
+    """
     again, count = 0, Count(trace)
     least = count.bytes
     more: list[Rematerialization] = []  # changes since the peak was last lowered
@@ -68,7 +73,11 @@ def rematerialize(trace: Trace, most: int) -> int:
 
 
 def _one(trace: Trace, count: Count) -> tuple[Rematerialization, Count] | None:
-    """Recompute one value that is held at the peak and not read there: the largest that helps."""
+    """Recompute one value, the largest that lowers the peak: it is held at the peak and not read
+    there.
+
+    Return the change and the new count of memory; None if no value helps.
+    """
     peak = count.peak
     if peak >= len(count.nodes):
         return None
@@ -89,8 +98,10 @@ def _one(trace: Trace, count: Count) -> tuple[Rematerialization, Count] | None:
 
 
 def waiting(count: Count) -> list[Any]:
-    """Return the memories that are held at the peak without being used there: made before and read
-    after it, the largest first."""
+    """Return the memories that are held at the peak only to be read later, the largest first.
+
+    They are made before the peak and read after it, so recomputing them lowers the peak.
+    """
     peak = count.peak
     used = {n.meta.get("memory") for n in count.nodes[peak].all_input_nodes}
     used.add(count.nodes[peak].meta.get("memory"))

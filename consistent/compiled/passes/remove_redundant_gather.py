@@ -1,4 +1,4 @@
-"""Pass that removes a gather of which this rank reads only its own part, which it already has.
+"""Pass that removes a gather of which this rank reads only the part that it already has.
 
 ```
 %2 = join(%1)                      %2 = join(%1)     removed if nothing else uses it
@@ -18,7 +18,10 @@ _aten = torch.ops.aten
 
 
 def remove_redundant_gather(trace: Trace, _: CompileOptions) -> None:
-    """Apply it wherever nothing writes into the input or the gathered tensor meanwhile."""
+    """Replace slices of gathered tensors by copies of this rank's own shard, where they are equal.
+
+    Nothing may write into the shard or the gathered tensor meanwhile.
+    """
     for node in list(trace.messages()):
         call = trace.call(node)
         if call.own is None or len(call.outs) != 1:
@@ -46,8 +49,8 @@ def remove_redundant_gather(trace: Trace, _: CompileOptions) -> None:
 
 
 def _cut(user: Node, whole: Node, dims: int) -> tuple[int, int, int] | None:
-    """Return (dim, start, end) of the slice that ``user`` takes of ``whole``; None if it takes
-    none."""
+    """Return (dim, start, end) of the slice that ``user`` takes of ``whole``; None if ``user`` is
+    no slice."""
     if user.target is not _aten.slice.Tensor or user.args[0] is not whole or len(user.args) < 4:
         return None
     dim, start, end, *step = user.args[1:]

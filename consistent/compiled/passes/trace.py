@@ -1,5 +1,4 @@
-"""A recorded graph, with what a pass must know of it: which node writes into which memory, and
-when."""
+"""Recorded graph as passes see it, with the information which node writes into which memory."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from ..program import GRAPH_BREAK
 
 @dataclass(frozen=True)
 class Saved:
-    """A message that a pass has removed.
+    """Record of a message that a pass has removed, for reports.
 
     Args:
         text: text of the call.
@@ -31,17 +30,19 @@ class Saved:
 
 @dataclass
 class Trace:
-    """A graph for the passes. Its nodes describe in ``meta``: "memory", the memory of the value;
-    "written", the memories that the node writes into; "held", the bytes of the memory.
+    """Recorded graph for the passes.
+
+    Each node has in ``meta``: "memory", an identifier of the memory of its value; "written", the
+    memories into which the node writes; "held", the bytes of its memory.
 
     Args:
-        replaced: node -> the node that has its value now.
-        lasting: values that the step returns or puts into places. What happens to them after the
-            step is not visible here.
+        replaced: removed node -> the node that now has its value.
+        lasting: nodes whose values the step returns or assigns, such as new gradients. They outlive
+            the step, so what is done with them is not visible here.
         keep_bytes: bytes that passes may keep alive at a time in addition to what the step keeps.
-        held: bytes held at a time before any pass, if they are bounded.
+        held: peak of the bytes held before any pass, if the option ``memory`` is set.
         saved: messages that passes have removed.
-        notes: what passes have done, for people.
+        notes: sentences about what passes have done, for ``show()``.
     """
 
     graph: Graph
@@ -54,32 +55,35 @@ class Trace:
     notes: list[str] = field(default_factory=list)
 
     def positions(self) -> dict[Node, int]:
-        """Return the position of each node in the graph."""
+        """Return the position of each node in the present order of the graph."""
         return {node: i for i, node in enumerate(self.graph.nodes)}
 
     def messages(self) -> list[Node]:
-        """Return the messages that return new tensors."""
+        """Return the nodes of messages that return new tensors."""
         return [node for node in self.graph.nodes if node.target is MESSAGE]
 
     def is_ordered(self, node: Node) -> bool:
-        """Return whether all ranks must run the node in the same order."""
+        """Return whether the node is a message, start or wait, which all ranks must run in the same
+        order."""
         return node.target in ORDERED
 
     def call(self, node: Node) -> Call:
-        """Return the call of a message."""
+        """Return the recorded ``Call`` of a message's node."""
         return self.calls[node.args[1]]  # type: ignore[index]
 
     def given(self, node: Node) -> list[Node]:
-        """Return the nodes that a message sends."""
+        """Return the nodes whose values a message sends."""
         return list(node.args[0])  # type: ignore[arg-type]
 
     def results(self, node: Node) -> dict[int, Node]:
-        """Return the nodes of the message's results that are used, by index."""
+        """Return index -> node of the results of a message that are used."""
         return {user.args[1]: user for user in node.users}  # type: ignore[misc]
 
     def is_written(self, memories: set[Any], first: Node, last: Node) -> bool:
-        """Return whether any of ``memories`` may be written between two nodes. A call that runs as
-        written may write into any memory."""
+        """Return whether an op between two nodes may write into any of ``memories``.
+
+        A call at a graph break may write into any memory.
+        """
         node = first.next
         while node is not last:
             if node.target is GRAPH_BREAK or memories & node.meta.get("written", set()):
@@ -88,14 +92,14 @@ class Trace:
         return False
 
     def is_own(self, memories: set[Any]) -> bool:
-        """Return whether nothing writes into ``memories`` after they were made, inside the step or
-        outside."""
+        """Return whether nothing writes into ``memories`` after they were made, in the step or
+        after it."""
         written = (node.meta.get("written", set()) for node in self.graph.nodes)
         escaped = {memory_of(node) for node in self.lasting}
         return not memories & escaped and not any(memories & each for each in written)
 
     def replace(self, old: Node, new: Node) -> None:
-        """Use ``new`` wherever ``old`` was used."""
+        """Use the value of node ``new`` wherever that of ``old`` was used."""
         old.replace_all_uses_with(new)
         self.replaced[old] = new
         if old in self.lasting:
@@ -106,7 +110,7 @@ class Trace:
                 self.replaced[node] = new
 
     def leave_out(self, node: Node, why: str) -> None:
-        """Remove a message whose results are no longer used."""
+        """Remove a message whose results are no longer used; ``why`` is the reason for reports."""
         call = self.call(node)
         self.saved.append(Saved(call.text, call.bytes, why, node.meta.get("where", "")))
         for item in list(node.users):
@@ -115,5 +119,5 @@ class Trace:
 
 
 def memory_of(node: Any) -> Any:
-    """Return the memory of a node's value."""
+    """Return the identifier of the memory that contains a node's value; None if it has none."""
     return node.meta.get("memory")

@@ -1,1 +1,1 @@
-"""Planning: making the plan of a call whose key has no plan yet."""
+"""Planning: making the plan of a call that no cached plan serves."""

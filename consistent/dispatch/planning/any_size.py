@@ -1,4 +1,4 @@
-"""Decision whether a plan serves all sizes, and the layouts of the outputs of such a plan."""
+"""Plans that serve tensors of all sizes: which plans can, and the layouts of their outputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..plans.plan import OutLayout, Source
 def out_layouts(
     row: Row, call: Call, choice: Choice, outs: Sequence[Out], placement: Placement
 ) -> tuple[OutLayout, ...] | None:
-    """Return the layouts of the outputs for all sizes, or None if they depend on the sizes."""
+    """Return the output layouts for a plan that serves all sizes, or None if the sizes decide."""
     if choice.form is not None or choice.by_size or not row.serves_any_size(call, choice.ins):
         return None
     made = []
@@ -55,9 +55,9 @@ def _sources(
 def _source(
     call: Call, choice: Choice, size: int | None, axes: Sequence[int]
 ) -> tuple[int, int] | None:
-    """Return (operand, dim) of a dim that ``axes`` split, or None.
+    """Return the (operand, dim) that ``axes`` split and that gives an output dim its length.
 
-    The dim has ``size`` items, unless ``size`` is None.
+    The dim must have ``size`` items, unless ``size`` is None. Returns None if there is no such dim.
     """
     for operand, ins in zip(call.operands, choice.ins, strict=True):
         entries = {ins[axis] for axis in axes}
@@ -68,5 +68,5 @@ def _source(
 
 
 def all_whole(specs: Sequence[TensorSpec]) -> bool:
-    """Return whether every rank holds all operands whole, in which case sizes decide nothing."""
+    """Return whether all operands are replicated (B on each axis), so that sizes decide nothing."""
     return all(spec.layout.is_whole for spec in specs)

@@ -68,13 +68,13 @@ def is_on(device: str) -> bool:
 
 
 def now() -> tuple[tuple[str, bool, torch.dtype], ...]:
-    """Return (device type, whether autocast is on, its dtype) of each available device type."""
+    """Return the state of autocast: (device type, is it on, its dtype) for each device type."""
     kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     return tuple((k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds)
 
 
 def dtype_of(call: Call, device: str) -> torch.dtype | None:
-    """Return the dtype to which torch casts the operands of ``call``, or None if it does not."""
+    """Return the dtype that autocast casts the operands of ``call`` to, or None if it does not."""
     name = call.name if call.name in listed(device) else MADE_OF.get(call.name, "")
     if call.name == "einsum" and len(call.operands) == 1:
         return None  # with one operand einsum multiplies nothing, so it calls no bmm
@@ -89,7 +89,7 @@ def dtype_of(call: Call, device: str) -> torch.dtype | None:
 
 
 def is_cast(dtype: torch.dtype) -> bool:
-    """Return whether autocast casts tensors of ``dtype``."""
+    """Return whether autocast casts tensors of ``dtype``: float64 and integers stay as they are."""
     return dtype.is_floating_point and dtype is not torch.float64
 
 

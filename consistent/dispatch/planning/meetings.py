@@ -26,8 +26,8 @@ _OWN_FLAGS = "_amp_foreach_non_finite_check_and_unscale"
 def compare_plain(plan: Plan, function: TorchFunction, args: tuple, tensors: Sequence[Any]) -> Plan:
     """Compare the plain tensors of this call between ranks, and return ``plan``.
 
-    If the tensors are to be compared again, the plan is not kept, so that the next call is planned
-    and compared again.
+    If a later call with such tensors has to be compared as well, the plan is not cached, so that
+    the next call is planned, and compared, again.
     """
     if all(map(is_global, tensors)) or not any(map(is_global, tensors)):
         return plan
@@ -55,9 +55,10 @@ def _in_call(function: TorchFunction, tensors: Sequence[Any]) -> list[torch.Tens
 
 
 def _in_lists(args: tuple) -> list[torch.Tensor]:
-    """Return the plain tensors of those list positions at which another list has a global tensor.
+    """Return the plain tensors of a list op that have to be compared between ranks.
 
-    At a position where all tensors are plain, they may be a rank's own.
+    They are those at a position at which another list has a global tensor. At a position where all
+    tensors are plain, each rank may have values of its own.
     """
     lists = [x for x in args if isinstance(x, tuple | list) and x]
     found: list[torch.Tensor] = []

@@ -25,12 +25,14 @@ MISTOLD = frozenset(
 def logical_outputs(
     run: Callable[..., Any], row: table.Row, call: Call
 ) -> tuple[tuple[Out, ...] | None, Any]:
-    """Return (outputs, result): the outputs' shapes and dtypes, and the result of the op on meta
-    tensors.
+    """Return the shapes and dtypes of an op's outputs, found by a run on meta tensors.
 
-    The meta tensors have the logical shapes. If the row knows the outputs, nothing is run and the
-    result is None. The outputs are None if the op has no meta form, its shapes depend on data or it
-    refuses the call; the result is then the error.
+    The meta tensors have the logical shapes of the operands.
+
+    Returns:
+        (outputs, result of the run). If the rule knows the outputs, nothing is run and the result
+            is None. The outputs are None if the op has no meta kernel, if its output shapes depend
+            on data or if it refuses the call; the result is then the error.
     """
     known = row.known_outs(call)
     if known is not None:
@@ -46,9 +48,9 @@ def logical_outputs(
 
 
 def on_meta(run: Callable[..., Any], call: Call) -> tuple[Any, list[torch.Tensor]] | Exception:
-    """Run ``call`` on meta tensors and return (result, these tensors), or the error that it raises.
+    """Run ``call`` on meta tensors; return (result, meta tensors), or the error that it raises.
 
-    The run raises if the op has no meta form, needs values, or refuses the call.
+    The run raises if the op has no meta kernel, needs values, or refuses the call.
     """
     metas = [torch.empty(o.shape, dtype=o.spec.dtype, device="meta") for o in call.operands]
     # With these arguments the op would make its result on a real device.
@@ -64,16 +66,16 @@ def on_meta(run: Callable[..., Any], call: Call) -> tuple[Any, list[torch.Tensor
 def is_refusal(made: Any) -> bool:
     """Return whether a run on meta tensors failed because of this very call.
 
-    The cause is then its sizes, or a value that the op needs. An op without a meta form fails for
-    all calls, which does not count.
+    ``made`` is what ``on_meta`` returned. The cause is then the call's sizes, or a value that the
+    op needs. An op without a meta kernel fails for all calls, which does not count.
     """
     return isinstance(made, Exception) and not isinstance(made, NotImplementedError)
 
 
 def has_meta_backward(run: Callable[..., Any], call: Call) -> bool:
-    """Return whether torch can differentiate ``call`` on meta tensors.
+    """Return whether torch can run the backward of ``call`` on meta tensors.
 
-    This is True if no output requires grad.
+    This is True if no output requires grad, and if the op refuses the call.
     """
     metas = [torch.empty(o.shape, dtype=o.spec.dtype, device="meta") for o in call.operands]
     leaves = [x.requires_grad_() for x in metas if x.dtype.is_floating_point or x.dtype.is_complex]

@@ -1,5 +1,7 @@
-"""Planning of a call: the op's row gives signatures, ``rules.choose`` picks one, and a plan is
-made."""
+"""Planning of a call: choose a signature and record in a plan what to do.
+
+The op's rule gives candidate signatures, and ``rules.choose`` picks the cheapest.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +63,9 @@ def make_plan(
         function: the resolved torch function.
         args: positional arguments of the call.
         kwargs: named arguments of the call.
-        by_facts: whether the key also holds the values of floats, or whether gradients are needed,
-            because a ``ByFacts`` plan asked for them.
+        by_facts: whether the hook's key for this call includes more facts, namely the values of
+            floats or whether gradients are needed, because an earlier ``ByFacts`` plan requested
+            them.
         for_any_size: whether the plan may be one that serves all sizes.
     """
     tensors = tensors_of(args, kwargs)
@@ -82,7 +85,10 @@ def make_plan(
 
 
 def _without_row(function: TorchFunction, args: tuple, kwargs: dict) -> Plan | None:
-    """Return the plan if the function and the names of its arguments decide it, else None."""
+    """Return the plan of a call that is handled without the rule table, else None.
+
+    The function and the names of the arguments decide that.
+    """
     if function.call is not None:
         return OtherCall(function.name, function.call, function.kind == "open")
     if kwargs and not isinstance(function.run, OPERATORS):
@@ -146,10 +152,10 @@ class _Planning:
         return plan if facts is None or plan.any_size else facts
 
     def under_autocast(self, plan: Plan) -> Plan:
-        """Return ``plan``, or a plan that casts the operands first and then calls the function.
+        """Return ``plan``, or a plan that casts the operands first and calls the function again.
 
-        The second is needed where torch's own casts on the shards would come too late or would not
-        be known to all ranks.
+        The second is needed where torch's own casts on the shards would come too late, or where
+        ranks outside could not know the resulting dtypes.
         """
         device = self.placement.type
         if not isinstance(plan, OnShards) or not autocast.is_on(device):
@@ -175,7 +181,10 @@ class _Planning:
     # -- by the op's row ---------------------------------------------------------------------------
 
     def _by_row(self, row: table.Row) -> Plan:
-        """Return the plan that the row gives, or a whole run if the row does not fit."""
+        """Return the plan according to the rule ``row``.
+
+        If the rule does not fit the call, the plan runs the op on whole tensors on every rank.
+        """
         call = self.call
         outs, result = logical_outputs(self.function.run, row, call)
         if outs is None:
@@ -209,9 +218,10 @@ class _Planning:
         return choose(self.call, self.specs, by_axis, pin)
 
     def _with_sum(self, choice: Choice) -> Choice:
-        """Return ``choice``, with a fused form if one fits.
+        """Return ``choice``, changed to fuse the reduction of the first operand if possible.
 
-        In this form the op itself does the last sum of boxing its first operand.
+        Boxing the first operand may end in a sum over ranks. The fused form adds the addends inside
+        the op.
         """
         boxed = [s.with_sbp(sbp) for s, sbp in zip(self.specs, choice.ins, strict=True)]
         axes = joins_sum(self.call, self.specs, boxed)
@@ -246,7 +256,7 @@ class _Planning:
         return plan
 
     def _serve_any_size(self, plan: OnShards, row: table.Row, choice: Choice) -> bool:
-        """Let ``plan`` serve all sizes if the sizes decide nothing, and return whether it does."""
+        """Mark ``plan`` as serving all sizes if sizes do not affect it; return whether so."""
         if not self.any_size or choice.form is not None:
             return False
         if any(entry.is_extreme for sbp in choice.ins for entry in sbp):
@@ -270,7 +280,7 @@ class _Planning:
         return True
 
     def _localize(self, plan: OnShards, row: table.Row) -> None:
-        """Rewrite the sizes among the arguments to those of this rank's shard."""
+        """Replace logical sizes among the arguments of ``plan`` by those of this rank's shard."""
         assert row.localize is not None and plan.choice is not None
         at, call = my_coordinate(self.placement), self.call
         ins = [
@@ -323,7 +333,7 @@ class _Planning:
         return plan
 
     def _box(self, plan: OnShards, layouts: Sequence[Layout]) -> None:
-        """Box the operands to ``layouts``; those that the op writes to are boxed back."""
+        """Record in ``plan`` which operands are boxed to ``layouts``, and boxed back if written."""
         # Layouts are interned, so they can be compared by identity.
         pairs = enumerate(zip(self.specs, layouts, strict=True))
         plan.boxes = tuple((i, layout) for i, (spec, layout) in pairs if spec.layout is not layout)
@@ -334,9 +344,11 @@ class _Planning:
     def _follow(
         self, plan: OnShards, row: table.Row | None, unknown: bool
     ) -> outside_ranks.Follow | None:
-        """Return the function that replaces plain computing on this rank, or None.
+        """Return the function by which this rank runs the op in place of plain computing, or None.
 
-        ``unknown`` means that only a run of the op shows the shapes of its result.
+        Ranks outside the placement use it to follow the op without values, and those inside to
+        announce a result to them. ``unknown`` means that only a run of the op shows the shapes of
+        its result.
         """
         unknown = unknown or self.is_sparse
         if unknown and not self.covers_world and not plan.inplace:
@@ -357,10 +369,10 @@ class _Planning:
         return outside_ranks.in_place_with_node if plan.inplace else outside_ranks.with_node
 
     def _tells_world(self, plan: OnShards, unknown: bool) -> bool:
-        """Return whether ranks outside the placement must learn if the op raised.
+        """Return whether ranks outside the placement must be sent the error if the op raises.
 
-        They follow the program, and must take the same path as the ranks inside. A result that is
-        announced to them carries the error already.
+        They follow the program on ``meta`` tensors, and must take the same path as the ranks
+        inside. If the result is announced to them, the announcement carries the error already.
         """
         announced = unknown and not plan.inplace
         return not (self.covers_world or announced) and may_raise(self.call, self.placement)
@@ -384,8 +396,8 @@ def _has_floats(value: Any) -> bool:
 def _as_given(call: Call, rest: Sequence[Any]) -> tuple:
     """Return the arguments after the tensor, in the form in which the caller passed them.
 
-    Sizes that the caller passed as separate arguments stay separate, since torch parses a tuple of
-    sizes more slowly.
+    ``rest`` are these arguments with the sizes of the shard. Sizes that the caller passed one by
+    one stay separate, because torch parses a tuple of sizes more slowly.
     """
     one_by_one = len(call.args) > 1 and call.args[1].__class__ is int
     return rest[0] if one_by_one and [r.__class__ for r in rest] == [tuple] else tuple(rest)

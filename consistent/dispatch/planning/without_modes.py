@@ -1,4 +1,4 @@
-"""Context in which planning runs as if no mode, hook or profiler were active."""
+"""Context that shields planning from the caller's modes, hooks, profilers and warnings."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from .. import _C
 
 @contextmanager
 def without_modes() -> Iterator[None]:
-    """Run the body as a new thread would run it: without modes, hooks, profilers, transforms or
-    warnings.
+    """Run the body as if in a new thread: without modes, hooks, profilers, transforms or warnings.
 
     Gradients are tracked and no new tensor is an inference tensor. Autocast stays as it is, because
     it decides about dtypes.

@@ -1,8 +1,8 @@
-"""Operands that an op writes to, as its schema in torch says.
+"""The operands that an op writes to, as its schema in torch says.
 
 Besides the target of an in-place op these are running statistics, gradients that are unscaled, and
-whatever a custom op says that it mutates. If an operand was boxed for the call, its new value is
-boxed back.
+whatever a custom op declares to mutate. If such an operand is boxed for the call, the op writes to
+a copy, whose new value is boxed back afterwards.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def written_arguments(
 ) -> tuple[tuple[int, str], ...]:
     """Return (position, name) of the arguments that the schemas of ``function`` mark as written.
 
-    Torch's own ``out=`` is left out unless ``with_out``: it is always passed by name, and
+    Torch's own ``out=`` is left out unless ``with_out`` is True: it is always passed by name, and
     ``functions/outs.py`` handles it.
     """
     found: dict[tuple[int, str], None] = {}

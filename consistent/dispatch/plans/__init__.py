@@ -1,1 +1,1 @@
-"""Plans as data, and helpers for their arguments, shards and gradients."""
+"""Plans as data, and helpers for the arguments, shards and gradients of a call."""

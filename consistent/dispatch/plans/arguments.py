@@ -1,4 +1,4 @@
-"""Traversal of an op's arguments: extracting their tensors and replacing them."""
+"""Traversal of the arguments of a call: collect the tensors in them, or replace them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Tensor = torch.Tensor
 
 
 def collect(value: Any, into: list) -> None:
-    """Append the tensors inside ``value`` to ``into``, in order."""
+    """Append all tensors in ``value``, which may be nested, to the list ``into``, in order."""
     for item in value:
         if isinstance(item, _Tensor):
             into.append(item)
@@ -24,7 +24,7 @@ def collect(value: Any, into: list) -> None:
 
 
 def tensors_of(args: tuple, kwargs: dict) -> list[Any]:
-    """Return the tensors among the arguments, in order."""
+    """Return all tensors among the arguments of a call, nested ones included, in order."""
     found: list[Any] = []
     collect(args, found)
     if kwargs:
@@ -33,7 +33,7 @@ def tensors_of(args: tuple, kwargs: dict) -> list[Any]:
 
 
 def with_tensors(args: tuple, kwargs: dict, tensors: Sequence[Any]) -> tuple[tuple, dict]:
-    """Return the arguments with their tensors replaced, in order, by ``tensors``."""
+    """Return (args, kwargs) with their tensors replaced, in order, by ``tensors``."""
     source = iter(tensors)
     # Tensors are replaced inline: most arguments are tensors, and a call for each would cost time.
     new_args = [next(source) if isinstance(a, _Tensor) else _replace(a, source) for a in args]
@@ -53,7 +53,7 @@ def _replace(value: Any, source: Iterator[Any]) -> Any:
 
 
 def fill(value: Any, tensors: Sequence[Any]) -> Any:
-    """Return ``value`` with each ``Operand`` replaced by the tensor of its index."""
+    """Return ``value`` with each ``Operand`` placeholder replaced by the tensor at its index."""
     if value.__class__ is Operand:
         return tensors[value.index]
     if value.__class__ is tuple:

@@ -1,4 +1,4 @@
-"""The gradient that a leaf holds, as torch stores it, and the spec of that gradient."""
+"""Access to the gradient that a leaf holds, and the spec of that gradient."""
 
 from __future__ import annotations
 
@@ -17,33 +17,39 @@ raw_grad = _C.gradient
 
 
 def set_raw_grad(leaf: Any, grad: Any) -> None:
-    """Store ``grad`` on ``leaf`` as it is.
+    """Store ``grad`` as the gradient of ``leaf``, without boxing or checks.
 
-    It replaces the present gradient and all addends that wait to be added to it.
+    It replaces the present gradient and drops all addends that wait to be summed over ranks.
     """
     _C.drop_waiting(leaf)
     _C.set_gradient(leaf, grad)
 
 
 def summed_axes(spec: TensorSpec) -> tuple[int, ...]:
-    """Return the axes over which the gradient of a leaf with ``spec`` has to be summed."""
+    """Return the axes over which the gradient of a leaf with ``spec`` is summed: its B axes."""
     shape = spec.placement.shape
     return tuple(axis for axis, entry in enumerate(spec.sbp) if entry is B and shape[axis] > 1)
 
 
 def lay_gradient(leaf: Any, sbp: NdSbp) -> None:
-    """Let gradients of ``leaf`` have the layout ``sbp`` after each backward pass from now on."""
+    """Set the layout that ``leaf``'s gradient has after each backward pass, not the leaf's."""
     leaf.__dict__[_LAYOUT] = str(sbp)
     _C.watch_if_leaf(leaf)
 
 
 def forget_gradient_layout(leaf: Any) -> None:
-    """Undo ``lay_gradient``. The caller must have ``leaf`` watched again."""
+    """Undo ``lay_gradient``.
+
+    The caller must call ``leaves.watch_leaf`` for ``leaf`` again.
+    """
     leaf.__dict__.pop(_LAYOUT, None)
 
 
 def settled_spec(leaf: Any) -> TensorSpec:
-    """Return the spec that the gradient of ``leaf`` has after a backward pass."""
+    """Return the spec that the gradient of ``leaf`` has after a backward pass, all sums done.
+
+    It is the leaf's own spec with B in place of P, unless ``lay_gradient`` has set another layout.
+    """
     text = leaf.__dict__.get(_LAYOUT)
     return leaf._spec.settled if text is None else leaf._spec.with_sbp(_parsed(text))
 
@@ -54,6 +60,9 @@ def _parsed(text: str) -> NdSbp:
 
 
 def gradient_spec(x: Any, dtype: torch.dtype) -> TensorSpec:
-    """Return the spec of the raw gradient of dtype ``dtype`` that autograd computes for ``x``."""
+    """Return the spec of the gradient that autograd computes for ``x``, before any sum over ranks.
+
+    Its SBP is the dual of that of ``x`` (P where ``x`` is B), its dtype is ``dtype``.
+    """
     spec: TensorSpec = x._spec
     return spec.dual.with_dtype(dtype)

@@ -1,8 +1,8 @@
-"""``Plan``, the description of how a call is carried out, and the tables that hold plans.
+"""``Plan``, the cached description of how a call is carried out, and the tables that hold plans.
 
-A plan is data that can run itself: it can be printed and compared in tests. The hook (C++) reads
-how to run it (``way``), what to call (``function``) and the specs or layouts of its outputs
-(``outs``). The hook runs the simple kinds itself, and calls ``run`` of the others.
+A plan is data that can run itself: it can be printed and compared in tests. The C++ hook reads how
+to run it (``way``), what to call (``function``) and the specs or layouts of its outputs (``outs``).
+The hook runs the simple kinds itself, and calls ``run`` of the others.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ RUN, FAST, BOXED, CALL, ANSWER, FACTS = range(6)
 
 
 class Source(NamedTuple):
-    """The operand dim from which a split dim of an output takes its length.
+    """The operand dim whose length gives the length of a split dim of an output.
 
     Dim ``dim`` of the output is as long as dim ``along`` of operand ``operand``, which ``parts``
-    ranks split.
+    ranks split. Plans that serve all sizes compute the logical shape of an output from it.
     """
 
     dim: int
@@ -35,9 +35,10 @@ class Source(NamedTuple):
 
 
 class OutLayout(NamedTuple):
-    """The layout of an output for all sizes.
+    """The layout of an output in a plan that serves all sizes.
 
-    Dims that no entry of ``sources`` names are whole on each rank.
+    ``sources`` say where split dims take their lengths from; dims without an entry are whole on
+    each rank.
     """
 
     layout: Layout
@@ -48,7 +49,7 @@ Outs = tuple[TensorSpec, ...] | tuple[OutLayout, ...]
 
 
 class Plan:
-    """Plan of one call: how the call is carried out."""
+    """Cached instructions to carry out a call. Calls with equal keys share one plan."""
 
     kind: ClassVar[str] = "plan"
     way: int = RUN
@@ -83,7 +84,7 @@ class Plan:
 
 
 class Answer(Plan):
-    """Plan of a query about shapes or dtypes, with the same answer for all calls with this key."""
+    """Plan of a query about shapes or dtypes: calls with this key have the answer ``constant``."""
 
     kind = "answer"
     way = ANSWER
@@ -113,10 +114,10 @@ class OtherCall(Plan):
 
 
 class ByFacts(Plan):
-    """Plan of a call whose key does not suffice to decide its real plan.
+    """Plan that makes the hook look again with a key of more facts, since the key does not suffice.
 
-    The real plan also depends on the values of floats, or on whether gradients are needed. The hook
-    adds these facts to the key and looks again.
+    The real plan also depends on the values of floats (``by_value``), or on whether gradients are
+    needed (``by_grad``).
     """
 
     kind = "by facts"
@@ -138,7 +139,7 @@ list_ops: dict[str, Callable[..., Plan | None]] = {}
 
 @contextmanager
 def looked_up_in(table: _C.PlanTable) -> Iterator[None]:
-    """Make this thread look plans up in ``table``, and cache new ones there, inside the context."""
+    """Make this thread look up and cache plans in the table ``table``, inside the context."""
     before = _C.use(table)
     try:
         yield
@@ -147,7 +148,7 @@ def looked_up_in(table: _C.PlanTable) -> Iterator[None]:
 
 
 def clear_plans() -> None:
-    """Forget all plans, as after a change of the process group."""
+    """Drop all cached plans, as is needed after a change of the process group."""
     plans.clear()
     plain_values.forget()
     _C.forget_functions()

@@ -1,4 +1,4 @@
-"""Shards as global tensors: retyping and boxing them, and turning plain tensors into global ones.
+"""Conversion between shards and global tensors: retyping and boxing shards, adopting plain tensors.
 
 A global tensor is its local shard with another Python class and a spec.
 """
@@ -30,7 +30,7 @@ _class: Any = None
 
 
 def set_class(cls: Any) -> None:
-    """Set the class that shards are retyped to."""
+    """Set the class, ``GlobalTensor``, that shards are retyped to."""
     global _class
     _class = cls
 
@@ -41,7 +41,7 @@ def is_global(x: Any) -> bool:
 
 
 def common_placement(name: str, tensors: Sequence[Any]) -> Placement:
-    """Return the one placement of the global tensors among ``tensors``.
+    """Return the placement that all global tensors among ``tensors`` share. ``name`` is the op's.
 
     Raises:
         RuntimeError: the tensors are on different placements.
@@ -68,7 +68,7 @@ attach = _C.attach
 
 
 def plain(x: torch.Tensor) -> torch.Tensor:
-    """Return the shard as a plain tensor that shares storage and autograd history."""
+    """Return the shard of the global tensor ``x`` as a plain tensor, an alias with history."""
     with HookOff():
         try:
             return _Tensor.as_subclass(x, _Tensor)  # type: ignore[arg-type]
@@ -79,7 +79,10 @@ def plain(x: torch.Tensor) -> torch.Tensor:
 
 
 def lay_anew(x: Any, local: torch.Tensor, spec: TensorSpec) -> None:
-    """Make the object ``x`` the shard ``local`` under ``spec``; aliases keep the old data."""
+    """Replace the data of the object ``x`` by the shard ``local`` and its spec by ``spec``.
+
+    Tensors that shared memory with ``x`` keep the old data.
+    """
     with HookOff():
         _Tensor.data.__set__(x, local)  # type: ignore[attr-defined]
         # Setting `data` leaves the version counter as it is, so a backward that has saved ``x``
@@ -89,15 +92,15 @@ def lay_anew(x: Any, local: torch.Tensor, spec: TensorSpec) -> None:
 
 
 def rebox(x: Any, target: TensorSpec, what: str = "to_global") -> Any:
-    """Box ``x`` to ``target``; differentiable."""
+    """Box ``x`` to the spec ``target``; differentiable. ``what`` names the op for check mode."""
     check_mode.calling(what)
     return attach(box(x, x._spec, target), target)
 
 
 def adopt(x: torch.Tensor, placement: Placement, what: str) -> Any:
-    """Turn a plain tensor that is the same on every rank into a B global tensor.
+    """Turn a plain tensor that is the same on every rank into a B global tensor, for op ``what``.
 
-    The gradient that reaches the plain tensor is the whole gradient.
+    In backward the plain tensor gets the whole gradient on every rank.
     """
     if x.__class__ is _class:
         return x
@@ -120,7 +123,7 @@ def adopt(x: torch.Tensor, placement: Placement, what: str) -> Any:
 
 
 def take_in(x: torch.Tensor, placement: Placement, what: str) -> Any:
-    """Adopt a plain tensor where no plan is made.
+    """Turn a plain tensor into a B global tensor, in calls for which no plan is made.
 
     The first tensors that ``what`` receives are compared between ranks.
     """
@@ -129,13 +132,16 @@ def take_in(x: torch.Tensor, placement: Placement, what: str) -> Any:
 
 
 def compare(x: torch.Tensor, placement: Placement, what: str) -> None:
-    """Raise on every rank if the first plain tensors that ``what`` receives differ by rank."""
+    """Compare a plain tensor between ranks the first times that ``what`` gets one of this kind.
+
+    Raises the error on every rank if its values differ.
+    """
     if x.__class__ is not _class:
         plain_values.compare(what, [x], placement, (what, x.dtype, x.ndim))
 
 
 def refuse_other_views(x: Any, what: str) -> None:
-    """Raise if ``x``, used with global tensors, is an element of a mirrored one or a DTensor."""
+    """Raise if ``x``, used together with global tensors, is a mirrored tensor or a DTensor."""
     if x.__class__ is MirroredTensor:
         # No TypeError: Python's operators would replace its message with their own.
         raise RuntimeError(
@@ -158,7 +164,7 @@ def refuse_other_views(x: Any, what: str) -> None:
 
 
 def promote(x: torch.Tensor, placement: Placement, what: str) -> Any:
-    """Turn a plain tensor, into which a global one is written, into a B global tensor, in place.
+    """Turn the plain target of an in-place op into a B tensor, as a global one is written to it.
 
     The object stays the same.
 
@@ -182,7 +188,7 @@ def promote(x: torch.Tensor, placement: Placement, what: str) -> Any:
 
 
 def retype(out: Any, outs: tuple[TensorSpec, ...]) -> Any:
-    """Attach the specs ``outs``, in order, to the tensors in ``out``, and return the result."""
+    """Turn the plain tensors in ``out`` into global tensors with the specs ``outs``, in order."""
     if out.__class__ is _Tensor:  # fast path: most ops return one tensor
         spec = outs[0]
         return attach(out, spec if out.dtype is spec.dtype else spec.with_dtype(out.dtype))
@@ -195,7 +201,7 @@ def retype(out: Any, outs: tuple[TensorSpec, ...]) -> Any:
 
 
 def whole_result(out: Any, placement: Placement) -> tuple[Any, tuple[TensorSpec, ...]]:
-    """Attach B specs to the tensors that an op made of whole inputs; return ``out`` and the specs.
+    """Turn the results of an op on whole inputs into B tensors; return (``out``, their specs).
 
     The shapes are those of the tensors, so they may depend on data.
     """
@@ -211,12 +217,12 @@ def whole_result(out: Any, placement: Placement) -> tuple[Any, tuple[TensorSpec,
 def attach_each(
     out: Any, spec_of: Callable[[int, torch.Tensor], TensorSpec]
 ) -> tuple[Any, list[TensorSpec]]:
-    """Attach ``spec_of(position, tensor)`` to each tensor in ``out``; return (result, specs).
+    """Attach ``spec_of(position, tensor)`` to each tensor in ``out``; return (result, new specs).
 
-    The specs are those of newly attached tensors. An op may return an operand itself. If the whole
-    op does so, as ``contiguous`` may, the operand is the result. If it happens only because the
-    shard leaves nothing to do, as when one row is expanded to the one row of this rank, the operand
-    keeps its spec, and the result is an alias.
+    An op may return an operand itself. If it does so on the logical tensor, as ``contiguous`` may,
+    the operand is the result. If it does so only because the shard leaves nothing to do, as when
+    one row is expanded to the one row of this rank, the operand keeps its spec, and the result is
+    an alias.
     """
     found: list[TensorSpec] = []
     position = 0
@@ -234,7 +240,7 @@ def attach_each(
 
 
 def check_partial(what: str, spec: TensorSpec) -> None:
-    """Raise if ``spec`` has an entry P that its dtype does not support.
+    """Raise if ``spec`` is partial (P) and its dtype does not support the reduction.
 
     Raises:
         ValueError: the spec is P and its dtype has no sum, or P(max) or P(min) and it has no order.

@@ -1,1 +1,1 @@
-"""Running of plans that need more than one call of torch."""
+"""Execution of plans that need more than one call of torch."""

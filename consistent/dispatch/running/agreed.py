@@ -1,5 +1,4 @@
-"""Agreement on errors: if an op raises on one rank, every rank of the placement raises at that
-call.
+"""Agreement on errors: if an op raises on one rank, all ranks of the placement raise at that call.
 
 ```
 rank 0   op on its shard: fine          | tell | raises LinAlgError: ... on rank 1
@@ -47,12 +46,13 @@ _ON_AGREEMENT = callbacks("on_agreement")
 def on_all(
     ranks: Ranks, compute: Callable[[], T], is_told: Callable[[], bool] = lambda: False
 ) -> T:
-    """Return ``compute()``, which may not communicate, and exchange errors between ``ranks``.
+    """Return ``compute()``, and raise the error on all ``ranks`` if it raises on one of them.
 
     Args:
         ranks: ranks that all call this.
-        compute: the function to run.
-        is_told: returns whether the ranks have exchanged their final state already.
+        compute: the function to run; it may not communicate.
+        is_told: returns whether the ranks have exchanged their errors already, so that nothing is
+            left to send.
 
     Raises:
         Exception: on all ``ranks``, the error of the first one of them on which ``compute`` raised.
@@ -94,7 +94,7 @@ def on_all_by_form(ranks: Ranks, compute: Callable[[], T], raises_first: bool) -
 
 @lru_cache(1 << 10)
 def ranks_of(placement: Placement) -> Ranks:
-    """Return the ranks of a placement, in its order."""
+    """Return the ranks of a placement in the order of its grid, as a tuple."""
     return tuple(placement.ranks.ravel().tolist())
 
 
@@ -116,7 +116,10 @@ def tell(error: Exception | None, ranks: Ranks) -> None:
 
 
 def heed(notes: list[bytes], ranks: Ranks, error: Exception | None = None) -> None:
-    """Raise the first error in the ``notes`` of ``ranks``, with ``error`` as its cause."""
+    """Raise the first error in ``notes``, those serialized by ``ranks``; b"" means no error.
+
+    ``error``, this rank's own error, becomes its cause.
+    """
     for rank, note in zip(ranks, notes, strict=True):
         if note:
             told = error_of(note, told_by(rank))
@@ -125,12 +128,12 @@ def heed(notes: list[bytes], ranks: Ranks, error: Exception | None = None) -> No
 
 
 def told_by(rank: int) -> str:
-    """Return the text that is appended to an error of ``rank`` that all ranks raise."""
+    """Return the text that is appended to the error of ``rank`` when all ranks raise it."""
     return f"\n  Rank {rank} met this in its part of the values{_EVERY_RANK}"
 
 
 def note_of(error: Exception) -> bytes:
-    """Serialize the class and the text of an error."""
+    """Serialize the class and the text of an error, to send it to other ranks."""
     kind, text = type(error), str(error)
     try:
         return pickle.dumps((kind, text))
@@ -139,7 +142,7 @@ def note_of(error: Exception) -> bytes:
 
 
 def error_of(note: bytes, more: str = "") -> Exception:
-    """Return the error that another rank passed to ``note_of``, with ``more`` after its text."""
+    """Return the error that another rank serialized by ``note_of``, with ``more`` appended."""
     kind, text = pickle.loads(note)
     # An error that was exchanged before, by an inner agreement, has such a text already.
     text += "" if text.endswith(_EVERY_RANK) else more
@@ -150,19 +153,19 @@ def error_of(note: bytes, more: str = "") -> Exception:
 
 
 def begin(ranks: Ranks) -> None:
-    """Notify tracers that ``ranks`` will exchange errors after the code that runs now."""
+    """Notify tracers that ``ranks`` will exchange errors after the code that follows."""
     for notify in _ON_AGREEMENT:
         notify(ranks, True)
 
 
 def end(ranks: Ranks) -> None:
-    """Notify tracers that the code has run, or that the ranks have exchanged errors already."""
+    """Notify tracers that the code since ``begin`` has run, or errors were exchanged already."""
     for notify in _ON_AGREEMENT:
         notify(ranks, False)
 
 
 class _Told(BaseException):
-    """Wrapper of an error that all ranks raise already.
+    """Wrapper that carries an error, which all ranks raise already, past ``on_all``.
 
     It is no ``Exception``, so that ``on_all`` does not catch it and send it again.
     """
@@ -173,10 +176,10 @@ class _Told(BaseException):
 
 
 class _Guard(Wrapper):
-    """Transport wrapper: ``ranks`` exchange errors before the first communication of a form.
+    """Transport wrapper that makes ``ranks`` exchange errors before a form's first communication.
 
     If that communication is a sum of a few numbers, the errors travel in its message. ``is_last``
-    says that nothing raises after this exchange.
+    promises that nothing raises after this exchange, so that no other one follows.
     """
 
     def __init__(self, inner: Transport, ranks: Ranks, is_last: bool) -> None:

@@ -1,7 +1,6 @@
-"""The op that a thread is in, and its boxing: the text a waiting rank reports about itself.
+"""The op and the boxing that a thread is in, as text for the report of a waiting rank.
 
-Both are read from the thread's frames when another rank asks, so that an op need not record
-anything.
+Both are read from the thread's stack frames when another rank asks, so that ops record nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from ..plans.plan import Plan
 
 
 def current_op(frames: Sequence[FrameType]) -> str:
-    """Return ``op, src -> dst`` of a thread from its frames, innermost first; "" if it is in no op.
+    """Return ``op, src -> dst`` for a thread with these frames, innermost first; "" if in no op.
 
     If no plan is running, the op is the function of this library that the program called.
     """
@@ -42,7 +41,10 @@ def current_op(frames: Sequence[FrameType]) -> str:
 
 
 def _boxing(names: Mapping[str, Any]) -> str:
-    """Return the boxing that a frame with these variables carries out; of several, the first."""
+    """Return the boxing ``src -> dst`` that a frame with the local variables ``names`` carries out.
+
+    If there are several, the first is returned.
+    """
     routes = names.get("routes")
     if isinstance(routes, Sequence) and routes:
         more = f" and {len(routes) - 1} more" if len(routes) > 1 else ""
@@ -54,7 +56,7 @@ def _boxing(names: Mapping[str, Any]) -> str:
 
 
 def _route(src: TensorSpec, dst: TensorSpec) -> str:
-    """Return ``src -> dst``, with the part that both have in common written once."""
+    """Return the text ``src -> dst``, in which parts that both specs share occur once."""
     if src.placement != dst.placement:
         return f"{src} -> {dst}"
     before, on, placement = str(src).partition(" on ")

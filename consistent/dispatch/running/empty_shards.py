@@ -1,9 +1,10 @@
-"""Ops that torch implements by other ops if the shard is empty.
+"""Ops for which torch records another autograd graph if the shard is empty.
 
-The gradients of those other ops would reach the leaves in another order than on ranks with rows, or
-not at all. Ranks sum large gradients as they come, so two parameters of one shape would be added to
-each other, or a rank would not take part. On an empty shard these ops therefore run on one row of
-zeros, which is dropped again: autograd then records the same graph as on other ranks.
+For an empty input torch implements them by other ops. Their gradients would reach the leaves in
+another order than on ranks with rows, or not at all. Ranks sum large gradients as they come, so the
+gradients of two parameters of one shape would be added to each other, or a rank would not take
+part. On an empty shard these ops therefore run on one row of zeros, which is dropped again:
+autograd then records the same graph as on other ranks.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from ..plans.shards import plain
 
 
 def same_graph(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``function``, the op called ``name``, so that each rank records the same graph."""
+    """Wrap ``function``, the op called ``name``, to record the same graph on an empty shard."""
     special = {"batch_norm": _batch_norm, "scaled_dot_product_attention": _attention}.get(name)
     return function if special is None else partial(special, function)
 
 
 def _batch_norm(function: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Run batch norm on a row of zeros if the shard is empty and it does not train.
+    """Run batch norm in evaluation mode on a row of zeros if the shard is empty.
 
     Torch would scale an empty input by its first weight instead (``_batch_norm_impl_index``).
     """
@@ -64,7 +65,7 @@ def _attention(function: Callable[..., Any], *args: Any, **kwargs: Any) -> torch
 
 
 def _with_a_row(x: torch.Tensor) -> torch.Tensor:
-    """Return ``x`` with one item of zeros in each empty dim of batches and heads."""
+    """Return ``x`` padded with zeros to one item in each batch or head dim that is empty."""
     x = plain(x)
     for dim in range(x.dim() - 2):
         if not x.shape[dim]:

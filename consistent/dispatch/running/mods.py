@@ -1,9 +1,10 @@
 """The user functions of ``flex_attention``: ``score_mod`` and ``mask_mod``.
 
-They read tensors of their own, by closures, attributes or globals. A first call on numbers finds
-these tensors, the same on all ranks: each rank then holds the whole of a global tensor, and a plain
-tensor counts as B. So the gradient of such a tensor is summed over the ranks, since each rank
-computes only its own places. If a mask is made of a ``mask_mod``, each rank makes the whole of it.
+They may read tensors other than their arguments, by closures, attributes or globals. A first call
+on single indices finds these tensors, the same on all ranks: each rank then holds the whole of a
+global tensor, and a plain tensor counts as B. The gradient of such a tensor is summed over the
+ranks, since each rank computes only its own part of the scores. If a block mask is made from a
+``mask_mod``, each rank makes the whole of it.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ Places = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class Mods:
-    """The user functions of one ``flex_attention`` call, passed as an argument.
+    """The user functions of one ``flex_attention`` call, wrapped as one argument of an op.
 
     All instances are equal, so plans do not depend on the functions. A plan keeps the arguments
-    that it was made with; ``clear`` drops the references to the functions.
+    that it was made with, so ``clear`` is called after a call to drop the references to the
+    functions.
     """
 
     def __init__(self, score_mod: Callable | None, block_mask: Any, placement: Placement) -> None:
@@ -48,12 +50,12 @@ class Mods:
         return "mods"
 
     def clear(self) -> None:
-        """Drop the references to the functions and to the tensors that they read."""
+        """Drop the functions and the tensors that they read, so that no plan keeps them alive."""
         self._score = self._mask = self._block_mask = self._blocks = None
         self._read = _Reads(self._placement)
 
     def find(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Find the tensors that the functions read. All ranks must call this at the same time."""
+        """Call the functions once to find what tensors they read. All ranks must do it together."""
         if self._block_mask is not None:
             for x in (self._block_mask.kv_num_blocks, self._block_mask.kv_indices):
                 compare(x, self._placement, "the block mask of flex_attention")
@@ -77,11 +79,11 @@ class Mods:
 
     @property
     def block_size(self) -> tuple[int, int]:
-        """Number of rows and of keys of a block."""
+        """(query rows, keys) that one block of the block mask covers."""
         return (1, 1) if self._block_mask is None else self._block_mask.BLOCK_SIZE
 
     def seen_blocks(self) -> Tensor | None:
-        """Return, on the CPU, whether any row of a block sees any key of another block.
+        """Return a matrix on the CPU: whether any row of block i attends to any key of block j.
 
         Returns None if there is no mask, or a single block.
         """
@@ -93,14 +95,14 @@ class Mods:
         return self._blocks
 
     def scores(self, scores: Tensor, at: Places) -> Tensor:
-        """Return the scores after ``score_mod``."""
+        """Apply ``score_mod`` to ``scores``. ``at`` are batch, head, row and key indices."""
         if self._score is None:
             return scores
         with self._read:
             return _over_places(self._score, (0,))(scores, *at)
 
     def sees(self, at: Places) -> Tensor | None:
-        """Return whether each row sees each key, or None if all rows see all keys."""
+        """Return the mask of which row may attend to which key, or None if all may."""
         if self._mask is None:
             return None
         with self._read:
@@ -108,7 +110,7 @@ class Mods:
 
 
 def _over_places(function: Callable, first: tuple[int, ...]) -> Callable:
-    """Map ``function``, which takes numbers, over all batches, heads, rows and keys."""
+    """Vectorize ``function``, which takes single indices, over batches, heads, rows and keys."""
     # The last vmap is the outermost, over batches.
     for place in (3, 2, 1, 0):
         dims = [0 if i == place else None for i in range(4)]
@@ -117,7 +119,7 @@ def _over_places(function: Callable, first: tuple[int, ...]) -> Callable:
 
 
 class Wholes(TorchFunctionMode):
-    """Mode in which ops see the whole value of a global tensor on this rank."""
+    """Mode in which ops read the whole value of each global tensor, as a plain tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,10 +156,10 @@ class Wholes(TorchFunctionMode):
 
 
 class _Reads(Wholes):
-    """Mode that replaces the tensors that the functions of a call on ``placement`` read.
+    """Mode that replaces each tensor that the user functions read by a plain, whole one.
 
-    While ``finds`` is set, it also notes the plain tensors that they read. Once it is cleared, a
-    global tensor that was not read before raises.
+    While ``finds`` is set, plain tensors that they read are noted, too. Once it is cleared, reading
+    a global tensor that was not read before raises.
     """
 
     def __init__(self, placement: Placement) -> None:

@@ -1,8 +1,8 @@
-"""Views whose data boxing moved.
+"""Moved views: results of view ops for which boxing had to move the data.
 
-On one device a view shares storage with its source. A view that was moved is a copy that remembers
-its source. If the source was written since, the view is taken from it again before it is read. A
-write into the view is put into the source.
+On one device a view shares storage with its source. A moved view is a copy that remembers its
+source. If the source was written since, the view is taken from it again before it is read. A write
+into the view is put into the source.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _INEXACT = frozenset((torch.int64, torch.uint64))
 
 
 class MovedView:
-    """Record of how a moved view is taken from its source, and of the source when last taken.
+    """Record of how a moved view is taken from its source, and of the value it was taken from.
 
-    It holds the source and the source's write count at that time.
+    It holds the source and the number of writes into it at that time.
     """
 
     __slots__ = (
@@ -57,14 +57,14 @@ class MovedView:
         index: int | None,
         doubtful: bool = False,
     ) -> None:
-        """Take note of the call that made the view.
+        """Record the call that made the view.
 
         Args:
             name: name of the op.
             run: function that takes the view.
             given: (args, kwargs) of the call; the first tensor in them is the source.
             index: position of the view in the call's result, or None if it is the result.
-            doubtful: whether strides decide if the result is a view.
+            doubtful: whether the result may be a copy on one device, because strides decide that.
         """
         alive.append(None)  # first: `__del__` runs even if a line below raises
         self._name, self._run, self._given, self._index = name, run, given, index
@@ -80,7 +80,7 @@ class MovedView:
             writes.forget()
 
     def fresh(self, x: Any) -> Any:
-        """Return the view ``x`` of the present value of its source."""
+        """Return the value of the view ``x``, taken again if its source was written since."""
         source, version = self._source()
         if (source is not self._seen[0] or version != self._seen[1]) and not self.is_cut():
             # Checked only now, because it may communicate.
@@ -114,16 +114,16 @@ class MovedView:
         self._seen = source, version, writes.memory(source)
 
     def is_cut(self) -> bool:
-        """Return whether the source has other memory by now, as after ``source.data = other``.
+        """Return whether the source has got other memory since, as after ``source.data = other``.
 
-        A view keeps the memory that it was taken from.
+        The view then stays as it is, because a view keeps the memory that it was taken from.
         """
         source, _, memory = self._seen
         now = writes.memory(source)
         return now is not None and now._cdata != memory._cdata
 
     def current(self, x: Any) -> Any:
-        """Return ``fresh(x)`` if that takes no communication, else None."""
+        """Return the up-to-date value of the view ``x``, or None if that needs communication."""
         source = up_to_date(self._tensors[0])
         same = source is self._seen[0] and writes.count(source) == self._seen[1]
         same = same or (source is not None and self.is_cut())
@@ -157,11 +157,14 @@ class MovedView:
             return tensors[0], self._taken(tensors)
 
     def takes(self, value: Any) -> bool:
-        """Return whether ``put`` can write a value of this dtype."""
+        """Return whether a write of ``value`` into this view can be put into the source.
+
+        It cannot for views that repeat elements, and for dtypes that ``put`` would round.
+        """
         return self._name not in _NOT_ONE_TO_ONE and value.dtype not in _INEXACT
 
     def is_ambiguous(self) -> bool:
-        """Return whether it is unclear which gradient a write has.
+        """Return whether a write into this view has no well-defined gradient.
 
         Torch refuses to write into a view that was taken in another grad mode, and leaves writes
         into views of ``unsafe_split`` to the responsibility of the program.
@@ -171,10 +174,10 @@ class MovedView:
         return not self._graded or self._name in _UNSAFE
 
     def put(self, value: Any) -> None:
-        """Write ``value`` where the view was taken from; differentiable.
+        """Write ``value`` into the elements of the source that the view covers; differentiable.
 
-        The value goes the way of the view's gradient: the backward pass of taking the view carries
-        each element to its place.
+        The backward pass of the view op carries each element of ``value`` to its place in the
+        source.
         """
         source, tracked = self._source()[0], records((value,))
         if self._name == "detach":  # e.g. x.data, through which writes have no history
@@ -216,19 +219,19 @@ class MovedView:
 
 
 def fresh(x: Any) -> Any:
-    """Return ``x``, or if it is a moved view, the same view of the present value of its source."""
+    """Return ``x``, brought up to date if it is a moved view whose source was written since."""
     moved: Any = getattr(x, "_moved_view", None)  # plain tensors lack the attribute
     return moved.fresh(x) if moved.__class__ is MovedView else x
 
 
 def up_to_date(x: Any) -> Any:
-    """Return ``fresh(x)`` if that takes no communication, else None."""
+    """Return ``fresh(x)``, or None if that would take communication."""
     moved: Any = getattr(x, "_moved_view", None)
     return moved.current(x) if moved.__class__ is MovedView else x
 
 
 def freshened(args: tuple, kwargs: dict) -> tuple | None:
-    """Return (args, kwargs) with fresh tensors, or None if all are fresh already."""
+    """Return (args, kwargs) with moved views brought up to date, or None if all are so already."""
     given: list[Any] = []
     collect((args, kwargs), given)
     new = [fresh(x) for x in given]
@@ -238,7 +241,10 @@ def freshened(args: tuple, kwargs: dict) -> tuple | None:
 
 
 def remember(out: Any, plan: Any, source: Any, args: tuple, kwargs: dict) -> Any:
-    """Make the views ``out`` of a call of ``plan``, which boxing moved, remember ``source``."""
+    """Attach to ``out``, one or several views that boxing moved, the record of their ``source``.
+
+    ``plan``, ``args`` and ``kwargs`` are those of the call that made them.
+    """
     doubtful = strides_decide(plan, source, out)
     several = isinstance(out, tuple | list)
     views = [_cut_off(view) for view in (out if several else (out,))]
@@ -251,7 +257,7 @@ def remember(out: Any, plan: Any, source: Any, args: tuple, kwargs: dict) -> Any
 
 
 def _cut_off(view: Any) -> Any:
-    """Return ``view``, detached if no gradient is recorded.
+    """Return ``view``, detached if autograd is not recording.
 
     A view in a rank's own memory can require the gradient of its base even under ``no_grad``, but a
     copy that was communicated does not.
@@ -262,7 +268,7 @@ def _cut_off(view: Any) -> Any:
 
 
 def write_through(plan: Any, args: tuple, kwargs: dict, view: Any) -> Any:
-    """Run an in-place op of a moved view on a copy, and put the result into the view's source."""
+    """Run an in-place op on a copy of the moved view, and write the result into its source."""
     if _is_copy(view):
         return plan.function(*args, **kwargs)
     moved = _writable(view, plan.name)
@@ -275,7 +281,7 @@ def write_through(plan: Any, args: tuple, kwargs: dict, view: Any) -> Any:
 
 
 def put(view: Any, value: Any, name: str) -> None:
-    """Write ``value`` where the moved view ``view`` was taken from."""
+    """Write ``value`` into the source of the moved view ``view``, for the op ``name``."""
     if _is_copy(view):
         view.copy_(value)
     else:
@@ -317,7 +323,7 @@ def moved_view_error(name: str) -> RuntimeError:
 
 
 def any_moved(args: tuple, kwargs: dict) -> bool:
-    """Return whether the first list of a list op, which it writes into, holds a moved view."""
+    """Return whether the list that a list op writes into, its first, contains a moved view."""
     given: list[Any] = []
     collect((*args, *kwargs.values())[:1], given)
     return any(getattr(x, "_moved_view", False) for x in given)

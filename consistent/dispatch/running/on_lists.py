@@ -1,4 +1,4 @@
-"""Plans of ops over lists of tensors."""
+"""Plan of an op over lists of tensors, run on the lists of their shards."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .writes import wrote
 
 
 class OnLists(Plan):
-    """Plan that calls torch's function on lists of shards.
+    """Plan that calls torch's list op once, on lists of shards.
 
-    All tensors of a position share one layout.
+    All tensors at one index of the lists share one layout.
     """
 
     kind = "list"

@@ -1,6 +1,6 @@
 """Plans that run an op on shards: box the operands, run the op, attach specs to the outputs.
 
-Plain tensors among the operands become global first.
+Plain tensors among the operands become B global tensors first.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class OnShards(Plan):
 
     @property
     def is_whole(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """True if every rank computes the whole op, because no row fits."""
+        """True if every rank computes the op on whole tensors, because no rule fits."""
         return self.choice is None
 
     @property
@@ -103,7 +103,7 @@ class OnShards(Plan):
         return not (self.adopt or writes or self.template or is_view(self))
 
     def settle(self) -> OnShards:
-        """Decide how the hook runs this plan. Call this once the plan is complete."""
+        """Set ``way``, how the hook runs this plan. Call this once the plan is complete."""
         self.adopts = bool(self.adopt)
         if not (self.may_differ or self.tells_world or self.may_differ_in_backward):
             once_boxed = BOXED if self.is_one_call_once_boxed else RUN
@@ -111,7 +111,7 @@ class OnShards(Plan):
         return self
 
     def boxed(self, tensors: list) -> list:
-        """Replace the operands that are boxed first by plain shards, in the list ``tensors``.
+        """Box the operands listed in ``boxes``, and replace them in ``tensors`` by plain shards.
 
         Returns ``tensors``.
         """
@@ -150,10 +150,10 @@ class OnShards(Plan):
         return out
 
     def _writes_into_plain(self) -> bool:
-        """Return whether the target is plain and stays plain.
+        """Return whether the in-place op writes into a plain target that stays plain.
 
-        That is so inside of a user's Function, where the target may be an argument, which is plain.
-        Outside of one the target becomes global.
+        That is so inside a user's ``autograd.Function``, whose arguments are plain. Elsewhere the
+        target becomes global.
         """
         return self.inplace and 0 in self.adopt and present() is not None
 
@@ -196,7 +196,7 @@ class OnShards(Plan):
         return compute if world else partial(on_all, ranks, compute)
 
     def compute(self, tensors: list, args: tuple, kwargs: dict) -> Any:
-        """Run the op on shards that have the planned layouts."""
+        """Run torch's function on shards in the planned layouts; return its plain result."""
         assert self.function is not None
         with HookOff():
             if self.template is not None:
@@ -209,7 +209,10 @@ class OnShards(Plan):
     def _typed(
         self, out: Any, specs: Sequence[TensorSpec], first: Any
     ) -> tuple[Any, Sequence[TensorSpec]]:
-        """Return (result, specs of its tensors)."""
+        """Turn the plain result ``out`` into global tensors; return (result, its specs).
+
+        ``specs`` are those of the operands, ``first`` is the first operand.
+        """
         if self.inplace:  # x[i] = v returns None
             return (first if out is not None else None), (specs[0],)
         if self.is_whole:
@@ -219,7 +222,7 @@ class OnShards(Plan):
         return retype(out, self.outs), self.outs  # type: ignore[arg-type, return-value]
 
     def _moves_views(self, first: Any) -> bool:
-        """Return whether the result is a copy that would be a view on one device.
+        """Return whether the result would be a view on one device, but is a copy.
 
         It is a copy because boxing moved the data.
         """
@@ -241,7 +244,7 @@ class OnShards(Plan):
 
 
 class ByForm(OnShards):
-    """Plan that runs a form of ``forms/`` in place of torch's function.
+    """Plan that runs a form, this library's own implementation of the op on shards (``forms/``).
 
     The specs of the outputs are as planned, except for outputs whose shape depends on data.
     """
@@ -293,7 +296,7 @@ class ByForm(OnShards):
 
 
 class InPlaceOnCopy(OnShards):
-    """Plan of an in-place op that fits no layout of its target.
+    """Plan of an in-place op that cannot run on the layout of its target.
 
     The op runs on a whole copy of the target, which is then boxed back.
     """
@@ -346,7 +349,10 @@ def _any_floats(tensors: Sequence[torch.Tensor]) -> bool:
 def _typed_by_layout(
     out: Any, outs: Sequence[Any], operands: Sequence[TensorSpec]
 ) -> tuple[Any, list[TensorSpec]]:
-    """Attach specs to the tensors in ``out`` by the sizes that their shards turned out to have."""
+    """Attach specs to the results of a plan that serves all sizes.
+
+    Their logical sizes follow from the sizes of the shards, and along split dims from ``operands``.
+    """
 
     def spec_of(position: int, x: torch.Tensor) -> TensorSpec:
         rule: OutLayout = outs[min(position, len(outs) - 1)]

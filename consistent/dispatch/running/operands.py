@@ -1,8 +1,8 @@
 """Boxing of operands before an op runs.
 
-Where messages travel while this rank computes, all operands of an op that are gathered go in one
-message, and gradients on their way back to leaves are reduced and scattered while backward goes on.
-Where ranks share memory there is no link to keep busy, and operands are boxed one by one.
+Where messages travel while this rank computes, all gathers of an op's operands go in one message,
+and their gradients are reduced and scattered to leaves while backward goes on. Where ranks share
+memory nothing would overlap, and operands are boxed one by one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HANDLE_AHEAD = callbacks("handle_ahead")  # set by modules that prefetch operan
 
 
 def box_operands(tensors: list, boxes: Sequence[tuple[int, Layout]]) -> None:
-    """Replace the operands that are boxed first by plain shards of their new layouts, in place."""
+    """Box each (index, layout) of ``boxes``, and put the plain shard into ``tensors``."""
     routes: dict[int, Route] = {}
     for index, layout in boxes:
         src = tensors[index]._spec
@@ -35,7 +35,11 @@ def box_operands(tensors: list, boxes: Sequence[tuple[int, Layout]]) -> None:
 
 
 def _box_sent(tensors: list, routes: dict[int, Route]) -> None:
-    """Box the operands whose messages travel while this rank computes."""
+    """Box the operands whose boxing is one message that travels while this rank computes.
+
+    ``routes`` are (source spec, target spec) by index in ``tensors``. A plan's prefetching may have
+    received some of them in advance.
+    """
     come, go_on = [None] * len(routes), None
     if _HANDLE_AHEAD:
         given = [tensors[index] for index in routes]

@@ -1,16 +1,16 @@
-"""Actions of ranks outside a placement while others run an op: they track its shapes and its graph.
+"""Ways in which ranks outside a placement follow an op: its shapes and its autograd graph.
 
 Mostly they run the op too, on ``meta`` tensors. Three kinds of ops need more:
 
 * the result is known only by running the op (``nonzero``, ``x[mask]``, ``unique``, ``equal``): the
-  first rank of the placement announces it;
+  first rank of the placement announces it, tensors by their shapes;
 * torch has no ``meta`` kernel of the op, and the rule gives the shapes (``ctc_loss``): meta tensors
   of these shapes replace the result;
 * the backward pass of torch's op needs values (``x[mask] = v``, ``index_fill``): a node that passes
   gradients of the right shapes replaces the op's node.
 
-A ``Follow`` is what a plan calls in place of just computing. Its arguments are the function that
-computes the op, and the operands.
+A ``Follow`` is a function that a plan calls in place of just computing. Its arguments are the
+function that computes the op, and the operands.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ class TensorMeta:
 
 
 def announced(first_rank: int, outside: bool) -> Follow:
-    """Return a ``Follow`` by which the first rank of the placement announces the result.
+    """Return a ``Follow`` by which the placement's first rank sends the result to ranks outside.
 
-    Its call is a collective of all ranks of the world, those inside the placement included.
+    Tensors are sent as ``TensorMeta``, without values. Its call is a collective of all ranks of the
+    world, those inside the placement included. ``outside`` says whether this rank is outside.
     """
 
     def follow(compute: Compute, tensors: Tensors) -> Any:
@@ -100,7 +101,7 @@ def in_place_with_node(compute: Compute, tensors: Tensors) -> Any:
 
 
 def in_place(compute: Compute, tensors: Tensors) -> Any:
-    """Make only the node of an op that writes to its first operand, without computing anything."""
+    """Record only the node of an op that writes to its first operand, and compute nothing."""
     target = tensors[0]
     if target.layout is not torch.strided:
         return target  # torch records no writes into sparse tensors
@@ -111,9 +112,10 @@ def in_place(compute: Compute, tensors: Tensors) -> Any:
 
 
 def as_planned(name: str, outs: Sequence[TensorSpec], differentiable: Sequence[bool]) -> Follow:
-    """Return a ``Follow`` that makes meta tensors of the shapes that the rule gives.
+    """Return a ``Follow`` that makes meta tensors of the specs ``outs``, which the rule gives.
 
-    They are packed as torch's op ``name`` packs its results.
+    ``differentiable`` says which of them may require grad. They are packed as torch's op ``name``
+    packs its results.
     """
     metas = [
         TensorMeta(spec.local_shape(None), spec.dtype, asked and spec.dtype.is_floating_point)
@@ -125,9 +127,9 @@ def as_planned(name: str, outs: Sequence[TensorSpec], differentiable: Sequence[b
 
 
 def _stand_in(outcome: Any, tensors: Tensors) -> Any:
-    """Return ``outcome`` with each ``TensorMeta`` replaced by a meta tensor.
+    """Return ``outcome`` with each ``TensorMeta`` replaced by a meta tensor of that description.
 
-    In the autograd graph the meta tensors depend on ``tensors``.
+    In the autograd graph the meta tensors depend on ``tensors``, the operands of the op.
     """
     metas: list[TensorMeta] = []
     map_values(outcome, TensorMeta, metas.append)
@@ -136,7 +138,7 @@ def _stand_in(outcome: Any, tensors: Tensors) -> Any:
 
 
 class _StandIn(torch.autograd.Function):
-    """Autograd node on ranks outside, in place of the op's own node on ranks of the placement."""
+    """Autograd node on ranks outside in place of the op's own: it passes on meta gradients."""
 
     @staticmethod
     def forward(ctx: Any, metas: tuple[TensorMeta, ...], *tensors: torch.Tensor) -> tuple:

@@ -62,7 +62,7 @@ _thread = _Thread()
 
 
 def watched(placement: Placement, compute: Callable[[], T], operand: torch.Tensor) -> T:
-    """Return ``compute()``, and let the ranks of ``placement`` exchange errors in backward.
+    """Return ``compute()``, an op on shards, and let the ranks exchange errors in its backward.
 
     ``operand`` is the first operand of the op.
     """
@@ -81,7 +81,7 @@ def watched(placement: Placement, compute: Callable[[], T], operand: torch.Tenso
 
 
 def run(engine: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Run torch's engine. If a watched node raises on one of its ranks, all of them raise."""
+    """Run torch's backward ``engine``. If a watched node raises on one rank, all its ranks do."""
     try:
         return engine(*args, **kwargs)
     except BaseException as error:
@@ -94,7 +94,7 @@ def run(engine: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 
 @contextmanager
 def _unknown_to_others(ranks: Ranks) -> Iterator[None]:
-    """Note, if the body raises, that all ``ranks`` raise the error and no rank outside does."""
+    """Note, if the body raises an error that ``ranks`` share, that other ranks do not."""
     try:
         yield
     except Exception:
@@ -104,7 +104,10 @@ def _unknown_to_others(ranks: Ranks) -> Iterator[None]:
 
 
 def _made_since(first: int, out: Any) -> Iterator[torch.autograd.graph.Node]:
-    """Yield the nodes that lead to ``out`` and have a sequence number of at least ``first``."""
+    """Yield the nodes in the graph of ``out`` with sequence numbers from ``first``.
+
+    They are those that the op itself has made.
+    """
     waiting: set[Any] = {x.grad_fn for x in tree_leaves(out) if isinstance(x, torch.Tensor)}
     seen: set[Any] = {None}
     while waiting := waiting - seen:
@@ -127,9 +130,10 @@ def _went_well(*grads: Any) -> None:
 
 
 def _put_off_alike(ranks: Ranks, found: tuple[Any, ...], _: Any) -> tuple[Any, ...] | None:
-    """Put a node that raises behind each gradient that has one on any of ``ranks``.
+    """Make a deferred error in the gradients ``found`` of one rank one on all ``ranks``.
 
-    Returns None if no graph of the gradients is recorded.
+    Torch defers an error by a node in the graph of a gradient, which raises if the gradient is
+    differentiated again. Returns the new gradients, or None if no graph is recorded.
     """
     if not torch.is_grad_enabled():
         return None
@@ -143,7 +147,7 @@ def _put_off_alike(ranks: Ranks, found: tuple[Any, ...], _: Any) -> tuple[Any, .
 
 
 def _put_off(found: Sequence[Any]) -> dict[int, str]:
-    """Return the deferred errors by the index of their gradient."""
+    """Return the messages of the errors that torch has deferred, by the index of their gradient."""
     errors: dict[int, str] = {}
     for index, x in enumerate(found):
         node = None if x is None else x.grad_fn
@@ -158,7 +162,10 @@ def _put_off(found: Sequence[Any]) -> dict[int, str]:
 
 
 class Refused(torch.autograd.Function):
-    """Identity whose backward raises the error ``text``, because torch has no derivative there."""
+    """Identity whose backward raises the error ``text``.
+
+    It marks a value, or a gradient, that cannot be differentiated.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, text: str, ranks: Ranks) -> torch.Tensor:
@@ -174,16 +181,17 @@ class Refused(torch.autograd.Function):
 def _as_one_node(
     ranks: Ranks, matrices: torch.Tensor, found: tuple[Any, ...], given: tuple[Any, ...]
 ) -> tuple[Any, ...] | None:
-    """Return the gradient of a determinant with a graph of one node, the same on all ranks."""
+    """Replace the graph of a determinant's gradient by one node, the same on all ranks."""
     if not torch.is_grad_enabled() or found[0] is None:
         return None
     return _OfDeterminant.apply(found[0].detach(), matrices, given[0], ranks), *found[1:]
 
 
 class _OfDeterminant(torch.autograd.Function):
-    """Identity on ``found``, the gradient of the determinant of ``x`` for the gradient ``grad``.
+    """Identity on ``found``, the gradient of ``x`` that torch computed for its determinant.
 
-    Its backward is torch's, after which the ranks exchange errors.
+    ``grad`` is the gradient of the determinant. Its backward is torch's own, after which the ranks
+    exchange errors.
     """
 
     @staticmethod

@@ -25,7 +25,7 @@ from ..plans.shards import is_global, plain
 
 
 class Scene(NamedTuple):
-    """One call of user code, forward and backward.
+    """The context of one call of user code, kept for its forward and its backward.
 
     Attributes:
         name: name of the function that is called.
@@ -45,7 +45,7 @@ class Scene(NamedTuple):
 
 
 def begin(name: str, placement: Placement) -> Scene:
-    """Return the ``Scene`` of a call of ``name`` that starts now.
+    """Return the ``Scene`` of a call of ``name`` that starts at this point of the program.
 
     The call counts as one random op, whether it draws or not, so that the counters of ranks outside
     ``placement`` stay equal.
@@ -79,12 +79,12 @@ def running(scene: Scene, time: int = 0) -> Iterator[None]:
 
 
 def present() -> Scene | None:
-    """Return the call of user code that this thread is inside of, or None."""
+    """Return the ``Scene`` of the user code that this thread is running, or None."""
     return _thread.scene
 
 
 def write_into_plain(function: Any, args: tuple, kwargs: dict, tensors: Sequence[Any]) -> Any:
-    """Run an op that writes into its plain first operand on whole values of global operands."""
+    """Run an in-place op whose first operand is plain, with global operands gathered."""
     whole = [gather(plain(t), t._spec) if is_global(t) else t for t in tensors]
     args, kwargs = with_tensors(args, kwargs, whole)
     return function(*args, **kwargs)

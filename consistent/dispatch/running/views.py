@@ -1,4 +1,4 @@
-"""Ops that return a view on one device, and the memory layout that tensors have there."""
+"""Ops that return a view on one device, and the strides that tensors would have on one device."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def is_view(plan: Any) -> bool:
 
 
 def strides_decide(plan: Any, source: Any, out: Any) -> bool:
-    """Return whether the strides of ``source`` decide if ``out``, made by ``plan``, is a view."""
+    """Return whether the strides of ``source`` decide if ``plan`` makes ``out`` as a view."""
     return plan.name in _AT_TIMES and _joins_dims(source._spec.shape, out._spec.shape)
 
 
 def _joins_dims(source: Sequence[int], target: Sequence[int]) -> bool:
-    """Return whether some dim of ``target`` is made of several dims of ``source``.
+    """Return whether a reshape from ``source`` to ``target`` merges several dims into one.
 
-    If none is, torch returns a view, whatever the strides are.
+    If it does not, torch returns a view, whatever the strides are.
     """
     return any(sum(source[d] != 1 for d in dims) > 1 for dims, _ in groups(source, target))
 

@@ -51,13 +51,16 @@ _ON_OP_END, _WATCH_WRITES = callbacks("on_op_end"), callbacks("watch_writes")
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """Marker in a result for an operand that the call returned itself."""
+    """Placeholder in a result for an operand, by index, that the call returned itself."""
 
     index: int
 
 
 class _Written(NamedTuple):
-    """An operand that the call wrote to; ``counted`` says whether autograd knows of the write."""
+    """An operand that the call wrote to, and its whole written value.
+
+    ``counted`` says whether autograd knows of the write.
+    """
 
     index: int
     whole: torch.Tensor
@@ -71,7 +74,7 @@ def call_whole(
     kwargs: dict,
     marked: Sequence[tuple[int, str]] | None = None,
 ) -> Any:
-    """Return ``run(*args, **kwargs)`` on whole tensors; the tensors in the result are B.
+    """Return ``run(*args, **kwargs)`` called on whole tensors; the tensors in the result are B.
 
     ``marked`` are (position, name) of the arguments that ``run`` declares to write to, or None if
     it declares nothing.
@@ -126,7 +129,7 @@ def _plan(name: str, run: Callable[..., Any], given: list, placement: Placement)
 def _marked(
     marked: Sequence[tuple[int, str]], args: tuple, kwargs: dict, given: list
 ) -> frozenset[int]:
-    """Return the indices of the operands that are passed for the arguments ``marked``."""
+    """Return the indices in ``given``, the operands, of those passed for ``marked``."""
     found: list[Any] = []
     for position, name in marked:
         collect((args[position] if position < len(args) else kwargs.get(name),), found)
@@ -141,7 +144,10 @@ def _run(
     sources: list,
     marks: frozenset[int] | None,
 ) -> tuple:
-    """Return (result of the call, the operands that it wrote to)."""
+    """Gather the operands ``sources``, call ``run`` on them; return (result, operands written to).
+
+    ``marks`` are the indices of the operands that the call declares to write to, or None.
+    """
     gathered: dict[int, torch.Tensor] = {}
     for x in sources:  # a tensor that is passed twice is the same object twice inside, too
         if id(x) not in gathered:
@@ -160,9 +166,9 @@ def _run(
 
 
 def _in_scene(scene: Scene, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run ``run`` as code of ``scene``, and make global results whole if other ranks follow.
+    """Call ``run`` as user code of ``scene``, and gather global results if others do not run it.
 
-    Ranks that did not run the code know no more of a result than its shape.
+    Those ranks know no more of a result than its shape.
     """
     with running(scene), _recorded(scene):
         out = run(*args, **kwargs)
@@ -173,7 +179,7 @@ def _in_scene(scene: Scene, run: Callable[..., Any], *args: Any, **kwargs: Any) 
 
 @contextmanager
 def _recorded(scene: Scene) -> Iterator[None]:
-    """Explain errors that user code raises because it runs on tensors without values."""
+    """Explain errors of user code that a recorder runs on tensors without values."""
     try:
         yield
     except Exception as error:
@@ -188,9 +194,9 @@ def _recorded(scene: Scene) -> Iterator[None]:
 
 
 class _Watched:
-    """The whole tensor of an operand, watched for writes.
+    """The gathered value of an operand, watched for writes by the call.
 
-    ``marked`` says whether the call writes to it, or is None if that is not known.
+    ``marked`` says whether the call declares to write to it, or is None if it declares nothing.
     """
 
     def __init__(self, index: int, whole: torch.Tensor, source: Any, marked: bool | None) -> None:
@@ -207,7 +213,7 @@ class _Watched:
                 self._before = whole.data.clone()
 
     def written(self) -> _Written | None:
-        """Return what the call has written to the tensor, or None."""
+        """Return a ``_Written`` if the call has written to the tensor, else None."""
         counted = _writes(self._whole) != self._count
         if counted or self._marked or self._differs():
             return _Written(self.index, self._whole, counted)
@@ -223,7 +229,7 @@ class _Watched:
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of ``x``, so that a NaN compares equal to itself."""
+    """Return the bytes of ``x``, to compare values bit by bit, so that a NaN equals itself."""
     return x.data.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
 
 
@@ -251,7 +257,10 @@ def _writes(x: torch.Tensor) -> int:
 
 
 def _put_back(x: Any, written: _Written) -> None:
-    """Write the written value of ``x`` into ``x``, unless ``x`` is plain and has it already."""
+    """Write the value that the call wrote into the global operand ``x``.
+
+    A plain operand was passed to the call itself, and has the value already.
+    """
     if not is_global(x):
         return
     if not written.counted:
@@ -276,7 +285,10 @@ def _everywhere(placement: Placement, x: torch.Tensor) -> TensorSpec:
 
 
 def _typed(out: Any, plan: OnShards, given: list, specs: list[TensorSpec]) -> Any:
-    """Return ``out`` with its tensors made global and each ``_Given`` replaced by its operand."""
+    """Turn the tensors in the result ``out`` into B tensors, and each ``_Given`` into its operand.
+
+    The specs of the new tensors are appended to ``specs``.
+    """
 
     def typed(x: torch.Tensor) -> Any:
         if x.__class__ is not _Tensor:

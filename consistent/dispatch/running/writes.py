@@ -1,8 +1,9 @@
-"""Counts of writes to memory, kept while moved views are alive.
+"""Counts of writes to memory, kept while moved views (``moved_views``) are alive.
 
-Torch counts no writes into inference tensors, and counts writes into ``x.data`` apart from writes
-into ``x``. So writes are counted here by the storage that they reach. Code that compares two counts
-must hold the storage meanwhile, so that no other storage reuses its address.
+They show whether the source of a moved view was written since it was last read. Torch counts no
+writes into inference tensors, and counts writes into ``x.data`` apart from writes into ``x``. So
+writes are counted here by the storage that they reach. Code that compares two counts must hold the
+storage meanwhile, so that no other storage reuses its address.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ def wrote(x: Any) -> None:
 
 
 def count(x: Any) -> tuple[int, int]:
-    """Return how often ``x`` or a tensor that shares its memory was written, as (here, by torch).
+    """Return how often the memory of ``x`` was written, as (count of this module, torch's version).
 
-    The first number counts the writes noted in this module, the second is torch's version counter.
+    The first number includes writes by other tensors in the same memory.
     """
     reached = memory(x)
     counted = 0 if reached is None else _written.get(reached._cdata, 0)
@@ -42,12 +43,12 @@ def forget() -> None:
 
 
 def memory(x: Any) -> Any:
-    """Return the storage of the shard, or None for a sparse tensor, whose views are never moved."""
+    """Return the storage of ``x``'s shard, or None if it is sparse: its views are never moved."""
     with HookOff():  # reads the storage of x itself, since a plain alias would involve autograd
         return torch.Tensor.untyped_storage(x) if x.layout is torch.strided else None
 
 
 def is_inference(x: Any) -> bool:
-    """Return whether the shard was made in inference mode."""
+    """Return whether the shard of ``x`` was made in inference mode."""
     with HookOff():
         return x.is_inference()

@@ -1,4 +1,4 @@
-"""A timeline drawn by a page: one lane per row, with time to the right."""
+"""Timeline of a page, drawn on an HTML canvas: one lane per row, with time to the right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Pieces of pages: the shared frame, sortable tables, bars, and layouts as coloured labels."""
+"""HTML building blocks of pages: the frame, sortable tables, bars, and layouts as coloured
+labels."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def escaped(text: object) -> str:
 
 
 def frame(title: str, lead: str, body: str) -> str:
-    """Return a complete page, which loads no other resources."""
+    """Return a complete HTML page that loads no other resources. ``lead`` is the text under the
+    title, and ``body`` is HTML."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -34,14 +36,14 @@ def frame(title: str, lead: str, body: str) -> str:
 
 
 def numbers(shown: Sequence[tuple[object, str]]) -> str:
-    """Return a row of large numbers, each with a label."""
+    """Return a row of large numbers as HTML, one for each (number, label)."""
     each = "".join(f"<div><b>{escaped(n)}</b><span>{word}</span></div>" for n, word in shown)
     return f"<div class=numbers>{each}</div>"
 
 
 def bars(rows: Sequence[tuple[str, int]], most: int = 12) -> str:
-    """Return one bar for each (name as HTML, bytes), with its share of the total. The rows after
-    the first ``most`` become one bar."""
+    """Return one bar as HTML for each (name as HTML, bytes), with its share of the total. The rows
+    after the first ``most`` become one bar."""
     left = sum(n for _, n in rows[most:])
     shown = [*rows[:most], *([(f"{len(rows) - most} others", left)] if left else [])]
     longest, total = max(n for _, n in shown), sum(n for _, n in shown)
@@ -59,7 +61,7 @@ def stacks(
     longest: float,
     shown: Callable[[float], str],
 ) -> str:
-    """Return one stacked bar per row, under a legend of the colours.
+    """Return one stacked bar per row as HTML, under a legend of the colours.
 
     Args:
         kinds: colour of each kind of value, by names in style.py.
@@ -88,7 +90,8 @@ def stacks(
 
 
 def bar(value: int, longest: int, kind: str = "") -> str:
-    """Return a small bar with its number of bytes, for a table cell or a line."""
+    """Return a small bar with ``value`` bytes as its text, for a table cell or a line. ``longest``
+    is the value of a bar of full length, and ``kind`` its colour in style.py."""
     if not value:
         return ""
     share = 100 * value / max(longest, 1)
@@ -99,7 +102,8 @@ def bar(value: int, longest: int, kind: str = "") -> str:
 
 
 def search() -> str:
-    """Return a search field that hides the rows of the table ``lines`` that do not match."""
+    """Return a search field that hides those rows of the page's table ``lines`` that do not
+    match."""
     return (
         "<div class=tools><input id=search type=search placeholder='Search: op, file, S(0) ...' "
         "aria-label=Search><span id=found class=note></span></div>"
@@ -130,7 +134,7 @@ def table(
     rows: Sequence[Sequence[str]],
     boxes: Collection[int] = (),
 ) -> str:
-    """Return a table whose columns are sorted by a click.
+    """Return a table whose rows are sorted by a column when its head is clicked.
 
     Args:
         name: id of the table.
@@ -153,10 +157,10 @@ def table(
 
 
 def cell(text: str, kind: str = "") -> str:
-    """Return a table cell that contains HTML."""
+    """Return a table cell with the HTML ``text``. ``kind`` is its CSS class."""
     return f'<td class="{kind}">{text}</td>' if kind else f"<td>{text}</td>"
 
 
 def number(value: int, text: str) -> str:
-    """Return a table cell that is sorted by ``value``."""
+    """Return a table cell that shows ``text`` and is sorted by ``value``."""
     return f'<td class=n data-n="{value}">{escaped(text)}</td>'

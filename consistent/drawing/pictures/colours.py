@@ -1,4 +1,4 @@
-"""Colours of pieces, in drawings and in a terminal."""
+"""Colours of the pieces of tensors, in drawings and in a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Style = int | str | None  # index of a piece's colour, "bold" or "dim", or None 
 
 
 def colour(index: int) -> str:
-    """Return the colour of piece ``index``. Colours repeat after nine."""
+    """Return the colour of the piece with this index. Colours repeat after nine."""
     return PALETTE[index % len(PALETTE)]
 
 

@@ -1,4 +1,4 @@
-"""Drawings made of boxes and text at positions, independent of the output format.
+"""Drawings made of boxes and text at positions, independent of the output format (SVG or PNG).
 
 Lengths are in pixels, from the left and from the top. Colours are ``#rrggbb`` or one of the names
 in ``INK``, which differ in light and dark mode.
@@ -25,7 +25,7 @@ FONT = "ui-sans-serif,system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-seri
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A rectangle. ``striped`` draws stripes over its colour, which stand for addends."""
+    """Rectangle of a drawing. ``striped`` draws stripes over its colour, for addends of a sum."""
 
     x: float
     y: float
@@ -39,7 +39,8 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A line of text. ``y`` is its base line, and ``anchor`` is "start", "middle" or "end"."""
+    """Line of text in a drawing. ``y`` is its base line, and ``anchor`` is "start", "middle" or
+    "end"."""
 
     x: float
     y: float
@@ -52,7 +53,7 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Shapes on a sheet, where later shapes cover earlier ones."""
+    """Boxes and texts on a sheet, where later shapes cover earlier ones."""
 
     width: float
     height: float
@@ -68,7 +69,8 @@ class Drawing:
         return self._svg(' xmlns="http://www.w3.org/2000/svg"', f"<style>{looks}</style>\n")
 
     def inside(self) -> str:
-        """Return the drawing as SVG for a page that defines the colours in ``INK`` itself."""
+        """Return the drawing as SVG for embedding in a page that defines the colours in ``INK``
+        itself."""
         return self._svg("", "")
 
     def _svg(self, more: str, looks: str) -> str:

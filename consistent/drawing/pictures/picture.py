@@ -1,4 +1,5 @@
-"""Base class of pictures: text for a terminal, and a drawing for a file."""
+"""Base class of pictures, which show as text in a terminal and as a drawing in a file or
+notebook."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ _WAYS = ('.save("picture.svg")', '.save("picture.png")')
 
 
 class Picture:
-    """The result of ``visualize``. ``print`` shows its text; a notebook shows the drawing.
+    """Result of ``visualize``. ``print`` shows its text; a notebook shows the drawing.
 
     Colours are used where standard output is a terminal and NO_COLOR is not set.
     """

@@ -1,4 +1,4 @@
-"""The launcher of ranks that come and go: ``python -m consistent run``.
+"""The elastic launcher, ``python -m consistent run``: ranks may come and go while a program runs.
 
 ```
 membership  the rules of who is in the world: messages received -> messages to send

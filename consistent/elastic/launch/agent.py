@@ -1,5 +1,7 @@
-"""The processes of one host: the agent starts them, and reports when one ends. It ends none of them
-because another one has ended.
+"""The launcher's part on one host: it starts processes, and reports to the leader when one ends.
+
+The leader (``leader.py``) decides who is a rank. The agent ends no process because another one has
+ended.
 
 Each process has its own context of ``torch.distributed.elastic.multiprocessing``, because a context
 of several processes ends all of them when one fails.
@@ -33,7 +35,7 @@ _END_S = 5  # seconds that processes get to end by themselves
 
 
 class Agent:
-    """Starts processes of ``command``, and watches them.
+    """Starts the processes of one host, watches them, and carries out the leader's messages.
 
     Args:
         number: number of this launcher among all launchers.
@@ -68,8 +70,11 @@ class Agent:
         self._beat_at = 0.0
 
     def run(self, processes: int) -> int:
-        """Start ``processes`` processes, and return the exit status once the leader reports the
-        end."""
+        """Start ``processes`` processes, and return the exit status that the leader sends.
+
+        The leader is the thread in the first launcher that decides who is a rank, and when the
+        program is over. The status is 1 if the store cannot be reached.
+        """
         try:
             for _ in range(processes):
                 self._start()

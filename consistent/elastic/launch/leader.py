@@ -1,4 +1,4 @@
-"""The thread at the store's host that decides who is in the world."""
+"""Thread in the first launcher that decides which processes form the world (``Leader``)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from .membership import Membership
 
 
 class Leader:
-    """Host of the store, which applies the rules to the messages that it receives, until the
-    program is over.
+    """Host of the TCPStore, and the thread that answers messages by the rules of ``Membership``.
+
+    It runs until the program is over.
 
     Args:
         host, port: where the store listens; port 0 takes a free one.

@@ -20,22 +20,31 @@ _FOREVER = timedelta(days=30)
 
 
 def client(host: str, port: int, timeout: timedelta = _FOREVER) -> Any:
-    """Return a connection to the store, with this time-out for each answer."""
+    """Return a connection to the launcher's TCPStore.
+
+    Args:
+        host, port: the address of the store.
+        timeout: the time-out for each answer of the store.
+    """
     return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
 
 
 def agent(number: int) -> str:
-    """Return the name of the queue of the launcher of a host."""
+    """Return the name of the message queue that launcher ``number`` reads."""
     return f"agent/{number}"
 
 
 def worker(name: str) -> str:
-    """Return the name of the queue of a process that may become a rank."""
+    """Return the name of the message queue of process ``name``, which is a rank or waits."""
     return f"worker/{name}"
 
 
 def send(store: Any, to: str, message: dict[str, Any]) -> None:
-    """Put a message into a queue. Raises RuntimeError if the store is gone."""
+    """Put ``message`` into the queue ``to`` of the store.
+
+    Raises:
+        RuntimeError: the store is gone.
+    """
     store.queue_push(f"elastic/{to}", json.dumps(message))
 
 
@@ -45,7 +54,7 @@ def receive(store: Any, queue: str) -> dict[str, Any]:
 
 
 class Mailbox:
-    """Reader of a queue in a thread, until ``close``.
+    """Thread that reads one queue of the store and passes on its messages, until ``close``.
 
     Args:
         take: called in the thread with each message.

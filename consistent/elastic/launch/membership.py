@@ -1,5 +1,7 @@
-"""The rules of who is in the world, decided in one place from the messages of the processes and
-their launchers.
+"""The rules by which one place decides which processes are ranks of the next world.
+
+It decides from the messages of processes ("rank" below) and of their launchers ("agent"); on the
+right are its answers.
 
 ```
 rank      "here"    it waits for a world                    --->  "world"  its rank in the next one
@@ -33,7 +35,7 @@ GATHERING_S = 5.0  # seconds for which more than the least are waited for at the
 
 @dataclass
 class Worker:
-    """A process that may become a rank."""
+    """A process that is a rank, or waits to become one."""
 
     agent: int
     pid: int = 0
@@ -45,7 +47,7 @@ class Worker:
 
 @dataclass
 class Membership:
-    """The state of the decision, and its rules.
+    """State of the launcher's decision about who is a rank, and the rules to change it.
 
     Args:
         least, most: smallest and largest number of ranks; fewer than ``least`` do not continue.
@@ -74,7 +76,12 @@ class Membership:
     _heard: float | None = None  # when something was said last
 
     def hear(self, said: dict[str, Any], now: float) -> list[Message]:
-        """Take in a message, and return the messages to send in response."""
+        """Process one message, and return the messages to send in response.
+
+        Args:
+            said: the message of a process or of an agent.
+            now: the time in seconds, from any fixed start.
+        """
         out: list[Message] = []
         self._excuse(now)
         if "agent" in said:
@@ -95,8 +102,11 @@ class Membership:
         return out + self._silent(now) + self._next(now)
 
     def _excuse(self, now: float) -> None:
-        """Extend all beats by the time in which this process itself was suspended. Agents beat
-        twice a second, so if no message came for much longer, the agents are not to blame."""
+        """Extend the deadlines of all hosts by the time in which this process itself was suspended.
+
+        Agents beat twice a second, so if no message came for much longer, the agents are not to
+        blame.
+        """
         gap = 0.0 if self._heard is None else now - self._heard
         self._heard = now
         if gap > SILENT_S / 2:
@@ -137,7 +147,7 @@ class Membership:
         return out
 
     def _silent(self, now: float) -> list[Message]:
-        """End the processes of hosts that have not been heard of for ``SILENT_S`` seconds."""
+        """Give up hosts that were silent for ``SILENT_S`` seconds, and tell their ranks' peers."""
         out: list[Message] = []
         for number, beat in list(self.beats.items()):
             if 0 <= beat < now - SILENT_S:
@@ -147,7 +157,7 @@ class Membership:
         return out
 
     def _left(self) -> list[str]:
-        """Return the members that live and have not finished."""
+        """Return the members of the present world that live and have not finished."""
         return [n for n in self.members if n in self.workers and not self.workers[n].done]
 
     def _waits(self, name: str) -> bool:
@@ -176,8 +186,11 @@ class Membership:
         return self._form(waiting)
 
     def _tell_over(self, waiting: list[str]) -> list[Message]:
-        """Tell waiting processes that the program is over. A member reports "done" only after all
-        have reached the end, so a waiting process either has its result, or is a newcomer."""
+        """Return messages that tell the waiting processes that the program is over.
+
+        A member reports "done" only after all have reached the end, so a waiting process either has
+        its result, or is a newcomer.
+        """
         for name in waiting:
             self.workers[name].here_since, self.workers[name].done = None, True
         return [(mail.worker(name), {"is": "over"}) for name in waiting]
@@ -188,8 +201,10 @@ class Membership:
         return since
 
     def _first(self, waiting: list[str], now: float) -> list[Message]:
-        """Form the first world, or one after all members of the last world are lost, once enough
-        processes wait."""
+        """Form a world without members of a world before, once enough processes wait.
+
+        It is the first world, or the next one after all members of the last one are lost.
+        """
         late = now - max(map(self._since, waiting)) > GATHERING_S
         whole = len(waiting) == self.most if not self.epoch else len(waiting) == len(self.workers)
         from_all = self.epoch or len({self.workers[n].agent for n in waiting}) >= self.hosts
@@ -197,14 +212,21 @@ class Membership:
         return self._form(waiting) if whole or enough else []
 
     def _ask_out(self, left: list[str]) -> list[Message]:
-        """Ask working members to come out after their step, because newcomers wait."""
+        """Ask members that work to leave their world after this step, because newcomers wait."""
         new = [name for name in left if name not in self._asked]
         self._asked.update(new)
         return [(mail.worker(name), {"is": "change", "epoch": self.epoch}) for name in new]
 
     def _hurry(self, absent: list[str], since: float, now: float) -> list[Message]:
-        """Deal with members that do not come: suspended ones are killed at once, and all when their
-        time is up."""
+        """Return messages that make members leave their world, since the others wait for them.
+
+        Suspended ones are killed at once; all are killed when their time is up.
+
+        Args:
+            absent: the names of the members.
+            since: when the first member began to wait.
+            now: the present time.
+        """
         if now - since > self.patience_s:
             return [self._to_agent(name, {"is": "kill", "name": name}) for name in absent]
         if self._looked:
@@ -246,7 +268,7 @@ class Membership:
         return [(mail.worker(name), {**world, "rank": rank}) for rank, name in enumerate(waiting)]
 
     def _finish(self) -> list[Message]:
-        """Tell the agents to finish, after all processes have ended."""
+        """Tell the agents to end with the program's status, after all processes have ended."""
         if not self._came or self._finished:
             return []
         self._finished = True

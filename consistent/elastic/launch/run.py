@@ -1,4 +1,4 @@
-"""Start of ranks that may come and go: ``python -m consistent run``."""
+"""Command line of the elastic launcher: ``python -m consistent run``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .membership import Membership
 
 
 def main(words: list[str]) -> int:
-    """Run the command, and return its exit status."""
+    """Run ``python -m consistent run`` with the arguments ``words``, and return the exit status."""
     given = _parser().parse_args(words)
     hosts, most_hosts = _hosts(given.nnodes)
     least = hosts * given.nproc_per_node if ":" in given.nnodes else 1
@@ -60,7 +60,7 @@ def _hosts(text: str) -> tuple[int, int]:
 
 
 def _wait_for(host: str, port: int) -> None:
-    """Wait until the first launcher has its store."""
+    """Wait until the first launcher's store listens at ``host`` and ``port``."""
     mail.client(host, port, timedelta(seconds=300))
 
 

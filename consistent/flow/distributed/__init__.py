@@ -1,1 +1,1 @@
-"""Launcher of programs, under the documents' name."""
+"""Launcher of multi-process programs, under OneFlow's name."""

@@ -1,7 +1,4 @@
-"""Start a program on many ranks: torchrun under the documents' name.
-
-python -m consistent.flow.distributed.launch --nproc_per_node 2 program.py
-"""
+"""Start a program on many ranks: torchrun under OneFlow's name."""
 
 from torch.distributed.run import main
 

@@ -1,1 +1,1 @@
-"""Jobs: functions of placeholders, their arguments, results and settings."""
+"""Jobs: functions that run on all devices, with their arguments, results and settings."""

@@ -1,4 +1,5 @@
-"""Arguments of a job: checked against its placeholders, then moved to its devices."""
+"""Arguments of a job: they are checked against the declared shapes and dtypes (placeholders), then
+moved to its devices."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from ..typing import Placeholder
 
 
 class Arguments:
-    """Placeholders of a job by argument name, and the code that reads arguments for them."""
+    """Declared arguments of a job (name -> placeholder), by which the arguments of calls are
+    checked."""
 
     def __init__(self, job: str, signature: inspect.Signature):
         self.job = job
@@ -45,13 +47,15 @@ class Arguments:
 
     @property
     def view(self) -> ViewName | None:
-        """View that the placeholders belong to; None for a job without arguments."""
+        """Name of the view that the placeholders belong to, "consistent" or "mirrored"; None for a
+        job without arguments."""
         for placeholder in self.placeholders.values():
             return placeholder.view
         return None
 
     def read(self, args: tuple, kwargs: dict, view: ViewName, placement: Placement) -> list[Any]:
-        """Return the arguments as global tensors (consistent view) or mirrored tensors.
+        """Check the arguments of a call, and return them as global tensors (consistent view) or
+        mirrored tensors (mirrored view).
 
         Raises:
             ValueError: on every rank, if on any rank an argument does not match its placeholder.
@@ -69,7 +73,8 @@ class Arguments:
         return [_placed(given[n], p, view, placement) for n, p in self.placeholders.items()]
 
     def _agree(self, fault: str) -> None:
-        """Raise on every rank if some rank has a fault.
+        """Raise on every rank if some rank has found a fault; ``fault`` is "" on a rank without
+        one.
 
         If a rank raised alone, the other ranks would wait for it.
         """

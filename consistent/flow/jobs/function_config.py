@@ -1,4 +1,4 @@
-"""``flow.function_config``: settings of a job, made before the job."""
+"""``flow.function_config``: settings of a job, which are made before the job."""
 
 from __future__ import annotations
 
@@ -62,7 +62,10 @@ class FunctionConfig:
         self.dtype = dtype
 
     def default_logical_view(self, view: View) -> None:
-        """Set the view: ``scope.consistent_view()`` (the default) or ``scope.mirrored_view()``."""
+        """Set the view: ``scope.consistent_view()`` (the default) or ``scope.mirrored_view()``.
+
+        The view decides whether the job takes and returns whole batches or one part per device.
+        """
         self.view = view.name
 
     def default_distribute_strategy(self, strategy: View) -> None:
@@ -70,7 +73,7 @@ class FunctionConfig:
         self.default_logical_view(strategy)
 
     def default_placement_scope(self, scope: PlacementScope) -> None:
-        """Set the placement on which the job runs, instead of on all devices."""
+        """Set the placement on which the job runs; by default it runs on all devices."""
         self.placement = scope.placement
 
 

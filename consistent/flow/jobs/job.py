@@ -1,9 +1,10 @@
-"""Jobs: functions of placeholders that are called with numpy arrays or tensors.
+"""Jobs: functions with declared arguments (placeholders) that are called with numpy arrays or
+tensors, and run on many devices.
 
 ```
-                   arguments            in the function    results
-consistent view    whole batch  --cut-> global tensors    --join-> whole arrays
-mirrored view      list of parts -own-> mirrored tensors  --all--> lists of arrays
+                   arguments              in the function    results
+consistent view    whole batch  --split-> global tensors    --join-> whole arrays
+mirrored view      list of parts --own--> mirrored tensors  --all--> lists of arrays
 ```
 
 Every rank calls the job with the same arguments and gets the same results. At the end of its
@@ -43,8 +44,8 @@ def global_function(
     """Return a decorator that makes a function a job.
 
     Args:
-        type: "train" or "predict". In the older form this is the config, and the job trains if the
-            config has a learning rate.
+        type: "train" or "predict". In the older form this is the ``function_config``, and the job
+            trains if the config has a learning rate.
         function_config: dtype of variables, view and placement.
     """
     if isinstance(type, FunctionConfig):
@@ -89,7 +90,8 @@ class Job:
 
     @property
     def view(self) -> ViewName:
-        """View of the config, else the view of the scope, else the view of the placeholders."""
+        """Name of the view: that of the config if set, else that of the scope, else that of the
+        placeholders."""
         return self.settings.view or current_view() or self._arguments.view or "consistent"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -122,7 +124,8 @@ class Job:
         return placement
 
     def _copies(self, run: Run, inputs: list[Any]) -> Callable[..., Any]:
-        """Return the function as a module with a copy on every rank, for the mirrored view."""
+        """Return the job's function as a data-parallel module, for the mirrored view: every rank
+        has a copy of the variables."""
         size = devices.world_size()
         if run.placement.size != size:
             raise ValueError(
@@ -172,9 +175,11 @@ class Job:
         self.steps += 1
 
     def _optimizer_for(self, run: Run, words: Minimizer) -> torch.optim.Optimizer:
-        """Return torch's optimizer of the variables used so far, at this step's learning rate.
+        """Return the torch optimizer of all variables used so far, with the learning rate of this
+        step.
 
-        The optimizer has one parameter group per placement.
+        Variables that are new in this call are added to it. It has one parameter group per
+        placement.
         """
         used = [v for v in run.used.values() if v.trainable]
         held = {id(p) for g in self._groups() for p in g["params"]}
@@ -204,7 +209,7 @@ class Job:
 
 
 class _Model(torch.nn.Module):
-    """A job's function as a module whose parameters DataParallel keeps equal."""
+    """Module around a job's function, whose parameters DataParallel keeps equal on all ranks."""
 
     def __init__(self, function: Callable[..., Any], variables: dict[str, torch.nn.Parameter]):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Results of a job as numpy arrays, equal on every rank."""
+"""Conversion of a job's results to numpy arrays, which are equal on every rank."""
 
 from __future__ import annotations
 

@@ -1,1 +1,2 @@
-"""Parts that all ops of this API share: placements, micro-batches, padding and factories."""
+"""Helpers that all ops of ``consistent.flow`` share: placements, micro-batches, padding and
+factories."""

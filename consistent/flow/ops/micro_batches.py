@@ -1,4 +1,5 @@
-"""Micro-batches, and the decorator of all ops of this API, which chooses where an op runs."""
+"""Micro-batches, and the decorator of all ops of ``consistent.flow``, which chooses the placement
+of an op."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from ..scope import current_placement
 
 
 class MicroBatches(list):
-    """A batch cut into parts; ops of this API run on one part after the other."""
+    """List of the parts of a batch; ops of ``consistent.flow`` run on one part after the other."""
 
 
 def unpack(x: Any, count: int) -> MicroBatches:
@@ -41,7 +42,11 @@ def pack(parts: MicroBatches, count: int) -> Any:
 
 
 def op(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate an op to run with all its tensors on one placement, once for each micro-batch."""
+    """Decorate a function as an op of ``consistent.flow``.
+
+    The op first moves its tensors to one placement. If arguments are ``MicroBatches``, it runs once
+    for each micro-batch, and returns ``MicroBatches``.
+    """
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -64,7 +69,11 @@ def op(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def at(x: Any, placement: Placement) -> Any:
-    """Return a global ``x`` on ``placement``: B on one device, S(0) over several devices."""
+    """Return a global ``x`` moved to ``placement``: replicated on one device, split along dim 0
+    over several devices.
+
+    Other values, and tensors that are there already, are returned as they are.
+    """
     if not isinstance(x, GlobalTensor) or x.placement == placement:
         return x
     entry = S(0) if x.ndim and placement.size > 1 else B
@@ -78,10 +87,10 @@ def _part(values: Any, k: int) -> Any:
 
 
 def _placement(values: list[Any]) -> Placement | None:
-    """Return the placement where an op runs, or None if no argument is a global tensor.
+    """Return the placement on which an op runs; None if no argument is a global tensor.
 
-    The placement of the scope comes first, then that of the data. Data on several placements run
-    where the job does.
+    This is the placement of the innermost scope; without a scope, that of the arguments. If these
+    are on several placements, the op runs on the placement of the job.
     """
     found = {v.placement for v in values if isinstance(v, GlobalTensor)}
     if not found:

@@ -1,4 +1,4 @@
-"""Padding of convolutions and pools, named "SAME" and "VALID" as in the documents."""
+"""Padding of convolutions and pooling, named "SAME" and "VALID" as in OneFlow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 
 def pair(size: int | Sequence[int]) -> tuple[int, int]:
-    """Return (height, width) from one number for both dims, or from one number each."""
+    """Return (height, width) from one number for both dims, or from a sequence of two numbers."""
     if isinstance(size, int):
         return size, size
     height, width = size

@@ -31,7 +31,8 @@ class placement(Placement):  # noqa: N801  (the documents' name)
 
 
 def _either(name: str) -> Callable[..., Any]:
-    """Return a factory that makes plain tensors, or global ones if there is a placement.
+    """Return a factory like ``torch.<name>`` that makes plain tensors, or global ones if there is a
+    placement.
 
     The placement may be an argument or an entered scope.
     """
@@ -69,9 +70,9 @@ zeros = _either("zeros")
 def to_global(
     x: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> GlobalTensor:
-    """Return ``x`` under another placement or SBP.
+    """Return ``x`` as a global tensor with another placement or layout per mesh axis (SBP).
 
-    A plain ``x`` is this rank's piece of the result, and needs both placement and SBP.
+    A plain ``x`` is this rank's shard of the result, and needs both placement and SBP.
     """
     if isinstance(x, GlobalTensor):
         return x.to_global(placement=placement, sbp=sbp, **options)

@@ -1,4 +1,5 @@
-"""Initializers of variables: functions that fill a tensor, with equal values under any SBP."""
+"""Initializers of variables: functions that fill a tensor, with the same values whatever its
+layout."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def ones_initializer() -> Initializer:
 
 
 def default_initializer(x: torch.Tensor) -> None:
-    """Fill a vector with zeros, other tensors as torch's linear and convolution layers do."""
+    """Fill ``x`` as a variable without an initializer: a vector with zeros, other tensors as
+    torch's linear and convolution layers do."""
     if x.ndim < 2:
         init.zeros_(x)
     else:

@@ -24,7 +24,7 @@ from .initializers import Initializer, default_initializer
 
 @dataclass
 class Variable:
-    """A named parameter, with what is needed to initialize it."""
+    """Named parameter that jobs share, with what is needed to initialize it."""
 
     name: str
     value: Any  # the global tensor
@@ -38,9 +38,10 @@ class Variable:
         return self.value.requires_grad
 
     def initialize(self) -> None:
-        """Set the initial values, which depend on seed and name only.
+        """Set the initial values.
 
-        Random numbers that the program has drawn before do not matter.
+        They depend on the seed and the name only, not on random numbers that the program has drawn
+        before.
         """
         digest = hashlib.blake2b(self.name.encode(), digest_size=8).digest()
         # A state of its own, so that the order in which variables are made does not matter.
@@ -52,12 +53,16 @@ class Variable:
             self.initializer(self.value)
 
     def load(self, whole: torch.Tensor) -> None:
-        """Copy the values of ``whole``, which every rank has."""
+        """Copy the values of ``whole``, the unsharded tensor, which every rank has."""
         with torch.no_grad():
             self.value.copy_(distribute(whole, self.value.placement, self.value.sbp))
 
     def seen_by(self, view: str) -> Any:
-        """Return the tensor that a job of ``view`` computes with."""
+        """Return the tensor with which a job of ``view`` computes.
+
+        This is the global tensor ("consistent"), or a plain parameter with the same storage
+        ("mirrored").
+        """
         if view == "consistent":
             return self.value
         if any(entry is not B for entry in self.value.sbp):
@@ -91,12 +96,12 @@ def get_variable(
     Args:
         name: key by which every job finds the variable.
         shape: shape of the variable, required for the call that makes it.
-        dtype: its dtype; without it the dtype of the job, or torch's default.
+        dtype: its dtype; by default that of the job, or torch's default.
         initializer: function that sets the initial values.
         trainable: whether the variable has a gradient.
         random_seed: seed of the random numbers that the initializer draws.
-        distribute: its SBP.
-        placement: its devices; without it those of the scope, or of the job.
+        distribute: its layout: B (replicated) or a split.
+        placement: its devices; by default those of the scope, or of the job.
 
     Raises:
         ValueError: the variable was made with another shape, dtype or distribute; or there is no

@@ -1,4 +1,4 @@
-"""Forms that fetch what their outputs read of neighbouring shards along a split dim."""
+"""Forms that fetch the elements of neighbouring shards which a rank's outputs need (halos)."""
 
 from . import halo, spatial
 

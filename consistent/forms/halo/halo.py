@@ -1,6 +1,7 @@
-"""The form "halo": fetch the inputs that this rank's outputs read along a split dim, run the op.
+"""Form "halo" of ops such as convolution, whose outputs read neighbouring shards along a split dim.
 
-The ops on the fetched inputs are in ``spatial.py`` and ``layout/on_halos.py``.
+It fetches the inputs that this rank's outputs read, and runs the op on them. The ops on the fetched
+inputs are in ``spatial.py`` and ``layout/on_halos.py``.
 
 ```
 forward    rank 0   rank 1             rank 0   rank 1
@@ -27,10 +28,10 @@ from ..registry import Shards, form
 
 
 class Fetched:
-    """The range of inputs that a rank fetched along ``dim``.
+    """Position of the inputs that a rank fetched along ``dim`` for its outputs.
 
-    The inputs begin at ``start``. ``low`` and ``high`` are the numbers of padding elements where
-    the outputs read past the ends.
+    The inputs begin at index ``start`` of the logical tensor. ``low`` and ``high`` are the numbers
+    of padding elements before and after them that the outputs read past the ends of the tensor.
     """
 
     def __init__(self, dim: int, start: int, low: int, high: int, first: int, count: int) -> None:
@@ -54,7 +55,8 @@ ON_FETCHED: dict[str, Callable[[Shards, Tensor, list[Fetched]], Any]] = {}
 
 
 def again(shard: Shards, x: Tensor, **changed: Any) -> Any:
-    """Run the op on ``x`` with some of its arguments changed."""
+    """Run the op on ``x`` in place of its first operand, with the arguments in ``changed``
+    replaced."""
     args, kwargs = [x, *shard.args[1:]], dict(shard.kwargs)
     kwargs.pop("input", None)
     kwargs.pop("self", None)
@@ -68,12 +70,13 @@ def again(shard: Shards, x: Tensor, **changed: Any) -> Any:
 
 
 def cropped(x: Tensor, part: Fetched, start: int) -> Tensor:
-    """Return this rank's outputs from ``x``, where the first of them is at index ``start``."""
+    """Return this rank's outputs, which begin at index ``start`` of ``x``."""
     return x.narrow(part.dim, start, part.count)
 
 
 def _is_served(shard: Shards, d: int) -> bool:
-    """Return whether this form serves the axes that split dim ``d``."""
+    """Return whether this form handles the split of dim ``d``, that is, whether one of its axes
+    splits it."""
     return any(shard.specs[0].sbp[a] == Split(d) for a in shard.axes)
 
 
@@ -99,7 +102,7 @@ def _fetched(shard: Shards, x: Tensor, d: int) -> tuple[Tensor, Fetched]:
 
 
 def place_of(shard: Shards) -> Coordinate:
-    """Return this rank's coordinate. Outside the placement, return the coordinate of its first
+    """Return this rank's coordinate. A rank outside the placement gets the coordinate of the first
     rank, which has the largest shards."""
     return shard.coordinate or (0,) * shard.placement.ndim
 
@@ -107,17 +110,18 @@ def place_of(shard: Shards) -> Coordinate:
 def fetch(
     shard: Shards, x: Tensor, spec: TensorSpec, d: int, wanted: Callable[[Coordinate], Ranges]
 ) -> Tensor:
-    """Fetch, in order, the ranges along dim ``d`` that this rank wants of a tensor. Differentiable.
+    """Fetch the ranges along dim ``d`` that this rank wants of a tensor, concatenated in order.
+    Differentiable.
 
-    Where no axis splits the dim, this is a slice.
+    Where no axis splits the dim, this is a slice of the shard without communication.
 
     Args:
         shard: the call.
         x: this rank's shard of the tensor.
         spec: spec of the tensor.
         d: the dim to fetch along.
-        wanted: maps a rank's coordinate to the ranges it wants. Parts outside the tensor are left
-            out.
+        wanted: maps a rank's coordinate to the (start, end) ranges it wants. Parts outside the
+            tensor are left out.
     """
     at, asked, own = place_of(shard), {}, {}
     for c in _group(spec, d, at):
@@ -127,7 +131,8 @@ def fetch(
 
 
 def _group(spec: TensorSpec, d: int, at: Coordinate) -> list[Coordinate]:
-    """Return the coordinates of the ranks that share dim ``d``, in the order of its pieces."""
+    """Return the coordinates of the ranks that hold the pieces of dim ``d``, in the order of the
+    pieces."""
     group = [at]
     for axis, entry in enumerate(spec.sbp):
         if entry == Split(d):
@@ -137,8 +142,8 @@ def _group(spec: TensorSpec, d: int, at: Coordinate) -> list[Coordinate]:
 
 
 class _Messages:
-    """The messages of this rank, in order. Sends are (rank, start in the shard, size), receives
-    (rank, size)."""
+    """Messages of this rank in one fetch, in order: ``sends`` are (rank, start in the shard, size),
+    ``receives`` are (rank, size)."""
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""Local forms of ops on images, applied to inputs that were fetched along a split dim."""
+"""Ops on images (convolution, pooling, resampling), run on inputs that the form "halo" has
+fetched."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ Parts = list[Fetched]
 
 
 def bordered(x: Tensor, parts: Parts, value: float) -> Tensor:
-    """Pad ``x`` with ``value`` where its fetched parts reach past the ends of the tensor."""
+    """Pad ``x`` with ``value`` where the fetched inputs reach past the ends of the logical
+    tensor."""
     pad = [0, 0] * x.ndim
     for part in parts:
         k = 2 * (x.ndim - 1 - part.dim)
@@ -34,8 +36,8 @@ def bordered(x: Tensor, parts: Parts, value: float) -> Tensor:
 
 
 def _paddings(shard: Shards, x: Tensor, parts: Parts, count: int) -> list[int]:
-    """Return the padding to pass to the op along each plane dim. It is 0 where the fetched parts
-    already contain padding."""
+    """Return the ``padding`` argument for the op on ``x``, one number per plane dim. It is 0 along
+    dims that were fetched, which ``bordered`` pads."""
     own = {part.dim for part in parts}
     first = x.ndim - count
     return [0 if first + k in own else padding_at(shard.call, k) or 0 for k in range(count)]
@@ -87,8 +89,8 @@ def _averaged(count: int) -> Callable[[Shards, Tensor, Parts], Tensor]:
 
 
 def _recounted(shard: Shards, out: Tensor, part: Fetched, at: int) -> Tensor:
-    """Rescale averages to torch's divisor. The border added by ``bordered`` was counted as
-    elements, but torch leaves some of it out of the count."""
+    """Rescale averages of avg_pool to torch's divisor. The padding that ``bordered`` added was
+    counted as elements, but torch leaves some of it out of the count."""
     kernel, stride, before, _ = pool_window(shard.call, at)
     n, counted = shard.specs[0].shape[part.dim], shard.get("count_include_pad", True)
     factors = []
@@ -116,7 +118,8 @@ def _largest(count: int) -> Callable[[Shards, Tensor, Parts], Any]:
 
 
 def _placed(shard: Shards, found: Any, x: Tensor, parts: Parts, count: int) -> Any:
-    """Convert indices of maxima from positions in the fetched part to positions in the plane."""
+    """Convert the indices that max_pool returns from positions in the fetched inputs to positions
+    in the logical image."""
     if isinstance(found, Tensor):
         return found
     values, places = found

@@ -1,4 +1,4 @@
-"""Forms of ops that depend on the position of elements."""
+"""Forms of ops that move, join or cut elements by position, and of shape ops."""
 
 from . import join, on_halos, shape
 

@@ -1,5 +1,5 @@
-"""Forms that join and cut tensors along a split dim. Ranks exchange the elements that change
-ranks."""
+"""Forms of cat and split along a split dim. Ranks exchange the elements that move to another
+rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from ..registry import Shards, form
 
 @form(JOINED)
 def joined(shard: Shards) -> Tensor:
-    """Run cat: fetch from every operand the part in this rank's piece of the result."""
+    """Run cat along a split dim: fetch the parts of every operand that are in this rank's piece of
+    the result."""
     out = shard.outs[0]
     dim = shard.call.dim("dim", 0, ndim=out.ndim)
     pieces = []
@@ -33,7 +34,8 @@ def joined(shard: Shards) -> Tensor:
 
 @form(PARTS)
 def parts(shard: Shards) -> tuple[Tensor, ...]:
-    """Run split and similar ops on a dim that is cut part by part, so that nothing is sent."""
+    """Run split and similar ops on a dim whose parts are sharded separately (``S(d, of=...)``), so
+    that each rank has its piece of every part and nothing is sent."""
     dim = next(e.dim for e in (shard.specs[0].sbp[a] for a in shard.axes) if isinstance(e, Split))
     return shard.tensors[0].split([shard.out_shape(i)[dim] for i in range(len(shard.outs))], dim)
 

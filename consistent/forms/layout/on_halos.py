@@ -1,6 +1,7 @@
-"""Local forms of ops that take elements from other places along a dim.
+"""Ops that take elements from other positions along a dim, run on inputs that were fetched for
+them.
 
-They run on inputs that were fetched for them (the form "halo").
+The form "halo" fetches the inputs: for slices, pads, rolls, repeats and regrouped dims.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ def _slice(shard: Shards, x: Tensor, parts: Parts) -> Tensor:
 
 
 def _regroup(shard: Shards, x: Tensor, parts: Parts) -> Tensor:
-    """Cut this rank's pieces out of the fetched inputs and reshape them. The inputs are whole items
-    of the split dim."""
+    """Run a view or reshape: cut this rank's elements out of the fetched inputs, which are whole
+    items of the split dim, and reshape them."""
     source, target = shard.specs[0].shape, shard.outs[0].shape
     found = {part.dim: part for part in parts}
     for ins, outs in reversed(groups(source, target)):

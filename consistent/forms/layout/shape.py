@@ -11,15 +11,16 @@ from ..registry import Shards, form
 
 @form("squeeze")
 def squeeze(shard: Shards) -> torch.Tensor:
-    """Drop the dims of the call that have logical size 1, not dims of size 1 in the shard only."""
+    """Run squeeze: drop the named dims that have size 1 in the logical tensor, and none that has
+    size 1 only in the shard."""
     (x,), (spec,) = shard.tensors, shard.specs
     return x.squeeze(tuple(d for d in squeezed_dims(shard.call) if spec.shape[d] == 1))
 
 
 @form("meshgrid")
 def meshgrid(shard: Shards) -> tuple[torch.Tensor, ...]:
-    """Expand the shard of vector i along the other dims of output i. No values of other vectors are
-    needed."""
+    """Run meshgrid: expand this rank's part of vector i along the other dims of output i. No values
+    of other vectors are needed."""
     made = []
     for i, x in enumerate(shard.tensors):
         at = next(e.dim for e in shard.outs[i].sbp if isinstance(e, Split))

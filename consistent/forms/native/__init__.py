@@ -1,4 +1,5 @@
-"""The native ops of csrc/: the build is loaded and checked on import, and ``load`` has types."""
+"""Native (C++ and CUDA) ops of csrc/. Importing this loads and checks the build; ``load`` has typed
+wrappers."""
 
 from mirrored.native import load_build
 

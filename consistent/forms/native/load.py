@@ -1,9 +1,9 @@
 """Typed wrappers of the native ops, and their fake (meta) implementations.
 
-Random values do not depend on the layout of a tensor. Each is a function of `seed`, `counter` and
-the element's row-major index in the logical tensor. `starts` is this rank's first index in each
-dim, and `logical_sizes` is the shape of the logical tensor; without them the tensor is whole. CPU
-and CUDA give the same bits; `meta` tensors stay as they are.
+Random values do not depend on the layout of a tensor. Each is a function of ``seed``, ``counter``
+and the element's row-major index in the logical tensor. ``starts`` is this rank's first index in
+each dim, and ``logical_sizes`` is the shape of the logical tensor; without them ``out`` is the
+whole tensor. CPU and CUDA give the same bits; ``meta`` tensors stay as they are.
 """
 
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ def normal_(
     starts: Ints = None,
     logical_sizes: Ints = None,
 ) -> Tensor:
-    """Fill ``out`` with normal values."""
+    """Fill ``out`` with normally distributed values of this mean and standard deviation."""
     _ops.normal_(out, mean, std, *_where(out, seed, counter, starts, logical_sizes))
     return out
 
@@ -140,8 +140,8 @@ def bernoulli_(
     starts: Ints = None,
     logical_sizes: Ints = None,
 ) -> Tensor:
-    """Fill ``out`` with ones of probability ``p``, else zeros. A tensor ``p`` is split like
-    ``out``."""
+    """Fill ``out`` with ones with probability ``p``, else zeros. If ``p`` is a tensor, it has one
+    probability per element of ``out``, and is this rank's shard as ``out`` is."""
     op = _ops.bernoulli_tensor_ if isinstance(p, Tensor) else _ops.bernoulli_
     op(out, p, *_where(out, seed, counter, starts, logical_sizes))
     return out
@@ -171,7 +171,8 @@ def dropout(
     starts: Ints = None,
     logical_sizes: Ints = None,
 ) -> Tensor:
-    """Return x * keep / (1 - p). Backward draws the same mask again instead of storing it."""
+    """Return x * keep / (1 - p) with a random mask ``keep``. Backward draws the same mask again
+    instead of storing it."""
     return _ops.dropout(x, p, *_where(x, seed, counter, starts, logical_sizes))
 
 
@@ -185,12 +186,13 @@ def randperm(
 def reduce_shards(
     parts: Sequence[Tensor], dim: int, start: int, size: int, **epilogue: Any
 ) -> tuple[Tensor, Tensor]:
-    """Return (norm(activation(total)), total) of the slice [start, start + size) of ``dim``.
+    """Sum the slice [start, start + size) of ``dim`` over ``parts``, and apply the ops of
+    ``epilogue`` in the same pass.
 
-    total is scale * sum of parts + bias + residual, and empty unless ``keep_total``. The parts are
-    added in order, in float32 (float64 for float64). ``epilogue``: scale, bias, residual,
-    activation ("relu", "gelu", "gelu_tanh", "silu"), norm ("layer", "rms") over the last
-    ``normalized`` dims, weight, norm_bias, eps, keep_total, dtype.
+    Returns (norm(activation(total)), total), where total is scale * sum of parts + bias + residual,
+    and empty unless ``keep_total``. The parts are added in order, in float32 (float64 for float64).
+    ``epilogue``: scale, bias, residual, activation ("relu", "gelu", "gelu_tanh", "silu"), norm
+    ("layer", "rms") over the last ``normalized`` dims, weight, norm_bias, eps, keep_total, dtype.
     """
     return _ops.reduce_shards(parts, dim, start, size, **epilogue)
 
@@ -198,11 +200,13 @@ def reduce_shards(
 def split_cross_entropy(
     logits: Tensor, target: Tensor, weight: Tensor | None, dim: int, start: int, smooth: bool
 ) -> Tensor:
-    """Return numbers for each row over this rank's classes, which begin at ``start``.
+    """Return the numbers of each row over this rank's classes from which ranks compute cross
+    entropy.
 
-    They are [3, rows], or [5, rows] if ``smooth``: the largest logit m; the sum of exp(x - r), with
-    r = m, or 0 where m is -inf; x[target], or 0 where another rank holds it; the sum of weight * (x
-    - r); the sum of weight. They are in float32, or float64 for float64 logits.
+    The classes begin at ``start``. The result is [3, rows], or [5, rows] if ``smooth``: the largest
+    logit m; the sum of exp(x - r), with r = m, or 0 where m is -inf; x[target], or 0 where another
+    rank holds it; the sum of weight * (x - r); the sum of weight. It is in float32, or float64 for
+    float64 logits.
     """
     return _ops.split_cross_entropy(logits, target, weight, dim, start, smooth)
 
@@ -210,15 +214,17 @@ def split_cross_entropy(
 def split_cross_entropy_backward(
     logits: Tensor, target: Tensor, rows: Tensor, weight: Tensor | None, dim: int, start: int
 ) -> Tensor:
-    """Return exp(logits - r) * scale - weight * shift, minus pick at the target.
+    """Return the gradient of this rank's logits: exp(logits - r) * scale - weight * shift, minus
+    pick at the target.
 
-    ``rows`` is [4, rows]: r, scale, shift, pick.
+    ``rows`` has four numbers of each row, as [4, rows]: r, scale, shift, pick.
     """
     return _ops.split_cross_entropy_backward(logits, target, rows, weight, dim, start)
 
 
 def masked_embedding(table: Tensor, index: Tensor, start: int, scale: float = 1.0) -> Tensor:
-    """Return scale * table[index - start], with zeros where this rank does not hold the row.
+    """Return scale * table[index - start], with zeros where ``table``, this rank's rows, lacks the
+    row.
 
     The shapes are [held, width], [...] -> [..., width].
     """
@@ -234,7 +240,8 @@ def masked_embedding_backward(
     by_count: bool = False,
     scale: float = 1.0,
 ) -> Tensor:
-    """Return the gradient of the rows held here, by adding up the gradients of their look-ups.
+    """Return the gradient of this rank's rows of a table, by adding up the gradients of their
+    look-ups.
 
     The shapes are [..., width], [...] -> [rows, width]. Each row gets scale * the sum of its
     look-ups' gradients, in order, divided by their number if ``by_count``. Row ``padding_idx`` gets
@@ -246,14 +253,15 @@ def masked_embedding_backward(
 
 
 def streamed_copy_(out: Tensor, source: Tensor) -> Tensor:
-    """Copy a contiguous CPU tensor into another of its dtype and shape, bypassing the caches. For
-    large blocks that nobody reads soon."""
+    """Copy a contiguous CPU tensor into another of its dtype and shape without filling the CPU
+    caches. It is for large blocks that are not read soon."""
     _ops.streamed_copy_(out, source)
     return out
 
 
 def _filled(out: Tensor, *_: object) -> None:
-    """Do nothing: the fake implementation of an op that fills its first argument in place."""
+    """Do nothing: fake implementation of an op that fills its first argument in place, since fake
+    tensors have no values."""
 
 
 def _register_fakes() -> None:

@@ -1,4 +1,4 @@
-"""Sum of a partial tensor's addends together with the ops that follow it, in one pass."""
+"""Sum of the addends of a P tensor, fused with the ops that follow it into one pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """Ops that follow a sum, without their tensors: norm(activation(scale * sum)).
+    """Settings of the ops that follow a sum: norm(activation(scale * sum)). Their tensors are
+    ``Given``.
 
     Args:
         scale: factor of the sum.
@@ -57,8 +58,8 @@ ACTIVATIONS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Tensors that an epilogue reads in addition to the parts; each may be absent. ``bias`` has one
-    number per column, and ``residual`` has the shape of the result."""
+    """Tensors that an epilogue reads in addition to the addends; each may be absent. ``bias`` has
+    one number per column, and ``residual`` has the shape of the result."""
 
     bias: Tensor | None = None
     residual: Tensor | None = None
@@ -67,20 +68,22 @@ class Given:
 
 
 class Source(Protocol):
-    """A source of the parts, which also takes the gradient of their sum."""
+    """Interface by which a fused sum gets its addends (parts), and gives their gradient back."""
 
     def open(self, tensors: Sequence[Tensor]) -> AbstractContextManager[tuple[list[Tensor], Slice]]:
-        """Open the parts for reading inside the block, with the slice of them that is kept."""
+        """Make the parts readable inside the block. Yields (the parts, the slice of them to
+        sum)."""
         ...
 
     def back(self, grad: Tensor) -> Sequence[Tensor]:
-        """Return the gradient of each tensor, from the gradient of the kept sum."""
+        """Return the gradient of each tensor passed to ``open``, from ``grad``, that of the summed
+        slice."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The index range [start, start + size) of ``dim``."""
+    """Index range [start, start + size) of dim ``dim``."""
 
     dim: int
     start: int
@@ -89,7 +92,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Source of ``count`` parts of one shape that this rank already has."""
+    """Source whose ``count`` parts, of one shape, are tensors that this rank already has."""
 
     kept: Slice
     shape: tuple[int, ...]
@@ -113,7 +116,8 @@ def reduce_shards(
     kept: Slice | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Return the kept slice of norm(activation(scale * sum of parts + bias + residual)).
+    """Return norm(activation(scale * sum of parts + bias + residual)), for the slice ``kept`` of
+    the parts.
 
     ```
     [n, m], [n, m], ... -> [n, m]          kept=Slice(0, 1, 2):  -> [2, m], rows 1 and 2
@@ -144,13 +148,14 @@ def reduce_from(
     given: Given,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Apply ``reduce_shards`` to the parts that ``source`` opens from ``tensors``."""
+    """Run ``reduce_shards`` on parts that need not be in this rank's memory: ``source`` opens them,
+    from ``tensors``."""
     beside = (given.bias, given.residual, given.weight, given.norm_bias)
     return _Reduce.apply(source, epilogue, dtype, *beside, *tensors)[0]
 
 
 class _Reduce(torch.autograd.Function):
-    """Autograd function of a sum of parts with its epilogue.
+    """Autograd function that sums parts and applies an epilogue.
 
     ```
     forward    parts -> total -> out
@@ -219,8 +224,8 @@ def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 
 def through_activation(activation: str, total: Tensor, grad: Tensor) -> Tensor:
-    """Return the gradient of total from the gradient of activation(total). It uses torch ops that
-    can be differentiated again."""
+    """Return the gradient of ``total`` from ``grad``, that of activation(total). It is computed by
+    torch ops, so it can be differentiated again."""
     return ACTIVATIONS[activation][1](_wide(grad), _wide(total)).to(total.dtype)
 
 
@@ -231,8 +236,8 @@ def _through(
     norm_bias: Tensor | None,
     grad: Tensor,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the gradients of total, weight and norm_bias, by ops that can be differentiated
-    again."""
+    """Return the gradients of total, weight and norm_bias from ``grad``, that of
+    norm(activation(total)). They are computed by torch ops, so they can be differentiated again."""
     dtype = total.dtype
     x, grad = _wide(total), _wide(grad)
     activate, slope = ACTIVATIONS[epilogue.activation]
@@ -246,7 +251,7 @@ def _through(
 def _through_norm(
     epilogue: Epilogue, y: Tensor, weight: Tensor | None, norm_bias: Tensor | None, grad: Tensor
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the gradients of y, weight and norm_bias.
+    """Return the gradients of y, weight and norm_bias from ``grad``, that of norm(y).
 
     The norm is weight * z + norm_bias with z = (y - mean) * scale. Only the part of z's gradient
     that changes neither mean nor scale reaches y.

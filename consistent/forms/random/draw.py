@@ -1,9 +1,9 @@
 """Random values of global tensors: each is a function of (seed, op counter, logical index).
 
-They do not depend on the layout. Every op takes one key on every rank, also on ranks that hold
-``meta`` shards, so that the counters agree. A user's ``generator=`` is honoured: the key is drawn
-from it, which gives the same numbers on all ranks if they seeded it with the same seed, as they
-must with torch's global seed.
+So they do not depend on the layout. Every op takes one key (seed, op counter) on every rank, also
+on ranks that hold ``meta`` shards, so that the counters agree. A user's ``generator=`` is honoured:
+the key is drawn from it, which gives the same numbers on all ranks if they seeded it with the same
+seed, as they must with torch's global seed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DRAWN = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def key_from(given: torch.Generator | None, what: str, placement: Placement | None) -> RngState:
-    """Return the key of one op, from the global state or drawn from the user's generator.
+    """Return the random key of one op, from the global state or drawn from the user's generator.
 
     Args:
         given: the user's generator, or None.
@@ -51,7 +51,8 @@ def key_from(given: torch.Generator | None, what: str, placement: Placement | No
 
 
 def key_of(shard: Shards) -> RngState:
-    """Return the random key for the call of a form."""
+    """Return the random key of the call that a form runs, from the call's ``generator=`` if there
+    is one."""
     return key_from(shard.kwargs.get("generator"), shard.call.name, shard.placement)
 
 
@@ -68,8 +69,8 @@ def _compare(given: torch.Generator, what: str, placement: Placement | None) -> 
 def fill(
     draw: Callable[..., Any], x: Tensor, spec: TensorSpec, key: RngState, *params: Any
 ) -> None:
-    """Fill ``x``, this rank's shard of ``spec``, with one of the native ops. On a P axis the first
-    rank holds the value, and the others hold zeros."""
+    """Fill ``x``, this rank's shard of a tensor with ``spec``, by the native op ``draw``. On a P
+    axis the first rank gets the values, and the others get zeros."""
     at = my_coordinate(spec.placement)
     if at is None:
         return
@@ -87,8 +88,8 @@ def fill(
 
 
 def boxes(spec: TensorSpec, at: Coordinate) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
-    """Yield (starts in the logical tensor, slices of the shard) of each box of the rank at
-    ``at``."""
+    """Yield (starts in the logical tensor, slices of the shard) of each contiguous box of the
+    logical tensor that the rank at ``at`` holds."""
     by_dim = []
     for runs in spec.runs(at):
         ends = [0, *itertools.accumulate(size for _, size in runs)]
@@ -105,7 +106,8 @@ def _fill_box(
     key: RngState,
     *params: Any,
 ) -> None:
-    """Fill one box that begins at ``starts`` of the logical tensor, as ``fill`` does."""
+    """Fill ``x``, a box that begins at index ``starts`` of the logical tensor, by the native op
+    ``draw``. Dtypes that the native ops lack are drawn in float32."""
     sizes = tuple(spec.shape)
     where = {"seed": key.seed, "counter": key.counter}
     if x.is_complex():
@@ -120,7 +122,8 @@ def _fill_box(
 
 
 def _adds(spec: TensorSpec, at: Coordinate) -> bool:
-    """Return whether the rank at ``at`` is first on each axis where ``spec`` is P."""
+    """Return whether the rank at ``at`` holds the values of a P tensor, not zeros: it is first on
+    each axis where ``spec`` is P."""
     return not any(entry is P and step for entry, step in zip(spec.sbp, at, strict=True))
 
 
@@ -129,8 +132,8 @@ def _adds(spec: TensorSpec, at: Coordinate) -> bool:
 
 @form("random_fill")
 def random_fill(shard: Shards) -> Tensor:
-    """Run ``x.uniform_()``, ``x.normal_()`` and similar ops. ``bernoulli(x)`` takes ``x`` as
-    probabilities."""
+    """Run ``x.uniform_()``, ``x.normal_()`` and similar ops on the shard. ``bernoulli(x)`` reads
+    ``x`` as probabilities."""
     x, spec, call = shard.tensors[0], shard.outs[0], shard.call
     key = key_of(shard)
     if call.inplace and not records((x,)):
@@ -147,8 +150,8 @@ def random_fill(shard: Shards) -> Tensor:
 
 
 class _Drawn(torch.autograd.Function):
-    """Autograd function for drawn numbers. The gradient of their parameters ``sources`` is 0, as in
-    torch."""
+    """Autograd function that returns drawn numbers, with a gradient of 0 for the parameters they
+    were drawn by (``sources``), as in torch."""
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, *sources: Tensor) -> Tensor:
@@ -168,7 +171,8 @@ def _drawn(out: Tensor, *sources: Tensor) -> Tensor:
 def fill_normal(
     x: Tensor, spec: TensorSpec, key: RngState, mean: Any = 0.0, std: Any = 1.0
 ) -> None:
-    """Fill ``x`` with normal values. A complex value has half of the variance in each part."""
+    """Fill ``x``, this rank's shard, with normal values. Real and imaginary part of a complex value
+    have half of the variance each."""
     if x.is_complex():
         fill(load.normal_, x, spec, key, 0.0, std / math.sqrt(2))
         at = my_coordinate(spec.placement)
@@ -180,14 +184,14 @@ def fill_normal(
 
 
 def fill_integers(x: Tensor, spec: TensorSpec, key: RngState, low: int, high: int) -> None:
-    """Fill ``x`` with random integers of [low, high)."""
+    """Fill ``x``, this rank's shard, with random integers of [low, high)."""
     fill(load.randint_, x, spec, key, low, high)
 
 
 def fill_uniform(
     x: Tensor, spec: TensorSpec, key: RngState, low: Any = 0.0, high: Any = 1.0
 ) -> None:
-    """Fill ``x`` with uniform numbers of [low, high)."""
+    """Fill ``x``, this rank's shard, with uniform numbers of [low, high)."""
     fill(load.uniform_, x, spec, key, low, high)
 
 
@@ -208,8 +212,8 @@ def _bernoulli(shard: Shards, x: Tensor, spec: TensorSpec, key: RngState) -> Non
 
 
 def _random(shard: Shards, x: Tensor, spec: TensorSpec, key: RngState) -> None:
-    """Fill ``x`` for random_(), random_(to) or random_(from, to). Without ``to``, values go up to
-    the largest integer for which the dtype holds all integers exactly."""
+    """Fill ``x`` for random_(), random_(to) or random_(from, to). Without ``to`` the values go up
+    to the largest integer below which the dtype holds all integers exactly."""
     low, high = shard.get("from", 0), shard.get("to")
     if len(shard.args) == 2 and "to" not in shard.kwargs:
         low, high = 0, low
@@ -227,8 +231,8 @@ def _most(dtype: torch.dtype) -> int:
 
 
 def _by(draw: Callable[..., Any], **params: float) -> Callable[..., None]:
-    """Return a fill function that reads its parameters from the call, under torch's names.
-    ``params`` has torch's defaults."""
+    """Return a function that fills by ``draw``, with parameters read from the call. ``params`` has
+    their names in torch's signature and torch's defaults."""
 
     def run(shard: Shards, x: Tensor, spec: TensorSpec, key: RngState) -> None:
         # ``from`` is a Python keyword, hence the trailing underscore in the parameter's name.
@@ -301,8 +305,8 @@ def normal_of(shard: Shards) -> Tensor:
 
 @form("seeded")
 def seeded(shard: Shards) -> Any:
-    """Run torch's own op (``multinomial``, ``poisson``, ...) on whole tensors. Every rank uses the
-    same seed."""
+    """Run an op whose numbers torch itself draws (``multinomial``, ``poisson``, ...) on whole
+    tensors, with the same seed on every rank."""
     given = shard.kwargs.get("generator")
     if given is not None:
         _compare(given, shard.call.name, shard.placement)
@@ -323,14 +327,15 @@ _seeding = _Seeding()
 
 
 def is_seeding() -> bool:
-    """Return whether this thread is running an op for which torch's generators were seeded."""
+    """Return whether this thread runs an op of the form "seeded", for which torch's generators were
+    seeded."""
     return _seeding.depth > 0
 
 
 @contextmanager
 def seeded_generators(key: RngState, devices: Sequence[torch.device]) -> Iterator[None]:
-    """Seed torch's generators for these devices by ``key`` inside the block. Their states are
-    restored afterwards."""
+    """Seed torch's generators for these devices from ``key`` inside the block, and restore their
+    states afterwards."""
     generators = [torch.default_generator]
     generators += [torch.cuda.default_generators[d.index] for d in set(devices) if d.type == "cuda"]
     # Multiplied by a large odd number, so that neighbouring keys give seeds that are far apart.

@@ -1,7 +1,7 @@
-"""Dropout in all its variants, and rrelu.
+"""Forms of all variants of dropout, and of rrelu.
 
-Each mask or slope is a function of the element's logical index. In training the key is taken on
-every rank at each call, so that a rate of 0 advances the op counter like any other rate.
+Each mask or slope is a function of the element's logical index. In training every call takes a
+random key on every rank, so that a rate of 0 advances the op counter like any other rate.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .generator import RngState
 
 
 def dropped(x: Tensor, p: float, spec: TensorSpec, key: RngState) -> Tensor:
-    """Set a fraction ``p`` of the elements of ``x`` to zero and divide the rest by 1 - p.
-    Differentiable."""
+    """Apply dropout: set a fraction ``p`` of the elements of ``x``, the shard of a tensor with
+    ``spec``, to zero and divide the rest by 1 - p. Differentiable."""
     if x.is_complex():
         return x * dropped(torch.ones_like(x.real.detach()), p, spec, key)
     at, sizes = my_coordinate(spec.placement), tuple(spec.shape)
@@ -39,14 +39,14 @@ def dropped_runs(
     key: RngState,
     starts: tuple[int, ...] = (),
 ) -> Tensor:
-    """Apply ``dropped`` to a tensor that has several runs of each dim of the logical tensor.
+    """Apply ``dropped`` to a tensor that holds several runs of each dim of the logical tensor.
 
     Args:
         x: the tensor.
         p: the fraction to drop.
         runs: (start, size) of the runs of each dim that ``x`` holds.
         sizes: shape of the logical tensor.
-        key: the key to draw by.
+        key: the random key, from which the mask is drawn.
         starts: starts of the first dims, for which ``x`` holds a single run; used by the recursion.
     """
     dim = len(starts)
@@ -73,20 +73,20 @@ def _written(shard: Shards, value: Tensor) -> Tensor:
 
 
 def _off(shard: Shards) -> bool:
-    """Return whether nothing is dropped. The key is still taken, because p = 0 counts like any
-    other p."""
+    """Return whether the call drops nothing. It takes a random key all the same, because p = 0
+    counts like any other p."""
     return shard.get("p", 0.5) == 0 or shard.get("train") is False
 
 
 def _key(shard: Shards) -> RngState:
-    """Return the key of the call. Where nothing is dropped, the ranks' seeds may differ and are not
-    compared."""
+    """Return the random key of the call. Where nothing is dropped, ranks need not have the same
+    seed, and their seeds are not compared."""
     return key_from(None, shard.call.name, None if _off(shard) else shard.placement)
 
 
 @form("dropout")
 def dropout(shard: Shards) -> Tensor:
-    """Run torch.dropout on a shard, with a mask that is a function of the logical index."""
+    """Run torch.dropout on the shard, with a mask that is a function of the logical index."""
     key = _key(shard)
     if _off(shard):
         return shard.tensors[0]
@@ -95,7 +95,8 @@ def dropout(shard: Shards) -> Tensor:
 
 @form("native_dropout")
 def native_dropout(shard: Shards) -> tuple[Tensor, Tensor]:
-    """Return the dropped tensor and the mask."""
+    """Run native_dropout on the shard, and return (x after dropout, boolean mask of the kept
+    elements)."""
     key, x = _key(shard), shard.tensors[0]
     ones = torch.ones(x.shape, dtype=torch.float32, device=x.device)
     if _off(shard):
@@ -106,7 +107,7 @@ def native_dropout(shard: Shards) -> tuple[Tensor, Tensor]:
 
 @form("feature_dropout")
 def feature_dropout(shard: Shards) -> Tensor:
-    """Drop whole channels: the index of the mask is over the first two dims."""
+    """Drop whole channels: the mask is a function of the logical index in the first two dims."""
     key, x = _key(shard), shard.tensors[0]
     if _off(shard):
         return x
@@ -114,7 +115,7 @@ def feature_dropout(shard: Shards) -> Tensor:
 
 
 def _feature_mask(shard: Shards, x: Tensor, p: float, key: RngState) -> Tensor:
-    """Return a mask of zeros and 1 / (1 - p) with one number per channel, as ``[n, c, 1, ...]``."""
+    """Return a mask of 0 or 1 / (1 - p) for each sample and channel, as ``[n, c, 1, ...]``."""
     spec, rest = shard.specs[0], x.ndim - 2
     starts = spec.region(shard.coordinate)[0]
     ones = torch.ones((*x.shape[:2], *[1] * rest), dtype=_real(x.dtype), device=x.device)

@@ -48,7 +48,8 @@ _STATE_BYTES = 5000  # minimum size of a CPU generator's state
 
 
 class RngState(NamedTuple):
-    """State that must be restored to draw the same numbers again."""
+    """Seed and op counter from which a random op of global tensors draws. Restore it to draw the
+    same numbers again."""
 
     seed: int
     counter: int
@@ -59,8 +60,8 @@ class RngState(NamedTuple):
 
 
 def _empty() -> MutableMapping[torch.Generator, int]:
-    """Return an empty map from generators to counts. Before torch 2.13 a generator cannot be weakly
-    referenced, so a generator that has a count stays alive."""
+    """Return an empty map from generators to their counts of random ops. Before torch 2.13 a
+    generator cannot be weakly referenced, so there the map keeps its generators alive."""
     try:
         weakref.ref(torch.default_generator)
     except TypeError:
@@ -73,12 +74,13 @@ _thread = threading.local()
 
 
 def count(of: torch.Generator) -> int:
-    """Return how many random ops of global tensors have drawn from ``of`` since it was seeded."""
+    """Return how many random ops of global tensors have drawn from the generator ``of`` since it
+    was seeded."""
     return _counts.get(of, 0)
 
 
 def set_count(of: torch.Generator, value: int) -> None:
-    """Record that ``value`` random ops have drawn from ``of``."""
+    """Set to ``value`` the number of random ops of global tensors that have drawn from ``of``."""
     if value:
         _counts[of] = value
     else:
@@ -86,7 +88,8 @@ def set_count(of: torch.Generator, value: int) -> None:
 
 
 def with_count(state: torch.Tensor, value: int) -> torch.Tensor:
-    """Write the count into ``state``, as torch returned it, and return ``state``."""
+    """Write the count of random ops into ``state``, as a CPU generator's ``get_state`` returns it,
+    and return ``state``."""
     if value:
         words = _words(state)
         words[1], words[3] = value & ((1 << _HALF) - 1), value >> _HALF
@@ -94,7 +97,7 @@ def with_count(state: torch.Tensor, value: int) -> torch.Tensor:
 
 
 def count_in(state: torch.Tensor) -> int:
-    """Return the count stored in a state, which is 0 if none was stored."""
+    """Return the count of random ops stored in a generator's state; 0 if none was stored."""
     if state.numel() < _STATE_BYTES or state.dtype is not torch.uint8:
         return 0  # the state of a CUDA generator, which holds no count
     words = _words(state)
@@ -102,14 +105,16 @@ def count_in(state: torch.Tensor) -> int:
 
 
 def _words(state: torch.Tensor) -> Any:
-    """Return a view of the state's first two words as four int32; every other int32 is unused. The
-    memory is accessed without torch, so that no mode or profiler sees the access."""
+    """Return a view of the state's first two words as four int32, of which the second and fourth
+    are unused by torch. The memory is accessed without torch, so that no mode or profiler sees the
+    access."""
     return (ctypes.c_int32 * 4).from_address(state.data_ptr() + _FIRST_WORD)
 
 
 @contextmanager
 def separate(state: RngState) -> Iterator[None]:
-    """Give this thread its own state inside the block, as simulated ranks in one process need."""
+    """Give this thread a random state of its own inside the block, as simulated ranks in one
+    process need."""
     before = getattr(_thread, "separate", None)
     _thread.separate = state
     try:
@@ -119,7 +124,7 @@ def separate(state: RngState) -> Iterator[None]:
 
 
 def get_state() -> RngState:
-    """Return the current state of this thread."""
+    """Return the current seed and op counter of this thread."""
     own = getattr(_thread, "separate", None)
     if own is not None:
         return own
@@ -131,7 +136,7 @@ def get_state() -> RngState:
 
 
 def next_key(what: str, placement: Placement | None) -> RngState:
-    """Return (seed, counter) for one random op, and advance the counter by one on every rank.
+    """Return the (seed, counter) of one random op, and advance the counter by one on every rank.
 
     Args:
         what: name of the op. The first few times that it draws on ``placement``, the ranks compare
@@ -161,8 +166,10 @@ def advance_to(counter: int) -> None:
 
 
 def compare(what: str, placement: Placement | None, drawn_from: Callable[[], str]) -> None:
-    """Raise on all ranks of ``placement`` if they draw from different states. Only the first few
-    calls for ``what`` compare, with one small collective each.
+    """Raise on all ranks of ``placement`` if they are about to draw from different states.
+
+    The first few calls for ``what`` compare, with one small collective each; later calls do not.
+    ``drawn_from`` returns this rank's state as text.
 
     Raises:
         RuntimeError: names the state of each rank.

@@ -1,10 +1,11 @@
-"""Random numbers for plain tensors where every rank runs the same code on whole values.
+"""Random numbers of plain tensors in code that every rank runs on whole values.
 
-A user's ``autograd.Function`` is such code: its results count as B, so the numbers must be the same
-on all ranks. Torch's generators may be at any position, because a rank may have drawn plain numbers
-of its own before. So the code draws from a temporary stream that begins from the key of a random op
-of global tensors, and each generator gets its own state back afterwards. The seed and the count of
-global random ops stay unchanged, and ops on global tensors inside draw as they do everywhere.
+A user's ``autograd.Function`` is such code: its results count as B (replicated), so the numbers
+must be the same on all ranks. Torch's generators may be at any position, because a rank may have
+drawn plain numbers of its own before. So the code draws from a temporary stream that begins from
+the key of a random op of global tensors, and each generator gets its own state back afterwards. The
+seed and the count of global random ops stay unchanged, and ops on global tensors inside the code
+draw as they do everywhere.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _64 = (1 << 64) - 1
 
 @contextmanager
 def alike(what: str, placement: Placement, key: RngState, salt: int) -> Iterator[None]:
-    """Draw plain numbers inside the block from a stream given by ``key`` and ``salt``.
+    """Make torch's generators draw from a temporary stream inside the block, the same on all ranks.
+    ``key`` and ``salt`` determine the stream.
 
     Args:
         what: name of the code inside. The first few times that it draws, ranks compare the key.
@@ -50,7 +52,8 @@ def alike(what: str, placement: Placement, key: RngState, salt: int) -> Iterator
 
 
 class _Lent:
-    """One of torch's generators while it draws from a temporary stream."""
+    """One of torch's generators while it draws from a temporary stream, with the state to
+    restore."""
 
     def __init__(self, own: torch.Generator, seed: int) -> None:
         self._own, self._seed, self._before = own, own.initial_seed(), own.get_state()
@@ -65,8 +68,8 @@ class _Lent:
             self._seed = own.initial_seed()
 
     def take_back(self) -> bool:
-        """Restore the generator's state, unless the code inside has seeded it. Return whether the
-        code drew or seeded."""
+        """Restore the generator's state, unless the code inside has seeded it. Return whether that
+        code drew from or seeded the generator."""
         if self._own.initial_seed() != self._seed:
             return True
         drawn = _position(self._own.get_state()) != self._begin
@@ -79,7 +82,8 @@ class _Lent:
 
 
 def _generators(device: torch.device) -> list[torch.Generator]:
-    """Return the generators that plain ops on the CPU and on ``device`` draw from."""
+    """Return torch's default generators for the CPU and for ``device``, from which plain ops
+    draw."""
     if device.type != "cuda" or not torch.cuda.is_initialized():
         return [torch.default_generator]
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -92,14 +96,15 @@ def _scratch(device: torch.device) -> torch.Generator:
 
 
 def _words(state: torch.Tensor) -> ctypes.Array:
-    """Return a view of the state's first words. The memory is accessed without torch, so that no
-    mode sees the access."""
+    """Return a view of the first words of a generator's state. The memory is accessed without
+    torch, so that no mode sees the access."""
     return (ctypes.c_uint64 * 3).from_address(state.data_ptr())
 
 
 def _position(state: torch.Tensor) -> bytes:
-    """Return a generator's position in its stream, as bytes. It is the state without the count of
-    global random ops, which is stored in the two words after the first three."""
+    """Return a generator's position in its stream as bytes, to detect draws. It is the state
+    without the count of global random ops, which is stored in the two words after the first
+    three."""
     where, size = state.data_ptr(), state.numel()
     if size <= 40:
         return ctypes.string_at(where, size)
@@ -107,7 +112,7 @@ def _position(state: torch.Tensor) -> bytes:
 
 
 def _mixed(key: RngState, salt: int) -> int:
-    """Mix three numbers into one seed, with the finaliser of SplitMix64."""
+    """Mix seed, counter and salt into one seed, by the finaliser of SplitMix64."""
     found = 0
     for value in (key.seed, key.counter, salt):
         found = (found + value + 0x9E3779B97F4A7C15) & _64

@@ -102,7 +102,10 @@ class Routes:
         return _cut(numbers, [length] * len(sizes))
 
     def _balanced(self) -> list[int]:
-        """Return the numbers that a simulation assumes: equally many rows for each expert."""
+        """Return the counts that ``_told`` would receive if every expert got equally many rows.
+
+        A simulation uses them, since its tensors have no values to count.
+        """
         n, me, sizes = sum(self.owners.sizes), self.owners.me, list(self.owners.sizes)
         by_rank = _cut([piece(self.rows, n, k)[1] for k in range(n)], sizes)
         return [*by_rank[me], 0, *map(sum, by_rank)] * len(sizes)

@@ -49,7 +49,7 @@ _numbers = itertools.count()
 
 
 def install_experts(module: nn.Module, plan: Plan) -> None:
-    """Make each submodule whose experts ``plan`` divides among ranks send tokens to them."""
+    """Make modules whose experts ``plan`` divides among ranks send tokens to these ranks."""
     for name, part in module.named_modules():
         if not isinstance(part.__dict__.get("forward"), ExpertsForward) and takes_routed(part):
             axes, inside = _axes([plan.layouts(f"{name}.{key}") for key in part._parameters])
@@ -58,10 +58,10 @@ def install_experts(module: nn.Module, plan: Plan) -> None:
 
 
 def _axes(found: list[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the placement axes that divide experts, and the axes that split inside each expert.
+    """Return (axes that divide the experts among ranks, axes that split each expert's weights).
 
-    All tensors of a module must be divided along an axis of the first kind. No axes are returned if
-    the tensors' layouts do not allow sending tokens.
+    On an axis of the first kind, every tensor of the module must be S(0). Both tuples are empty if
+    the layouts do not allow sending tokens.
 
     Args:
         found: the layouts of the module's tensors, None for one without layouts.
@@ -128,9 +128,12 @@ class ExpertsForward:
         return attach(out, TensorSpec.of(spec.placement, spec.sbp, shape, out.dtype))
 
     def _on_inside(self, spec: TensorSpec, at: tuple[int, ...]) -> TensorSpec:
-        """Return the spec of this rank's experts over the ranks that share them.
+        """Return the spec of this rank's experts on the ranks among which each expert is split.
 
-        These are the ranks that differ from the one at ``at`` only along the axes ``inside``.
+        Args:
+            spec: the spec of a stack of weights on the whole placement.
+            at: this rank's coordinate. The result's placement has the ranks that differ from it
+                only along the axes ``inside``.
         """
         local = spec.local_shape(at)
         placement = _along(spec.placement, self.inside, at)
@@ -157,7 +160,7 @@ class ExpertsForward:
         return out.to_global(sbp=sbp)
 
     def _sent_from(self, x: Any, index: Any, weights: Any) -> TensorSpec | None:
-        """Return the spec in which tokens are sent to experts; None if the call runs op by op.
+        """Return the spec to which the arguments are boxed to send tokens; None to run op by op.
 
         The decision depends only on specs, so it is the same on all ranks.
         """
@@ -194,9 +197,10 @@ def _along(placement: Placement, axes: tuple[int, ...], at: tuple[int, ...]) -> 
 
 @lru_cache(maxsize=1 << 10)
 def owners(placement: Placement, axes: tuple[int, ...], count: int, at: tuple[int, ...]) -> Owners:
-    """Return the owners of ``count`` experts divided along ``axes``, for the group of one rank.
+    """Return which rank of this rank's group holds how many of ``count`` experts.
 
-    The group has the ranks that differ from the one at ``at`` only along ``axes``.
+    The group, among which the experts are divided, has the ranks that differ from the rank at
+    coordinate ``at`` only along ``axes``.
     """
     entries = tuple(Split(0) if axis in axes else B for axis in range(placement.ndim))
     spec = TensorSpec.of(placement, entries, (count,), torch.int64)

@@ -1,4 +1,4 @@
-"""Run a module of experts on rows that come from all ranks, on plain tensors."""
+"""Run a module of experts on the token rows that all ranks send to this one, as plain tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ from .kinds import COUNTS
 
 
 class Forward(Protocol):
-    """Protocol of a module's own forward, with a number that identifies the module in a program."""
+    """Protocol of the object that calls a module's own forward.
+
+    ``number`` identifies the module in a recorded program; it is the same on all ranks.
+    """
 
     module: nn.Module
     number: int
@@ -68,7 +71,7 @@ class Routed:
     def _of_rows(
         self, rows: Tensor, expert: Tensor, weights: Tensor, stacks: Sequence[Tensor]
     ) -> Any:
-        """Return the output of the module's own forward for rows with one expert each."""
+        """Run the module's forward on ``rows``, one expert each, with the weights ``stacks``."""
         given = [rows, expert, weights]
         if not self.specs:
             with _shown(self.forward.module, dict(zip(self.keys, stacks, strict=True))):
@@ -94,7 +97,10 @@ class Routed:
 
 @contextmanager
 def _shown(module: nn.Module, stacks: Mapping[str, Tensor]) -> Iterator[None]:
-    """Give ``module`` the experts in ``stacks``, and no others, inside the context."""
+    """Set the weights ``stacks`` and their number of experts on ``module`` inside the context.
+
+    The module's forward then runs as if this rank's experts were all that it has.
+    """
     seen = module.__dict__  # Python finds attributes here before parameters
     here = next(iter(stacks.values())).shape[0]
     numbers = {key: here for key in COUNTS if isinstance(seen.get(key), int)}

@@ -32,7 +32,7 @@ class _Note(NamedTuple):
 
 
 def agreed(prepare: Callable[[], Carried]) -> tuple[Carried, list[str]]:
-    """Run ``prepare``, and return its result if it succeeds and agrees on every rank of the world.
+    """Run ``prepare``, and return its result if it succeeded, with the same plan, on every rank.
 
     Takes at most two small collectives.
 
@@ -76,7 +76,7 @@ def _note(carried: Carried | None, error: Exception | None) -> _Note:
 
 
 def _described(job: Job) -> list[str]:
-    """Return a description of the move that this rank has planned, line by line."""
+    """Return the move that this rank has planned as lines of text, to be compared between ranks."""
     lines = [f"from {job.old} to {job.placement}, inputs {job.inputs}"]
     lines += map(str, job.tensors())
     for name, border in job.plan.modules.items():

@@ -24,9 +24,9 @@ _ON_MOVE = callbacks("on_move")
 
 
 class Carried:
-    """New shards of a job's tensors.
+    """New shards of a training job's tensors, before they replace the old ones.
 
-    Making an instance allocates them. Nothing is sent before ``send``, and nothing in the job
+    Making an instance allocates the shards. Nothing is sent before ``send``, and nothing in the job
     changes before ``put``.
     """
 
@@ -81,10 +81,10 @@ class Carried:
             notify()
 
     def watch(self) -> None:
-        """Watch the parameters again, to sum their gradients over the ranks that hold them now.
+        """Register the moved parameters again for gradient reduction over the new ranks.
 
-        Gradients are summed in the order in which their leaves began to be watched, which must be
-        the same on all ranks. Leaves that stay where they are are therefore watched again, too.
+        Gradients are reduced in the order in which their leaves were registered, which must be the
+        same on all ranks. Leaves whose ranks did not change are therefore registered again, too.
         """
         leaves = [each.tensor for each in self.job.params if each.tensor.requires_grad]
         for leaf in leaves:

@@ -51,9 +51,9 @@ def check_moment(model: Any) -> None:
 
 
 def _module_under_way(model: Any) -> torch.nn.Module | None:
-    """Return the innermost module of ``model`` that is being called.
+    """Return the innermost module of ``model`` that is being called now, or None.
 
-    Without one, return a module that has gathered parameters now, or None. Modules do not record
+    If no call is found, return a module whose parameters are still gathered. Modules do not record
     that they are called, which would make calls slower. Python's frames are searched instead, but
     only those of module calls: reading ``f_locals`` of a frame keeps its variables alive.
     """

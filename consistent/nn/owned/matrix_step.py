@@ -214,5 +214,8 @@ def _is_known(optimizer: Any) -> bool:
 
 
 def _is_owned(optimizer: Any) -> bool:
-    """Return whether the optimizer's state is on owners, as for a copy, which has no hooks yet."""
+    """Return whether owner ranks hold the optimizer's state, so that it has to step whole matrices.
+
+    This is how a copy of such an optimizer is recognized: its state was copied, its hooks were not.
+    """
     return any(isinstance(state, OwnedState) for state in optimizer.state.values())

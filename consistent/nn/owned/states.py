@@ -28,10 +28,10 @@ from .owners import is_mine, owners_of
 
 
 def settle(optimizer: Optimizer, param: Any, owner: Placement) -> None:
-    """Bring a parameter's state to its owner if it is not there yet.
+    """Move a parameter's optimizer state to the rank that owns the parameter, if it is elsewhere.
 
-    This is the case if the state was loaded, was made while the optimizer stepped in another way,
-    or has moved. A collective if the state has global tensors.
+    The state is elsewhere if it was loaded, was made while the optimizer stepped in another way, or
+    the job was moved. A collective if the state has global tensors.
     """
     state = optimizer.state.get(param)
     if isinstance(state, OwnedState) and state.owner == owner:
@@ -58,10 +58,11 @@ class _Told(NamedTuple):
 def told_states(
     optimizer: Optimizer, as_global: Callable[[Tensor, TensorSpec], Any]
 ) -> dict[int, tuple[Any, dict[str, Any]]]:
-    """Return the owned states as global tensors on their owners, the same on every rank.
+    """Return the optimizer state that owner ranks hold as global tensors, the same on every rank.
 
-    Values that are no tensors are taken from the owner, and so are tensors without dims, which stay
-    plain. A collective of the world if the optimizer has stepped a parameter whole.
+    Each tensor is on the placement of its one owner; other ranks get a meta tensor. Values that are
+    no tensors are taken from the owner, and so are tensors without dims, which stay plain. A
+    collective of the world if the optimizer has stepped a parameter whole.
 
     Args:
         optimizer: the optimizer.
@@ -97,7 +98,13 @@ def _described(state: OwnedState) -> dict[str, Any]:
 def _laid(
     told: dict[str, Any], state: OwnedState, as_global: Callable[[Tensor, TensorSpec], Any]
 ) -> dict[str, Any]:
-    """Return a state with global tensors: the owner's own tensors, and meta ones elsewhere."""
+    """Return a parameter's state with global tensors: the owner's own shards, meta ones elsewhere.
+
+    Args:
+        told: the state as its owner described it, with a ``_Told`` in place of each tensor.
+        state: the state on this rank, empty if another rank owns the parameter.
+        as_global: (plain tensor, spec) -> global tensor.
+    """
     own = [x for x in tensors_in(dict(state)) if x.ndim]
     tensors = iter(own)
 
@@ -109,7 +116,7 @@ def _laid(
 
 
 def tell(optimizer: Any, state_dict: dict[str, Any]) -> None:
-    """Put the owned states into ``state_dict``, so that it is the same on every rank.
+    """Put state that owner ranks hold into ``state_dict``, so that it is the same on every rank.
 
     A state_dict post-hook of the optimizer. Entries that other hooks added for a parameter stay.
     """
@@ -126,10 +133,10 @@ def tell(optimizer: Any, state_dict: dict[str, Any]) -> None:
 
 
 def show_owned(optimizers: Any) -> None:
-    """Turn owned states into global tensors on every rank, until the next step.
+    """Replace optimizer state that only its owner rank holds by global tensors on every rank.
 
-    The next step assigns owners again and brings the states to them. A collective of the world if
-    there are owned states.
+    ``move`` needs this to bring the state to other ranks. The next step assigns owners again and
+    moves the state back to them. A collective of the world if there is such state.
 
     Args:
         optimizers: one optimizer or several; other objects are skipped.

@@ -89,7 +89,7 @@ class WholeStep:
 
 
 class _Item:
-    """Parameter in a step of whole matrices."""
+    """One parameter in a step of whole matrices, with its shard and gradient from before."""
 
     def __init__(self, param: Any, owner: Placement, grad: Any) -> None:
         self.param, self.owner, self.grad = param, owner, grad
@@ -115,7 +115,14 @@ class _Item:
         return [(self.shard, (self.spec, self.one)), (local, (spec, one))]
 
     def enter(self, whole: Tensor, grad: Tensor, masters: Any) -> None:
-        """Make the parameter ``whole`` with ``grad`` on its owner, without gradient elsewhere."""
+        """Prepare the parameter for the step, in which only its owner has a value and a gradient.
+
+        Args:
+            whole: on the owner, the whole matrix, which becomes the parameter's data.
+            grad: on the owner, its whole gradient. On other ranks the gradient is None.
+            masters: the optimizer's float32 copies; None without them. With them, the optimizer
+                steps a clone of the copy in place of ``whole``.
+        """
         if masters is not None:
             self.master = master = masters.of(self.param, whole, self.one)
             whole = master.clone()  # the master copy must survive an error in the step
@@ -150,11 +157,14 @@ class _Item:
 def _boxed(
     boxes: Sequence[tuple[Tensor, Route]], into: Sequence[Tensor] | None = None
 ) -> list[Tensor]:
-    """Box shards between a placement and owners in it, with one exchange for each placement.
+    """Move shards to the parameters' owners or back, with one exchange for each placement.
 
     Args:
-        boxes: shards and their routes.
+        boxes: (shard, route) of each; a route is (present spec, target spec).
         into: the tensors to fill; by default new ones.
+
+    Returns:
+        the filled tensors.
     """
     made = [_room(dst) for _, (_, dst) in boxes] if into is None else list(into)
     check_mode.calling("matrix_step")

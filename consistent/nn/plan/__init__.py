@@ -1,4 +1,4 @@
-"""Plans of modules: the layouts of each tensor, and the boxing at the borders of modules."""
+"""Plans of modules: layouts of tensors, and redistribution (boxing) of arguments and results."""
 
 from .layouts import Border, Layouts, Nd, nd_text, read_nd
 from .plan import Plan

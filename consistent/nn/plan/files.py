@@ -35,7 +35,13 @@ def to_text(
 ) -> str:
     """Return a plan as YAML text, with one pattern for the tensors of repeated blocks.
 
-    ``keep_bytes`` is None if it is the default value.
+    Args:
+        axes: the names of the placement's axes.
+        tensors: name or pattern -> layouts.
+        modules: name or pattern -> border.
+        notes: the notes of the plan.
+        tied: further name of a tensor -> its name in ``tensors``.
+        keep_bytes: the plan's limit on kept parameters; None if it is the default value.
     """
     found: dict[str, Any] = {"axes": list(axes)}
     found["tensors"] = {k: _of_layouts(v) for k, v in as_patterns(tensors, tied).items()}

@@ -1,4 +1,4 @@
-"""Entries of a plan: a tensor's four layouts, and the boxing at a module's border."""
+"""Entries of a plan: layouts of a tensor, and redistribution (boxing) at a module's border."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _KEPT = "-"
 
 @dataclass(frozen=True)
 class Layouts:
-    """Layouts of a parameter or buffer; each has one SBP for each axis of the placement.
+    """Layouts in which a parameter or buffer is stored, used, differentiated and stepped.
+
+    Each layout (SBP) has one entry for each axis of the placement: S (sharded), B (replicated) or P
+    (partial sum).
 
     Args:
         sbp: the layout in which the tensor is stored between uses.
@@ -71,7 +74,7 @@ class Layouts:
         return self.is_one and not self.gather and not self.reduce
 
     def map(self, change: Any) -> Layouts:
-        """Return layouts with ``change`` applied to each of the four."""
+        """Return a copy with ``change`` applied to ``sbp``, ``use``, ``grad`` and ``step``."""
         return replace(self, **{name: change(getattr(self, name)) for name in NAMES})
 
     @property
@@ -80,7 +83,10 @@ class Layouts:
         return self.sbp == self.use == self.grad == self.step
 
     def on(self, placement: Placement) -> Layouts:
-        """Return the layouts with B along axes of one rank, where all SBPs mean the same."""
+        """Return a copy for ``placement``, with B and no codec along each axis that has one rank.
+
+        All entries mean the same on such an axis; B needs no gather.
+        """
         made = self.map(lambda sbp: _alone(sbp, placement, B))
         for name in CODED:
             if said := getattr(self, name):
@@ -113,7 +119,7 @@ def _alone(nd: Any, placement: Placement, entry: Sbp | None) -> Any:
 
 @dataclass(frozen=True)
 class Border:
-    """Boxing of the arguments and results of a module's calls.
+    """Layouts to which the arguments and results of a module's calls are redistributed (boxed).
 
     Args:
         inputs: position or keyword of an argument -> the layout in which forward gets it.
@@ -133,12 +139,12 @@ class Border:
 
     @property
     def boxes(self) -> bool:
-        """Return whether any tensor is boxed."""
+        """Return whether the border gives any tensor a layout along any axis."""
         ways = [*self.inputs.values(), *self.outputs.values()]
         return any(entry is not None for nd in ways for entry in nd)
 
     def on(self, placement: Placement) -> Border:
-        """Return the border without boxing along the axes of ``placement`` that have one rank."""
+        """Return a copy that boxes nothing along axes of ``placement`` that have one rank."""
         sides = (self.inputs, self.outputs)
         return Border(*({k: _alone(nd, placement, None) for k, nd in x.items()} for x in sides))
 
@@ -170,7 +176,10 @@ def _ways(given: Any) -> dict[int | str, Nd]:
 
 
 def read_nd(value: SbpLike | Nd) -> Nd:
-    """Return the entries of an nd-sbp such as ``(-, S(1))``; ``-`` is an unchanged axis, None."""
+    """Return the layout that ``value`` stands for, such as ``(-, S(1))``, axis by axis.
+
+    ``-`` or None means that the layout along this axis stays as it is; it becomes None.
+    """
     if isinstance(value, str):
         text = value.strip().removeprefix("(").removesuffix(")") if "," in value else value
         parts = [part.strip() for part in text.split(",") if part.strip()]
@@ -181,13 +190,16 @@ def read_nd(value: SbpLike | Nd) -> Nd:
 
 
 def nd_text(nd: Nd) -> str:
-    """Return an nd-sbp as text: ``S(0)``, or ``(B, S(0))``; ``-`` is an axis left as it is."""
+    """Return a layout as text: ``S(0)``, or ``(B, S(0))``; ``-`` for an unchanged axis."""
     texts = [_KEPT if entry is None else str(entry) for entry in nd]
     return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
 
 
 def join_axes(parts: list[Layouts | None]) -> Layouts:
-    """Join the layouts that each axis gives a tensor into one; None stands for B."""
+    """Join a tensor's layouts, one for each placement axis in order, into one for all axes.
+
+    ``parts`` has None for an axis along which the tensor is B (replicated).
+    """
     whole = Layouts((B,))
     found = [part or whole for part in parts]
     laid: dict[str, Any] = {name: sum((getattr(p, name) for p in found), ()) for name in NAMES}
@@ -198,7 +210,10 @@ def join_axes(parts: list[Layouts | None]) -> Layouts:
 
 
 def join_borders(parts: list[Border | None]) -> Border:
-    """Join the borders that each axis gives a module into one; None leaves that axis as it is."""
+    """Join a module's borders, one for each placement axis in order, into one for all axes.
+
+    ``parts`` has None for an axis whose plan redistributes nothing at this module.
+    """
     sides = []
     for side in ("inputs", "outputs"):
         given = [getattr(part, side) if part else {} for part in parts]

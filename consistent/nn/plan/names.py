@@ -79,13 +79,13 @@ def as_patterns(
     tied: Mapping[str, str] | None = None,
     matches: Callable[[str, str], bool] = fnmatch.fnmatchcase,
 ) -> dict[str, Any]:
-    """Return ``entries`` with one pattern for each group of repeated blocks.
+    """Return ``entries`` with one pattern for each group of repeated blocks, for a short file.
 
-    A group keeps its names if its pattern would match other entries, too.
+    A group keeps its names if the pattern would match other entries, too.
 
     Args:
         entries: name -> value.
-        tied: further name -> the name in ``entries``.
+        tied: further name of a tensor -> its name in ``entries``.
         matches: (name, pattern) -> whether the pattern matches.
     """
     found: dict[str, Any] = {}

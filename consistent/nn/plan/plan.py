@@ -19,7 +19,10 @@ KEEP_BYTES = 4 << 20
 
 
 class Plan:
-    """Layouts of each parameter and buffer of a module, and the boxing at modules' borders.
+    """Layouts of a module's parameters and buffers, and boxing of modules' arguments and results.
+
+    A layout (SBP) has one entry for each placement axis: S (sharded), B (replicated) or P (partial
+    sum). Boxing is redistribution to another layout.
 
     ```
     plan = Plan({"*.fc1.weight": S(0), "*.fc2.weight": S(1)})
@@ -70,15 +73,16 @@ class Plan:
         return None if found is None else self.tensors[found]
 
     def border(self, name: str) -> Border | None:
-        """Return the border of the module called ``name``; None if nothing is boxed there."""
+        """Return the layouts of a module's arguments and results; None if it has none."""
         found = match_path(name, self.modules)
         return None if found is None else self.modules[found]
 
     def on(self, placement: Placement) -> Plan:
-        """Return the plan without boxing along the axes of ``placement`` that have one rank.
+        """Return the plan for ``placement``, without redistribution along axes that have one rank.
 
-        S, B and P mean the same on such an axis, so tensors become B there, which need no gather,
-        and borders box nothing. A plan in which nothing is gathered or boxed is returned unchanged.
+        All layouts mean the same on such an axis, so tensors become B (replicated) along it, which
+        need no gather, and borders box nothing. A plan in which nothing is gathered or boxed is
+        returned unchanged.
         """
         if all(n > 1 for n in placement.shape):
             return self
@@ -105,14 +109,20 @@ class Plan:
         return made
 
     def part(self, tensors: Sequence[str], modules: Sequence[str]) -> Plan:
-        """Return the plan for a part of a model with these names of tensors and modules."""
+        """Return the plan of a part of the model, with only these names.
+
+        The stages of a pipeline use it: each takes its entries from a plan of the whole model.
+        """
         said = {name: x for name in tensors if (x := self.layouts(name)) is not None}
         borders = {name: x for name in modules if (x := self.border(name)) is not None}
         return Plan(said, borders, axes=self.axes, notes=self.notes, keep_bytes=self.keep_bytes)
 
     @classmethod
     def join(cls, plans: Sequence[Plan], axes: Sequence[str] = ()) -> Plan:
-        """Join a plan for each axis into one plan for all axes; names must have no wildcards."""
+        """Join plans for one placement axis each, in axis order, into one plan.
+
+        The plans must name tensors and modules without wildcards.
+        """
         names = dict.fromkeys(name for plan in plans for name in plan.tensors)
         borders = dict.fromkeys(name for plan in plans for name in plan.modules)
         return cls(

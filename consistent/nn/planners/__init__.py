@@ -1,4 +1,4 @@
-"""Planners: functions that lay out a module along one axis, by the names of their strategies."""
+"""Planners: functions that choose a module's layouts along one placement axis, such as "zero3"."""
 
 from .registry import PLANNERS, axis_names, plan_for
 

@@ -30,7 +30,7 @@ SEQUENCE = S(1, cut="zigzag")
 
 
 def plan_context(asked: Asked) -> Plan:
-    """Return the plan in which all tensors are B and the input sequences are split.
+    """Return the plan in which all tensors are B (replicated) and the input sequences are split.
 
     The inputs of a decoder inside are split, too, since the module may make them from labels, which
     are whole.
@@ -47,6 +47,9 @@ def _takes_tokens(module: torch.nn.Module) -> bool:
 
 
 def takes_whole(plan: Plan) -> bool:
-    """Return whether the plan splits inputs, so that plain tensors have to be taken as whole."""
+    """Return whether ``plan`` is of context parallelism, which splits the model's inputs itself.
+
+    Each rank then has to pass whole sequences, so plain input tensors are taken as replicated.
+    """
     border = plan.border("")
     return border is not None and any(SEQUENCE in nd for nd in border.inputs.values())

@@ -45,5 +45,5 @@ class data_parallel:  # noqa: N801  (a plan, as zero3 is)
 
 
 def plan_data(asked: Asked) -> Plan:
-    """Return the empty plan, in which all tensors are B."""
+    """Return the empty plan, in which all tensors are B (replicated)."""
     return data_parallel()(asked)

@@ -31,7 +31,7 @@ def stacked_experts(asked: Asked) -> Iterator[tuple[str, str, int]]:
 
 
 def plan_expert(asked: Asked) -> Plan:
-    """Return the plan in which weights [E, ...] of experts are split along E, and all else is B."""
+    """Return the plan that splits expert weights [E, ...] along E and replicates the rest."""
     plan = Plan()
     for name, _, count in stacked_experts(asked):
         if count < asked.ranks:
@@ -68,11 +68,11 @@ def _lists(asked: Asked) -> Iterator[tuple[str, int]]:
 
 
 def split_experts_inside(plan: Plan, asked: Asked) -> None:
-    """Split the features inside each expert in a plan of ``tensor``.
+    """Split each expert's features over the ranks in ``plan``, a plan of tensor parallelism.
 
-    The last layer is split along its input, the others along their output. A weight fused with a
-    gate is split, too: the op that separates both has to exchange pieces, but a whole gradient of
-    all experts would cost more.
+    The last layer of an expert is split along its input, the others along their output. A weight
+    fused with a gate is split, too: the op that separates both has to exchange pieces, but a whole
+    gradient of all experts would cost more.
     """
     for name, key, _ in stacked_experts(asked):
         shape = asked.tensors[name].shape

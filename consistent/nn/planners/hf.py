@@ -22,7 +22,7 @@ _Style = Callable[[Plan, Asked, str], None]
 
 
 def plan_hf(asked: Asked) -> Plan:
-    """Return the model's own plan.
+    """Return the layouts that a transformers model's ``tp_plan`` gives its tensors and modules.
 
     Raises:
         ValueError: the model has no plan, or its plan has an unknown word.

@@ -45,15 +45,17 @@ PLANNERS: dict[str, Callable[[Asked], Plan]] = {
 def plan_for(
     module: torch.nn.Module, tensors: Sequence[Sequence[Slot]], placement: Placement, given: Any
 ) -> Plan:
-    """Return the plan that ``given`` means for a module, with each tensor by its first name.
+    """Return the full plan that the argument ``plan`` of ``parallelize`` stands for.
 
-    All SBPs are checked against the shapes of their tensors.
+    Strategies are planned and patterns resolved: the result has the layouts of each tensor by its
+    first name, checked against its shape.
 
     Args:
         module: the module.
-        tensors: the places of each tensor.
+        tensors: for each tensor, the places in the module that hold it.
         placement: the placement of the module.
-        given: a strategy's name, one for each axis, patterns, a ``Plan``, or None for all B.
+        given: that argument: a strategy's name, one for each axis, patterns, a ``Plan``, or None
+            for all B (replicated).
 
     Raises:
         ValueError: a name is unknown, a pattern matches nothing, or an SBP does not fit its tensor.
@@ -152,7 +154,7 @@ def _late(name: str) -> tuple[bool, bool]:
 
 
 def _axes_of(given: Mapping[str, Any], placement: Placement) -> tuple[str, ...]:
-    """Return the names of the placement's axes, in order, as ``given`` uses them.
+    """Return the placement's axis names in order; unnamed axes take the keys of ``given``.
 
     Raises:
         ValueError: a key of ``given`` is not an axis.

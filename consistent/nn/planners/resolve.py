@@ -20,10 +20,11 @@ def resolve(
     placement: Placement,
     plan: Plan,
 ) -> Plan:
-    """Return ``plan`` with each tensor by its first name, and SBPs checked against its shape.
+    """Return ``plan`` with tensors by their first names, no patterns, and layouts checked.
 
     Raises:
-        ValueError: a pattern matches nothing, an SBP does not fit, or tied names disagree.
+        ValueError: a pattern matches nothing, a layout does not fit its tensor's shape, or tied
+            names disagree.
     """
     check_names(module, [slot.name for places in tensors for slot in places], plan)
     modules = [name for name, _ in module.named_modules(remove_duplicate=False)]
@@ -89,9 +90,10 @@ def _layouts_of(places: Sequence[Slot], placement: Placement, plan: Plan) -> Lay
 
 
 def _fit(slot: Slot, pattern: str, layouts: Layouts, placement: Placement) -> Layouts:
-    """Return ``layouts`` checked against a tensor, with dims counted from the front.
+    """Return ``layouts`` checked against the shape of a tensor, with dims counted from the front.
 
-    A pattern leaves tensors without dims B; an exact name does not.
+    A tensor without dims, such as a step counter, cannot be split. It becomes B where a pattern
+    matched it, and is an error where its exact name was given.
     """
     no_dims = slot.value.ndim == 0 and pattern != slot.name  # such as a counter among weights
 

@@ -187,7 +187,7 @@ def _stacked(part: nn.Module, layer: Linear, heads: Sequence[int]) -> tuple[int,
 
 
 _HEADS = "num_heads num_attention_heads n_heads n_head num_q_heads n_local_heads heads".split()
-_KEY_HEADS = "num_key_value_heads num_kv_heads n_kv_heads n_head_kv num_key_value_groups".split()
+_KEY_HEADS = "num_key_value_heads num_kv_heads n_kv_heads n_head_kv".split()
 
 
 def heads_of(module: nn.Module, part: nn.Module) -> list[int] | None:
@@ -195,9 +195,9 @@ def heads_of(module: nn.Module, part: nn.Module) -> list[int] | None:
     for holder in (part, getattr(part, "config", None), getattr(module, "config", None)):
         heads = _number(holder, _HEADS)
         if heads is not None:
-            keys = _number(holder, _KEY_HEADS[:-1])
+            keys = _number(holder, _KEY_HEADS)
             if keys is None:
-                keys = _number(getattr(part, "config", None), _KEY_HEADS[:-1])
+                keys = _number(getattr(part, "config", None), _KEY_HEADS)
             return [heads, keys or heads]
     return None
 
@@ -250,11 +250,10 @@ def _pairs_in(name: str, layers: Sequence[Linear]) -> Iterator[Pair]:
 
 
 class _Waiting:
-    """Layers of the module ``name`` that may still become the columns of a pair.
+    """Linear layers met so far in the module ``name`` that may still become the columns of a pair.
 
-    A layer's output may go to another layer if both are in one part of the module, or if it is at
-    the end of one part and the other layer at the beginning of another part. (Parts are the
-    module's children, such as an actor and a critic.)
+    Parts are the module's children, such as an actor and a critic. A layer's output may go to
+    another layer of the same part, or from the end of one part to the beginning of another part.
     """
 
     def __init__(self, name: str, layers: Sequence[Linear]) -> None:
@@ -279,12 +278,12 @@ class _Waiting:
         return [layer for waiting in found.values() for layer in waiting]
 
     def leave(self, layers: Sequence[Linear]) -> None:
-        """Remove layers, with all layers of the same part and the same widths."""
+        """Remove layers that became columns, with the layers of the same part and widths."""
         for layer in layers:
             self._there[_widths(layer)].pop(self._part(layer), None)
 
     def _at_the_end(self, part: tuple[str, ...], waiting: list[Linear]) -> list[Linear]:
-        """Return those of the ``waiting`` layers that are at the end of their part."""
+        """Return those of ``waiting`` after which ``part`` has no other layers."""
         count = 0
         for layer, last in zip(reversed(waiting), reversed(self._parts[part])):
             if layer is not last:

@@ -53,7 +53,7 @@ class ShardedParameter(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """Return the parameter that is in this place now; it may have been replaced since."""
+        """Return the module's present parameter; it may have been replaced since."""
         return self.owner._parameters.get(self.key)
 
 
@@ -101,7 +101,7 @@ class GatheredParameters:
         return list(found.values())
 
     def parts(self) -> list[Wanted]:
-        """Return the shards and specs with which these parameters are prefetched."""
+        """Return (shard, its spec, spec in forward, codecs) of each parameter, to prefetch it."""
         return [(plain(x).detach(), x._spec, dst, coder) for x, dst, coder in self.wanted()]
 
     def after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -109,9 +109,9 @@ class GatheredParameters:
         Run.end_of(self)
 
     def retire(self) -> None:
-        """Stop gathering, because the parameters may be on other ranks now.
+        """Stop gathering: the hooks are removed, and parameters may be on other ranks now.
 
-        Otherwise a graph that is still alive would prefetch them.
+        Otherwise the backward of a graph that is still alive would prefetch them.
         """
         self.parameters = ()
 
@@ -285,7 +285,7 @@ class KeptRun(Run):
 
 
 class OneByOne:
-    """Run of a ``GatheredTogether`` in which the submodules gather their own parameters."""
+    """Run of a ``GatheredTogether`` that gathers nothing: each submodule gathers its own."""
 
     def __init__(self, unit: GatheredTogether) -> None:
         self.unit = unit
@@ -299,7 +299,7 @@ class OneByOne:
 
 
 def join_kept(unit: GatheredParameters) -> bool:
-    """Return whether a ``KeptRun`` that is under way has gathered the parameters of ``unit``.
+    """Return whether an enclosing ``KeptRun`` has gathered the parameters of ``unit`` already.
 
     If other hooks for saved tensors have been entered since that run began, it is ended, and its
     module does not keep parameters again. Such hooks may belong to a checkpoint, which calls the

@@ -108,7 +108,11 @@ class Gathering:
         return whole
 
     def _gather_again(self, whole: Tensor | None) -> Tensor:
-        """Return ``whole``, or gathered values if it is None, and start the next prefetch."""
+        """Return the gathered values for backward, and start to prefetch the next parameters.
+
+        Args:
+            whole: the values if they are still held; None to use prefetched ones or to gather now.
+        """
         if self.orders is None:
             return self._fetched() if whole is None else whole
         order = self.orders.backward
@@ -135,9 +139,12 @@ class Gathering:
 
 
 def _wanted_for(key: Any) -> list[Any]:
-    """Return the shard and specs to prefetch the parameter that ``key`` stands for.
+    """Return the shard, specs and codecs of one parameter, for its prefetch in backward.
 
-    Read from the module and not from saved graphs, which may be alive on some ranks only.
+    They are read from the module and not from saved graphs, which may be alive on some ranks only.
+
+    Args:
+        key: (the ``GatheredParameters`` that gather it, its position among them).
     """
     gathered, position = key
     return gathered.parts()[position : position + 1]
@@ -186,7 +193,7 @@ Tracer(on_data=_watch).always()
 
 
 def _opens_backward() -> bool:
-    """Return whether the running backward takes gathered values for the first time."""
+    """Return whether this is the first time that the running backward takes gathered values."""
     task = torch._C._current_graph_task_id()
     before, _thread.opened = _thread.opened, task
     return task not in (-1, before)

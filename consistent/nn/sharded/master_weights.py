@@ -75,7 +75,7 @@ def master_weights(optimizer: Optimizer, dtype: torch.dtype = torch.float32) -> 
 
 
 class Masters:
-    """Copies of an optimizer's parameters in a longer dtype."""
+    """Master weights of an optimizer: copies of its parameters in a longer dtype."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype

@@ -1,6 +1,6 @@
-"""Prefetch the next parameters while the present ones are used.
+"""Prefetch the sharded parameters that are needed next while the present ones are used.
 
-They are gathered by messages that travel during computation, or in a thread, if ranks share memory
+They are gathered by messages that are sent during computation, or in a thread if ranks share memory
 and have a spare core.
 
 ```
@@ -50,9 +50,10 @@ _WORTH = 4
 
 @contextmanager
 def switched_off(messages: bool = True) -> Iterator[None]:
-    """Switch off prefetching in threads inside the context, and with ``messages`` by messages, too.
+    """Switch off prefetching inside the context: in threads always, by messages if ``messages``.
 
-    A mode of this thread, such as a dispatch mode, would not see the ops of another thread.
+    Recorders use it: a mode of this thread, such as a dispatch mode, would not see the ops of
+    another thread.
     """
     global _off
     before, _off = _off, (True, messages)
@@ -63,7 +64,7 @@ def switched_off(messages: bool = True) -> Iterator[None]:
 
 
 class _Group:
-    """Group of parameters that are prefetched together; ``take`` waits, and returns a part once."""
+    """Parameters that are prefetched together; ``take(i)`` waits, and returns the i-th one once."""
 
     def __init__(self, wait: Callable[[], list[Any]]) -> None:
         self._wait = wait
@@ -78,7 +79,7 @@ class _Group:
 
 @dataclass(frozen=True)
 class Sending:
-    """Method of prefetching.
+    """Way in which parameters are prefetched: by messages, or in a thread.
 
     Args:
         start: starts to gather parameters, and returns a function that waits for the results.
@@ -117,7 +118,7 @@ class Ahead:
         self._task = -1  # autograd's id of the running backward, -1 outside of one
 
     def restart(self) -> None:
-        """Start over, because a forward or backward begins."""
+        """Forget prefetches and the position in the order: a forward or backward begins."""
         self._before = None
         self._coming.clear()
 
@@ -145,14 +146,14 @@ class Ahead:
         return coming
 
     def go_on(self, key: Key, wanted_for: Callable[[Key], list[Wanted]]) -> None:
-        """Start to prefetch the keys that followed ``key`` the last time.
+        """Start to prefetch the parameters that came after ``key`` the last time.
 
         Nothing is started while too many groups are under way: more than one by messages, or any in
         a thread.
 
         Args:
-            key: the parameters that are gathered now.
-            wanted_for: returns the shards and specs of a key.
+            key: identifies the parameters that are gathered now.
+            wanted_for: (key) -> the shards, specs and codecs of its parameters.
         """
         if check_mode.enabled or _off[self._sending.group_bytes > 0]:
             return
@@ -181,7 +182,10 @@ class Ahead:
 
 
 def find(coming: _Coming | None, local: Tensor, dst: TensorSpec) -> Tensor | None:
-    """Return the prefetched values of ``local``, or None if there are none or it has changed."""
+    """Return the prefetched values of the shard ``local``, gathered to ``dst``.
+
+    Returns None if ``coming`` does not have them, or if the shard was written to since.
+    """
     if coming is None:
         return None
     for i, (shard, writes, wanted) in enumerate(coming.parts):
@@ -245,12 +249,12 @@ def orders_on(placement: Placement) -> Orders | None:
 
 
 def by_messages() -> Sending:
-    """Return the method of prefetching by messages that travel while this rank computes."""
+    """Return the way to prefetch by messages, which are sent while this rank computes."""
     return Sending(_by_messages, _WORTH * start_bytes("cpu"))
 
 
 def travel(placement: Placement) -> bool:
-    """Return whether this rank is in ``placement`` and messages travel there while it computes.
+    """Return whether this rank, in ``placement``, can compute while its messages are being sent.
 
     The first call is a collective of the placement's ranks.
     """

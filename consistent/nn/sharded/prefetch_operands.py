@@ -33,7 +33,7 @@ _Key = tuple[tuple[nn.Module, str, TensorSpec], ...]
 
 
 class _Orders(Orders):
-    """Gather orders of one module, which start over when a backward has ended."""
+    """Gather orders of one module; that of forward restarts at the first op after a backward."""
 
     def __init__(self) -> None:
         super().__init__(by_messages())
@@ -48,7 +48,7 @@ class _Orders(Orders):
 
 
 class _Place:
-    """Place of a parameter in a module, with the orders of the parallelized module around it."""
+    """Where a parameter is in a module, with the gather orders by which ops prefetch it."""
 
     def __init__(self, orders: Orders, owner: nn.Module, key: str) -> None:
         self.orders, self.owner, self.key = orders, owner, key

@@ -100,10 +100,17 @@ def _before(optimizer: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | N
 def around_closure(
     args: tuple, kwargs: dict, out: Callable[[], None], back: Callable[[], None]
 ) -> tuple[tuple, dict] | None:
-    """Return a step's arguments with its closure wrapped in ``out`` and ``back``; None without one.
+    """Wrap the closure among a step's arguments so that it sees parameters in their stored layouts.
 
-    The closure computes a loss, so it has to see the parameters in their stored layouts. They stay
-    in these layouts if it raises.
+    The closure computes a loss. If it raises, parameters stay in their stored layouts.
+
+    Args:
+        args, kwargs: the arguments of the optimizer's ``step``.
+        out: is called before the closure, to leave the layouts of the step.
+        back: is called after the closure, to enter them again.
+
+    Returns:
+        the new arguments; None if there is no closure.
     """
 
     def outside(closure: Callable[[], Any]) -> Callable[[], Any]:
@@ -211,7 +218,10 @@ class _InStep:
         return seen
 
     def coming(self, param: Any) -> list[_Coming]:
-        """Return the updated shard, to be gathered into the parameter's old memory, if any."""
+        """Return the boxing that brings the stepped value back to the stored layout; at most one.
+
+        Its target is the memory that the parameter had before the step.
+        """
         if param._spec is not self.target or self.target is self.spec:
             return []
         value, laid = plain(param).detach(), self.target.with_dtype(self.spec.dtype)
@@ -235,7 +245,7 @@ class _InStep:
 
 
 def gather_into(coming: list[_Coming]) -> None:
-    """Box each shard into its ``out``, together in few messages where ``out`` allows."""
+    """Box each updated shard into its ``out``, in few messages for those with contiguous memory."""
     alone = [each for each in coming if each.out.is_meta or not each.out.is_contiguous()]
     together = [each for each in coming if not each.out.is_meta and each.out.is_contiguous()]
     routes = [(each.src, each.dst) for each in together]
@@ -263,7 +273,7 @@ def _part(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
 
 
 def _follow(state: dict, spec: TensorSpec) -> None:
-    """Box optimizer state that was loaded in another layout to the layout ``spec``."""
+    """Box optimizer state to the layout of ``spec``, as after it was loaded in another."""
     for value in state.values():
         if is_global(value) and value._spec.shape == spec.shape:
             laid = spec.with_dtype(value.dtype)

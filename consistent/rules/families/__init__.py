@@ -1,4 +1,4 @@
-"""Rows of the table of rules, in a folder for each family of ops."""
+"""Rules of ops, as rows of the table, in a folder for each family of ops."""
 
 from . import elementwise, indexing, layers, matrices, reductions
 

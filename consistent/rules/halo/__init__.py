@@ -1,4 +1,4 @@
-"""Halos: the inputs that a rank needs for ops that look at neighbours along a split dim."""
+"""Halos: the neighbouring inputs that a rank needs for its outputs along a split dim."""
 
 from . import halo, spatial
 

@@ -1,4 +1,4 @@
-"""Halos: the inputs that a rank needs for ops that look at neighbours along a split dim.
+"""Halos: the inputs beyond its shard that a rank needs for its outputs along a split dim.
 
 A rank fetches the inputs that its outputs need, and no more. Convolution, pooling and resampling
 look around a position (``spatial.py``); slices, pads, rolls, repeats and regrouped dims look
@@ -19,10 +19,10 @@ Ranges = list[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Halo:
-    """Inputs along a dim that the outputs need.
+    """Description of the inputs along a dim that given outputs need.
 
-    ``ranges(first, end)`` returns the inputs that the outputs ``[first, end)`` along dim ``place``
-    need; positions beyond the ends of the dim are padding.
+    ``ranges(first, end)`` returns the ranges of inputs that the outputs ``[first, end)`` along
+    output dim ``place`` need; positions beyond the ends of the dim are padding.
     """
 
     place: int
@@ -30,7 +30,7 @@ class Halo:
 
 
 def with_halo(call: Call, parts: int, dims: Sequence[int]) -> list[Signature]:
-    """Return signatures that split one of ``dims`` and fetch neighbours, by the form "halo".
+    """Return signatures of the form "halo" that split one of ``dims`` and fetch from neighbours.
 
     A dim is split only if every rank has an output and an input of its own.
     """
@@ -48,7 +48,7 @@ def with_halo(call: Call, parts: int, dims: Sequence[int]) -> list[Signature]:
 
 
 def clipped(ranges: Ranges, n: int) -> Ranges:
-    """Return the parts of ``ranges`` within ``[0, n)``."""
+    """Return the parts of ``ranges`` within ``[0, n)``, without the padding beyond the ends."""
     inside = ((max(a, 0), min(b, n)) for a, b in ranges)
     return [(a, b) for a, b in inside if a < b]
 
@@ -56,14 +56,20 @@ def clipped(ranges: Ranges, n: int) -> Ranges:
 def fetched_bytes(
     x: Operand, d: int, m: int, ranges: Callable[[int, int], Ranges], parts: int
 ) -> int:
-    """Return the bytes that the busiest rank fetches if the ranks split ``m`` outputs."""
+    """Return the most bytes that a rank fetches from others if the ranks split ``m`` outputs.
+
+    ``ranges`` are those of a ``Halo`` along dim ``d`` of ``x``.
+    """
     return max(fetched_by_rank(x, d, m, ranges, parts))
 
 
 def fetched_by_rank(
     x: Operand, d: int, m: int, ranges: Callable[[int, int], Ranges], parts: int
 ) -> list[int]:
-    """Return the bytes that each rank fetches from others if the ranks split ``m`` outputs."""
+    """Return the bytes that each of ``parts`` ranks fetches if they split ``m`` outputs.
+
+    ``ranges`` are those of a ``Halo`` along dim ``d`` of ``x``.
+    """
     n, found = x.shape[d], []
     for k in range(parts):
         start, size = piece(n, parts, k)
@@ -78,7 +84,8 @@ def fetched_by_rank(
 def halo_of(call: Call, d: int) -> Halo | None:
     """Return the halo of the op along dim ``d`` of its first operand.
 
-    None if the inputs that a rank's outputs need are not a few ranges.
+    None if a rank's outputs do not need a few ranges of inputs, so that the dim is not split this
+    way.
     """
     find = HALOS.get(call.name)
     return None if find is None else find(call, d)

@@ -1,4 +1,4 @@
-"""Halos of ops on images along one of their dims: convolution, pooling, resampling, blocks."""
+"""Halos of ops on images along one of their dims: convolution, pooling, resampling, im2col."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from .halo import HALOS, Halo, Ranges
 
 
 def per_dim(value: Any, at: int, default: int = 0) -> int:
-    """Return the entry for dim ``at`` of an int, a list of one int for all dims, or one per dim."""
+    """Return the entry for image dim ``at`` of an argument such as ``stride``.
+
+    The argument is an int, a list of one int for all dims, or a list of one int per dim.
+    """
     if value is None or value == [] or value == ():
         return default
     if isinstance(value, int):
@@ -19,7 +22,7 @@ def per_dim(value: Any, at: int, default: int = 0) -> int:
 
 
 def padding_at(call: Call, at: int) -> int | None:
-    """Return the padding on either side along plane dim ``at``; None if the sides differ."""
+    """Return the padding on either side along image dim ``at``; None if the sides differ."""
     given = call.get("padding", 0)
     if given == "valid":
         return 0
@@ -31,7 +34,7 @@ def padding_at(call: Call, at: int) -> int | None:
 
 
 def sliding(stride: int, before: int, span: int) -> Callable[[int, int], Ranges]:
-    """Return the ranges for windows of ``span`` inputs, ``stride`` apart.
+    """Return the halo ranges of windows of ``span`` inputs whose starts are ``stride`` apart.
 
     The first window starts ``before`` inputs before the start of the dim.
     """
@@ -65,7 +68,7 @@ def _transposed(call: Call, d: int) -> Halo | None:
 
 
 def pool_window(call: Call, at: int) -> tuple[int, int, int, int]:
-    """Return (kernel, stride, padding, dilation) of a pool along plane dim ``at``."""
+    """Return (kernel, stride, padding, dilation) of a pooling op along image dim ``at``."""
     kernel = per_dim(call.get("kernel_size"), at)
     dilation = per_dim(call.get("dilation", 1), at, 1) if "dilation" in call.params else 1
     stride = per_dim(call.get("stride"), at, kernel)
@@ -84,7 +87,10 @@ def _pooled(count: int) -> Callable[[Call, int], Halo | None]:
 
 
 def _adapted(count: int) -> Callable[[Call, int], Halo | None]:
-    """Return a function that finds the halo of adaptive pooling into parts of one size."""
+    """Return a function that finds the halo of adaptive pooling whose windows have one size.
+
+    ``count`` is the number of image dims.
+    """
 
     def find(call: Call, d: int) -> Halo | None:
         n, m = call.operands[0].shape[d], call.outs[0].shape[d]
@@ -96,9 +102,9 @@ def _adapted(count: int) -> Callable[[Call, int], Halo | None]:
 
 
 def scales_of(call: Call) -> tuple[float | None, ...]:
-    """Return the scales of an upsampling, one per dim; empty if the call has only sizes.
+    """Return the scale factors of an upsampling, one per dim; empty if the call has only sizes.
 
-    Operators that take a size may get scales as well, one by one.
+    Operators that take a size may get scale factors as well, one by one.
     """
     given = call.get("scales")
     if isinstance(given, Sequence):
@@ -107,17 +113,18 @@ def scales_of(call: Call) -> tuple[float | None, ...]:
 
 
 def scaled_by(n: int, m: int) -> tuple[int, int] | None:
-    """Return (m / n, 1) or (1, n / m), whichever has whole numbers; None if neither does."""
+    """Return (m / n, 1) or (1, n / m), the whole factors from n inputs to m outputs, or None."""
     if n == 0 or m == 0 or (m % n and n % m):
         return None
     return (m // n, 1) if m % n == 0 else (1, n // m)
 
 
 def _resampled(count: int, up: int, down: int) -> Callable[[Call, int], Halo | None]:
-    """Return a function that finds the halo of resampling by a whole number.
+    """Return a function that finds the halo of resampling by a whole factor.
 
-    Enlarging, an output needs ``up`` inputs on either side of its own. Reducing, it also needs the
-    inputs of its ``down`` neighbours on either side. There is no halo with ``align_corners``.
+    An enlarged image needs ``up`` inputs on either side of an output's own input. A reduced one
+    also needs the inputs of ``down`` neighbouring outputs on either side. There is no halo with
+    ``align_corners``. ``count`` is the number of image dims.
     """
 
     def find(call: Call, d: int) -> Halo | None:
@@ -138,7 +145,7 @@ def _resampled(count: int, up: int, down: int) -> Callable[[Call, int], Halo | N
 
 
 def block_rows(call: Call) -> tuple[int, int]:
-    """Return (rows, columns) of the positions of blocks, in im2col and col2im."""
+    """Return (rows, columns) of the grid of blocks in im2col and col2im."""
     image = call.operands[0].shape[-2:] if call.name == "im2col" else call.get("output_size")
     found = []
     for at, n in enumerate(image):
@@ -148,16 +155,16 @@ def block_rows(call: Call) -> tuple[int, int]:
 
 
 def block_window(call: Call, at: int) -> tuple[int, int, int]:
-    """Return (stride, padding, span) of the blocks along plane dim ``at``."""
+    """Return (stride, padding, span) of the blocks of im2col along image dim ``at``."""
     taps = per_dim(call.get("kernel_size"), at) - 1
     span = per_dim(call.get("dilation", 1), at, 1) * taps + 1
     return per_dim(call.get("stride", 1), at, 1), per_dim(call.get("padding", 0), at), span
 
 
 def _blocks_of(call: Call, d: int) -> Halo | None:
-    """Return the halo of im2col: a rank needs the image rows of its block positions.
+    """Return the halo of im2col: a rank needs the image rows of its blocks.
 
-    Columns of the result are block positions, row by row.
+    Columns of the result are blocks, in row-major order of their positions.
     """
     x = call.operands[0]
     if d != x.ndim - 2:
@@ -167,7 +174,7 @@ def _blocks_of(call: Call, d: int) -> Halo | None:
 
 
 def _blocks_to(call: Call, d: int) -> Halo | None:
-    """Return the halo of col2im: an image row needs the block positions whose blocks reach it."""
+    """Return the halo of col2im: an image row needs the blocks that reach it."""
     x = call.operands[0]
     if d != x.ndim - 1:
         return None

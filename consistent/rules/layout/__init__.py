@@ -1,4 +1,4 @@
-"""Rules of ops that move, repeat or drop elements by position, and of views."""
+"""Rules of ops that move, repeat or drop elements by position, and of views and joins."""
 
 from . import halos, join, shape, subscript, view
 

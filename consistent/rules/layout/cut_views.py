@@ -1,4 +1,4 @@
-"""Views of a tensor with a cut: how the view is split if the pieces are not balanced.
+"""Views of a tensor with a cut, whose pieces are not balanced: how the view is then split.
 
 ```
 [2, 8] -> [16]     S(1, cut="zigzag")          -> S(0, cut="zigzag", of=8)     runs side by side
@@ -23,10 +23,10 @@ Shape = Sequence[int]
 def viewed(
     entry: Split, groups: list[tuple[range, range]], source: Shape, target: Shape, parts: int
 ) -> Split | None:
-    """Return how a view of shape ``target`` is split, if its operand is split as ``entry``.
+    """Return the split of a view of shape ``target`` whose operand is split as ``entry``.
 
-    None if no split of a single dim gives every rank the same elements. ``source`` is the operand's
-    shape, and ``groups`` pairs the dims of both shapes with equal products.
+    None if no split of a single dim gives every rank the elements that it has. ``source`` is the
+    operand's shape, and ``groups`` pairs the dims of both shapes with equal products.
     """
     pair = next((g for g in groups if entry.dim in g[0]), None)
     if pair is None:
@@ -51,9 +51,10 @@ def viewed(
 def _candidates(
     entry: Split, n: int, after: int, span: int, before: int, repeats: int, m: int
 ) -> list[Split]:
-    """Return splits of a dim of ``m`` items that may be right; the caller compares their runs.
+    """Return splits of the view's dim of ``m`` items that may be right.
 
-    Only their cuts matter: the dim in them is a placeholder.
+    The caller compares which elements they give each rank. Only their cuts matter: the dim in them
+    is a placeholder.
     """
     if m == 0:
         return []
@@ -77,9 +78,9 @@ def _is_given(of: object) -> bool:
 
 
 def _times(x: int | tuple[int, ...] | None, after: int, span: int) -> object:
-    """Return how many items of ``span`` elements are ``x`` items of ``after`` elements.
+    """Return how many items of ``span`` elements make ``x`` items of ``after`` elements.
 
-    None if the number is not whole.
+    ``x`` may be a tuple of such numbers, or None. The result is None if a number is not whole.
     """
     if x is None:
         return None
@@ -96,7 +97,7 @@ def _scaled(runs: Runs, by: int) -> Runs:
 def _alike(
     have: Sequence[Runs], length: int, times: int, made: Sequence[Runs], other: int, repeats: int
 ) -> bool:
-    """Return whether the runs ``have`` and ``made`` are the same elements on every rank.
+    """Return whether two lists of runs, one entry per rank, are the same elements on every rank.
 
     ``have`` repeats every ``length`` elements, ``times`` times; ``made`` repeats every ``other``
     elements, ``repeats`` times.

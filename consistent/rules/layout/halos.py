@@ -1,4 +1,4 @@
-"""Halos of ops that take elements from elsewhere along a dim.
+"""Halos of ops whose outputs read elements from elsewhere along a dim.
 
 These are slices, windows, pads, rolls, flips, differences, repeats and regrouped dims.
 """
@@ -15,7 +15,7 @@ from .view import heads
 
 
 def wrapped(first: int, end: int, n: int) -> Ranges:
-    """Return the positions ``[first, end)`` modulo ``n``, as ranges within a dim of ``n``."""
+    """Return the positions ``[first, end)`` modulo ``n``, as ranges within a dim of ``n`` items."""
     found: Ranges = []
     while first < end:
         a = first % n
@@ -54,9 +54,10 @@ def pad_mode(call: Call) -> str:
 
 
 def mirrored(mode: str, place: int, n: int) -> int:
-    """Return the index in a dim of ``n`` whose value a pad puts at ``place``.
+    """Return the index in a dim of ``n`` items whose value a pad puts at position ``place``.
 
-    Outside the dim it is the nearest index (mode "replicate"), or reflected at the ends.
+    For a position outside the dim it is the nearest index (mode "replicate"), or the position
+    reflected at the ends.
     """
     if 0 <= place < n:
         return place
@@ -108,7 +109,7 @@ def _flipped(call: Call, d: int) -> Halo | None:
 
 
 def _rotated(call: Call, d: int) -> Halo | None:
-    """Return the halo of rot90: a dim takes the other one's place or stays, reversed or not."""
+    """Return the halo of rot90 along dim ``d``, which moves to another dim or is reversed."""
     n, turns, dims = call.operands[0].shape[d], call.get("k", 1) % 4, call.dims("dims", (0, 1))
     if d not in dims or turns == 0:
         return None
@@ -152,7 +153,10 @@ def _repeated(call: Call, d: int) -> Halo | None:
 
 
 def _in_place(call: Call, d: int) -> Halo | None:
-    """Return the halo of repeat_interleave by a number."""
+    """Return the halo of repeat_interleave by a number.
+
+    An output needs the item of which it is a repetition.
+    """
     times = call.get("repeats")
     if not isinstance(times, int) or times < 1 or call.get("output_size") is not None:
         return None
@@ -162,7 +166,7 @@ def _in_place(call: Call, d: int) -> Halo | None:
 
 
 def _regrouped(call: Call, d: int) -> Halo | None:
-    """Return the halo of view, reshape, ...: the items of the dim that outputs come from."""
+    """Return the halo of view, reshape, ...: a rank's outputs need the items that contain them."""
     every = heads(call.operands[0].shape, call.outs[0].shape)
     found = [head[1:] for head in every if head[0] == d]
     if not found or not all(found[0][::2]):

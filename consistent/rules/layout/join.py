@@ -1,8 +1,7 @@
-"""Rules of ops that join tensors, or split one into several.
+"""Rules of ops that join tensors (cat, hstack, ...), or split one into several (split, chunk, ...).
 
-A split along another dim than the joined one stays; P passes if all operands are P. Along the
-joined dim itself the pieces of the result are cut from the pieces of the operands, which ranks
-exchange:
+Splits along dims other than the joined one stay; P passes if all operands are P. Along the joined
+dim itself the pieces of the result are cut from the pieces of the operands, which ranks exchange:
 
 ```
             rank 0   rank 1                  rank 0     rank 1
@@ -44,7 +43,7 @@ def _joined(call: Call, moves: Mapping[int, int]) -> list[Signature]:
 
 
 def _skipped(call: Call, operand: Operand) -> bool:
-    """Return whether torch skips ``operand``: cat accepts an empty vector among any tensors."""
+    """Return whether torch skips ``operand``: cat ignores an empty vector among other tensors."""
     return operand.shape == (0,) and any(other.shape != (0,) for other in call.operands)
 
 
@@ -58,9 +57,10 @@ def _ndim(call: Call) -> int:
 
 
 def joined(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of cat: along the joined dim all operands are split, or one of a few.
+    """Return signatures of cat: dims other than the joined one stay split, if all operands are.
 
-    A split along another dim stays.
+    Along the joined dim either all operands are split or a single one, and ranks fetch the parts of
+    the operands that are in their piece of the result.
     """
     n = _ndim(call)
     dim = call.dim("dim", 0, ndim=n)
@@ -76,7 +76,10 @@ def joined(call: Call, parts: int) -> list[Signature]:
 
 
 def offsets(call: Call, dim: int) -> list[int | None]:
-    """Return where each operand starts in the result; None for operands that torch skips."""
+    """Return the index in the result at which each operand of cat starts.
+
+    It is None for operands that torch skips.
+    """
     found, start = [], 0
     for operand in call.operands:
         skipped = _skipped(call, operand)
@@ -86,7 +89,7 @@ def offsets(call: Call, dim: int) -> list[int | None]:
 
 
 def _exchanged(call: Call, dim: int, parts: int) -> list[list[int]]:
-    """Return the bytes that each rank fetches of each operand."""
+    """Return for each operand of cat the bytes that each rank fetches of it."""
     m = call.outs[0].shape[dim]
     starts = [start or 0 for start in offsets(call, dim)]
     return [
@@ -113,7 +116,11 @@ def joined_by_name(call: Call, parts: int) -> list[Signature]:
 
 
 def cut(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of split, chunk, tensor_split: along their dim parts are split again."""
+    """Return signatures of split, chunk, tensor_split: dims other than the divided one stay split.
+
+    If the divided dim is split, each part is split along it again, and ranks fetch their piece of
+    every part.
+    """
     (x,) = call.take(1)
     dim = 2 if call.name == "dsplit" else 0
     if call.name == "hsplit":
@@ -133,9 +140,10 @@ def cut(call: Call, parts: int) -> list[Signature]:
 
 
 def _by_parts(call: Call, dim: int) -> list[Signature]:
-    """Return the signature that gives each rank its own piece of every part, if there is one.
+    """Return the signature that gives each rank its own piece of every part without messages.
 
-    It needs a cut that divides the dim part by part, and an op that takes whole parts.
+    It needs a dim whose parts are sharded separately (``S(d, of=...)``), and an op that takes whole
+    parts; otherwise there is none.
     """
     (x,), found = call.operands, call.cut_split()
     if found is None or found[0].dim != dim:

@@ -16,9 +16,9 @@ from .view import resized
 
 
 def repeated(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of repeat and tile: a dim repeated once stays split.
+    """Return signatures of repeat and tile: a dim that is repeated once stays split.
 
-    Along other dims a rank fetches what its piece of the result holds.
+    Along other split dims a rank fetches the elements that its piece of the result holds.
     """
     (x,), times = call.take(1), repeats(call)
     extra = len(times) - x.ndim
@@ -37,7 +37,7 @@ def squeezed(call: Call, parts: int) -> list[Signature]:
     """Return signatures of squeeze: dims of size 1 are dropped, and other dims stay split.
 
     A shard may have size 1 in a larger dim, which must not be dropped: the form knows which dims
-    go.
+    are dropped.
     """
     (x,) = call.take(1)
     asked = squeezed_dims(call)
@@ -51,9 +51,10 @@ def squeezed(call: Call, parts: int) -> list[Signature]:
 
 
 def padded(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of pads: unpadded dims stay split, and P passes unless a constant is added.
+    """Return signatures of pads: dims that are not padded stay split, and P passes.
 
-    A constant other than 0 would be added once per rank.
+    Along a padded dim ranks fetch what their piece of the result reads. P does not pass if a
+    constant other than 0 is added, since every rank would add it.
     """
     (x,) = call.take(1)
     pad, value = call.get("pad"), call.get("value")
@@ -79,7 +80,10 @@ def diagonals(call: Call, parts: int) -> list[Signature]:
 
 
 def grid(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of meshgrid: each vector is a dim of every output."""
+    """Return signatures of meshgrid: a split of vector i splits the outputs along its dim.
+
+    On one axis all vectors may be split, and then each output is split along the dim of its vector.
+    """
     count = len(call.operands)
     order = list(range(count))
     if call.kwargs.get("indexing", "ij") == "xy" and count > 1:
@@ -95,7 +99,11 @@ def grid(call: Call, parts: int) -> list[Signature]:
 
 
 def overwritten(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of select_scatter, ...: both operands split along a dim the view keeps."""
+    """Return signatures of select_scatter, slice_scatter and diagonal_scatter.
+
+    Both operands are split along a dim that the op writes whole. Along the dim in which it selects,
+    each rank writes what falls into its shard. P passes if both operands are P.
+    """
     x, source = call.take(2)
     view = Call(
         call.name.removesuffix("_scatter"), *_without(call, source), (x,), params=call.params

@@ -1,4 +1,4 @@
-"""Subscripts: the entries in the brackets of ``x[...]``, dim by dim, and where each dim goes.
+"""Subscripts: parsed contents of the brackets of ``x[...]``, and where each dim of x goes.
 
 Torch applies ints, slices and None first, then index tensors to the dims that are left. The common
 shape of index tensors is one block of dims, at the place of the first of them, or in front if other
@@ -20,7 +20,7 @@ from ..signature import Call, DoesNotFit, Operand
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One entry of a subscript, or one dim that the subscript does not mention.
+    """One entry of a subscript, or one dim of x that the subscript does not mention.
 
     ``kind`` is "all" (a dim unchanged), "slice" (start, count, step), "int", "new" (None), "tensor"
     (an index tensor, or a list of ints). ``0:n`` is "all" too: torch clamps its bounds to a shard's
@@ -35,7 +35,7 @@ class Item:
     tensor: Any = None
 
     def within(self, low: int, n: int) -> tuple[slice, slice]:
-        """Return (a shard's items that are in the slice, their positions in the slice).
+        """Return (slice of a shard's items that are selected, slice of their places in the result).
 
         The shard has ``n`` items of the dim, from ``low`` on.
         """
@@ -50,17 +50,17 @@ class Item:
 
 @dataclass(frozen=True)
 class Subscript:
-    """Parsed subscript. ``items`` are in its order, and every dim occurs once."""
+    """Parsed subscript. ``items`` has its entries in order, and every dim of x occurs once."""
 
     items: tuple[Item, ...]
 
     def of(self, *kinds: str) -> list[Item]:
-        """Return the items of these kinds."""
+        """Return the items whose kind is one of ``kinds``."""
         return [item for item in self.items if item.kind in kinds]
 
     @property
     def tensors(self) -> list[Item]:
-        """Index tensors."""
+        """Items that are index tensors."""
         return self.of("tensor")
 
     @cached_property
@@ -70,7 +70,7 @@ class Subscript:
 
     @cached_property
     def block(self) -> tuple[int, tuple[int, ...]]:
-        """(place, shape) of the dims that index tensors give; place 0 and shape () without them."""
+        """(position, shape) of the dims that index tensors give in the output; (0, ()) without."""
         at = [i for i, item in enumerate(self.left) if item.kind == "tensor"]
         if not at:
             return 0, ()
@@ -80,7 +80,7 @@ class Subscript:
 
     @cached_property
     def places(self) -> dict[int, int]:
-        """{dim: its place in the output} for the dims that slices keep."""
+        """{dim of x: its position in the output} for the dims that slices or ``:`` keep."""
         place, shape = self.block
         rest = [item for item in self.left if item.kind != "tensor"]
         after = range(len(rest) + len(shape))

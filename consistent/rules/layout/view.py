@@ -1,4 +1,4 @@
-"""Reshaping: which splits survive if elements keep their order and dims are regrouped.
+"""Rules of reshaping: which splits survive if elements keep their order and dims are regrouped.
 
 Both shapes are divided into the smallest groups of dims with equal products. In a group only the
 first dim that is not 1 can be split: its pieces are runs of elements, and so are those of the first
@@ -27,9 +27,10 @@ Shape = Sequence[int]
 
 
 def groups(source: Shape, target: Shape) -> list[tuple[range, range]]:
-    """Return pairs of ranges of dims with equal products, in order.
+    """Return the smallest pairs of dim ranges in both shapes that have equal products, in order.
 
-    For empty tensors only leading dims match.
+    If a size is 0, the product says nothing about which dims belong together: then only leading
+    dims are paired.
     """
     found, i, j = [], 0, 0
     while i < len(source) and j < len(target):
@@ -50,9 +51,10 @@ def groups(source: Shape, target: Shape) -> list[tuple[range, range]]:
 
 
 def heads(source: Shape, target: Shape) -> list[tuple[int, int, int, int]]:
-    """Return (dim, its span, output dim, its span) of the first dims of each group.
+    """Return (dim, its span, output dim, its span) for the first dims of each group of ``groups``.
 
-    A first dim is the first that is not 1; its span is the number of elements in one of its items.
+    They are the dims of a group that can be split. A first dim is the first that is not 1; its span
+    is the number of elements in one of its items.
     """
     found = []
     for ins, outs in groups(source, target):
@@ -68,9 +70,9 @@ def heads(source: Shape, target: Shape) -> list[tuple[int, int, int, int]]:
 
 
 def cuts(n: int, parts: Sequence[int]) -> list[int]:
-    """Return the starts of the pieces of ``n`` items that axes of ``parts`` ranks cut.
+    """Return the starts of the pieces of ``n`` items that are split by several axes.
 
-    The outer axis comes first.
+    ``parts`` are the numbers of ranks of the axes, outer axis first.
     """
     pieces = [(0, n)]
     for k in parts:
@@ -83,7 +85,7 @@ def cuts(n: int, parts: Sequence[int]) -> list[int]:
 
 
 def same_cuts(call: Call, d: int, span: int, m: int, out_span: int) -> bool:
-    """Return whether ``call.axis`` may split dim ``d`` and the dim of the output together.
+    """Return whether ``call.axis`` may split dim ``d`` and the output's dim at the same elements.
 
     The output's dim has ``m`` items; ``span`` and ``out_span`` are the elements in an item of
     either dim. Axes that split one dim cut each other's pieces, so they are decided together: an
@@ -108,7 +110,10 @@ def same_cuts(call: Call, d: int, span: int, m: int, out_span: int) -> bool:
 
 
 def _kept(call: Call) -> tuple[list[tuple[Split, Split]], list[int]]:
-    """Return the splits that survive, as (operand's, output's), and the other first dims."""
+    """Return the splits that survive, as (operand's, output's), and the dims that need an exchange.
+
+    The latter are the other first dims of groups, which the two shapes cut at different elements.
+    """
     target = call.outs[0].shape
     kept, moved = [], []
     for i, span, o, out_span in heads(call.operands[0].shape, target):
@@ -120,9 +125,10 @@ def _kept(call: Call) -> tuple[list[tuple[Split, Split]], list[int]]:
 
 
 def reshaped(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of a view or reshape: the first dims of groups stay split.
+    """Return signatures of a view or reshape: a split stays if each rank keeps its elements.
 
-    A dim that the shapes cut at other elements is split by the form "halo".
+    Only the first dim of each group of dims that are merged or divided can be split. If its pieces
+    in the two shapes differ, ranks exchange the elements between them, by the form "halo".
     """
     if call.operands[0].spec.dtype != call.outs[0].dtype:
         raise DoesNotFit("a view of another dtype")
@@ -155,16 +161,21 @@ def _group_of(dim: int, source: Shape, target: Shape) -> range:
 
 
 def reshaped_as(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of reshape_as: the second operand only gives a shape.
+    """Return signatures of reshape_as and view_as: as of reshape, where both operands are split.
 
-    If it is split like the output, it gives the local shape.
+    The second operand only gives a shape. It is split like the output, to give the local shape, or
+    is partial.
     """
     made = [call.whole(), call.make({0: P}, P), call.make({1: P}, B), call.make({0: P, 1: P}, P)]
     return made + [call.make({0: s, 1: t}, t) for s, t in _kept(call)[0]]
 
 
 def repeated_in_place(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of repeat_interleave by a number: each index of the dim becomes a run."""
+    """Return signatures of repeat_interleave by a number: dims that are not repeated stay split.
+
+    The repeated dim stays split if the pieces of the result are those of the operand, repeated;
+    otherwise ranks fetch the elements that their piece of the result holds.
+    """
     (x,) = call.take(1)
     made = [call.whole(), call.make({0: P}, P)]
     if call.get("dim") is None and x.ndim != 1:
@@ -178,7 +189,7 @@ def repeated_in_place(call: Call, parts: int) -> list[Signature]:
 
 
 def resized(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple, dict]:
-    """Return the arguments of ``op(x, *sizes)`` with the shard's sizes."""
+    """Return the arguments of ``op(x, *sizes)`` with the sizes of this rank's shard."""
     return (call.operands[0], tuple(outs[0])), {}
 
 

@@ -44,13 +44,16 @@ __all__ = [
 
 
 def of_call(text: str, call: Call, parts: int) -> list[Signature]:
-    """Return the signatures of ``call`` by a rule that was written for it, operand by operand."""
+    """Return the signatures of ``call`` by the rule ``text``, which names its operands in order.
+
+    It is for rules that depend on the call, such as that of einsum.
+    """
     plain = Call(call.name, call.operands, {}, call.operands, call.outs)
     return signatures_of([parse(text)], plain, parts)
 
 
 def signatures(text: str, shapes: Sequence[Sequence[int]]) -> tuple[Signature, ...]:
-    """Return the signatures of a rule for floating-point operands of ``shapes``."""
+    """Return the signatures of the rule ``text`` for floating-point operands of ``shapes``."""
     rule = parse(text)
     count = len(shapes)
     if count > len(rule.operands):

@@ -1,7 +1,7 @@
-"""Derivation of every signature of a rule for operands of given shapes, on one axis.
+"""Derivation of every signature that a rule gives for operands of some shapes, on one axis.
 
-* Every tensor B.
-* A letter kept on the right: S where it occurs, B elsewhere, output S.
+* Every tensor is B.
+* A letter that occurs on the right: S where it occurs, B elsewhere, output S.
 * A letter missing on the right is summed away: S where it occurs in its term, B for the rest of
   that term, P for the other terms, output P. Inside ``max( )`` the output is P(max).
 * Linearity: one P in each term, B elsewhere, output P.
@@ -28,8 +28,8 @@ from .rule import Form, Rule
 class _Operand:
     """Tensor operand of a call, matched with its pattern in the rule.
 
-    It has its term, the function around it, the names and sizes of its dims, and its place among
-    the operands of the call.
+    It has the term of the rule it is in, the function around it (``head``), the names and sizes of
+    its dims, and its index among the operands of the call (``place``).
     """
 
     term: int
@@ -42,7 +42,7 @@ class _Operand:
 
 @lru_cache(maxsize=65536)
 def derive(rule: Rule, given: Given) -> Derived:
-    """Return all signatures of ``rule``, and which of them need further conditions.
+    """Return all signatures of ``rule``, and which of them hold only under further conditions.
 
     Raises:
         DoesNotFit: an operand has another number of dims than its pattern.
@@ -72,7 +72,7 @@ class _Derivation:
         self._of_numbers = {self._term_of(i) for i, shape in shapes if shape == UNSAFE_NUMBER}
 
     def _term_of(self, i: int) -> int:
-        """Return the term of the ``i``-th operand.
+        """Return the index of the rule's term that the ``i``-th operand is in.
 
         Each operand of a repeated pattern is a term of its own.
         """
@@ -114,7 +114,7 @@ class _Derivation:
     # -- signatures --------------------------------------------------------------------------------
 
     def _make(self, ins: dict[int, Sbp], outs: Sequence[Sbp], form: str | None = None) -> Signature:
-        """Return a signature; ``ins`` is by position in ``self.operands``, other operands are B."""
+        """Return a signature. ``ins`` is by index in ``self.operands``; other operands are B."""
         by_place = {self.operands[i].place: entry for i, entry in ins.items()}
         entries = tuple(by_place.get(place, B) for place in range(self.count))
         everywhere = next((f.name for f in self.rule.forms if not f.letters), None)
@@ -144,9 +144,9 @@ class _Derivation:
         return self._reduced(at, forms)
 
     def _differs(self, name: str) -> bool:
-        """Return whether operands differ in the size of dim ``name``, as the rule allows.
+        """Return whether operands differ in the size of dim ``name``, which then stays whole.
 
-        The dim then stays whole.
+        Only rules with the flag "sizes may differ" allow it.
         """
         if "sizes may differ" not in self.rule.flags:
             return False
@@ -193,7 +193,11 @@ class _Derivation:
         return [*self._summed(at, by), *made]
 
     def _summed(self, at: dict[int, Sbp], form: str | None) -> list[Signature]:
-        """Return signatures for a letter that is summed away: each other term must contain a P."""
+        """Return signatures that split a letter that is summed away, so that the output is P.
+
+        ``at`` has the splits of the operands with the letter. An operand of each other term is P,
+        so that the terms add up.
+        """
         in_term = {self.operands[i].term for i in at}
         others = self._terms() - in_term
         if len(in_term) != 1 or any(not self._addends(term) for term in others):
@@ -212,7 +216,7 @@ class _Derivation:
                 yield self._make(dict.fromkeys(pick, P), self._all(B if joins else P), joins)
 
     def _extremes(self) -> list[Signature]:
-        """Return the signatures with which ``max( )`` and ``min( )`` pass P(max) and P(min).
+        """Return the signatures by which P(max) and P(min) pass through ``max( )`` and ``min( )``.
 
         All operands may have the extreme that the function takes, or one operand may have either.
         """
@@ -227,7 +231,7 @@ class _Derivation:
         return made
 
     def _of_shapes(self, made: Sequence[Signature]) -> list[Signature]:
-        """Return variants of ``made`` with a partial operand inside ``shape( )``.
+        """Return variants of ``made`` in which an operand inside ``shape( )`` is partial.
 
         Only its shape is read, so it may be partial in any way.
         """
@@ -242,7 +246,7 @@ class _Derivation:
     # -- which operands may be P -------------------------------------------------------------------
 
     def _terms(self) -> set[int]:
-        """Return the terms that the call has, including terms that are a number."""
+        """Return the terms of the rule that the call has, including terms that are a number."""
         return {self._term_of(i) for i in range(len(self.given.places))}
 
     def _addends(self, term: int) -> list[int]:
@@ -257,9 +261,9 @@ class _Derivation:
         return [i for i in found if all(self._is_finite(i, j) for j in inside if j != i)]
 
     def _is_finite(self, i: int, beside: int) -> bool:
-        """Return whether operand ``beside`` may multiply the addends of operand ``i``.
+        """Return whether addends of operand ``i`` may be multiplied by operand ``beside``.
 
-        It may if it holds only finite numbers, or if the product is summed: there an infinite
+        They may if it holds only finite numbers, or if the product is summed: there an infinite
         number spoils the whole sum anyway.
         """
         x, other = self.operands[i], self.operands[beside]

@@ -1,4 +1,4 @@
-"""Application of rules to a call: which operand has which pattern, and which signatures hold.
+"""Application of rules to a call: matching operands to patterns, and selecting signatures.
 
 Dtypes, sizes and numbers of the call select among the derived signatures. A row may have several
 rules, for other numbers of dims or other arguments: the first that fits is taken.
@@ -35,7 +35,7 @@ def signatures_of(
 ) -> list[Signature]:
     """Return every signature that ``rules`` give ``call`` on an axis of ``parts`` ranks.
 
-    The whole signature comes first.
+    The signature in which every tensor is B comes first.
 
     Args:
         along: the argument that names the dims of capital letters, or a function of the call.
@@ -65,10 +65,10 @@ def signatures_of(
 
 
 def fit(rules: Sequence[Rule], call: Call, along: Along) -> tuple[Rule, Given]:
-    """Return the first of ``rules`` that is for ``call``, and the operands in the rule's order.
+    """Return the first of ``rules`` that applies to ``call``, and the input of its derivation.
 
     Raises:
-        DoesNotFit: none of them is.
+        DoesNotFit: none of them does.
     """
     why = ""
     for rule in rules:
@@ -141,7 +141,10 @@ def _assigned(rule: Rule, call: Call) -> Iterator[tuple[int, Any]]:
 
 
 def _argument(pattern: Pattern, position: int, call: Call) -> Any:
-    """Return the call's argument for a pattern, by the name in the pattern or by position."""
+    """Return the call's argument for a pattern of the rule.
+
+    It is found by the name in the pattern, or else by ``position`` among the arguments.
+    """
     if pattern.argument:
         return call.get(pattern.argument)
     if position < len(call.params):
@@ -150,7 +153,7 @@ def _argument(pattern: Pattern, position: int, call: Call) -> Any:
 
 
 def _pattern_of(x: Any, exact: bool, head: str) -> tuple[int, ...] | str:
-    """Return sizes as far as a rule depends on them: 1, or 2 for any other size.
+    """Return as much of an operand's sizes as a rule depends on: 1, or 2 for any other size.
 
     With ``exact`` it returns the sizes themselves. For a number it returns whether addends may be
     multiplied by it.
@@ -170,7 +173,7 @@ def _along(rule: Rule, call: Call, along: Along) -> tuple[int, ...] | None:
 
 
 def reduction_of(call: Call) -> int:
-    """Return NONE, MEAN or SUM, as in torch's own enumeration of reductions.
+    """Return the reduction of a loss: NONE, MEAN or SUM, numbered as in torch.
 
     Raises:
         DoesNotFit: the argument is left out, and the default, which differs between torch's

@@ -1,4 +1,4 @@
-"""Input and output of a derivation, as values that can be compared and cached."""
+"""Input and output of a derivation (``derive.py``), as values that can be compared and cached."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ class Given:
 
     Args:
         places: for each operand of the rule that the call has, its position in the rule.
-        order: its index among the operands of the call; -1 for a number.
-        shapes: its shape, or which kind of number it is.
-        whole_numbers: whether it has an integer or bool dtype, which has no infinite values.
-        asked: which outputs the call requests; the others are empty.
+        order: for each, its index among the operands of the call; -1 for a number.
+        shapes: for each, its shape, or which kind of number it is.
+        whole_numbers: for each, whether it has an integer or bool dtype, which has no infinite
+            values.
+        asked: for each output, whether the call requests it; the others are empty.
     """
 
     places: tuple[int, ...]
@@ -64,7 +65,10 @@ class Derived:
 
 
 def spell_given(rule: Rule, given: Given) -> tuple[Spelled, list[int]]:
-    """Return the names of all dims, and the positions of the tensors in ``given``."""
+    """Return (dim names of operands and outputs, indices of the tensors in ``given``).
+
+    ``letters.py`` describes the names. Numbers among the operands have none.
+    """
     tensors = [i for i, shape in enumerate(given.shapes) if not isinstance(shape, str)]
     patterns: list[Pattern] = [rule.operands[given.places[i]][2] for i in tensors]
     ndims = [len(given.shapes[i]) for i in tensors]
@@ -72,7 +76,10 @@ def spell_given(rule: Rule, given: Given) -> tuple[Spelled, list[int]]:
 
 
 def sizes_of(operands: Sequence[tuple[Names, Shape]]) -> dict[str, int]:
-    """Return the logical size of each letter; a size of 1 gives way to any other."""
+    """Return the logical size of each dim name, from the (names, shape) of operands.
+
+    An operand may have size 1 where others have more, because it broadcasts.
+    """
     sizes: dict[str, int] = {}
     for names, shape in operands:
         for name, n in zip(names, shape, strict=True):

@@ -1,4 +1,4 @@
-"""Conditions under which signatures of a rule hold: dtypes, numbers and sizes of a call."""
+"""Conditions under which derived signatures hold: dtypes, numbers and sizes of a call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SWAPPED: dict[Sbp, Sbp] = {partial_max: partial_min, partial_min: partial_max}
 
 
 def adds_up(rule: Rule, call: Call) -> bool:
-    """Return whether the op on addends gives addends of the result.
+    """Return whether P may pass through ``call``: the op on addends gives addends of its result.
 
     The result's dtype must hold addends unrounded, and no number that multiplies them be infinite.
     """
@@ -46,9 +46,9 @@ def _numbers(values: Iterable[Any]) -> Iterator[float | complex]:
 
 
 def keeps_order(made: Signature, call: Call) -> bool:
-    """Return whether an extreme of one operand becomes an extreme of the result.
+    """Return whether P(max) or P(min) may pass through ``call`` as the signature ``made`` says.
 
-    It does not if numbers are converted to bools.
+    They may not if numbers are converted to bools.
     """
     ends = (any(entry.is_extreme for entry in side) for side in (made.ins, made.outs))
     if not all(ends):
@@ -58,10 +58,10 @@ def keeps_order(made: Signature, call: Call) -> bool:
 
 
 def monotone(rule: Rule, call: Call) -> list[Signature]:
-    """Return the signatures of extremes through a rule with the flag "rises" or "falls".
+    """Return the P(max) and P(min) signatures of a rule with the flag "rises" or "falls".
 
-    An op that rises passes an extreme of the first operand, one that falls swaps it. A cast that
-    drops bits keeps no order, and the smallest integer has no negative.
+    An op that rises (is increasing) passes an extreme of the first operand, one that falls swaps
+    it. A cast that drops bits keeps no order, and the smallest integer has no negative.
     """
     source, result = call.operands[0].spec.dtype, call.outs[0].dtype
     if "rises" in rule.flags and (source in (result, torch.bool) or result.is_floating_point):
@@ -72,7 +72,7 @@ def monotone(rule: Rule, call: Call) -> list[Signature]:
 
 
 def extreme_twins(made: Iterable[Signature]) -> list[Signature]:
-    """Return the signatures from P with P(max), and with P(min), in its place.
+    """Return the signatures in ``made`` that pass P, with P(max) and with P(min) in its place.
 
     They hold for an op that only moves elements.
     """
@@ -89,9 +89,9 @@ def extreme_twins(made: Iterable[Signature]) -> list[Signature]:
 
 
 def has_parts(made: Signature, derived: Derived, call: Call) -> bool:
-    """Return whether every rank of the placement has some of each dim that must not be empty.
+    """Return whether every rank gets some of each dim of which no part may be empty.
 
-    It counts all ranks, not those of the axis, because other axes may split the same dim.
+    It counts all ranks of the placement, because other axes may split the same dim.
     """
     return all(
         not isinstance(entry, Split)
@@ -102,7 +102,10 @@ def has_parts(made: Signature, derived: Derived, call: Call) -> bool:
 
 
 def with_bytes(made: Signature, rule: Rule, derived: Derived, call: Call, parts: int) -> Signature:
-    """Return ``made`` with the bytes that its form sends, marked ``by_size`` if sizes affect it."""
+    """Return ``made`` with the bytes that its form sends.
+
+    It is marked ``by_size`` if sizes decide whether it holds.
+    """
     splits = [(i, entry.dim) for i, entry in enumerate(made.ins) if isinstance(entry, Split)]
     by_size = any(split in derived.filled for split in splits)
     by_size |= bool(splits) and "sizes may differ" in rule.flags
@@ -114,9 +117,9 @@ def with_bytes(made: Signature, rule: Rule, derived: Derived, call: Call, parts:
 
 
 def split_results(made: Signature, call: Call, parts: int) -> list[Signature]:
-    """Return ``made`` with a result that stays split, for a fraction of the bytes, if possible.
+    """Return variants of ``made`` whose result stays split, for a fraction of the bytes.
 
-    Each rank joins only its part. It is not done with several axes, where another axis could split
+    Each rank joins only its part. There is none with several axes, where another axis could split
     the same dim, nor with ``keepdim``, where the result will be combined with the operand again, as
     a whole.
     """

@@ -23,7 +23,7 @@ def letter_of(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Spelled:
-    """Names of the dims of each operand and output.
+    """Names of the dims of each operand and output, for operands of given numbers of dims.
 
     An output's dim of size 1 in the place of a reduced dim has the name "". The names of an output
     end early if any dims may follow.
@@ -40,7 +40,7 @@ def spell(
     along: tuple[int, ...] | None,
     keepdim: bool,
 ) -> Spelled:
-    """Return the names of all dims.
+    """Return the names of the dims of all operands and outputs of a call.
 
     Args:
         patterns: patterns of the operands that the call has.
@@ -68,7 +68,7 @@ def spell(
 
 
 def _from_right(along: tuple[int, ...] | None, n: int) -> tuple[int, ...]:
-    """Return ``along`` counted from the right, in the order of the dims."""
+    """Return the dims ``along`` of ``n`` dims (None for all), counted from the right, in order."""
     dims = range(n) if along is None else sorted({d % n for d in along} if n else ())
     return tuple(n - 1 - d for d in dims)
 
@@ -87,7 +87,7 @@ def _operand(pattern: Pattern, ndim: int, along: tuple[int, ...]) -> Names:
 
 
 def _plain(pattern: Pattern, rest: int) -> Names:
-    """Return the names for a pattern without capitals, whose ``...`` stands for ``rest`` dims."""
+    """Return the dim names of a pattern without capitals; ``...`` stands for ``rest`` dims."""
     if rest < 0:
         raise DoesNotFit(f"a pattern of {len(pattern.dims) - 1} letters meets fewer dims")
     names: list[str] = []
@@ -99,7 +99,7 @@ def _plain(pattern: Pattern, rest: int) -> Names:
 
 
 def _longest(ins: Sequence[Names], patterns: Sequence[Pattern]) -> int:
-    """Return the number of dims that the longest ``...`` on the left stands for."""
+    """Return how many dims the longest ``...`` among the operands stands for."""
     lengths = [
         len(names) - len(p.dims) + 1
         for names, p in zip(ins, patterns, strict=True)
@@ -109,7 +109,7 @@ def _longest(ins: Sequence[Names], patterns: Sequence[Pattern]) -> int:
 
 
 def _kept(pattern: Pattern, n: int, along: tuple[int, ...], keepdim: bool) -> Names:
-    """Return the names of an output if operands have dims that an argument names.
+    """Return the names of an output's dims if an argument names dims of the operands.
 
     These dims stay under a capital letter, stay with size 1, or are dropped.
     """
@@ -126,7 +126,7 @@ def _kept(pattern: Pattern, n: int, along: tuple[int, ...], keepdim: bool) -> Na
 
 
 def _inserted(pattern: Pattern, n: int, along: tuple[int, ...] | None) -> Names:
-    """Return the names of an output with a new dim at the place that an argument names."""
+    """Return the dim names of an output with a new dim at the position that an argument names."""
     capital = next(dim.name for dim in pattern.dims if dim.is_named_by_argument)
     names = [f".{r}" for r in reversed(range(n))]
     for d in along or ():

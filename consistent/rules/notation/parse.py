@@ -1,4 +1,4 @@
-"""Parser of rules: reads the text of a ``Rule``, and shows a fault with a caret under it."""
+"""Parser of the text of a rule into a ``Rule``. Its errors show the fault with a caret under it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FORM = re.compile(r"(?:([a-zA-Z.]+) )?(joined )?by (\w+)$")
 
 @cache
 def parse(text: str) -> Rule:
-    """Return the rule that ``text`` states.
+    """Return the rule that ``text`` says. Equal texts give the same object.
 
     Raises:
         ValueError: the text is not a rule; the message has a caret under the fault.
@@ -39,7 +39,7 @@ def parse(text: str) -> Rule:
 
 
 class _Reader:
-    """Reader of one rule, from left to right; ``at`` is the position of the next character."""
+    """Parser of one rule, from left to right; ``at`` is the index of the next character."""
 
     def __init__(self, text: str) -> None:
         self.text, self.at = text, 0

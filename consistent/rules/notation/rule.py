@@ -1,4 +1,4 @@
-"""Rules as data: what the text says, operand by operand.
+"""Rules as data: the parsed form of a text such as ``"mk, kn -> mn"``.
 
 A rule prints as the text that parses to it: ``parse(str(rule)) is rule``.
 """
@@ -22,7 +22,7 @@ class Dim:
     """One dim of a pattern: a letter, ``...`` for all other dims, or ``_`` for any further dims.
 
     ``mark`` is "[" if every rank has all of the dim, "<" if a rank fetches what it needs of it from
-    its neighbours; ``filled`` says that no rank's part may be empty.
+    its neighbours; ``filled`` says that no rank's part of the dim may be empty.
     """
 
     name: str
@@ -40,10 +40,10 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Dims of one operand or output.
+    """Dims of one operand or output, such as ``mk``.
 
-    ``argument`` is the argument that the pattern is for, if the rule names it; ``repeated`` says
-    that any number of operands have this pattern.
+    ``argument`` is the name of the argument that the pattern is for, if the rule names one;
+    ``repeated`` says that any number of operands have this pattern.
     """
 
     dims: tuple[Dim, ...]
@@ -64,7 +64,7 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """One operand, or the operands of one function: ``f(a, b)``."""
+    """One operand, or the operands of one function, such as ``f(a, b)``."""
 
     patterns: tuple[Pattern, ...]
     head: str = ""
@@ -76,9 +76,10 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Clause that names a form: ``mn by triangular`` serves splits of the letters m and n.
+    """Clause of a rule that names a form, such as ``mn by triangular`` for splits of m and n.
 
-    Without letters the form serves every signature. ``joined``: the form joins the ranks' results.
+    Without letters the form serves every signature. ``joined`` says that the form joins the ranks'
+    results, so that the output is not P.
     """
 
     name: str
@@ -92,7 +93,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Clause that says to which calls the rule applies: ``if left``, ``unless reduce is prod``."""
+    """Clause of a rule that says which calls it is for: ``if left``, ``unless reduce is prod``."""
 
     argument: str
     negated: bool = False
@@ -108,7 +109,10 @@ Clause = Form | Condition | str
 
 @dataclass(frozen=True)  # without slots, for the cached properties
 class Rule:
-    """Terms of factors on the left, outputs on the right, and clauses about them."""
+    """Rule of an op: terms, added to each other, on the left, outputs on the right, and clauses.
+
+    A term is a product of factors.
+    """
 
     terms: tuple[tuple[Factor, ...], ...]
     outs: tuple[Factor, ...]
@@ -121,7 +125,7 @@ class Rule:
 
     @cached_property
     def operands(self) -> tuple[tuple[int, str, Pattern], ...]:
-        """(term, head, pattern) of each operand, in order."""
+        """(index of its term, function around it, pattern) of each operand, in order."""
         return tuple(
             (at, factor.head, pattern)
             for at, term in enumerate(self.terms)
@@ -131,7 +135,7 @@ class Rule:
 
     @cached_property
     def forms(self) -> tuple[Form, ...]:
-        """Forms that the clauses name."""
+        """Clauses of the rule that name a form."""
         return tuple(clause for clause in self.clauses if isinstance(clause, Form))
 
     @cached_property
@@ -141,7 +145,7 @@ class Rule:
 
     @cached_property
     def flags(self) -> frozenset[str]:
-        """FLAGS that the rule has."""
+        """Words among the clauses that are in FLAGS, such as "moves"."""
         return frozenset(clause for clause in self.clauses if isinstance(clause, str))
 
     @cached_property
@@ -152,12 +156,12 @@ class Rule:
 
     @cached_property
     def has_capitals(self) -> bool:
-        """True if a letter stands for dims that an argument names."""
+        """True if a letter stands for the dims that an argument of the call names."""
         return any(dim.is_named_by_argument for dim in self._dims)
 
     @cached_property
     def is_elementwise(self) -> bool:
-        """True if each element of the result depends only on the elements at its place."""
+        """True if each element of the result depends only on the elements at its position."""
         plain = all(dim.name == DOTS and not dim.mark for dim in self._dims)
         return plain and not self.forms and all(out.head in ("", "shape") for out in self.outs)
 

@@ -1,4 +1,4 @@
-"""Bytes per rank that the forms named in rules send, for the choice among signatures.
+"""Bytes per rank that forms send, by which the choice among signatures estimates their time.
 
 A form that joins the ranks' results may leave the joined result split, unless it is among WHOLE.
 """
@@ -25,12 +25,12 @@ def result_bytes(call: Call) -> int:
 
 
 def may_stay_split(form: str) -> bool:
-    """Return whether each rank may join only its part of the result of ``form``."""
+    """Return whether ``form`` can leave its result split, so that each rank joins only its part."""
     return form not in WHOLE
 
 
 def joined_bytes(made: Signature, call: Call, parts: int) -> int:
-    """Return the bytes of a form that joins the ranks' results: one result from every other rank.
+    """Return the bytes that a form sends to join the ranks' results: one from every other rank.
 
     A form among WHOLE all-reduces its result instead, which is counted as twice the result.
     """
@@ -41,37 +41,40 @@ def joined_bytes(made: Signature, call: Call, parts: int) -> int:
 
 
 def sent_bytes(made: Signature, call: Call, parts: int) -> int:
-    """Return the bytes of a form that does not join results; most send nothing."""
+    """Return the bytes that a form sends which does not join results; most send nothing."""
     count = _SENT.get(made.form or "")
     return 0 if count is None else count(made, call, parts)
 
 
 def digit_counts_bytes(made: Signature, call: Call, parts: int) -> int:
-    """Return the bytes of summing 256 counts over the ranks, for each byte of each result."""
+    """Return the bytes of an order statistic: 256 counts are summed for each byte of a result."""
     each = call.outs[0].shape.numel() * 256 * 8 * call.operands[0].spec.dtype.itemsize
     return 2 * (parts - 1) * each // parts
 
 
 def _softmax(made: Signature, call: Call, parts: int) -> int:
-    """Return the bytes of a maximum and a sum of each row, or of one of each per rank."""
+    """Return the bytes that ranks exchange to join softmax: a maximum and a sum of each row.
+
+    They are all-reduced, or gathered if there are few ranks.
+    """
     return min(4, parts - 1) * _of_one_index(call)
 
 
 def _scanned(made: Signature, call: Call, parts: int) -> int:
-    """Return the bytes of the totals of every other rank."""
+    """Return the bytes of a scan: the totals of every other rank."""
     out = call.outs[0]
     return (parts - 1) * result_bytes(call) // max(1, out.shape[call.dim()] if out.ndim else 1)
 
 
 def _of_one_index(call: Call) -> int:
-    """Return the bytes of the result at one index of the dim that the op acts along."""
+    """Return the bytes of a slice of the result at one index of the dim that the op acts along."""
     out = call.outs[0]
     n = out.shape[call.dim()] if out.ndim else 1
     return out.shape.numel() // max(1, n) * out.dtype.itemsize
 
 
 def _statistics(count: int, call: Call) -> int:
-    """Return the bytes of two sums for each of ``count`` groups, there and back."""
+    """Return the bytes of the sums that normalize ``count`` groups: two numbers, there and back."""
     return 4 * count * call.operands[0].spec.dtype.itemsize
 
 
@@ -96,7 +99,7 @@ def _planes(made: Signature, call: Call, parts: int) -> int:
 
 
 def _range(made: Signature, call: Call, parts: int) -> int:
-    """Return the bytes of the smallest and the largest value, if the call does not give them."""
+    """Return the bytes of the smallest and largest value, which histc exchanges if not given."""
     return 16 if call.get("min", 0) == call.get("max", 0) else 0
 
 

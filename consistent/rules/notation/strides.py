@@ -1,4 +1,4 @@
-"""Origin of the dims of a view, read from the strides that torch gives the view.
+"""Detection of which dims a view keeps, from the strides that torch gives the view.
 
 A probe of the op's logical shape on ``meta`` has a different odd prime as the stride of each dim. A
 view that keeps a dim keeps its stride and size; a step, a diagonal, a new dim gives a multiple, a
@@ -21,7 +21,7 @@ Places = tuple[int, ...]
 
 
 def places(view: Callable[[torch.Tensor], Any], shape: Iterable[int]) -> dict[int, Places]:
-    """Return {dim: its position in each output} for the dims that every output keeps whole."""
+    """Return {dim: its position in each output of ``view``} for the dims that all keep whole."""
     size = tuple(shape)
     result = view(torch.empty_strided(size, _PRIMES[: len(size)], device="meta"))
     outs = result if isinstance(result, tuple | list) else (result,)
@@ -38,7 +38,7 @@ def _place(out: torch.Tensor, stride: int, n: int) -> int | None:
 
 
 def moved(call: Call, acted: Iterable[int] = ()) -> list[Signature]:
-    """Return signatures for the splits that a view keeps, in which S moves with its dim.
+    """Return the signatures in which the splits that a view keeps move with their dims.
 
     Dims in ``acted`` are left out.
     """
@@ -52,15 +52,15 @@ def moved(call: Call, acted: Iterable[int] = ()) -> list[Signature]:
 
 
 def rearranged(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of a view that reads no size of the dims it keeps.
+    """Return signatures of a view whose arguments do not depend on the sizes of the dims it keeps.
 
-    S moves with its dim, and P passes.
+    A split moves with its dim, and P passes.
     """
     return [call.whole(), call.make({0: P}, P), *moved(call)]
 
 
 def again(call: Call, x: torch.Tensor) -> Any:
-    """Run the op of a call with one operand on ``x`` in its place, and return the result."""
+    """Run the op of a call with one operand, with ``x`` in the operand's place."""
     args = [x, *(a for a in call.args if not isinstance(a, Operand))]
     kwargs = {k: v for k, v in call.kwargs.items() if not isinstance(v, Operand)}
     for owner in (torch.Tensor, torch, torch.ops.aten):

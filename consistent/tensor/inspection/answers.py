@@ -1,4 +1,4 @@
-"""Queries about a tensor that compute nothing: handlers that answer them, and queries that raise.
+"""Handlers for queries about a tensor that compute nothing, such as ``is_contiguous``.
 
 An answer never communicates, so a rank may query alone. It describes the logical tensor or, if it
 is about memory and objects that each rank has for itself, this rank's shard. A query whose answer
@@ -33,7 +33,8 @@ _Base: Any = torch.Tensor
 def twin(x: Any) -> Any:
     """Return a ``meta`` tensor with the shape, strides and dtype of the logical tensor ``x``.
 
-    Anything but a global tensor is returned as it is.
+    It stands in for ``x`` where torch computes the answer. Anything but a global tensor is returned
+    as it is.
     """
     if not is_global(x):
         return x
@@ -55,7 +56,7 @@ def _is_contiguous(self: Any, **memory_format: Any) -> bool:
 
 
 def _get_device(self: Any) -> int:
-    """Return the index of the device of this rank's shard; -1 on a CPU."""
+    """Implement ``Tensor.get_device``: the index of the shard's device; -1 on a CPU."""
     return -1 if self.device.index is None else self.device.index
 
 
@@ -69,7 +70,7 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 def _base(self: Any) -> Any:
-    """Return the global tensor that this one is a view of, or None."""
+    """Implement ``Tensor._base``: the global tensor that this one is a view of, or None."""
     with HookOff():
         base = _Base._base.__get__(self)
     return base if is_global(base) else None
@@ -108,7 +109,7 @@ def _of_shard(name: str) -> Callable[..., Any]:
 
 
 def _is_set_to(self: Any, other: Any) -> bool:
-    """Return whether both are the same view of the same memory, on this rank."""
+    """Implement ``Tensor.is_set_to``: whether both shards are the same view of the same memory."""
     if not (is_global(self) and is_global(other)) or self._spec is not other._spec:
         return False
     a, b = plain(self), plain(other)
@@ -117,16 +118,16 @@ def _is_set_to(self: Any, other: Any) -> bool:
 
 
 def _nnz(self: Any) -> int:
-    """Return the number of entries of a sparse tensor that is whole on this rank."""
+    """Implement ``Tensor._nnz``; raises for a sparse tensor that is not whole on this rank."""
     if self.layout is not torch.strided and not is_whole_here(self._spec):
         refusal("_nnz")(self)
     return _of_shard("_nnz")(self)
 
 
 def _is_coalesced(self: Any) -> bool:
-    """Return whether a sparse tensor is coalesced, that is, has one entry for each place.
+    """Implement ``Tensor.is_coalesced``: whether a sparse tensor has one entry for each index.
 
-    If it is not whole on its ranks, the answer would need the entries of all ranks. It is False
+    If the tensor is not replicated, the answer would need the entries of all ranks. It is False
     then, since all ranks must have one answer.
     """
     if self.layout is not torch.strided and not all(e.is_broadcast for e in self._spec.sbp):
@@ -135,19 +136,19 @@ def _is_coalesced(self: Any) -> bool:
 
 
 def _is_shared(self: Any) -> bool:
-    """Return whether the shard is in shared memory."""
+    """Implement ``Tensor.is_shared``: whether the shard is in shared memory."""
     return plain(self).is_shared()
 
 
 def _share_memory(self: Any) -> Any:
-    """Move the shard into shared memory."""
+    """Implement ``Tensor.share_memory_``: move the shard into shared memory."""
     if my_coordinate(self._spec.placement) is not None:
         plain(self).share_memory_()
     return self
 
 
 def _pin_memory(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return a copy whose shards are in pinned memory."""
+    """Implement ``Tensor.pin_memory``: return a copy whose shards are in pinned memory."""
     if my_coordinate(self._spec.placement) is None:
         torch.empty(0).pin_memory(*args, **kwargs)  # raises here if it raises on the other ranks
         return self.clone()
@@ -267,7 +268,7 @@ def _refused(name: str) -> Callable[..., Any]:
 
 
 def _storage_refused(refuse: Callable[..., Any], self: Any) -> None:
-    """Call ``refuse``, or raise an error that is about ``torch.export`` if that is the caller.
+    """Refuse ``untyped_storage`` by calling ``refuse``, or say so if ``torch.export`` calls.
 
     ``torch.export`` makes a fake tensor of each parameter and reads its storage first.
     """
@@ -304,10 +305,10 @@ _UNHOOKED = ("as_subclass", "_view_func", "_view_func_unsafe", "_rev_view_func_u
 
 
 def _enter() -> None:
-    """Register the answers with the hook.
+    """Register the functions of this module with the hook.
 
-    The class itself gets only few of them: with the hook off, a method that the class does not
-    define reads the shard.
+    Only few of them become methods of the class itself: with the hook off, a method that the class
+    does not define reads the shard.
     """
     refused = {name: _refused(name) for name in REFUSED}
     for name, method in {**LOGICAL, **OF_SHARD, **PARTS, **refused}.items():
@@ -346,7 +347,7 @@ def _text(self: Any, **_: Any) -> str:
 
 
 def _not_aligned(*_: Any) -> bool:
-    """Return False: torch's encoder may never make a nested tensor of a global one."""
+    """Return False, so that torch's transformer encoder makes no nested tensor of a global one."""
     return False
 
 

@@ -1,5 +1,7 @@
-"""Attributes that tensors of other libraries have: reading one raises with a hint what to use
-here."""
+"""Attributes of tensors of other libraries, such as DTensor: reading one raises with a hint.
+
+The hint says what to use in this library.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from ..global_tensor import GlobalTensor
 
 
 class _Elsewhere:
-    """Descriptor that raises AttributeError with a hint, so that ``hasattr`` returns False.
+    """Descriptor for such an attribute: it raises AttributeError, so that ``hasattr`` is False.
 
     An attribute of this name that is set on an object takes precedence.
     """

@@ -1,7 +1,7 @@
 """Text of a global tensor, made without communication, so that a rank may print alone.
 
 A rank that holds the whole value shows it. Any other shows its shard and says so. A rank outside
-the placement has nothing to show.
+the placement has no values to show.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PREFIX = "tensor("
 
 
 def is_whole_here(spec: TensorSpec) -> bool:
-    """Return whether this rank holds the whole value.
+    """Return whether this rank holds the whole value of a tensor with this spec.
 
     It does if it is in the placement, and each axis is B or has a single rank.
     """
@@ -46,7 +46,7 @@ def text_of(x: Any) -> str:
 
 
 def formatted(x: Any, format_spec: str) -> str:
-    """Return the text of ``f"{x:.3f}"``: the number, or that of this rank's shard with a note."""
+    """Implement ``f"{x:.3f}"``: return the number, or that of this rank's shard with a note."""
     if x.ndim != 0:
         return object.__format__(x, format_spec)  # as in torch, which formats 0-d tensors only
     shard, whole = _known_shard(x), is_whole_here(x._spec)
@@ -59,10 +59,10 @@ def formatted(x: Any, format_spec: str) -> str:
 
 
 def _known_shard(x: Any) -> torch.Tensor | None:
-    """Return this rank's shard, detached, or None.
+    """Return this rank's shard, detached, or None if there is nothing to print.
 
-    None means that this rank has no shard, or that the shard is out of date: a moved view whose
-    source was written.
+    This rank may have no shard, or one that is out of date: ``x`` may be a view whose data was
+    moved (``moved_views``) and whose source was written since.
     """
     if my_coordinate(x._spec.placement) is None:
         return None

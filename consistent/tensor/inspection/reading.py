@@ -21,7 +21,7 @@ _VALUE_OF = callbacks("value_of")
 def full(self: Any) -> torch.Tensor:
     """Return the whole logical value as a plain tensor on every rank of the world.
 
-    The result has no autograd history. This is a collective of all ranks of the world.
+    The result is detached from autograd. This is a collective of all ranks of the world.
     """
     # The tracer that came last answers first.
     for known in reversed(_VALUE_OF):
@@ -33,7 +33,7 @@ def full(self: Any) -> torch.Tensor:
 
 
 def item(self: Any) -> Any:
-    """Return the one logical element as a Python number, on every rank.
+    """Return the only element as a Python number, on every rank. A collective of all ranks.
 
     Raises:
         RuntimeError: the tensor does not have exactly one element.
@@ -47,12 +47,12 @@ def item(self: Any) -> Any:
 
 
 def tolist(self: Any) -> Any:
-    """Return the logical value as nested lists, on every rank."""
+    """Return the logical value as nested lists, on every rank. A collective of all ranks."""
     return full(self).tolist()
 
 
 def numpy(self: Any, *, force: bool = False) -> Any:
-    """Return the logical value as a numpy array, on every rank.
+    """Return the logical value as a numpy array, on every rank. A collective of all ranks.
 
     If this rank holds the whole value, the array shares the tensor's memory, as in torch. Otherwise
     it is a copy, which is read-only, because writes into it would not reach the tensor.
@@ -102,7 +102,7 @@ def as_complex(self: Any) -> complex:
 
 
 def index(self: Any) -> int:
-    """Implement ``sequence[x]``."""
+    """Implement ``sequence[x]``, where the value of ``x`` is used as an index."""
     return full(self).__index__()
 
 

@@ -1,4 +1,4 @@
-"""``x.sparse_mask(mask)`` for a split ``x`` and a ``mask`` whose entries are rows.
+"""``x.sparse_mask(mask)`` for a sharded ``x`` and a ``mask`` that is sparse along dim 0 only.
 
 Optimizers read their state this way at the rows of a sparse gradient. Only these rows are sent, not
 the rest of ``x``.
@@ -15,8 +15,7 @@ from ...dispatch.running.whole_call import call_whole
 
 
 def sparse_mask(x: Any, mask: Any) -> Any:
-    """Implement ``Tensor.sparse_mask``: return the entries of ``x`` at the places of ``mask``,
-    as B."""
+    """Implement ``Tensor.sparse_mask``: the entries of ``x`` at the indices of ``mask``, as B."""
     if not _takes_rows(x, mask):
         return call_whole("sparse_mask", torch.Tensor.sparse_mask, (x, mask), {})
     places = mask._indices()

@@ -1,4 +1,4 @@
-"""Strides that the logical tensor would have on one device, if laid out as the shards are."""
+"""Strides of the logical tensor as it would be on one device, in the memory order of its shards."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def logical_strides(x: Any) -> tuple[int, ...]:
 
 
 def _is_outside(a: int, b: int, strides: Sequence[int], sizes: Sequence[int]) -> bool:
-    """Return whether all of dim ``b`` fits into one step of dim ``a``."""
+    """Return whether dim ``a`` is outer to dim ``b``: one step of ``a`` spans all of ``b``."""
     outside = strides[a] >= strides[b] * max(sizes[b], 1)
     inside = strides[b] >= strides[a] * max(sizes[a], 1)
     return a != b and outside and (not inside or a < b)

@@ -1,7 +1,7 @@
-"""The two ways to make a global tensor of plain ones.
+"""The two ways to make a global tensor from plain ones.
 
-``from_local`` takes the tensor of each rank as that rank's piece. ``distribute`` takes a tensor
-that every rank has whole, and cuts it. Factories such as ``zeros`` are in ``factories.py``.
+``from_local`` takes the tensor of each rank as that rank's shard. ``distribute`` takes a tensor
+that every rank has whole, and shards it. Factories such as ``zeros`` are in ``factories.py``.
 """
 
 from __future__ import annotations
@@ -42,26 +42,28 @@ def from_local(
     shape: Sequence[int] | None = None,
     check: bool = False,
 ) -> Any:
-    """Return the global tensor of which each rank has ``shard`` as its piece.
+    """Return the global tensor whose shard on each rank is ``shard``.
 
-    ``S(d)``: pieces along dim d, in rank order, balanced. ``B``: every rank has the whole. ``P``:
-    every rank has an addend; ``P(max)``, ``P(min)``: the value is the elementwise largest,
-    smallest, of what the ranks have. The result shares the shard's storage. Differentiable: the
-    shard's gradient is this rank's piece of the global gradient in the dual SBP.
+    What the shards mean is said for each mesh axis. ``S(d)`` (sharded): shards are pieces along dim
+    d, in rank order, balanced. ``B`` (replicated): every rank has the whole. ``P`` (partial sum):
+    every rank has an addend; for ``P(max)`` and ``P(min)`` the value is the elementwise largest or
+    smallest of what the ranks have. The result shares the shard's storage. Differentiable: the
+    gradient of ``shard`` is this rank's shard of the global gradient, in the dual SBP (S for S, P
+    for B, B for P).
 
     Args:
-        shard: this rank's piece. On a rank outside the placement only its dtype is read.
-        placement: the ranks that have a piece.
-        sbp: relation of the pieces to the whole, on each axis.
-        shape: the logical shape. Without it the ranks exchange the shapes of their pieces, in one
+        shard: this rank's shard. On a rank outside the placement only its dtype is read.
+        placement: the ranks that have a shard.
+        sbp: the layout on each mesh axis.
+        shape: the logical shape. Without it the ranks exchange the shapes of their shards, in one
             small collective of all ranks of the world, unless every SBP is B or partial and the
             placement is the whole world.
         check: compare shapes, dtypes and SBPs between ranks, and for B axes the values. Always done
             in check mode.
 
     Raises:
-        ValueError: a piece is not what the SBP requires (the message names the rank), or is on
-            another device type. If nothing is sent, only the ranks with a wrong piece raise.
+        ValueError: a shard is not what the SBP requires (the message names the rank), or is on
+            another device type. If nothing is sent, only the ranks with a wrong shard raise.
     """
     _check_plain(shard, "from_local", "shard")
     check_world("from_local", placement)
@@ -98,15 +100,17 @@ def distribute(
     *,
     check: bool = False,
 ) -> Any:
-    """Return a tensor that every rank has whole as a global tensor with its own storage.
+    """Return a global tensor made from a plain tensor that every rank has whole.
 
-    Differentiable: on every rank of the placement ``tensor`` gets the whole gradient.
+    Each rank copies its shard, so the result has its own storage. Differentiable: on every rank of
+    the placement ``tensor`` gets the whole gradient.
 
     Args:
         tensor: the whole value, on any device. On ranks outside the placement only its shape and
             dtype are read.
         placement: ranks to distribute to; without it those of the ``placement_scope``.
-        sbp: how the tensor is cut; without it B.
+        sbp: the layout on each mesh axis, S (sharded), B (replicated) or P (partial sum); without
+            it B.
         check: compare the values of the ranks, by a hash. Always done in check mode.
 
     Raises:
@@ -149,9 +153,12 @@ def _agree(
     shape: Sequence[int] | None,
     check: bool,
 ) -> TensorSpec | None:
-    """Exchange descriptions of the pieces, and return the spec that all pieces fit.
+    """Exchange the shapes and dtypes of the shards between ranks, and return the spec they all fit.
 
-    Every rank of the world takes part.
+    Every rank of the world takes part. With ``check`` values are compared along B axes.
+
+    Raises:
+        ValueError: the ranks pass different layouts, or a shard does not fit.
     """
     inside = my_coordinate(placement) is not None
     note = (tuple(shard.shape), shard.dtype, entries, shape and tuple(shape)) if inside else None
@@ -187,7 +194,7 @@ def _agree(
 
 
 def _joined(placement: Placement, entries: NdSbp, shapes: dict[int, tuple[int, ...]]) -> list[int]:
-    """Return the logical shape of pieces with ``shapes``.
+    """Return the logical shape of a tensor whose shards have ``shapes``, given by rank.
 
     The sizes of a dim are summed along the axes that split it, over ranks with coordinate 0 on all
     other axes.
@@ -235,7 +242,7 @@ def _wrong_piece(
 
 
 def _check_equal(what: str, x: torch.Tensor, placement: Placement, axes: tuple[int, ...]) -> None:
-    """Raise on every rank if values differ between ranks that differ along ``axes`` only."""
+    """Raise on every rank if ``x`` differs between ranks that should be replicas along ``axes``."""
     ranks = tuple(placement.ranks.ravel().tolist())
     found = gathered(checking.digest(x), ranks)
     # Each rank compares all digests, not only its own, so that all raise the same error.
@@ -257,7 +264,7 @@ def _check_equal(what: str, x: torch.Tensor, placement: Placement, axes: tuple[i
 
 
 def check_world(what: str, placement: Placement) -> None:
-    """Raise if ``placement`` is no placement, or names ranks that the world does not have."""
+    """Raise if ``placement`` is not a placement, or names ranks that the world does not have."""
     check_placement(what, placement)
     size = current().size
     if placement.size > size or (size == 1 and placement.first_rank != 0):
@@ -286,9 +293,9 @@ def _check_device(what: str, shard: torch.Tensor, placement: Placement) -> None:
 def _entries(
     what: str, sbp: SbpLike, placement: Placement, ndim: int, at: Coordinate | None
 ) -> NdSbp:
-    """Return ``sbp`` with negative dims resolved, on ranks of the placement.
+    """Return ``sbp`` as a tuple with one entry per axis, with negative dims resolved.
 
-    A rank outside does not know the number of dims yet, and leaves them as they are.
+    A rank outside the placement does not know the number of dims yet, and leaves them as they are.
     """
     if at is None:
         return as_nd_sbp(sbp)

@@ -1,9 +1,9 @@
 """Factories of global tensors: torch's factories with ``placement=`` and ``sbp=``.
 
-Sizes, dtypes and the errors for wrong arguments are torch's own, found by a run on ``meta``. For S
-each rank makes only its shard; for P the first rank holds the value and the others zeros. Random
-values depend on seed, op and logical index and on nothing else. The ``*_like`` and ``new_*``
-functions of torch work on global tensors as they are.
+Sizes, dtypes and the errors for wrong arguments are torch's own, found by a run on ``meta``. If the
+SBP is S (sharded), each rank makes only its shard; if it is P (partial sum), the first rank holds
+the value and the others zeros. Random values depend on seed, op and logical index and on nothing
+else. The ``*_like`` and ``new_*`` functions of torch work on global tensors as they are.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def empty(
 ) -> Any:
     """Return an uninitialized global tensor made as by ``torch.empty``.
 
-    Its values are arbitrary, and those of B may differ between ranks.
+    Its values are arbitrary, and those of a replicated (B) tensor may differ between ranks.
     """
     return _filled(torch.empty, size, placement, sbp, options, lambda x, spec: None)
 
@@ -180,9 +180,9 @@ def tensor(
     requires_grad: bool = False,
     check: bool = False,
 ) -> Any:
-    """Return a global tensor made as by ``torch.tensor``, of data that is the same on every rank.
+    """Return a global tensor made as by ``torch.tensor``, from data that is the same on every rank.
 
-    ``check`` compares the data between ranks.
+    With ``check`` the data is compared between ranks.
     """
     placement, sbp = chosen("tensor", placement, sbp)
     x = distribute(torch.tensor(data, dtype=dtype), placement, sbp, check=check)
@@ -201,9 +201,9 @@ def _filled(
     options: dict,
     fill: Fill,
 ) -> Any:
-    """Return a tensor of which each rank makes its shard and fills it.
+    """Return a tensor of which each rank allocates its shard and fills it by ``fill``.
 
-    ``like`` gives shape and dtype.
+    ``like`` is the factory of torch whose shape and dtype the result has.
     """
     spec, requires_grad = _spec_of(like, args, placement, sbp, options)
     local = torch.empty(
@@ -226,10 +226,11 @@ def _cut(
     options: dict,
     make: Callable[..., torch.Tensor] | None = None,
 ) -> Any:
-    """Return a 1-d tensor that each rank makes whole and then cuts.
+    """Return a 1-d tensor that each rank makes whole and takes its shard from.
 
-    A shard cannot be made alone: the k-th value of torch's factories depends on where their loops
-    start.
+    This is for factories such as ``arange``, of which a shard cannot be made alone: the k-th value
+    depends on where torch's loops start. ``like`` gives shape and dtype, ``make`` the values, if
+    they are not made by ``like``.
     """
     spec, requires_grad = _spec_of(like, args, placement, sbp, options)
     extra = {k: v for k, v in options.items() if k not in _OPTIONS}
@@ -269,7 +270,7 @@ def _device_here(placement: Placement) -> torch.device:
 
 
 def _key(what: str, options: dict) -> Callable[[Placement], Any]:
-    """Return a function that draws the key of a random op.
+    """Return a function that draws the key (seed and counter) of a random op on a placement.
 
     It is called only after the arguments were checked, so that a failing call draws no key.
     """
@@ -277,7 +278,7 @@ def _key(what: str, options: dict) -> Callable[[Placement], Any]:
 
 
 def _once(fill: Fill) -> Fill:
-    """Wrap ``fill`` to write zeros except on the first rank of each axis where the tensor is P."""
+    """Wrap ``fill`` for P tensors: the first rank of each P axis fills its shard, others zeros."""
 
     def run(x: torch.Tensor, spec: TensorSpec) -> None:
         at = my_coordinate(spec.placement)

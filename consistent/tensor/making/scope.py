@@ -20,8 +20,8 @@ _scope = _Scope()
 def placement_scope(placement: Placement) -> Iterator[Placement]:
     """Set the default placement of factories, ``distribute`` and ``parallelize`` in the context.
 
-    A placement that is passed to a call takes precedence. The default SBP is B. Scopes nest; the
-    innermost counts.
+    A placement that is passed to a call takes precedence. The default SBP is B (replicated). Scopes
+    nest; the innermost counts.
 
     ```
     with placement_scope(placement("cpu", [2, 3])):
@@ -40,10 +40,10 @@ def placement_scope(placement: Placement) -> Iterator[Placement]:
 def chosen(
     what: str, placement: Placement | None, sbp: SbpLike | None
 ) -> tuple[Placement, SbpLike]:
-    """Return ``placement`` and ``sbp``, with those that are None taken from the scope.
+    """Return the placement and SBP that the factory ``what`` uses: as passed, or the scope's.
 
     Raises:
-        TypeError: one of them is None, and the scope has no value for it.
+        TypeError: one of them is None, and there is no default for it.
     """
     if placement is not None:
         check_placement(what, placement)

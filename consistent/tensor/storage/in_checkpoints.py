@@ -26,13 +26,13 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]  # starts, sizes
 
 
 def box_of(spec: TensorSpec) -> Box | None:
-    """Return (starts, sizes) of the region that this rank writes and reads, or None.
+    """Return (starts, sizes) of the region of the tensor that this rank writes and reads, or None.
 
     None means that the rank has no part. If the tensor has no elements, each rank of the placement
     has all of it, so that its shape is saved.
 
     Raises:
-        RuntimeError: the shard of a rank is not one box.
+        RuntimeError: the shard of a rank is not one contiguous region.
     """
     at = my_coordinate(spec.placement)
     if at is None:
@@ -49,13 +49,13 @@ def box_of(spec: TensorSpec) -> Box | None:
 
 
 def write_items(x: Any, fqn: str, _: Any = None) -> list[Any]:
-    """Return a list of the one ``WriteItem`` that this rank may write, or an empty list."""
+    """Implement ``__create_write_items__``: list this rank's one ``WriteItem``, if any."""
     _check_no_partial(x._spec, fqn)
     return items_of(x._spec, fqn)
 
 
 def items_of(spec: TensorSpec, fqn: str) -> list[Any]:
-    """Return what ``write_items`` returns, for a tensor of this spec, which is not partial."""
+    """Return the list of ``write_items`` for a tensor of this spec, which is not partial."""
     return _items(fqn, spec.shape, spec.dtype, box_of(spec))
 
 
@@ -79,7 +79,7 @@ def _items(fqn: str, shape: torch.Size, dtype: torch.dtype, box: Box | None) -> 
 
 
 def chunk_list(x: Any) -> list[Any]:
-    """Return a list of the one ``ChunkStorageMetadata`` that this rank reads, or an empty list."""
+    """Implement ``__create_chunk_list__``: list the one chunk that this rank reads, if any."""
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
     _check_no_partial(x._spec, "the tensor to load into")
@@ -93,7 +93,7 @@ def chunk_list(x: Any) -> list[Any]:
 
 
 def tensor_shard(x: Any, index: Any) -> torch.Tensor:
-    """Return this rank's shard, whose storage is read from or written to."""
+    """Implement ``__get_tensor_shard__``: return this rank's shard, to be read or written."""
     box = box_of(x._spec)
     if box is None or (index.offset is not None and tuple(index.offset) != box[0]):
         raise ValueError(
@@ -108,7 +108,7 @@ def tensor_shard(x: Any, index: Any) -> torch.Tensor:
 class ShardCopy(torch.Tensor):
     """Copy on the CPU of a global tensor's shard, for an asynchronous save.
 
-    Another thread or process writes it later. It is a plain tensor that also holds which box of
+    Another thread or process writes it later. It is a plain tensor that also holds which region of
     which tensor it is.
     """
 

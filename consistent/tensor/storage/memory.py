@@ -33,7 +33,7 @@ _ON_DATA = callbacks("on_data")
 
 
 def data(x: Any) -> Any:
-    """Return an alias of the tensor without autograd: writes into it are not seen by any graph."""
+    """Implement the getter of ``x.data``: an alias of ``x`` whose writes autograd does not see."""
     view = fresh(x)
     with HookOff():
         alias = attach(_Base.data.__get__(view), view._spec)
@@ -71,7 +71,7 @@ def set_data(x: Any, value: Any) -> None:
 
 
 def take_over(x: Any, value: Any) -> None:
-    """Give ``x`` the memory and the spec of the global ``value``, and leave its gradient alone."""
+    """Give ``x`` the memory and the spec of the global tensor ``value``, but keep its ``.grad``."""
     local = plain(value)
     sizes = plain(x).shape
     with HookOff():
@@ -87,7 +87,7 @@ def take_over(x: Any, value: Any) -> None:
 
 
 def _follow(grad: Any, wanted: TensorSpec) -> None:
-    """Box the gradient ``grad`` to ``wanted`` in place; it stays the same object."""
+    """Box the gradient ``grad`` to the spec ``wanted``, in the same tensor object."""
     if grad._spec is not wanted:
         with torch.no_grad():
             boxed = plain(rebox(grad.detach(), wanted, "gradient"))
@@ -97,7 +97,7 @@ def _follow(grad: Any, wanted: TensorSpec) -> None:
 
 
 def set_(self: Any, source: Any = None, *rest: Any, **named: Any) -> Any:
-    """Make ``x`` take over the memory of the tensor ``source``.
+    """Implement ``x.set_(y)``: ``x`` takes over the memory and the spec of the global tensor ``y``.
 
     A storage as the source raises, since it describes no logical tensor.
     """
@@ -142,7 +142,7 @@ def contiguous(self: Any, memory_format: Any = torch.contiguous_format) -> Any:
 
 
 def resize_(x: Any, *size: Any, memory_format: Any = None) -> Any:
-    """Return ``x`` if it has this size already, else raise."""
+    """Implement ``x.resize_(size)``: return ``x`` if it has this size already, else raise."""
     wanted = torch.Size(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)
     if wanted != x.shape:
         refusal("resize_", _SHAPE, "x.reshape(size), or x.new_empty(size)")(x)
@@ -150,14 +150,14 @@ def resize_(x: Any, *size: Any, memory_format: Any = None) -> Any:
 
 
 def resize_as_(x: Any, other: Any, *, memory_format: Any = None) -> Any:
-    """Return ``x`` if it has the shape of ``other`` already, else raise."""
+    """Implement ``x.resize_as_(other)``: return ``x`` if it has that shape, else raise."""
     if other.shape != x.shape:
         refusal("resize_as_", _SHAPE, "x.reshape_as(y), or torch.empty_like(y)")(x)
     return x
 
 
 def as_strided(x: Any, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
-    """Read the elements of ``x``, in the order of its memory, with other sizes and strides.
+    """Implement ``Tensor.as_strided`` on the logical tensor, in the memory order of one device.
 
     The result is a view if ``x`` is B, else a copy, which cannot be written.
     """
@@ -175,7 +175,7 @@ def as_strided(x: Any, size: Any, stride: Any, storage_offset: int | None = None
 
 
 def _in_memory(x: Any) -> torch.Tensor:
-    """Return all elements of ``x``, whole on this rank, in one device's memory order."""
+    """Gather ``x`` on this rank, with its elements in the memory order of one device."""
     strides = _agreed_strides(x)
     lying = x.permute(sorted(range(x.ndim), key=lambda d: (-strides[d], d)))
     spec = lying._spec.with_sbp((B,) * x.placement.ndim)
@@ -183,9 +183,10 @@ def _in_memory(x: Any) -> torch.Tensor:
 
 
 def _agreed_strides(x: Any) -> tuple[int, ...]:
-    """Return the strides of ``x`` without gaps, the same on all ranks.
+    """Return the strides of the logical tensor ``x``, the same on all ranks.
 
-    They are those that the first rank of the placement sees, which holds the largest piece.
+    They are those that the first rank of the placement sees, which holds the largest shard. Raises
+    if the elements are not dense in memory, or their order is not known.
     """
     spec = x._spec
     strides = x.stride()
@@ -206,7 +207,7 @@ def _agreed_strides(x: Any) -> tuple[int, ...]:
 
 
 def new(x: Any, *args: Any, device: Any = None) -> Any:
-    """Implement ``x.new(2, 3)``: return a tensor like ``x`` of this size, or with this data.
+    """Implement ``x.new(2, 3)`` and ``x.new(data)``: make a tensor like ``x`` of this size or data.
 
     If ``x`` is sparse, tensors in ``args`` are the entries of the new tensor.
     """

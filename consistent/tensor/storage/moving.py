@@ -1,4 +1,4 @@
-"""Boxing of a tensor to another layout, and access to its pieces."""
+"""Conversion of a global tensor: to another layout (boxing), to its shard, to a mirrored one."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ def to_global(
     *,
     grad_sbp: SbpLike | None = None,
 ) -> T:
-    """Move the logical tensor to another placement or SBP; an argument that is None is not changed.
+    """Redistribute the tensor to another placement or SBP; an argument that is None is not changed.
 
-    Every rank of the world must call this. Ranks outside a placement hold a ``meta`` shard of the
-    tensor there, so they know its shape and keep the same autograd graph. Differentiable any number
+    Every rank of the world must call this. Ranks outside a placement hold a ``meta`` tensor as
+    their shard, so they know its shape and keep the same autograd graph. Differentiable any number
     of times.
 
     Args:
         placement: the placement to move to.
-        sbp: the SBP to box to.
-        grad_sbp: in backward the gradient is first boxed to this SBP on the target, which decides
-            where a reduction happens.
+        sbp: the layout on each mesh axis to convert to: S (sharded), B (replicated), P (partial
+            sum).
+        grad_sbp: in backward the gradient is first converted to this SBP on the target placement,
+            which decides where a reduction happens.
 
     Returns:
         The moved tensor; this tensor itself if nothing changes.
@@ -76,8 +77,8 @@ def to_local(self: Any) -> torch.Tensor:
     """Return this rank's shard as a plain tensor that shares its storage.
 
     On a rank outside the placement the result is empty. Differentiable: the gradient that flows
-    back is taken as this rank's shard in the dual SBP, so the gradient of a B tensor counts as an
-    addend.
+    back is taken as this rank's shard in the dual SBP. So for a replicated (B) tensor the ranks'
+    gradients count as addends (P), and are summed.
     """
     for notify in _ON_LAYOUT_READ:
         notify(self)
@@ -87,18 +88,18 @@ def to_local(self: Any) -> torch.Tensor:
 
 
 def sbp_of(self: Any) -> NdSbp:
-    """Return the SBP, which describes how the ranks of each axis hold the tensor."""
+    """Return the SBP: whether each mesh axis shards, replicates or partially sums the tensor."""
     for notify in _ON_LAYOUT_READ:
         notify(self)
     return self._spec.sbp
 
 
 def to_mirrored(self: Any) -> MirroredTensor:
-    """Return the pieces as a mirrored tensor, a list with one element per device; shares storage.
+    """Return the shards as a mirrored tensor, a list with one element per device, sharing storage.
 
     The elements are in the placement's order of ranks. ``mirrored.to_global(sbp, placement=...)``
     with the SBP of this tensor converts back. Differentiable like ``to_local``. If a dim does not
-    split evenly, pieces differ in shape.
+    divide evenly, the shards differ in shape.
     """
     for notify in _ON_LAYOUT_READ:
         notify(self)

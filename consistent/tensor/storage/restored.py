@@ -1,6 +1,6 @@
-"""Rebuilding of a global tensor from the contents of a file, which are all checked.
+"""Reconstruction of a global tensor from the contents of a file, all of which are checked.
 
-Anybody may have written the file, and native code trusts that a shard matches its spec.
+Anybody may have written the file, and native code relies on a shard that matches its spec.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _MOST_BYTES = 1 << 62  # of a tensor, so that no size overflows
 
 
 def restored(local: Any, layout: Any, saved_at: Any, *, requires_grad: Any, extra: Any) -> Any:
-    """Return the global tensor of this shard and layout.
+    """Return the global tensor with the shard ``local`` and the layout that a file contains.
 
-    This rank must be at the coordinate at which the tensor was saved.
+    This rank must be at the coordinate of the placement at which the tensor was saved.
 
     Args:
         local: this rank's shard, a plain tensor; None outside the placement.
@@ -110,7 +110,7 @@ def _bytes(shape: Any, dtype: torch.dtype) -> int:
 
 
 def _numbers(ranks: Any, world: int) -> list[int] | None:
-    """Return the ints in nested lists.
+    """Return the ints in nested lists of ranks, flattened.
 
     Returns [] if there are more ints than the world has ranks, and None if the lists hold anything
     else. The number of steps is bounded, since a malicious file may nest one list in many others.

@@ -26,8 +26,7 @@ from .restored import OWN, restored
 
 
 def shallow_copy(x: Any) -> Any:
-    """Implement ``copy.copy``: return another object with the same memory, which is a leaf, as
-    in torch."""
+    """Implement ``copy.copy``: another object with the same memory, a leaf as in torch."""
     new = attach(plain(x.detach()), x._spec)
     _carry(x, new)
     return new
@@ -75,8 +74,8 @@ def reduce(x: Any) -> tuple:
 def _warn_of_one_path() -> None:
     """Warn if ``torch.save`` writes a shard to a path that other ranks may write to as well.
 
-    Of files that overwrite each other only one is left. The path cannot be compared between ranks,
-    since this rank may be the only one that saves.
+    Then only the last file written would be left. The path cannot be compared between ranks, since
+    this rank may be the only one that saves.
     """
     # Find the call of torch.save among the callers; its argument ``f`` is the path.
     frame: Any = sys._getframe()
@@ -100,7 +99,7 @@ def _warn_of_one_path() -> None:
 
 
 def _path_of(f: Any) -> str | None:
-    """Return the path that ``torch.save`` writes to, for a path or an open file.
+    """Return the path that ``torch.save`` writes to; ``f`` is its argument, a path or an open file.
 
     Returns None if ranks share no such file: memory, a temporary file, standard output.
     """
@@ -115,7 +114,7 @@ def _path_of(f: Any) -> str | None:
 
 
 def _names(path: str, rank: int) -> bool:
-    """Return whether the file or its folder names the rank: model.1.pt, rank_01/model.pt."""
+    """Return whether the file or its folder is named by rank: model.1.pt, rank_01/model.pt."""
     folder, name = os.path.split(path)
     number = rf"0*{rank}(?!\d)"
     in_name = re.search(rf"(?<!\d){number}", name)
@@ -133,8 +132,10 @@ def _carry(old: Any, new: Any) -> None:
 
 
 def _rebuild(local: Any, layout: Any, saved_at: Any, requires_grad: Any, extra: Any) -> Any:
-    """Load what ``reduce`` wrote. Saved files refer to this function by name, so it keeps its
-    name."""
+    """Load what ``reduce`` wrote.
+
+    Saved files refer to this function by name, so it must not be renamed.
+    """
     return restored(local, layout, saved_at, requires_grad=requires_grad, extra=extra)
 
 

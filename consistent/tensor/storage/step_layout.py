@@ -1,7 +1,7 @@
-"""The layout in which optimizers step a parameter, and so the layout of their state for it.
+"""The layout in which optimizers update a parameter, which is also that of their state for it.
 
-It is the parameter's own layout, or one that a plan has set (ZeRO-1 and ZeRO-2 step slices of
-parameters that are whole on each rank).
+It is the parameter's own layout, or one that a parallelization plan has set: ZeRO-1 and ZeRO-2
+update a shard of each parameter that is whole on each rank.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _LAYOUT = "_step_sbp"  # stored as a string, since torch.load(weights_only=True)
 
 
 def lay_step(param: Any, sbp: NdSbp) -> None:
-    """Let optimizers step ``param`` in the layout ``sbp``."""
+    """Make optimizers update ``param``, and keep their state for it, in the layout ``sbp``."""
     param.__dict__[_LAYOUT] = str(sbp)
 
 
 def forget_step_layout(param: Any) -> None:
-    """Undo ``lay_step``: ``param`` is stepped in its own layout."""
+    """Undo ``lay_step``, so that optimizers update ``param`` in its own layout."""
     param.__dict__.pop(_LAYOUT, None)
 
 
@@ -35,7 +35,7 @@ def has_step_layout(param: Any) -> bool:
 
 
 def step_spec(param: Any) -> TensorSpec:
-    """Return the spec in which optimizers step ``param``."""
+    """Return the spec in which optimizers update ``param`` and keep their state for it."""
     text = param.__dict__.get(_LAYOUT)
     return param._spec if text is None else param._spec.with_sbp(_parsed(text))
 
@@ -46,7 +46,7 @@ def _parsed(text: str) -> NdSbp:
 
 
 class OwnedState(dict):
-    """Optimizer state for a parameter that one rank steps whole.
+    """Optimizer state of a parameter that is updated, whole, by one rank alone.
 
     The state holds plain tensors on that rank, and is empty on the other ranks.
 
@@ -70,11 +70,11 @@ def owned_spec(owner: Placement, shape: Sequence[int], dtype: torch.dtype) -> Te
 
 @torch.no_grad()
 def loaded_state(param: Any, value: Any) -> Any:
-    """Return ``value``, loaded by an optimizer for ``param``, in the layout of its own state.
+    """Return a loaded tensor of optimizer state in the layout in which ``param`` is updated.
 
-    A tensor of the parameter's shape, whether whole and plain or in another layout, is boxed to the
-    layout of the step. A tensor from the one rank that stepped the parameter whole is brought to
-    all ranks of the parameter. A collective if ``value`` has to move.
+    A ``value`` of the parameter's shape, whether whole and plain or in another layout, is boxed to
+    the layout of the step. A tensor from a rank that owned the state alone is brought to all ranks
+    of the parameter. A collective if ``value`` has to move.
     """
     if not is_global(param) or value.ndim == 0:
         return value

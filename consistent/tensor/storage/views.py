@@ -1,4 +1,7 @@
-"""Properties that are views: ``T``, ``mT``, ``H``, ``mH``, ``real``, ``imag``. None moves data."""
+"""Properties of a tensor that are views: ``T``, ``mT``, ``H``, ``mH``, ``real``, ``imag``.
+
+None of them moves data.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ def last_two_swapped(x: Any) -> Any:
 
 
 def conjugate_transpose(x: Any) -> Any:
-    """Return ``x.H`` or ``x.mH``."""
+    """Return ``x.H`` or ``x.mH``: ``x`` with its last two dims swapped, conjugated."""
     return x.adjoint() if x.ndim else x
 
 

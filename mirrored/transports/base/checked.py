@@ -27,7 +27,7 @@ class CheckedTransport(Transport):
 
     @abstractmethod
     def _reduce(self, x: Tensor, ranks: Ranks, op: str) -> Handle:
-        """Start reducing ``x``, which may be overwritten."""
+        """Start to reduce ``x`` over ``ranks`` by ``op``; ``x`` may be overwritten."""
 
     @abstractmethod
     def _all_gather(self, x: Tensor, out: Sequence[Tensor], ranks: Ranks) -> None: ...
@@ -49,7 +49,10 @@ class CheckedTransport(Transport):
         ranks: Ranks,
         device: torch.device,
     ) -> None:
-        """Send ``sends`` and fill ``out``. No peer is this rank, and no tensor is empty."""
+        """Send ``sends``, pairs (receiver, tensor), and fill ``out``, pairs (sender, tensor).
+
+        No peer is this rank, and no tensor is empty.
+        """
 
     @abstractmethod
     def _send(self, x: Tensor, to: int, label: str) -> Handle:
@@ -179,7 +182,7 @@ class CheckedTransport(Transport):
 
 
 def check_shapes(what: str, given: Sequence[Shape], promised: Sequence[Shape]) -> None:
-    """Raise ValueError if a tensor does not have the shape that other ranks expect."""
+    """Raise ValueError if a given shape is not the one that the other ranks expect."""
     for a, b in zip(given, promised, strict=True):
         if tuple(a) != tuple(b):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Base class of a transport around another one, for calls that it does not handle itself."""
+"""Base class of a transport that wraps another one and passes calls on to it."""
 
 from __future__ import annotations
 
@@ -47,14 +47,15 @@ class Wrapper(Transport):
         return self.inner.device(kind)
 
     def tune(self, ranks: Ranks) -> Any:
-        """Measure, store and return the table by which this transport chooses its way of sending.
+        """Measure, store and return the table by which this transport decides how to send.
 
-        Returns None if it has no table. A collective over ``ranks``.
+        It is called on a user's request (``tuning/__main__.py``). Returns None if the transport has
+        no table. A collective over ``ranks``.
         """
         return None
 
     def pass_on(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call the method ``name`` of ``inner``."""
+        """Call method ``name`` of ``inner``. All methods that communicate go through this."""
         return getattr(self.inner, name)(*args, **kwargs)
 
     all_reduce = _passed_on(Transport.all_reduce)

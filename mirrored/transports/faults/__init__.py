@@ -1,1 +1,1 @@
-"""Makes all ranks raise one message, which says where each of them is, if a rank waits in vain."""
+"""Detects that a rank waits in vain, and makes all ranks raise an error that says where each is."""

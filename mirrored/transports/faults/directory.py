@@ -1,8 +1,10 @@
-"""Addresses at which the processes of the ranks listen, exchanged through the store.
+"""Addresses at which the ranks' processes listen, exchanged through torch.distributed's store.
 
-A process reads them when it starts. When they are needed, the store may be gone with the process
-that held it; if it is not, they are read again. A process group that is made after another one was
-destroyed may have the same store, so a rank that leaves deletes its address from it.
+The store is the key-value server by which the ranks of a process group find each other. A process
+reads the addresses when it starts, because when they are needed the store may be gone with the
+process that held it. If it is not gone, they are read again. A process group that is made after
+another one was destroyed may have the same store, so a rank that leaves deletes its address from
+it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ _FIRST_S, _LAST_S = 0.05, 10.0  # seconds between two reads of missing addresses
 
 @dataclass(frozen=True)
 class Rank:
-    """This rank, and the store by which the ranks find each other."""
+    """This rank, and the store by which the ranks find each other.
+
+    ``store_host`` is the host of the store's server, or None if it is not known.
+    """
 
     rank: int
     size: int
@@ -39,7 +44,7 @@ class Directory:
         self._pause = _FIRST_S
 
     def close(self) -> None:
-        """Drop the store, which ends with the process group."""
+        """Drop the reference to the store, which ends with the process group."""
         self._store = None
 
     def leave(self, limit_s: float) -> None:
@@ -59,10 +64,10 @@ class Directory:
         return {rank: address for rank, address in self._known.copy().items() if rank != self._rank}
 
     def look(self) -> float | None:
-        """Begin to write this rank's address to the store and to read the others'.
+        """Begin to write this rank's address to the store and to read the others'; do not wait.
 
-        Returns the seconds after which to call it again; None once all are known, or after about 13
-        seconds.
+        Returns the number of seconds after which to call this again. None if all addresses are
+        known, or after about 13 seconds of trying.
         """
         if self._store is None or (self._entered and not self._missing()):
             return None
@@ -95,7 +100,7 @@ class Directory:
         return self.known()
 
     def _in_time(self, ask: Callable[[Any], None], limit_s: float) -> None:
-        """Call ``ask(store)``; continue without it after an error or ``limit_s`` seconds."""
+        """Call ``ask(store)``; ignore errors and a missing answer within ``limit_s`` seconds."""
         with contextlib.suppress(Exception):
             if self._store is not None:
                 self._store.ask(ask, limit_s)

@@ -12,7 +12,10 @@ from .place import place_of
 
 
 def refuse_in_handler(what: str) -> None:
-    """Raise RuntimeError if this thread is running a signal handler."""
+    """Raise RuntimeError if this thread is running a signal handler, which must not communicate.
+
+    ``what`` is the name of the refused function, for the message.
+    """
     handler = handler_under_way()
     if handler:
         raise RuntimeError(
@@ -40,7 +43,7 @@ def handler_under_way() -> str:
 
 
 def _has_arguments_of_a_handler(frame: FrameType) -> bool:
-    """Return whether ``frame`` is a handler that a signal called, and not the program.
+    """Return whether ``frame`` is a handler called by a signal, and not by the program itself.
 
     Python passes a handler the interrupted frame, which is the frame's caller.
     """

@@ -1,10 +1,10 @@
 """Keeps a rank that Ctrl-C interrupts from exchanging wrong values if its program goes on.
 
-Nobody knows where its program continues: the other ranks may be in the middle of the step that it
-has left, and what it sends next may look like what they wait for. So an interrupt adds a random
-number to this process's count of failures (``failures.py``). From then on its messages match those
-of no other rank, interrupted or not, until there is another process group. At an idle prompt no
-code runs, and Ctrl-C does not count.
+Nobody knows where the program of an interrupted rank continues: the other ranks may be in the
+middle of the step that it has left, and what it sends next may look like what they wait for. So an
+interrupt adds a random number to this process's count of failures (``failures.py``), which is part
+of each message. From then on the messages match those of no other rank, interrupted or not, until
+there is another process group. At an idle prompt no code runs, and Ctrl-C does not count.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The thread of a process that answers other ranks, protected against strangers on its port.
+"""The thread by which a process answers other ranks, protected against strangers on its port.
 
-Anybody who reaches the port may connect. A request begins with the secret, which only ranks know,
-from the store; a connection that sends a wrong byte is closed at once, and its request is not
-parsed. A connection has one second for its whole request and answer, at most ``_MOST_OPEN`` are
-open, and a new one replaces the oldest. One file descriptor is held in reserve, to accept a rank
-even if the process may open no more. If an iteration of the thread's loop raises, the next one runs
-all the same.
+Anybody who reaches the port may connect. So a request begins with a secret, which only ranks know,
+because it is exchanged through the store. A connection that sends a wrong byte is closed at once,
+and its request is not parsed. A connection has one second for its whole request and answer. At most
+``_MOST_OPEN`` are open, and a new one replaces the oldest. One file descriptor is held in reserve,
+to accept a rank even if the process may open no more. If an iteration of the thread's loop raises,
+the next one runs all the same.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _MOST_OPEN = 64
 
 
 class Listener:
-    """Thread that answers requests of other processes.
+    """Thread that answers requests of other ranks' processes.
 
     Args:
         host: the address of this machine by which the others reach it.
-        answer: request -> answer, called in the thread.
+        answer: returns the answer to a request; called in the thread.
         idle: called in the thread at the start, and again after as many seconds as it returned,
             until it returns None. Then the thread sleeps until a request comes.
         joined: called in the thread with a rank and the file descriptor of a connection by which
@@ -76,7 +76,7 @@ class Listener:
         self.forget()
 
     def forget(self) -> None:
-        """Close the sockets. This is all that a forked child, which has no thread, needs."""
+        """Close the sockets only, for a forked child, in which the thread does not run."""
         for each in (self._ready, self._server, self._woken, self._waker, *self._open):
             each.close()
         if self._spare is not None:
@@ -112,7 +112,7 @@ class Listener:
             self._look_at = None if pause is None else time.monotonic() + pause
 
     def _pause(self) -> float | None:
-        """Return the seconds until a deadline or a call of ``idle``; None if there is none."""
+        """Return the seconds until a deadline or a call of ``idle``; None if neither is due."""
         due = [each.until for each in self._open.values()]
         due += [] if self._look_at is None else [self._look_at]
         return max(0.0, min(due) - time.monotonic()) if due else None
@@ -141,7 +141,7 @@ class Listener:
             time.sleep(0.05)
 
     def _hand_over(self, asker: socket.socket, request: _Request) -> None:
-        """Pass a connection that is for messages to ``joined``."""
+        """Pass the connection to ``joined`` if it was made to send a rank's messages."""
         if request.joins is not None and self._joined is not None:
             # A duplicate, since `_drop` closes the socket.
             self._joined(request.joins, os.dup(asker.fileno()))
@@ -173,7 +173,10 @@ class _Request:
     def go_on(
         self, asker: socket.socket, answered: Callable[[bytes], tuple[bytes, int | None]]
     ) -> bool:
-        """Receive or send what is possible without blocking; return whether to close."""
+        """Receive or send what is possible without blocking; return whether the exchange is over.
+
+        ``answered`` returns the answer to a complete request, and the rank that joins or None.
+        """
         try:
             if self.answer:
                 self.answer = self.answer[asker.send(self.answer) :]

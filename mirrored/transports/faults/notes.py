@@ -1,4 +1,4 @@
-"""Notes that a process leaves with another rank when it ends, for ranks that ask why."""
+"""Notes on why a process ended, which it leaves with another rank for those that ask later."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LIMIT_S = 0.2  # seconds that each of them may take
 
 
 def leave(note: str, rank: int, addresses: dict[int, Address]) -> None:
-    """Let another rank keep ``note``: the first of the next ranks that answers."""
+    """Give ``note`` to the first of the following ranks that answers, which keeps it."""
     size = len(addresses) + 1
     for step in range(1, min(_TRIED, size - 1) + 1):
         keeper = (rank + step) % size

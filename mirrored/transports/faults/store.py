@@ -1,8 +1,8 @@
-"""Access with a time limit to the store by which ranks find each other.
+"""Access with a time limit to the store of torch.distributed, by which ranks find each other.
 
-TCPStore itself blocks as long as the kernel keeps a connection to an unreachable host, a quarter of
-an hour, and lets no other thread call it meanwhile. So each call is made in a thread, and at most
-one is under way: a thread that hangs there stays the only one.
+TCPStore itself blocks for as long as the kernel keeps a connection to an unreachable host, a
+quarter of an hour, and lets no other thread call it meanwhile. So each call is made in a thread,
+and at most one is under way: if a thread hangs in the store, no further one is started.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LimitedStore:
         limit_s: float | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> T:
-        """Return what ``call(store)`` returns, or raise its error.
+        """Call ``call(store)`` in a thread, and return its result or raise its error.
 
         ``check`` is called regularly while this waits, and may raise.
 
@@ -74,14 +74,17 @@ class LimitedStore:
 
 
 class _Turn:
-    """The right to make a call; the thread that makes the call gives it back."""
+    """Lock that lets one call of the store be under way at a time.
+
+    The caller takes it, and the thread that makes the call releases it.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._taken = False
 
     def take(self, limit_s: float) -> bool:
-        """Take the right if it is free within ``limit_s`` seconds; return whether it was."""
+        """Take the lock if it is free within ``limit_s`` seconds; return whether it was taken."""
         with self._changed:
             if not self._changed.wait_for(lambda: not self._taken, limit_s):
                 return False
@@ -95,7 +98,7 @@ class _Turn:
 
 
 class _Asked:
-    """A call that is made in a thread, which gives ``turn`` back."""
+    """A call of the store in a thread of its own, which releases ``turn`` when the call ends."""
 
     def __init__(self, call: Callable[[Any], object], store: Any, turn: _Turn) -> None:
         self.done = threading.Event()

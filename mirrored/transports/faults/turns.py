@@ -27,7 +27,14 @@ _entering = threading.RLock()
 
 
 class _Turns:
-    """The thread that communicates, or None if none has yet, and calls by messages under way."""
+    """Which thread of this process communicates, and the calls that are under way.
+
+    Attributes:
+        thread: the ident of the thread that may communicate; None if none has yet.
+        its_object: that thread.
+        said_so: idents of threads inside ``in_this_thread``.
+        messages: the call that each thread carries out by messages.
+    """
 
     def __init__(self) -> None:
         self.thread: int | None = None
@@ -40,14 +47,17 @@ turns = _Turns()
 
 
 def begin() -> None:
-    """Make this thread the one that communicates: it is the first to use a process group."""
+    """Make the calling thread, the first to use a process group, the one that communicates."""
     # A background thread may be the first to use a group, but works for another thread.
     if not turns.said_so and not _thread.helps:
         turns.thread, turns.its_object = get_ident(), threading.current_thread()
 
 
 def help_out() -> None:
-    """Allow this thread of the library to communicate for the thread that does."""
+    """Allow the calling thread to communicate, although it is not the one that may.
+
+    For background threads of this library, which keep the order of calls the same on all ranks.
+    """
     _thread.helps = True
 
 
@@ -67,9 +77,9 @@ def check() -> None:
 def in_this_thread() -> Iterator[None]:
     """Let only the calling thread of this rank communicate inside the ``with`` block.
 
-    Otherwise the one thread that communicates is the first one that used the process group, or
-    another one once that has ended. If that thread waits while another one communicates, on every
-    rank in the same order, use this block in the other one:
+    Without it, only the first thread that used the process group may communicate, or, once that
+    thread has ended, the next one that does. Use this block in another thread if the first one
+    waits for it meanwhile, on every rank in the same order:
 
     ```
     def answer(prompt):                 # called in a thread of a server's pool
@@ -96,7 +106,10 @@ def in_this_thread() -> Iterator[None]:
 
 
 def _take_over(me: int) -> None:
-    """Make this thread the one that communicates if that one has ended; otherwise raise."""
+    """Make the calling thread the one that communicates, if the present one has ended.
+
+    Threads that run a part of its backward pass may communicate, too. Otherwise raise RuntimeError.
+    """
     with _entering:
         other, owner = turns.thread, turns.its_object
         if other is not None and owner is not None and owner.is_alive():
@@ -107,10 +120,10 @@ def _take_over(me: int) -> None:
 
 
 def _is_of_backward(me: int, owner: int) -> bool:
-    """Return whether this thread is one of autograd's that runs part of a backward pass.
+    """Return whether the calling thread is autograd's, and runs part of a backward of ``owner``.
 
-    The autograd engine runs each device's part in a thread of its own, while the thread that
-    communicates waits for it.
+    The autograd engine runs each device's part in a thread of its own, while ``owner``, the thread
+    that communicates, waits for it.
     """
     # Autograd's threads are not started by Python: `threading` knows them as dummies, if at all.
     known = {thread.ident for thread in threading.enumerate() if type(thread) is not _DUMMY}

@@ -1,6 +1,6 @@
-"""Makes all ranks raise one message if a rank waits in vain.
+"""Makes all ranks raise one error if a rank waits in vain.
 
-That rank asks all others where they are, and sends them the message.
+The rank that waits asks all others where they are, and sends them the error's message.
 
 ```
 rank 0   waits for rank 1 ....... time is up:  asks 1 and 2    words: where 0, 1 and 2 are   raises
@@ -8,9 +8,9 @@ rank 1   elsewhere                             answers         is sent the words
 rank 2       waits for rank 0 ...............  answers         is sent the words             raises
 ```
 
-"Words" is the message that all raise: rank 1 when it communicates next, rank 2 at once. If several
-ranks give up together, the message of the lowest one is used. While all is well, the thread that
-answers sleeps and nothing is recorded.
+"Words" is that message. In the drawing rank 1 raises it when it communicates next, and rank 2 at
+once. If several ranks give up together, the message of the lowest one is used. While all is well,
+the thread that answers sleeps and nothing is recorded.
 """
 
 from __future__ import annotations
@@ -56,17 +56,20 @@ class Call(NamedTuple):
 
 
 class Waiter(Protocol):
-    """Protocol of a transport that knows which of its calls wait."""
+    """Protocol of a transport that can list its calls that wait for other ranks."""
 
     def waits(self) -> list[Wait]: ...
 
 
 class Watch:
-    """Detects that this rank waits in vain, and answers other ranks. One per default process group.
+    """Detects that this rank waits in vain, and answers other ranks that do.
+
+    There is one for each default process group.
 
     Args:
         me: this rank.
-        alarm: is set off once, with the message that every rank raises.
+        alarm: the native flag that ends waits in shared memory and sockets. It is set off once,
+            with the message that every rank raises.
         joined: called with a rank and the file descriptor of a socket by which its messages will
             come.
     """
@@ -85,7 +88,7 @@ class Watch:
         atexit.register(self._end)
 
     def close(self, note: str = notes.LEFT) -> None:
-        """Shut down, because the process group is gone. ``note`` tells the other ranks why."""
+        """Shut down with the process group; ``note`` tells ranks that ask later why it ended."""
         atexit.unregister(self._end)
         notes.leave(note, self._me.rank, self._directory.known())
         self._listener.close()
@@ -145,9 +148,9 @@ class Watch:
             self._changed.notify_all()
 
     def carry_out(self, call: Call, messages: Callable[[], T]) -> T:
-        """Return the result of ``messages()``, which sends and waits.
+        """Return the result of ``messages()``, which sends and waits for messages of ``call``.
 
-        If it fails, all ranks raise.
+        If it raises, for example after a timeout, all ranks raise one error.
         """
         thread, since = threading.get_ident(), time.monotonic()
         # Recorded before the check: a thread that gives up either finds this wait and wakes it, or
@@ -204,7 +207,7 @@ class Watch:
         return self.alarm.words
 
     def _tell(self, others: dict[int, Address], answers: _Answers) -> None:
-        """Make the others raise: those that answered at once, the rest when they can run again."""
+        """Make the other ranks raise: at once those that answered, the rest when they run again."""
         request = {"asks": "stop", "words": self.alarm.words}
         ask({rank: others[rank] for rank, said in answers.items() if said}, request, ANSWER_S)
         # These did not answer before (they may be stopped): send the words, and do not wait for an
@@ -246,7 +249,13 @@ class Watch:
         return f"{place_of(thread)}, waits {seconds:.1f} s in {call}"
 
     def _absent(self, address: Address | None, refused: bool, note: str | None) -> str:
-        """Return the text about a rank that does not answer."""
+        """Return what the message says about a rank that does not answer.
+
+        Args:
+            address: where the rank listens; None if it is not known.
+            refused: whether no rank listens at that address.
+            note: what the rank left with another one when it ended.
+        """
         if address is None:
             return "has not communicated yet, so that it is not known where it is"
         process = f"process {address.pid}"
@@ -282,7 +291,7 @@ class Watch:
 
 
 def _is_ranks(said: dict[str, Any] | None) -> bool:
-    """Return whether a rank gave this answer, and not another program on the same port."""
+    """Return whether an answer came from a rank, and not from another program on its port."""
     return said is not None and ("words" in said or {"line", "notes"} <= said.keys())
 
 

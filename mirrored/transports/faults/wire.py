@@ -1,9 +1,10 @@
-"""Requests to other processes over sockets, even if they have ended, are stopped or unreachable.
+"""Requests to other ranks' processes, which may have ended or be stopped or out of reach.
 
-Every process listens, and a thread that otherwise sleeps in the kernel answers (``listener.py``).
-The sockets are not those of torch.distributed: a rank must be able to ask while it waits there, and
-also when the store is gone with the process that held it. A request is the secret of the process
-that is asked, and a line of JSON; the answer is a line of JSON.
+Every process listens on a socket, and a thread that otherwise sleeps in the kernel answers
+(``listener.py``). The sockets are not those of torch.distributed, since a rank must be able to ask
+while it waits in torch.distributed, and also when the store is gone with the process that held it.
+A request is the secret of the process that is asked, and a line of JSON; the answer is a line of
+JSON.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _UNREACHABLE = errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOS
 
 @dataclass(frozen=True)
 class Address:
-    """Address at which a process listens, and the secret that a request must begin with."""
+    """Address at which a rank's process listens, and the secret that a request must begin with."""
 
     host: str
     port: int
@@ -47,7 +48,7 @@ class Address:
     def state(self) -> str:
         """Return the state of the process, which must be on this machine; "" if it has ended.
 
-        "R" is running, "S" sleeping, "T" stopped.
+        "R" is running, "S" sleeping, "T" stopped, as in proc(5).
         """
         state, started = state_and_start(self.pid)
         return state if started == self.started and state not in ("Z", "X") else ""
@@ -109,9 +110,10 @@ def joined(
     deadline: float,
     check: Callable[[], None],
 ) -> int:
-    """Connect to a process that accepts ``request`` and keeps the connection for messages.
+    """Connect to a process that will receive messages by this connection, and return the socket.
 
-    Calls ``check`` regularly, which may raise.
+    ``request`` asks the process to accept. ``check`` is called regularly while this waits, and may
+    raise.
 
     Returns:
         The file descriptor of the socket, which the caller owns.
@@ -172,7 +174,10 @@ def _go_on(
     question: _Question,
     answers: dict[int, dict[str, Any] | None],
 ) -> bool:
-    """Send or receive what is possible without blocking; return whether the exchange is over."""
+    """Receive or send what is possible without blocking; return whether the exchange is over.
+
+    A complete answer is entered in ``answers``.
+    """
     try:
         if question.text:
             question.text = question.text[asked.send(question.text) :]

@@ -1,4 +1,4 @@
-"""Transport for ranks of several hosts: memory inside a host, messages between hosts."""
+"""Transport for ranks on several hosts: shared memory in a host, messages between hosts."""
 
 from .transport import SeveralHosts
 

@@ -13,6 +13,8 @@ from ...comm import Ranks
 class Hosts:
     """Hosts of a group's ranks, numbered by first appearance.
 
+    Positions are indices into ``ranks``.
+
     Args:
         ranks: the group.
         of: the host of each rank.
@@ -25,37 +27,37 @@ class Hosts:
 
     @classmethod
     def told(cls, ranks: Ranks, names: Sequence[Hashable], rank: int) -> Hosts:
-        """Make the hosts of ``ranks`` from the name of each rank's host."""
+        """Number the hosts of ``ranks`` by the name of each rank's host; ``rank`` is this one."""
         numbers = {name: k for k, name in enumerate(dict.fromkeys(names))}
         return cls(ranks, tuple(numbers[name] for name in names), ranks.index(rank))
 
     @cached_property
     def members(self) -> tuple[tuple[int, ...], ...]:
-        """Positions of each host's ranks."""
+        """Positions of the ranks of each host, by number of the host."""
         return members(self.of)
 
     @property
     def host(self) -> int:
-        """Host of this rank."""
+        """Number of this rank's host."""
         return self.of[self.me]
 
     @property
     def mine(self) -> tuple[int, ...]:
-        """Positions of the ranks on this rank's host."""
+        """Positions of the ranks on this rank's host, this rank included."""
         return self.members[self.host]
 
     @cached_property
     def peers(self) -> Ranks:
-        """Ranks on this rank's host."""
+        """World ranks on this rank's host, this rank included."""
         return tuple(self.ranks[k] for k in self.mine)
 
     @cached_property
     def most(self) -> int:
-        """Number of ranks on the host that has most."""
+        """Number of ranks on the host that has the most."""
         return max(map(len, self.members))
 
     def heads(self, source: int | None = None) -> Ranks:
-        """Return one rank of each host: its first rank.
+        """Return one rank of each host, which receives for its host: the host's first rank.
 
         On the host of position ``source`` it is the rank at that position instead.
         """
@@ -65,7 +67,7 @@ class Hosts:
         return tuple(self.ranks[k] for k in first)
 
     def partner(self, position: int, host: int) -> int:
-        """Return the position on ``host`` that the rank at ``position`` sends to.
+        """Return the position on ``host`` that exchanges messages with the rank at ``position``.
 
         The ranks of a host share the messages from another host as evenly as possible.
         """
@@ -73,13 +75,13 @@ class Hosts:
 
 
 def members(of: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Return the positions of each host's ranks."""
+    """Return the positions of the ranks of each host, where ``of`` is the host of each rank."""
     return tuple(tuple(k for k, own in enumerate(of) if own == host) for host in range(max(of) + 1))
 
 
 @lru_cache(1 << 14)
 def partner(of: tuple[int, ...], position: int, host: int) -> int:
-    """Return ``Hosts.partner`` for the host ``of`` each rank."""
+    """Implement ``Hosts.partner``, where ``of`` is the host of each rank."""
     there = [k for k, own in enumerate(of) if own == host]
     at = sum(own == of[position] for own in of[:position])
     return there[at % len(there)]

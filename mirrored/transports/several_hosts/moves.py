@@ -9,8 +9,8 @@ inside  0, 1     0, 1                            2, 3     2, 3              thro
 ```
 
 In an all-gather each piece goes once to each other host, where one rank receives it and passes it
-through memory to the ranks of that host. In an all-to-all each piece is for one rank: between hosts
-it is a message, inside a host it goes through memory.
+through shared memory to the ranks of that host. In an all-to-all each piece is for one rank:
+between hosts it is a message, inside a host it goes through shared memory.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Gathering:
             self._pass_on({m: own[turn] for m, own in self._shares.items() if turn < len(own)})
 
     def _pass_on(self, pieces: dict[int, int]) -> None:
-        """All-gather one piece from each rank of this host, through memory.
+        """All-gather one piece from each rank of this host, through shared memory.
 
         ``pieces[member]`` is the position in ``out`` of the piece that ``member`` has.
         """
@@ -75,7 +75,10 @@ def trade(
     hosts: Hosts,
     inside: Transport,
 ) -> Posted:
-    """Start an all-to-all; the pieces from this host are there when this returns."""
+    """Start an all-to-all; the pieces from ranks of this host have arrived when this returns.
+
+    ``wait()`` of the result waits for the pieces from other hosts.
+    """
     away = [k for k in range(len(hosts.ranks)) if hosts.of[k] != hosts.host]
     sends = [(hosts.ranks[k], pieces[k]) for k in away if pieces[k].numel()]
     receives = [(hosts.ranks[k], out[k]) for k in away if out[k].numel()]

@@ -1,7 +1,8 @@
-"""Selects the ranks on which the addends of each part of a reduction are summed.
+"""Selects the ranks that sum each part of a reduction between several hosts.
 
-Sums are in the order of ranks, so that the bits are those of one host, and the bytes between hosts
-are as few as possible. A sum in the order of ranks is a chain: consecutive ranks on one host sum
+A reduction is cut into a part for each rank; each rank's values for a part are its addend. Sums are
+in the order of ranks, so that they have the same bits as on one host, and as few bytes as possible
+are sent between hosts. A sum in the order of ranks is a chain: consecutive ranks on one host sum
 their addends there, and the sum so far goes to the next host. Later addends may also be sent as
 they are.
 
@@ -28,7 +29,7 @@ from .hosts import partner
 
 
 class Stage(NamedTuple):
-    """One step of a chain of sums.
+    """One step of a chain of sums, which one rank carries out.
 
     The rank at position ``worker`` adds the addends of the positions ``adds``, in order, to the sum
     from the stage before.
@@ -40,11 +41,14 @@ class Stage(NamedTuple):
 
 @lru_cache(1 << 12)
 def route(of: tuple[int, ...], target: int, wide: int, at_once: bool) -> tuple[Stage, ...]:
-    """Return the stages of the sum for the rank at ``target``, which gets the last one's result.
+    """Return the cheapest stages that sum one part of a reduction for the rank at ``target``.
+
+    That rank gets the result of the last stage. The cheapest route sends the fewest bytes between
+    hosts.
 
     Args:
         of: the host of each position.
-        target: the position.
+        target: the position in the group of the rank that gets the sum.
         wide: the bytes of an unrounded sum, as a multiple of an addend's.
         at_once: use only routes on which no rank waits for one message before it sends another.
     """

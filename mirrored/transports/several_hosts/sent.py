@@ -1,8 +1,8 @@
 """Computes the bytes that a collective sends between hosts, summed over all ranks.
 
-This is arithmetic that follows what ``moves.py``, ``sums.py`` and, where each rank is on a host of
-its own, ``torch_dist/transport.py`` send. ``of`` is the host of each rank of the group, as in
-``Hosts``.
+Reports show these numbers. They follow what ``moves.py``, ``sums.py`` and, where each rank
+is on a host of its own, ``torch_dist/transport.py`` send. ``of`` is the host of each rank of the
+group, as in ``Hosts``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Of = tuple[int, ...]
 
 
 def of_gather(of: Of, pieces: Sequence[int]) -> int:
-    """Return the bytes of an all-gather of ``pieces``: each goes once to each other host."""
+    """Return the bytes of an all-gather; ``pieces`` are the bytes of each rank's piece."""
     return sum(pieces) * max(of)
 
 
@@ -35,7 +35,7 @@ def of_trade(of: Of, pieces: Sequence[Sequence[int]]) -> int:
 def of_scatter(of: Of, parts: Sequence[int], dtype: torch.dtype, at_once: bool = False) -> int:
     """Return the bytes of a reduce-scatter in which rank k gets ``parts[k]`` bytes.
 
-    ``at_once`` is for one that was started and runs in parallel with the program.
+    ``at_once`` is True for a reduce-scatter that is started and overlaps with computation.
     """
     if not _is_mixed(of):
         return sum(parts) * (len(of) - 1) if max(of) else 0

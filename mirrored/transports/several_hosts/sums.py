@@ -1,4 +1,6 @@
-"""Reductions between ranks on several hosts, in the order of ranks, by the routes of ``routes.py``.
+"""Reductions between ranks on several hosts; ``routes.py`` selects the ranks that sum.
+
+An addend is one rank's values for a part of the result. Addends are summed in the order of ranks.
 
 ```
           host 0: ranks 0, 1                       host 1: ranks 2, 3
@@ -8,8 +10,8 @@ started   addends that are added up here go        addends that are added up her
 wait      what came is added                       what came is added
 ```
 
-Everything that goes through memory does so when the reduction starts, so that ``wait()`` does not
-depend on another rank of this host.
+"Memory" is the shared memory of a host. Everything that goes through it does so when the reduction
+starts, so that ``wait()`` does not depend on another rank of this host.
 """
 
 from __future__ import annotations
@@ -102,7 +104,7 @@ class Reducing:
             self._add(adding)
 
     def advance(self) -> None:
-        """Add up what has come for this rank's stages, and send the sums on."""
+        """Add up what has come for the sums of this rank, and send the sums on."""
         to_do, self._to_do = self._to_do, []
         with resumed(self._call):
             for adding in to_do:
@@ -150,7 +152,12 @@ class Reducing:
         return self._hosts.of[position] != self._hosts.host
 
     def _swap_near(self, near: dict[int, list[Tensor]], found: list[_Found]) -> None:
-        """Send the addends that ranks of this host add up, and receive theirs, through memory."""
+        """Exchange addends with the ranks of this host, through shared memory.
+
+        Args:
+            near: this rank's addends, by the position of the rank of this host that sums them.
+            found: the stages that this rank carries out; their missing addends are filled in.
+        """
         hosts = self._hosts
         if len(hosts.mine) == 1:
             return
@@ -224,8 +231,8 @@ def _joined(xs: Sequence[Tensor], nothing: Tensor) -> Tensor:
 class AllReducing:
     """All-reduce of a contiguous ``x`` under way.
 
-    Pieces of it are summed on the host that adds last, and gathered from there. Between two hosts
-    this sends each byte there and back once, which is the minimum.
+    Pieces of ``x`` are summed on the host of the last rank, and gathered from there. Between two
+    hosts this sends each byte there and back once, which is the minimum.
     """
 
     def __init__(self, name: str, x: Tensor, hosts: Hosts, inside: Transport, op: str) -> None:
@@ -240,7 +247,7 @@ class AllReducing:
         self._gathers: list[Gathering] = []
 
     def _cut(self, piece: Tensor) -> list[Tensor]:
-        """Cut a piece into a part for each rank, empty except on the host that adds last."""
+        """Cut a piece into a part for each rank, empty except on the host of the last rank."""
         last = self._hosts.members[self._hosts.of[-1]]
         parts = dict(zip(last, piece.tensor_split(len(last)), strict=True))
         return [parts.get(k, piece[:0]) for k in range(len(self._hosts.ranks))]
@@ -264,13 +271,16 @@ class AllReducing:
 
 
 class AllReduces:
-    """Starts all-reduces; the last one advances when another one is started."""
+    """Starts all-reduces so that successive ones overlap.
+
+    Starting one makes the one before enter its second phase, the gather of the sums.
+    """
 
     def __init__(self) -> None:
         self._last: Callable[[], AllReducing | None] = lambda: None  # weak
 
     def start(self, name: str, x: Tensor, hosts: Hosts, inside: Transport, op: str) -> Waitable:
-        """Start an all-reduce of a contiguous ``x``."""
+        """Start an all-reduce of a contiguous ``x``; ``wait()`` returns the result."""
         if x.nbytes * (hosts.most - 1) <= SMALL:
             pieces = [x if k == hosts.me else torch.empty_like(x) for k in range(len(hosts.ranks))]
             return Later(

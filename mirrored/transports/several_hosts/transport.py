@@ -1,22 +1,22 @@
 """Transport between processes on several hosts.
 
 ```
-inside a host      through memory that its ranks share: all that they have for each other
+inside a host      through shared memory
 between hosts      messages, each between a rank here and its partner there, so that the
                    ranks of a host share the work
 
 all-gather         each piece goes once to each other host, and is passed on there     moves.py
 all-to-all         each piece is for one rank: as it is                                moves.py
-reduce-scatter     sums of the first host's ranks go on to the next; what later hosts  sums.py
-                   have for an earlier one goes as it is, or there and back
+reduce-scatter     sums of the first host's ranks go on to the next; addends of later  sums.py
+                   hosts for an earlier one go unsummed, or as sums, there and back
 all-reduce         sums go on from host to host, and the total back                    sums.py
 broadcast          once to each other host, and is passed on there
 ```
 
-Sums are made in the order of ranks, as everywhere: the bits are those of one host. ``routes.py``
+Sums are made in the order of ranks, so they have the same bits as on one host. ``routes.py``
 describes what that costs. Ranks find out which of them are on one host when they first communicate:
 those with an equal host name (``segments.host``). A group whose ranks are all on one host, or each
-on its own, is not handled here.
+on its own, is left to ``SharedMemory`` or ``TorchDist``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .sums import AllReduces, Reducing
 
 @moves_count_lacks
 class SeveralHosts(TorchDist):
-    """Transport of messages between ranks of which some share memory."""
+    """Transport for groups of ranks on several hosts, of which some share a host and its memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,8 @@ class SeveralHosts(TorchDist):
     def _hosts_of(self, what: str, x: Tensor, ranks: Ranks) -> Hosts | None:
         """Return the hosts of ``ranks``; None if none of them share memory for tensors like ``x``.
 
-        The ranks of each host have then verified that they make the same call.
+        In that case the base class sends messages between all of them. Otherwise the ranks of each
+        host have verified, when this returns, that they make the same call ``what``.
         """
         hosts = self._hosts.get(ranks) if x.is_cpu else None
         if hosts is not None and len(hosts.mine) > 1:

@@ -1,4 +1,4 @@
-"""Converts tensors that are sent in pieces to and from the form of the shared segment."""
+"""Helpers that convert tensors to the bytes that ranks exchange through shared memory, and back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def outputs(like: Tensor, shapes: Sequence[Shape], out: Sequence[Tensor] | None)
 
 
 def joined(xs: Sequence[Tensor]) -> Tensor:
-    """Return the bytes of several tensors in one tensor; a single tensor is returned as it is."""
+    """Return the bytes of several tensors in one tensor; return a single tensor unchanged."""
     if len(xs) == 1:
         return xs[0].detach()
     # The empty tensor is for `xs` without an element, which `torch.cat` does not accept.
@@ -32,9 +32,10 @@ def joined(xs: Sequence[Tensor]) -> Tensor:
 
 
 def bytes_with(x: Tensor, sizes: dict[int, int]) -> int:
-    """Return the bytes of a tensor like ``x`` with ``sizes`` in some dims.
+    """Return how many bytes ``x`` would have if its dims had the ``sizes`` (dim -> size).
 
-    With the whole tensor's sizes the result is the same on all ranks.
+    With the sizes of the whole tensor, and not this rank's shard, the result is the same on all
+    ranks.
     """
     shape = list(x.shape)
     for dim, size in sizes.items():

@@ -1,4 +1,7 @@
-"""Makes the segment that ranks of one host share: either all members map it, or none."""
+"""Makes the memory segment in /dev/shm that ranks of one host share.
+
+Either all members of a group of ranks map it, or none.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +41,15 @@ class Made(NamedTuple):
 def make(messages: TorchDist, ranks: Ranks, slot_bytes: int, timeout_s: float) -> Made:
     """Make the segment of ``ranks``, or find that they cannot share one. A collective.
 
-    The first member creates the segment and the others map it; they agree by ``messages``. If it
-    fails, they warn; they do not if shared memory is switched off or they are on several hosts.
+    The first member creates the segment and the others map it; they exchange its name and their
+    errors by ``messages``, since they share no memory yet. If it fails on any of them, they warn.
+    They do not warn if shared memory is switched off or they are on several hosts.
+
+    Args:
+        messages: the transport of messages between them.
+        ranks: the members.
+        slot_bytes: the bytes that a member writes at once.
+        timeout_s: how long a member waits for others in the segment.
     """
     me, group, fault = ranks.index(messages.rank), None, ""
     watch = messages.watch
@@ -74,7 +84,10 @@ def make(messages: TorchDist, ranks: Ranks, slot_bytes: int, timeout_s: float) -
 
 
 def _with_places(ranks: Ranks, group: Any, text: str) -> str:
-    """Return the error message of all members about calls that do not fit, with their places."""
+    """Return the error message ``text`` with a line for each member that says where it is.
+
+    All members call this when their calls do not match, and raise the result together.
+    """
     places = map(pickle.loads, group.gather_objects(pickle.dumps(place_of())))
     first, _, rest = text.partition("\n")
     lines = [f"    rank {rank}: {place}" for rank, place in zip(ranks, places)]
@@ -84,7 +97,7 @@ def _with_places(ranks: Ranks, group: Any, text: str) -> str:
 def grow(group: Any, nbytes: int, ranks: Ranks, messages: Transport) -> bool:
     """Make a larger segment with ``nbytes`` for each member; return whether all members mapped it.
 
-    A collective over ``ranks``.
+    If one could not, all stay with the old segment. A collective over ``ranks``.
     """
     nbytes, me = 1 << (nbytes - 1).bit_length(), ranks.index(messages.rank)
     name, fault = _grown(group, None, nbytes) if me == 0 else (None, "")
@@ -103,12 +116,12 @@ def grow(group: Any, nbytes: int, ranks: Ranks, messages: Transport) -> bool:
 
 
 def is_switched_on() -> bool:
-    """Return whether this rank may share memory."""
+    """Return whether this rank may share memory: CONSISTENT_SHARED_MEMORY is not 0."""
     return os.environ.get(SWITCH, "1") != "0"
 
 
 def is_wanted(ranks: Sequence[int]) -> bool:
-    """Return whether ``ranks`` should share memory where they can."""
+    """Return whether ``ranks`` should share memory, if they turn out to be on one host."""
     return is_switched_on() and len(ranks) <= MOST_RANKS
 
 
@@ -121,7 +134,10 @@ def host() -> str:
 
 
 def warn(ranks: Ranks, what: str, fault: str, instead: str) -> None:
-    """Warn that ``ranks`` send messages instead, and why."""
+    """Warn that ``ranks`` cannot share ``what`` and send messages instead.
+
+    ``fault`` is the reason and ``instead`` the remedy in the warning.
+    """
     warnings.warn(
         f"ranks {ranks} cannot share {what}: {fault}.\n"
         "  They send messages instead, which is slower.\n"
@@ -131,7 +147,10 @@ def warn(ranks: Ranks, what: str, fault: str, instead: str) -> None:
 
 
 def _grown(group: Any, name: str | None, nbytes: int) -> tuple[str | None, str]:
-    """Return the name of the larger segment and "", or None and the error."""
+    """Make or map a larger segment; return (its name, no error) or (None, the error's text).
+
+    No error is an empty text. ``name`` is None on the member that makes the segment.
+    """
     try:
         return group.grow(name, nbytes), ""
     except RuntimeError as error:
@@ -139,7 +158,10 @@ def _grown(group: Any, name: str | None, nbytes: int) -> tuple[str | None, str]:
 
 
 def _attempt(name: str | None, *rest: Any) -> tuple[Any, str]:
-    """Create or map a segment; return the group and "", or None and the error."""
+    """Create a segment, or map the one called ``name``.
+
+    Returns (``_C.Group``, ``""``), or (None, text of the error).
+    """
     try:
         if name is None:
             # Segments whose creators died before they unlinked them.

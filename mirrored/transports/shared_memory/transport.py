@@ -1,18 +1,18 @@
 """Transport for ranks of one host, which move CPU tensors through shared memory.
 
-Everything else goes to the transport below. A group of ranks shares one segment, which is made in
-its first call. All members must be processes of one user on one host (``host_identity``), and all
-must have mapped the segment. If one could not, there is one warning, and the calls go to the
-transport below. The name of the segment is unlinked once all have mapped it, so nothing is left
-behind when a process is killed. A segment whose creator died before that is unlinked by the next
-start.
+"The transport below" is the one that ``SharedMemory`` wraps, which sends messages; everything else
+goes to it. A group of ranks shares one segment of memory, which is made in its first call. All
+members must be processes of one user on one host (``host_identity``), and all must have mapped the
+segment. If one could not, there is one warning, and the calls go to the transport below. The name
+of the segment is unlinked once all have mapped it, so nothing is left behind when a process is
+killed. A segment whose creator died before that is unlinked by the next start.
 
 Every call begins with a header that describes the rank's call. A mismatch raises RuntimeError on
 every rank before anything is moved. If a rank ends, or does not come within the timeout of the
 process group, the others raise. Reductions add in the order of the ranks, floats of two bytes in
 float32: they give the bits of ``ordered_reduce``, on every rank and in every run.
 
-A collective that the transport below does faster goes there, after the headers were found to fit.
+A collective that the transport below does faster goes there, after the headers were found to match.
 CONSISTENT_SHARED_MEMORY=0 in the environment of one member switches shared memory off for the
 group. If a group is on several hosts, the transport below is notified: the members on one host then
 form a group that shares memory.
@@ -58,7 +58,10 @@ SUMMED = REDUCED | {torch.complex64, torch.complex128}  # complex numbers have n
 
 
 class SharedMemory(Wrapper):
-    """Wrapper that moves CPU tensors between ranks of one host through shared memory."""
+    """Wrapper that moves CPU tensors between ranks of one host through shared memory.
+
+    Everything else goes to ``inner``. A rank writes at most ``slot_bytes`` at once.
+    """
 
     inner: TorchDist
 
@@ -114,18 +117,21 @@ class SharedMemory(Wrapper):
 
     @property
     def may_measure(self) -> bool:
-        """True if ranks may measure which way is faster where it is not known."""
+        """True if ranks may measure whether shared memory or messages are faster."""
         return self.inner.may_measure
 
     def _meet(self, ranks: Ranks) -> Any:
-        """Return ``group(ranks)``; raise RuntimeError if this thread may not communicate."""
+        """Return ``group(ranks)`` for a call that communicates; None if they share no memory.
+
+        Raises RuntimeError if this thread may not communicate.
+        """
         group = self.group(ranks)
         if group is not None:
             check()
         return group
 
     def waits(self) -> list[Wait]:
-        """Return the waits of threads for other ranks in shared memory."""
+        """Return (seconds, thread, call) for each thread that waits in shared memory."""
         found = [(ranks, group.waiting()) for ranks, group in list(self._groups.items()) if group]
         return [
             (seconds, thread, f"{call} over ranks {ranks}, which are at steps {steps}")
@@ -178,7 +184,7 @@ class SharedMemory(Wrapper):
             self._messages[ranks] = found
 
     def _by_messages(self, move: str, dtype: torch.dtype, nbytes: int, ranks: Ranks) -> bool:
-        """Return whether ``inner`` is faster for a logical tensor of ``nbytes``."""
+        """Return whether ``inner`` is faster for ``move`` of a logical tensor of ``nbytes``."""
         found = self._messages.get(ranks)
         return found is not None and found.by_messages(move, dtype, nbytes)
 
@@ -426,7 +432,7 @@ class SharedMemory(Wrapper):
 
 
 def _made(group: Any, make: Callable[[], T]) -> T:
-    """Return ``make()``, which allocates what a call in ``group`` needs.
+    """Return ``make()``, which allocates the tensors of a call in ``group``.
 
     If it runs out of memory, all members raise in that call instead of waiting for this one.
     """

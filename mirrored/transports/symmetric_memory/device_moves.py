@@ -1,7 +1,7 @@
 """Collectives between devices that read each other's memory.
 
-Each rank copies its tensor into its own slot, the devices meet in a barrier, and each computes its
-result from the slots of all.
+Each rank copies its tensor into its own slot (a buffer that all devices can read), the devices meet
+in a barrier, and each computes its result from the slots of all.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _ALIGNED = 16  # bytes that a kernel moves at once
 
 
 class DeviceMemory(Protocol):
-    """Protocol of ``GpuMemory``: memory of each rank, and the synchronization of work on it."""
+    """Protocol of memory that several ranks' devices share, with a barrier between them.
+
+    ``memory[k]`` is the memory of rank k. ``GpuMemory`` implements it.
+    """
 
     memory: list[Tensor]
 
@@ -33,9 +36,10 @@ class DeviceMemory(Protocol):
 
 
 class DeviceMoves:
-    """Collectives by two slots of each rank that are used in turn. All ranks make the same calls.
+    """Collectives through shared device memory, in which each rank has two slots, used in turn.
 
-    A *step* is one use of a slot: write it, barrier, read the slots of all ranks.
+    All ranks make the same calls. A *step* is one use of a slot: write it, barrier, read the slots
+    of all ranks.
     """
 
     def __init__(
@@ -60,8 +64,9 @@ class DeviceMoves:
     def serves(self, move: str, dtype: torch.dtype, given: int, nbytes: int) -> bool:
         """Return whether the slots can and should carry out ``move`` for a tensor of ``nbytes``.
 
-        A rank writes at most ``given`` bytes of it. The headers have shown that the arguments are
-        the same on all ranks, so the answer is too.
+        They can if the at most ``given`` bytes that a rank writes fit in a slot, and should unless
+        messages are faster by the table. The headers have shown that the arguments are the same on
+        all ranks, so the answer is too.
         """
         return given <= self.slot_bytes and not self.table.by_messages(move, dtype, nbytes)
 
@@ -115,12 +120,15 @@ class DeviceMoves:
 
     @contextmanager
     def peers(self, x: Tensor) -> Iterator[list[Tensor]]:
-        """Yield every rank's x, to be read within the block, on this stream."""
+        """Yield every rank's x, to be read inside the block, by work on the current stream."""
         with self._steps():
             yield [_as(slot, x.shape, x.dtype) for slot in self._give(x)]
 
     def tried(self, device: torch.device) -> DeviceMoves:
-        """Try each collective on small numbers; return self, or raise RuntimeError on a mistake."""
+        """Test each collective on small numbers on ``device``, and return self.
+
+        Raises RuntimeError if a result is wrong.
+        """
         n, me = len(self._slots[0]), self._at
         rows, columns, one = [k + 1 for k in range(n)], [2] * n, torch.float32
         size = sum(rows) * 2 * n

@@ -23,8 +23,17 @@ from .. import side_stream
 class GpuMemory:
     """Memory on each rank's GPU that all of ``ranks`` read and write, and a barrier of their GPUs.
 
-    Its constructor is a collective. ``name`` must be the same on these ranks and used for nothing
-    else. Raises RuntimeError if the GPUs cannot reach each other's memory.
+    Its constructor is a collective.
+
+    Args:
+        nbytes: the bytes of each rank's part.
+        device: this rank's GPU.
+        ranks: the members.
+        at: the position of this rank in ``ranks``.
+        name: a name that is the same on these ranks and used for nothing else.
+
+    Raises:
+        RuntimeError: the GPUs cannot reach each other's memory.
     """
 
     def __init__(self, nbytes: int, device: torch.device, ranks: Ranks, at: int, name: str) -> None:

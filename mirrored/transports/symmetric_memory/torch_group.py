@@ -1,4 +1,4 @@
-"""Finds the process group by whose name torch's fused products (torch.ops.symm_mem) run."""
+"""Finds the process group in which torch's ops that fuse a collective with a matmul can run."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..default import current
 
 
 def group_name(ranks: Ranks, kind: str) -> str | None:
-    """Return the name of the process group of ``ranks``, for torch's fused products.
+    """Return the name of the process group of ``ranks``, as the ops of torch.ops.symm_mem take it.
 
-    These are the ops of torch.ops.symm_mem. Returns None if the ranks' devices of this kind do not
-    read each other's memory, or if ``ranks`` are not the whole world in order. The first call is a
-    collective.
+    These ops fuse a collective with a matmul. Returns None if they cannot run: the ranks' devices
+    of this ``kind`` do not read each other's memory, or ``ranks`` are not the whole world in order.
+    The first call is a collective.
     """
     if not dist.is_available() or not dist.is_initialized():
         return None

@@ -1,6 +1,6 @@
 """Transport between ranks of one host whose GPUs read each other's memory.
 
-Everything else goes to the transport below.
+Everything else goes to the transport below, the one that ``SymmetricMemory`` wraps.
 
 ```
 each rank   tensor -> own slot        barrier of the GPUs       all slots -> result
@@ -14,9 +14,10 @@ they compare their calls, and if a rank has died or does not come all raise, so 
 for it. Sums add in the order of the ranks, floats of two bytes in float32, with the bits of
 ``ordered_reduce``.
 
-Tensors longer than a slot, and collectives that messages do faster by the table, go to the
-transport below. So does everything if GPUs cannot reach each other or a first trial of the
-collectives fails (one warning), if processes share no segment, and with CONSISTENT_SHARED_MEMORY=0.
+Tensors longer than a slot, and collectives that messages do faster by the table of timings
+(``tuning/table.py``), go to the transport below. So does everything if GPUs cannot reach each other
+or a first trial of the collectives fails (one warning), if processes share no segment, and with
+CONSISTENT_SHARED_MEMORY=0.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ Make = Callable[[int, torch.device, Ranks, int, str], DeviceMemory]
 
 
 class SymmetricMemory(Wrapper):
-    """Wrapper that moves tensors on ``kind`` devices between ranks of one host.
+    """Wrapper that moves tensors between ranks of one host whose devices read each other's memory.
 
-    Everything else goes to ``inner``. ``make`` makes the memory that the devices share; a rank
-    writes at most ``slot_bytes`` at once.
+    It serves devices of type ``kind``; everything else goes to ``inner``. ``make`` makes the memory
+    that the devices share; a rank writes at most ``slot_bytes`` at once.
     """
 
     inner: SharedMemory
@@ -84,7 +85,7 @@ class SymmetricMemory(Wrapper):
         return self._group(_device(kind), ranks) is not None and nbytes <= self.slot_bytes
 
     def link(self, kind: str) -> Link | None:
-        """Return the cost of messages between devices.
+        """Return the cost of messages between devices of type ``kind``.
 
         It is from the stored table for the whole world, if all of its ranks are on one host.
         """
@@ -106,9 +107,9 @@ class SymmetricMemory(Wrapper):
         return group.table
 
     def _group(self, device: torch.device, ranks: Ranks) -> DeviceMoves | None:
-        """Return the collectives by the memory of ``ranks``; None if they share none.
+        """Return the object that runs the collectives of ``ranks``; None if they share no memory.
 
-        The first call for ``ranks`` makes them, and is a collective.
+        The first call for ``ranks`` makes it, and is a collective.
         """
         if device.type != self.kind:
             return None
@@ -129,7 +130,10 @@ class SymmetricMemory(Wrapper):
         return known[1]
 
     def _meet(self, device: torch.device, ranks: Ranks) -> DeviceMoves | None:
-        """Return ``_group`` of the ranks; raise RuntimeError if this thread may not communicate."""
+        """Return ``_group(device, ranks)`` for a call that communicates; it may be None.
+
+        Raises RuntimeError if this thread may not communicate.
+        """
         group = self._group(device, ranks)
         if group is not None:
             check()
@@ -152,7 +156,10 @@ class SymmetricMemory(Wrapper):
         return self._unless_faulty(partial(moves.tried, device), ranks)
 
     def _unless_faulty(self, make: Callable[[], T], ranks: Ranks) -> T | None:
-        """Return ``make()``; None, with a warning, if it raises on any rank. A collective."""
+        """Return ``make()``; None, with a warning, if it raises on any of ``ranks``.
+
+        A collective over ``ranks``.
+        """
         made, fault = None, ""
         try:
             # Not in inference mode: its tensors could not be used in other modes later.
@@ -310,12 +317,12 @@ def _addends(group: DeviceMoves, x: Tensor, start: int) -> Iterator[tuple[list[T
 
 
 def _name(device: torch.device) -> str:
-    """Return the name under which tables for such a device are stored."""
+    """Return the device's model, under which tables of timings for such devices are stored."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _device(named: torch.device | str) -> torch.device:
-    """Return the device with its index."""
+    """Return the device with its index: the current GPU if ``named`` is just "cuda"."""
     device = torch.device(named)
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())

@@ -39,9 +39,10 @@ def is_child_of_rank() -> bool:
 
 
 def mark(rank: int, size: int) -> None:
-    """Mark this process as a rank in its environment.
+    """Mark this process as a rank, in its environment.
 
-    A process that it starts inherits the mark with another pid, and so knows that it is not a rank.
+    A process that it starts inherits the mark, sees that the pid in it is another one, and so knows
+    that it is not a rank.
     """
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size))
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")

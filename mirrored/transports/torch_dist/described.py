@@ -1,7 +1,7 @@
-"""Adds a description of the call to its messages, as detailed as the headers in shared memory.
+"""Makes the tags of messages describe the call, in as much detail as headers in shared memory do.
 
 A message is matched by its tag, which has the collective, the ranks, the dtype and the bytes. Calls
-may agree in all of these and still not fit, such as gathers of float32[4, 6] and float32[6, 4]
+may agree in all of these and still not match, such as gathers of float32[4, 6] and float32[6, 4]
 along dim 1. So the methods here add what their ranks must agree on: dims, sizes, and the reduction.
 """
 
@@ -26,12 +26,12 @@ _thread = _Thread()
 
 
 def call_under_way() -> tuple:
-    """Return the description of this thread's current call, which its messages include."""
+    """Return the description of this thread's current call, which its messages' tags include."""
     return _thread.call
 
 
 class resumed:
-    """Context manager in which messages belong to ``call``, which began before."""
+    """Context manager in which tags describe ``call``, which this thread began before."""
 
     __slots__ = ("_call", "_before")
 
@@ -46,12 +46,12 @@ class resumed:
 
 
 def part_of(*call: object) -> resumed:
-    """Context manager in which messages belong to ``call``, or to an outer call if there is one."""
+    """Return a context manager in which tags describe ``call``, or the outer call if any."""
     return resumed(_thread.call or call)
 
 
 class Described(CheckedTransport):
-    """Transport that describes each call to its messages; a subclass sends them."""
+    """Transport whose methods enter their call into the tags of the messages that it sends."""
 
     def all_reduce_async(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Handle:
         with part_of("all_reduce", tuple(x.shape)):
@@ -98,7 +98,10 @@ class Described(CheckedTransport):
 
 
 def cut(shape: Shape, dim: int, sizes: Sequence[int]) -> tuple:
-    """Describe, the same on all ranks, a tensor that they cut or join along ``dim``."""
+    """Return the part of a call's description for a tensor that is cut or joined along ``dim``.
+
+    It is the same on all ranks, although their ``shape`` may differ along ``dim``.
+    """
     # Without the size along `dim`: it differs between ranks, which know all of `sizes`.
     dim %= len(shape)
     return dim, tuple(sizes), tuple(shape[:dim]), tuple(shape[dim + 1 :])

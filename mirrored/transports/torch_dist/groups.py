@@ -43,7 +43,10 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class World:
-    """State of one default process group. It is dropped when that group is destroyed."""
+    """State of one default process group, such as its sockets and the NCCL groups made in it.
+
+    It is dropped when that group is destroyed.
+    """
 
     rank: int = 0
     size: int = 1
@@ -102,7 +105,7 @@ class World:
         return self.known[name]
 
     def _entered(self, name: str, mine: str, store: LimitedStore) -> str:
-        """Return the text in the store under ``name``: ``mine``, if this rank is the first.
+        """Return the text in the store under ``name``; enter ``mine`` if no rank has entered one.
 
         If the store does not answer in time, all ranks raise.
         """
@@ -119,7 +122,7 @@ class World:
         return found.decode()
 
     def sockets_to(self, ranks: Ranks) -> Sockets:
-        """Return the sockets for messages to ``ranks``.
+        """Return the sockets by which this process sends messages to ``ranks``.
 
         Raises RuntimeError in a child of a rank, or if torch.distributed is not initialised.
         """
@@ -136,7 +139,10 @@ class World:
         return self.sockets
 
     def group(self, ranks: Ranks) -> Any:
-        """Return the NCCL group of ``ranks``. Its members are sorted, so callers permute."""
+        """Return the NCCL group of ``ranks``, and make it in the first call, which is a collective.
+
+        Its members are sorted by rank, so callers permute the pieces if ``ranks`` are not.
+        """
         members = tuple(sorted(ranks))
         if len(members) == self.size and self.nccl:
             return dist.group.WORLD
@@ -148,7 +154,10 @@ class World:
         return group
 
     def may_lose_ranks(self) -> None:
-        """Prepare this process to go on in another world when a rank of this one is lost."""
+        """Prepare this process to go on in another world when a rank of this one is lost.
+
+        With NCCL this starts a thread that detects messages that do not arrive (``overdue.py``).
+        """
         if self.nccl and self.watch is not None:
             limit_s = timeout("cuda").total_seconds()
             self.overdue = Overdue(self.rank, self.watch, self._groups_of_nccl, limit_s)
@@ -174,9 +183,10 @@ _latest: tuple[Callable[[], Any], Callable[[], World | None]] = (lambda: None), 
 
 
 def world() -> World:
-    """Return the world of the default process group, started first if a launcher says how.
+    """Return the state of the default process group.
 
-    Without a launcher and a group it is a world of one rank.
+    If torchrun or a similar launcher started this process and there is no group yet, initialize the
+    group first. Without a launcher and a group it is a world of one rank.
     """
     found = c10d.GroupMember.WORLD
     if found is None:
@@ -263,7 +273,10 @@ def end_world() -> None:
 
 
 def world_now() -> World | None:
-    """Return the world that this process has made, or None. Any thread may call it."""
+    """Return the world of the default group if this process has made one; never make one.
+
+    Any thread may call it.
+    """
     found = c10d.GroupMember.WORLD
     return None if found is None else _worlds.get(found)
 
@@ -312,7 +325,10 @@ def _make_group(members: Ranks, position: int) -> Any:
 
 
 def timeout(kind: str) -> timedelta:
-    """Return the default group's timeout for a ``kind`` of device; groups made here get it too."""
+    """Return the default process group's timeout for devices of type ``kind``.
+
+    Groups that are made here get the same.
+    """
     found = dist.group.WORLD
     assert found is not None
     try:

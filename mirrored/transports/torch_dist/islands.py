@@ -1,6 +1,7 @@
-"""Divides the launched ranks into islands, each of which is a world of its own.
+"""Divides the launched ranks into islands, each of which is a world (process group) of its own.
 
-Ranks at the same place of each island reach each other by a separate thin connection.
+Islands train apart and seldom synchronize (``consistent/islands``). Ranks at the same place of each
+island reach each other by a separate connection for that.
 
 ```
 launched        rank 0   1   2   3        enter(2)
@@ -32,7 +33,7 @@ from .launcher import end_with_process, init_from_environment
 
 @dataclass(frozen=True)
 class Between:
-    """Position of this rank among the islands.
+    """Position of this rank among the islands, and the means to connect to other islands.
 
     Attributes:
         number: the number of this rank's island, counted from 0.
@@ -49,7 +50,9 @@ class Between:
     timeout_s: float = 0.0
 
     def line(self, name: str, members: Sequence[int], limit_s: float) -> Line:
-        """Connect the ranks at this place of the islands ``members``, each of which calls this.
+        """Connect the ranks with this ``place`` on the islands ``members``, which all call this.
+
+        ``name`` is the same for all of them and for no other connection.
 
         Raises:
             RuntimeError: one of them does not call it within ``limit_s`` seconds.
@@ -65,7 +68,7 @@ class Between:
 
 
 class Line:
-    """Connection of the ranks at one place of several islands, one rank of each.
+    """Connection of the ranks with one place on several islands, one rank of each.
 
     Attributes:
         sent: bytes that this rank has sent by it.
@@ -110,7 +113,9 @@ class Line:
 
 
 def enter_whole(number: int, count: int, endpoint: str, timeout_s: float) -> Between:
-    """Make one island of all launched ranks; the store of all islands is at ``endpoint``.
+    """Make all launched ranks one island, number ``number`` of ``count`` that were launched apart.
+
+    ``endpoint`` is host:port of the store that all islands reach.
 
     Raises:
         RuntimeError: the store cannot be reached.
@@ -125,7 +130,9 @@ def enter_whole(number: int, count: int, endpoint: str, timeout_s: float) -> Bet
 
 
 def enter(count: int, timeout_s: float) -> Between:
-    """Join this rank's island; consecutive ranks of the launcher form one.
+    """Divide the launched ranks into ``count`` islands, and join the process group of this rank's.
+
+    Consecutive ranks of the launcher form an island.
 
     Raises:
         RuntimeError: the process is in a process group already.

@@ -25,7 +25,8 @@ Message = tuple[int, Tensor]  # (the rank that it goes to or comes from, the ten
 class Posted:
     """Messages under way for the collective ``name`` of ``x``.
 
-    ``wait()`` returns once all incoming messages have arrived and all outgoing ones have left.
+    ``sends`` and ``out`` are (rank, tensor) pairs to send and to fill. ``wait()`` returns once all
+    incoming messages have arrived and all outgoing ones have left.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Posted:
 def send_and_receive(
     name: str, x: Tensor, sends: Sequence[Message], out: Sequence[Message], ranks: Ranks
 ) -> None:
-    """Send and receive messages of the collective ``name`` of ``x``, which match in order."""
+    """Send and receive messages of the collective ``name``, and wait for all of them."""
     Posted(name, x, sends, out, ranks).wait()
 
 
@@ -156,7 +157,7 @@ def tag_of(name: str, x: Tensor, ranks: Ranks) -> int:
 
 
 def _told(ranks: Ranks) -> tuple[object, ...]:
-    """Return the part of the tag that all messages of a call share."""
+    """Return the part of the tag that all messages of one call share, the same on all ranks."""
     return ranks, call_under_way(), count_failures()
 
 

@@ -67,7 +67,10 @@ class Overdue:
         threading.Thread(target=self._look, name="mirrored overdue", daemon=True).start()
 
     def passed(self) -> None:
-        """Record an event after a message that the current stream now waits for."""
+        """Record an event after the message that the current stream has just been made to wait for.
+
+        The thread gives up if the GPU does not reach the event in time.
+        """
         if torch.cuda.is_current_stream_capturing():  # an event in a CUDA graph cannot be queried
             return
         event = torch.cuda.Event()

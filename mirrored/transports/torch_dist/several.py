@@ -1,7 +1,8 @@
 """Gathers, or reduces and scatters, several tensors by messages that all travel at once.
 
-Short tensors are packed into one message; each of the others has its own, which needs no packing.
-All messages are started before any is waited for, so that their latencies do not add up.
+Short tensors are packed into one message. Each longer one has a message of its own, which saves the
+copies for packing. All messages are started before any is waited for, so that their latencies do
+not add up.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ PACKED_BYTES = 1 << 20
 
 
 class Sender(Protocol):
-    """Protocol of what starts the messages; each method leaves out this rank's own piece."""
+    """Protocol of a transport that starts the messages of one gather or reduce-scatter.
+
+    Each method leaves out this rank's own piece, which needs no message.
+    """
 
     @property
     def rank(self) -> int: ...
@@ -64,10 +68,10 @@ def packing(
     sizes: Sequence[Sequence[int]],
     piece: int | None = None,
 ) -> Packing:
-    """Return how ``xs``, cut along ``dims`` by ``sizes``, are sent.
+    """Return how ``xs``, cut along ``dims`` by ``sizes``, are divided into messages.
 
-    With ``piece``, each of ``xs`` is instead the piece at this position of what is joined. Raises
-    ValueError if it does not have the shape of that piece.
+    For a gather, ``piece`` is this rank's position: each of ``xs`` is then that piece of the joined
+    tensor. Raises ValueError if it does not have the shape of that piece.
     """
     shapes, itemsize = tuple(x.shape for x in xs), xs[0].element_size()
     return _packing(shapes, tuple(dims), tuple(map(tuple, sizes)), itemsize, piece)

@@ -1,4 +1,6 @@
-"""Short messages of a fixed size: whether a rank has a note, and the numbers of a small tensor.
+"""Short messages of a fixed size: a flag for a note, and the numbers of a small tensor.
+
+A note is what a rank tells the others instead of making their call, such as its error.
 
 ```
 0        4                    8          16                       80
@@ -8,7 +10,7 @@
 A rank that has a note does not make the call that the others make, and cannot know what they send;
 so the size is always the same. There is such a message for each op that may raise on some ranks
 alone (``consistent/dispatch/running/agreed.py``) and for each number that is read, and a rank waits
-for it: so memory is reused, and the header is read as bytes.
+for it. To be fast, memory is reused, and the header is read as bytes.
 """
 
 from __future__ import annotations
@@ -69,8 +71,8 @@ def swap(
         ranks: the members.
         x: a tensor of at most ``CARRIED_BYTES`` to send along.
         has_note: whether this rank has a note.
-        call: identifies the call in the message, in place of ``x`` in the tag. Use it where another
-            rank may not make the call, and so cannot know ``x``.
+        call: a number for the call with ``x``, sent in the message, so that ``x`` is left out of
+            the tag. Use it where another rank may not make the call, and so cannot know ``x``.
     """
     own = world()
     me = ranks.index(own.rank)

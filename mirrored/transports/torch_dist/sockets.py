@@ -37,7 +37,7 @@ class Sockets:
         atexit.register(self.close)
 
     def join(self, watch: Watch) -> None:
-        """Set the watch, by whose addresses and ``join`` sockets are made."""
+        """Set the watch, which knows the other ranks' addresses and connects to them."""
         # Weak: the watch refers to `arrive_by`, and so to this object.
         self._watch = weakref.ref(watch)
 

@@ -57,7 +57,10 @@ _A_ROUND = Link(30e-6, 1.5e9)
 
 @moves_count_lacks
 class TorchDist(Described):
-    """Ranks of torch.distributed's default process group; rank 0 of 1 if there is none."""
+    """Transport between the ranks of torch.distributed's default process group.
+
+    Without a process group this process is rank 0 of 1.
+    """
 
     def __init__(self) -> None:
         self._last_fold: Callable[[], _Fold | None] = lambda: None  # weak
@@ -74,7 +77,7 @@ class TorchDist(Described):
     def world(self) -> dist.ProcessGroup | None:
         """Return the default process group; None in a child of a rank.
 
-        It is started first if a launcher says how.
+        If a launcher such as torchrun started this process, the group is initialized first.
         """
         return None if world().is_childs else c10d.GroupMember.WORLD
 
@@ -85,7 +88,7 @@ class TorchDist(Described):
 
     @property
     def may_measure(self) -> bool:
-        """True if ranks may measure which way is faster where it is not known."""
+        """True if ranks may measure whether shared memory or messages are faster."""
         return world().measures
 
     @property
@@ -98,7 +101,7 @@ class TorchDist(Described):
         return timeout("cpu").total_seconds()
 
     def agreed(self, name: str, make: Callable[[], str]) -> str:
-        """Return what ``make`` returned on the first rank that asked for ``name``.
+        """Return what ``make`` returned on the first rank that asked for ``name``, on every rank.
 
         No rank waits for another.
         """
@@ -106,7 +109,7 @@ class TorchDist(Described):
 
     @property
     def watch(self) -> Watch:
-        """The watch of this world, which must have several ranks."""
+        """The object that detects ranks that wait in vain; the world must have several ranks."""
         found = world().watch
         assert found is not None
         return found
@@ -137,8 +140,8 @@ class TorchDist(Described):
     def meet(self, ranks: Ranks, host: str) -> None:
         """Agree on the cost of messages between all ranks of the world. A collective.
 
-        It is called when they first meet and share no memory. ``host`` is the name of this rank's
-        host.
+        It is called when they first communicate, if they share no memory. ``host`` is the name of
+        this rank's host.
         """
         self._links[world()] = between.kept_or_measured(self, ranks, host)
 
@@ -149,10 +152,10 @@ class TorchDist(Described):
         return found
 
     def link(self, kind: str) -> Link | None:
-        """Return the cost that all ranks agreed on when they first met; None before.
+        """Return the cost that all ranks agreed on in ``meet``; None before.
 
-        They meet at the same place of the program, so each plan is made with the same figure on all
-        ranks.
+        They meet at the same place of the program, so each plan is made with the same figures on
+        all ranks.
         """
         return self._links.get(world()) if kind == "cpu" else None
 
@@ -195,7 +198,7 @@ class TorchDist(Described):
         return fold
 
     def _in_one_round(self, nbytes: int, n: int) -> bool:
-        """Return whether each of ``n`` ranks sends all of its tensor to all others at once."""
+        """Return whether an all-reduce between ``n`` ranks takes one round of messages."""
         return in_one_round(self.link("cpu"), nbytes, n)
 
     def _by_collective(self, name: str, x: Tensor, ranks: Ranks, op: str) -> Handle:
@@ -422,15 +425,16 @@ class TorchDist(Described):
 
 
 class _Fold:
-    """All-reduce in two rounds of messages.
+    """All-reduce in two rounds of messages: a reduce-scatter and an all-gather.
 
     Each rank combines one part of every rank's ``x``, and then the parts are gathered. This sends
     as many bytes as a ring, and sums in rank order.
 
     ```
     started     parts go to the ranks that combine them
-    advance     what came is combined and goes to all; not before another one is started
-    wait        all parts are there
+    advance     the parts that came are combined, and the result goes to all ranks;
+                called by wait, or when the next all-reduce is started
+    wait        all results are there
     ```
     """
 
@@ -490,7 +494,7 @@ def in_one_round(link: Link | None, nbytes: int, n: int) -> bool:
 
 
 def _reducible(x: Tensor, op: str) -> tuple[Tensor, str]:
-    """Return ``x`` and ``op`` as a dtype and an op that NCCL can reduce."""
+    """Return (``x``, ``op``) converted to a dtype and an op that NCCL can reduce."""
     if x.dtype == torch.bool:
         return x.view(torch.uint8), "min" if op == "min" else "max"
     if x.dtype.is_complex:

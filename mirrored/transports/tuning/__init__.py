@@ -1,1 +1,1 @@
-"""Chooses between two ways to carry out a collective, by a table measured once per machine."""
+"""Decides by measured timings whether a collective goes through shared memory or as messages."""

@@ -1,7 +1,7 @@
-"""Command that measures this machine's tables of transports.
+"""Command that measures and stores the timings by which transports and plans are chosen.
 
-``torchrun --nproc_per_node 4 -m mirrored.transports.tuning`` measures which way is faster, or the
-cost of messages if these ranks share no memory.
+``torchrun --nproc_per_node 4 -m mirrored.transports.tuning`` measures which way is faster, shared
+memory or messages, or the cost of messages if these ranks share no memory.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ TRIES = 30
 def kept_or_measured(way: Transport, ranks: Ranks, host: str) -> Link:
     """Return the cost of messages between ``ranks``. A collective.
 
-    It comes from the stored table of the first of ``ranks``, or from a new one.
+    It comes from the table that the first of ``ranks`` has stored, or else is measured.
 
     Args:
         way: the transport that sends the messages.
@@ -49,7 +49,10 @@ def kept_or_measured(way: Transport, ranks: Ranks, host: str) -> Link:
 
 
 def measured_by_hand(way: Transport, ranks: Ranks, host: str) -> Table:
-    """Measure a table and store it even if other programs disturbed it. A collective."""
+    """Measure a table for the user's command, and store it even if other programs disturbed it.
+
+    A collective.
+    """
     found, is_disturbed = _measured(way, ranks, way.gather_objects(host, ranks))
     if is_disturbed and way.rank == ranks[0]:
         warn_of_others("table of messages", "price them wrongly")

@@ -18,7 +18,7 @@ from . import table
 
 
 class World(Protocol):
-    """Protocol of the ranks that must agree."""
+    """Protocol of an object by which all ranks agree on a text; ``TorchDist`` implements it."""
 
     def agreed(self, name: str, make: Callable[[], str]) -> str: ...
 
@@ -38,9 +38,10 @@ def agreed_link(world: World, kind: str, own: Callable[[], Link | None]) -> Link
 
 
 def kept_link(size: int, device: str, memory_is_shared: bool) -> Link | None:
-    """Return the cost in this process's table for ``size`` ranks on such a ``device``.
+    """Return the cost in this process's stored table for ``size`` ranks on such a ``device``.
 
-    Returns None if ranks do not share memory or are on several hosts.
+    Without a stored table it is the built-in cost. Returns None if the ranks do not share memory or
+    are on several hosts.
     """
     # Without torchrun's variable, assume that all ranks are on this host.
     one_host = int(os.environ.get("LOCAL_WORLD_SIZE", size)) == size

@@ -1,6 +1,6 @@
-"""Measures a machine's table: which of two ways is faster for which collective.
+"""Measures a machine's table: whether shared memory or messages are faster for a collective.
 
-A number of ranks does so in its first use of shared memory, in less than a second. If other
+The ranks of a group measure it in their first use of shared memory, in less than a second. If other
 programs keep the host busy meanwhile the table is not stored, since it would select the slower way
 for ever: the built-in table is used instead, and the next start measures again. To measure by hand:
 ``torchrun --nproc_per_node 4 -m mirrored.transports.tuning``.
@@ -33,10 +33,11 @@ Move = Callable[[Transport, Tensor], object]
 
 @dataclass(frozen=True)
 class TwoWays:
-    """The two transports that a table compares.
+    """The two transports that a table compares, and the tensors for which it does.
 
     ``shared`` moves tensors of ``ranks`` on ``device`` by shared memory, ``messages`` without it.
-    ``name`` is the kind of device under which the table is stored.
+    ``name`` is the kind of device under which the table is stored. ``set_one_shot`` sets the sizes
+    up to which ``shared`` does an all-reduce in one step.
     """
 
     shared: Transport
@@ -53,10 +54,10 @@ class TwoWays:
 
 
 def kept_or_measured(ways: TwoWays, may_measure: bool) -> Table:
-    """Return the first member's stored table, or a new one. A collective.
+    """Return the first member's stored table; if it has none, all members measure one.
 
-    If there is none, all members measure it. They use the built-in table if they may not measure,
-    or if other programs disturbed the measurement.
+    A collective. They use the built-in table if they may not measure, or if other programs
+    disturbed the measurement.
     """
     found = table.load(len(ways.ranks), ways.name) if ways.is_first else None
     found = ways.shared.gather_objects(found, ways.ranks)[0]
@@ -70,7 +71,10 @@ def kept_or_measured(ways: TwoWays, may_measure: bool) -> Table:
 
 
 def measured_by_hand(ways: TwoWays) -> Table:
-    """Measure a table and store it even if other programs disturbed it. A collective."""
+    """Measure a table for the user's command, and store it even if other programs disturbed it.
+
+    A collective.
+    """
     found, is_disturbed = measured(ways)
     if is_disturbed and ways.is_first:
         warn_of_others("table of transports", "choose the slower way")
@@ -130,7 +134,10 @@ def _moves(ways: TwoWays) -> dict[str, Move]:
 
 
 def _one_shot(ways: TwoWays, dtype: torch.dtype) -> int:
-    """Return the size in bytes up to which an all-reduce is faster if all send all of x."""
+    """Return the size in bytes up to which an all-reduce is faster in one step than in parts.
+
+    In one step every rank reads the whole tensor of every rank.
+    """
     limit = 0
     for nbytes in ONE_SHOT_SIZES:
         x = torch.ones(nbytes // dtype.itemsize, dtype=dtype, device=ways.device)

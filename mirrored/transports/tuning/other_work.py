@@ -34,7 +34,7 @@ class Usage:
 
 
 def usage() -> Usage:
-    """Return the usage up to now.
+    """Return the clock, and the processor seconds used so far; subtract two to measure an interval.
 
     Source: proc_stat(5); "steal" is the time that another guest of the machine had.
     """

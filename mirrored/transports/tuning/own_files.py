@@ -25,7 +25,10 @@ def folder() -> Path:
 
 
 def may_keep(path: Path) -> bool:
-    """Return whether the file's folder exists, or can be made, and is the user's own."""
+    """Return whether files may be stored in the folder of ``path``.
+
+    The folder must be the user's own and writable; it is made if it does not exist.
+    """
     with contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         return _is_own(os.stat(path.parent)) and os.access(path.parent, os.W_OK)
@@ -48,7 +51,7 @@ def is_own_folder(path: Path) -> bool:
 
 
 def in_the_way(path: Path) -> Path | None:
-    """Return another user's folder or file that keeps ``path`` from being used, if any."""
+    """Return the folder or file of another user that prevents the use of ``path``; None if none."""
     with contextlib.suppress(OSError):
         if not _is_own(os.stat(path.parent)):
             return path.parent
@@ -58,9 +61,10 @@ def in_the_way(path: Path) -> Path | None:
 
 
 def read(path: Path) -> bytes | None:
-    """Return the content of a file of the user's, or None.
+    """Return the content of a file that the user owns; None if it cannot be used.
 
-    It is None if there is no such file, or if the file is longer than ``_MOST_BYTES``.
+    It is None if there is no such file, if it or its folder is another user's, or if it is longer
+    than ``_MOST_BYTES``.
     """
     with contextlib.suppress(OSError):
         if not _is_own(os.stat(path.parent)):

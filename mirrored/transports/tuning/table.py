@@ -1,8 +1,9 @@
-"""Table that selects, by size and dtype, how a collective is sent. It is measured once and stored.
+"""Table of measured timings that selects, by size and dtype, how a collective is sent.
 
 There is one file for each device, number of ranks and version of torch, in the user's cache folder,
 and one more for each number of ranks that share no memory, which only has the cost of messages
-(``between.py``). The ways differ in time, and in the order in which gloo and NCCL sum floats.
+(``between.py``). The two ways, shared memory and messages, differ in time, and in the order in
+which gloo and NCCL sum floats.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Table:
             longer one is reduced in parts.
         one_shot_narrow: the same limit for floats of two bytes.
         messages_above: collective ("all_reduce", "all_reduce narrow", ...) -> the size above which
-            the transport below is faster. One that is not listed never goes there.
+            messages are faster. A collective that is not listed is never sent as messages.
         latency_s: seconds that the smallest all-reduce takes.
         bytes_per_s: bytes that a rank sends in a second when large tensors are joined.
         copy_start_s: seconds that the smallest copy on one rank takes; None if it was not measured.
@@ -61,7 +62,7 @@ class Table:
         return Link(self.latency_s, self.bytes_per_s, self.copy_start_s, self.copy_bytes_per_s)
 
     def by_messages(self, move: str, dtype: torch.dtype, nbytes: int) -> bool:
-        """Return whether the transport below should carry out ``move``."""
+        """Return whether ``move`` of a logical tensor of ``nbytes`` is faster as messages."""
         above = self.messages_above.get(row(move, dtype))
         return above is not None and nbytes > above
 
@@ -72,7 +73,7 @@ def row(move: str, dtype: torch.dtype) -> str:
 
 
 def processors() -> str:
-    """Return the name that stands for the device of ranks that share the host's memory."""
+    """Return the name that stands for the device in tables of CPU tensors."""
     return f"{os.cpu_count()} processors"
 
 
@@ -90,7 +91,7 @@ def kept(ranks: int, device: str) -> Table | None:
 def load(ranks: int, device: str) -> Table | None:
     """Return the stored table, or None if it has yet to be measured.
 
-    If no table can be stored, it is the built-in one.
+    If no table can be stored, return the built-in one: measuring at each start would be slow.
     """
     found, file = kept(ranks, device), path(ranks, device)
     if found is not None:

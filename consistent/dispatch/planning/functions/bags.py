@@ -1,8 +1,8 @@
-"""``F.embedding_bag`` for bags of one size that are split along an axis, like the table's rows.
+"""``F.embedding_bag`` for bags of equal length that one mesh axis splits along with the table.
 
-The rows are looked up first and then summed bag by bag, so that each missing row is sent once.
-Torch's own Python body flattens all bags into one row, after which the start of each bag is a
-value, which planning cannot see.
+The rows are looked up first and then summed bag by bag, so that a row that a rank lacks is sent to
+it once. Torch's own Python body flattens all bags into one row, after which the start of each bag
+is a value in a tensor, which planning cannot see.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Any:
-    """Compute ``F.embedding_bag`` by rows, or return ``NotImplemented`` if that does not fit."""
+    """Compute ``F.embedding_bag`` as a lookup of rows and a reduction of each bag.
+
+    Returns ``NotImplemented`` for options that this does not support, and if no axis splits both
+    the bags and the table.
+    """
     plain = max_norm is None and not scale_grad_by_freq and offsets is None
     averages = mode == "mean" and per_sample_weights is None
     if not plain or not (mode == "sum" or averages) or not _alike(input, weight):
@@ -48,7 +52,7 @@ def embedding_bag(
 
 
 def _alike(bags: Any, table: Any) -> bool:
-    """Return whether some axis splits both the bags and the rows of the table."""
+    """Return whether some axis splits both the bags (by ``S(0)``) and the rows of the table."""
     if not is_global(bags) or not is_global(table) or bags.ndim != 2 or not bags.shape[1]:
         return False
     if bags._spec.placement != table._spec.placement:

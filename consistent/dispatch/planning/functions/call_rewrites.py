@@ -1,7 +1,8 @@
-"""Rewrites of a call into other calls.
+"""Rewrites of a call into other calls, for calls that the rule table cannot take as they are.
 
-They serve operator arguments passed by keyword, numbers passed as tensors, in-place ops that change
-a tensor's shape, and functions that are cheaper by another way.
+They serve arguments of operators that are passed by keyword, tensors passed where torch reads a
+number, in-place ops that change a tensor's shape, and functions for which another sequence of calls
+is cheaper.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ BY_OTHER_CALLS: dict[Any, Callable[..., Any]] = {torch.nn.functional.embedding_b
 
 
 def unless(first: Callable[..., Any] | None, otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls ``first``, then ``otherwise`` on ``NotImplemented``."""
+    """Make a function that calls ``first``, or ``otherwise`` if that returns ``NotImplemented``."""
     if first is None:
         return otherwise
 
@@ -36,8 +37,11 @@ def unless(first: Callable[..., Any] | None, otherwise: Callable[..., Any]) -> C
 
 
 def reshaped_in_place(name: str) -> Callable[..., Any]:
-    """Return the implementation of ``x.t_()``, ``x.unsqueeze_(0)``, ...: ``x`` becomes its own
-    view, with the view's spec."""
+    """Return an implementation of ops such as ``x.t_()`` and ``x.unsqueeze_(0)``.
+
+    The object ``x`` takes over the data and the spec of the view that the op without underscore
+    returns.
+    """
 
     def run(x: Any, *args: Any, **kwargs: Any) -> Any:
         if x.requires_grad:
@@ -91,10 +95,10 @@ def first_by_position(
 
 
 def as_leaf(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the implementation of ``zeros_like(x, requires_grad=True)`` and the like.
+    """Return the implementation of ``zeros_like(x, requires_grad=True)`` and similar calls.
 
-    Torch would make a leaf of the shard, whose gradient would not be boxed. So the flag is set on
-    the global tensor.
+    Torch would set the flag on the shard, so that the shard were a leaf and its gradient would not
+    be boxed. So the flag is set on the global tensor instead.
     """
 
     def call(*args: Any, requires_grad: bool, **kwargs: Any) -> Any:
@@ -149,9 +153,9 @@ def _overload(packet: Any, args: tuple, kwargs: dict) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Parameters of an op that no overload takes as a tensor.
+    """The parameters of an op for which torch reads a number, or several, if a tensor is passed.
 
-    If the caller passes a tensor for such a parameter, torch reads a number, or several, from it.
+    These are the parameters that no overload of the op takes as a tensor.
     """
 
     places: frozenset[int]
@@ -160,14 +164,14 @@ class Numbers:
     tensors: frozenset[int | str]  # parameters that are tensors
 
     def holds(self, place: int | str) -> bool:
-        """Return whether ``place``, a position or a name, is one of these parameters."""
+        """Return whether the argument at ``place``, a position or a name, is one of these."""
         if place.__class__ is str:
             return place in self.names
         return place in self.places or (self.rest is not None and place >= self.rest)  # type: ignore[operator]
 
 
 def given_as_tensors(name: str, args: tuple, kwargs: dict) -> Numbers | None:
-    """Return the number parameters of the op if a tensor is passed for one of them, else None."""
+    """Return the number parameters of the op if one of them is passed as a tensor, else None."""
     numbers = number_parameters(name)
     given = [place for place, value in (*enumerate(args), *kwargs.items()) if _has_tensor(value)]
     if not any(map(numbers.holds, given)):
@@ -208,7 +212,7 @@ def _last_place(schema: Any) -> int:
 
 
 def with_numbers(run: Callable[..., Any], numbers: Numbers) -> Callable[..., Any]:
-    """Return ``run`` with each tensor at a number parameter replaced by its value.
+    """Wrap ``run`` to replace each tensor that is passed for a number by its value.
 
     Reading the values is a collective.
     """

@@ -1,6 +1,6 @@
-"""Ops of other libraries that equal an op of torch under another name, and so can use its row.
+"""Ops of other libraries that compute the same as an op of torch, and so use that op's rule.
 
-Nothing is known of all other foreign ops, which run whole.
+All other ops of other libraries are unknown, so every rank runs them on whole tensors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _GROUPED = (torch.float32, torch.bfloat16, torch.float16)  # dtypes of torch's g
 
 
 def _grouped_mm(input: Any, weight: Any, offs: Any) -> Any:
-    """Compute ``F.grouped_mm`` for transformers' fallback op, or return ``NotImplemented``.
+    """Compute ``F.grouped_mm`` in place of transformers' fallback op, or return ``NotImplemented``.
 
     Transformers calls its fallback while ``torch.compiler.is_compiling()``, because Inductor does
     not compile ``torch._grouped_mm``.

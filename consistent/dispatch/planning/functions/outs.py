@@ -1,4 +1,4 @@
-"""Calls ``op(..., out=t)``: a run on ``meta`` tensors shows what torch does with such a ``t``.
+"""Calls with ``out=t``: a run on ``meta`` tensors shows whether and how torch writes into ``t``.
 
 ```
 dtypes that the op gives without out=    the op, boxed to the layout of t and written into it
@@ -81,7 +81,10 @@ def _way(
 
 
 def _on_meta(run: _Run, args: tuple, kwargs: dict, tracked: bool = False) -> Any:
-    """Run the call on meta tensors, and return the result or the error."""
+    """Run the call on meta tensors and return its result, or the error that it raises.
+
+    With ``tracked`` the meta tensors require grad where the arguments do.
+    """
     kwargs = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory")}
     metas = []
     with without_modes():
@@ -141,8 +144,8 @@ def _written(
 ) -> Callable[..., Any]:
     """Return a function that runs the op without ``out=`` and writes its result into ``out``.
 
-    The result is boxed to the layout of ``out``. If it has another dtype, ``otherwise`` is called
-    instead, if there is one.
+    The result is boxed to the layout of ``out``. If its dtype is not that of ``out``, the function
+    ``otherwise`` is called instead, if it is given.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:

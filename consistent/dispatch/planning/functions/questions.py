@@ -1,8 +1,9 @@
-"""Torch functions that compute no tensor but query one tensor in one memory.
+"""Queries: torch functions that compute no tensor but ask a fact about one, such as its storage.
 
-An op without a row runs whole, which moves data. A query may not move data: a rank that queries
-alone would wait for the others. ``tensor/inspection/answers.py`` answers the queries that make
-sense for the logical tensor. All others raise, among them those that future versions of torch add.
+An op without a rule runs on whole tensors, which communicates. A query must not, because a rank may
+query alone and would then wait for the others. ``tensor/inspection/answers.py`` answers the queries
+that make sense for the logical tensor. All others raise, among them those that future versions of
+torch add.
 """
 
 from __future__ import annotations
@@ -65,8 +66,13 @@ ONE_MEMORY = "its shards lie on several ranks, and torch asks this of one tensor
 
 
 def refusal(name: str, reason: str = ONE_MEMORY, instead: str = "") -> Callable[..., Any]:
-    """Return a function to use in place of torch's ``name``: it raises and says what to call
-    instead."""
+    """Return a function that raises when torch's ``name`` is called on a global tensor.
+
+    Args:
+        name: name of the function, method or property.
+        reason: why it cannot answer.
+        instead: what the message tells the caller to use; by default the shard or the whole value.
+    """
     is_property = name.endswith((".__get__", ".__set__", ".__delete__"))
     short = name.rpartition(".")[0] if is_property else name
     asked = short if is_property else f"{short}(...)"

@@ -1,9 +1,9 @@
-"""Resolution of a torch function: the name of its rule, whether it is in place, how it is run.
+"""Resolution of a torch function: whose rule it uses, whether it is in place, how it is run.
 
 torch hands the hook functions of many kinds: builtins, methods, slot wrappers, property getters,
 operator overloads, and Python functions that are compositions of other ops. The last are *opened*:
-their Python body is run on the global tensors, so that every op inside meets its own rule and reads
-logical shapes.
+their Python body is run on the global tensors, so that every op inside it is dispatched by its own
+rule and reads logical shapes.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _OPERATORS = {
 
 @dataclass(frozen=True)
 class TorchFunction:
-    """A resolved torch function, with the facts that dispatch needs whatever the arguments are."""
+    """A resolved torch function, with the facts that are the same for all of its calls."""
 
     name: str
     inplace: bool
@@ -85,7 +85,7 @@ class TorchFunction:
 
     @cached_property
     def call(self) -> Callable[..., Any] | None:
-        """The function that answers every call as it is, or None if calls are planned."""
+        """A function that handles every call without planning, or None if calls are planned."""
         handler = handlers.get(self.name + "_" * self.inplace)
         # None for a list op without a handler, which `plan_list_op` plans.
         if handler is not None or self.name.startswith(tuple(list_ops)):
@@ -98,14 +98,14 @@ class TorchFunction:
 
     @cached_property
     def free_names(self) -> tuple[str, ...]:
-        """Names of the arguments whose integers decide nothing about layouts."""
+        """Names of the arguments whose integers do not affect layouts; plans ignore them."""
         if self.row is None or self.row.numbers == "*":
             return ()
         return tuple(self.row.numbers.split())
 
     @cached_property
     def free(self) -> int:
-        """The positions of the free arguments as bits.
+        """Bit mask of the positions of the arguments in ``free_names``.
 
         The last bit stands for all further positions.
         """
@@ -115,12 +115,12 @@ class TorchFunction:
 
     @cached_property
     def sizing(self) -> int:
-        """Code for how sizes among the arguments become those of the shard; 0 if there are none."""
+        """Code that says how logical sizes in the arguments become those of the shard; 0: none."""
         return 0 if self.row is None or self.row.sizing is None else int(self.row.sizing)
 
     @cached_property
     def outs(self) -> tuple[str, ...]:
-        """Names of the arguments that results are written into if the caller passes them."""
+        """Names of the parameters that, if passed, receive the results, such as ``out``."""
         if not isinstance(self.run, torch._ops.OpOverload):
             return ("out",)
         return tuple(a.name for a in self.run._schema.arguments if a.is_out)
@@ -145,7 +145,7 @@ _of_properties: dict[tuple[Any, str], TorchFunction] = {}
 
 
 def resolve(func: Callable[..., Any]) -> TorchFunction:
-    """Resolve the torch function ``func``; the hook caches the answer."""
+    """Return the description of the torch function ``func``; the hook caches it."""
     if isinstance(func, types.MethodWrapperType):  # the getter of a property, such as Tensor.T
         prop: Any = func.__self__
         known = _of_properties.get((prop, func.__name__))
@@ -177,7 +177,7 @@ def resolve(func: Callable[..., Any]) -> TorchFunction:
 
 
 def _namespace(func: Any) -> str:
-    """Return the library that an op belongs to, or the module of a function."""
+    """Return the namespace of an operator, as ``aten``, or the module of any other function."""
     if isinstance(func, torch._ops.OpOverload):
         return func.namespace
     if isinstance(func, torch._ops.OpOverloadPacket):
@@ -216,8 +216,10 @@ def _refusing(name: str, why: str) -> TorchFunction:
 
 
 def _resolve_op(func: Any, namespace: str) -> TorchFunction:
-    """Resolve an operator: ``torch.ops.aten.add.Tensor``, or an op of another library, which has no
-    row."""
+    """Resolve an operator, such as ``torch.ops.aten.add.Tensor``.
+
+    Operators of other libraries have no rule.
+    """
     overload = isinstance(func, torch._ops.OpOverload)
     name = func._schema.name if overload else func._qualified_op_name
     name_in_torch = name.split("::")[1]
@@ -244,7 +246,7 @@ def _canonical(name: str) -> tuple[str, bool]:
 
 
 def handler_name(method: str) -> str:
-    """Return the name under which a handler of this method of ``torch.Tensor`` is registered."""
+    """Return the key in ``plan.handlers`` for a handler of this method of ``torch.Tensor``."""
     name, inplace = _canonical(method)
     return name + "_" * inplace
 

@@ -1,12 +1,14 @@
 """Ops over lists of tensors: ``torch._foreach_*`` and the fused optimizer steps.
 
-The tensors at position i of all lists belong together, and most of these ops are elementwise in
-them. If all tensors at each position share one layout, the op runs on lists of shards in one call.
-Otherwise the op on single tensors is called for each position. Positions may be on different
-placements, or hold plain tensors: this rank computes the positions of which it has shards, and
-follows the others on ``meta`` tensors.
+A *position* is an index i: the i-th tensors of all lists belong together, such as a parameter, its
+gradient and its state, and most of these ops are elementwise in them. If all tensors at each
+position share one layout, the op runs on lists of shards in one call. Otherwise the op on single
+tensors is called for each position. Positions may be on different placements, or hold plain
+tensors: this rank computes the positions of which it has shards, and runs the others on ``meta``
+tensors.
 
-A tensor that is one factor for all positions must have its value on each rank, so it is boxed to B.
+A *factor* is a tensor that applies to all positions. Each rank needs its value, so it is boxed to
+B.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ _SINGLE: dict[str, Callable[..., Any]] = {
 
 
 def plan_list_op(function: TorchFunction, args: tuple, kwargs: dict) -> Plan | None:
-    """Make the plan of a list op for tensors with these specs; None if no list is passed."""
+    """Make the plan of a list op for these arguments; None if no list of tensors is passed."""
     lists = _lists(args, kwargs)
     if not lists:
         return None
@@ -80,7 +82,7 @@ def _plan_on_shards(function: TorchFunction, layouts: Sequence[Any]) -> Plan:
 
 
 def _is_held(layout: TensorSpec | _Plain | None) -> bool:
-    """Return whether this rank has a shard of the tensors of a position with this layout."""
+    """Return whether this rank holds shards of the tensors at a position with this layout."""
     return isinstance(layout, TensorSpec) and my_coordinate(layout.placement) is not None
 
 
@@ -120,17 +122,17 @@ def _check_lengths(lists: list[Sequence[Any]], args: tuple, kwargs: dict) -> Non
 
 
 class _Plain:
-    """Marker of a position at which all tensors are plain."""
+    """Marker that stands for the layout of a position at which all tensors are plain."""
 
 
 _PLAIN = _Plain()
 
 
 def _common(tensors: Sequence[Any]) -> TensorSpec | _Plain | None:
-    """Return the spec of a position whose shards the op may take as they are, or None.
+    """Return the spec that the tensors at a position share, or None if they cannot be used.
 
-    All tensors at the position share the spec, and it is not partial; 0-d tensors may be B or plain
-    instead. ``_PLAIN`` is returned if all tensors are plain.
+    The op uses their shards, so a shared spec must not be partial. 0-d tensors after the first may
+    be B or plain instead. If all tensors are plain, ``_PLAIN`` is returned.
     """
     if not any(map(is_global, tensors)):
         return _PLAIN
@@ -155,7 +157,10 @@ def _lies_as(t: Any, spec: TensorSpec) -> bool:
 
 
 def _fits(name: str, layouts: Sequence[Any], factors: Sequence[Any]) -> bool:
-    """Return whether the tensors that are one factor for all positions may be used as they are."""
+    """Return whether the op can take its factors (tensors that apply to all positions) as they are.
+
+    ``layouts`` are the results of ``_common`` for the positions.
+    """
     placements = {spec.placement for spec in layouts if isinstance(spec, TensorSpec)}
     return all(
         not is_global(x)
@@ -173,9 +178,9 @@ def _fits(name: str, layouts: Sequence[Any], factors: Sequence[Any]) -> bool:
 
 
 def _with_factors(function: TorchFunction, layouts: Sequence[Any]) -> Callable[..., Any]:
-    """Return a function that calls ``function`` through the hook again with whole factors.
+    """Make a function that calls ``function`` through the hook again with the value of each factor.
 
-    Each rank then holds the value of each factor.
+    A factor becomes a B tensor, a plain tensor or, where torch reads numbers, a list of numbers.
     """
     placements = {spec.placement for spec in layouts if isinstance(spec, TensorSpec)}
     one = placements.pop() if len(placements) == 1 and _PLAIN not in layouts else None
@@ -195,7 +200,7 @@ def _with_factors(function: TorchFunction, layouts: Sequence[Any]) -> Callable[.
 
 
 def _whole(x: Any, placement: Placement | None) -> Any:
-    """Return ``x`` as a B tensor if ``placement`` is its own, else as a plain tensor.
+    """Return the factor ``x`` whole: as a B tensor if ``placement`` is its own, else as plain.
 
     The plain tensor is the same on all ranks. An ``x`` that requires grad stays global.
     """
@@ -206,10 +211,10 @@ def _whole(x: Any, placement: Placement | None) -> Any:
 
 
 def _in_groups(function: TorchFunction, layouts: Sequence[Any]) -> Callable[..., Any]:
-    """Return a function that runs the op on the held positions, then on the followed ones.
+    """Make a function that calls the op twice: at the positions that this rank has, and others.
 
-    Each group of positions takes one call. In-place ops skip the followed positions, whose shards
-    are on ``meta``: not every kernel supports ``meta``.
+    The first group has shards of this rank or plain tensors. The second has ``meta`` tensors, of
+    placements without this rank; in-place ops skip it, because not every kernel supports ``meta``.
     """
     count = len(layouts)
     follows = [spec is not _PLAIN and my_coordinate(spec.placement) is None for spec in layouts]
@@ -246,7 +251,7 @@ def _pick(value: Any, positions: list[int], count: int) -> Any:
 
 
 def _one_by_one(function: TorchFunction) -> Callable[..., Any]:
-    """Return a function that calls the single-tensor op through the hook at each position."""
+    """Return a function that calls the op on single tensors, at one position after the other."""
     name = function.name.removeprefix("_foreach_") + ("_" if function.inplace else "")
     single = _SINGLE.get(name) or getattr(_Tensor, name)
 

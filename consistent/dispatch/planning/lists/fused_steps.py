@@ -1,8 +1,8 @@
-"""The fused optimizer steps: ``torch._fused_adam_`` and others like it.
+"""The fused optimizer steps: ``torch._fused_adam_`` and similar ops.
 
-They are elementwise in the tensors of a position. If those share one layout, the step runs on the
-shards. Otherwise it runs on copies in the layout of the first global one, and the tensors that it
-writes to are boxed back.
+They are elementwise in the tensors of a position (a parameter, its gradient and its state). If
+these share one layout, the step runs on the shards. Otherwise it runs on copies in the layout of
+the first global one, and the tensors that it writes to are boxed back.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...running.moved_views import refuse_moved
 
 
 def fused_step(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``run`` for tensors of any layouts, which may be on several placements or plain."""
+    """Wrap the fused step ``run`` to take tensors in any layout, on any placement, or plain."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         refuse_moved("_fused_step", args, kwargs)
@@ -46,7 +46,7 @@ def fused_step(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _target(tensors: tuple[Any, ...]) -> TensorSpec | None:
-    """Return the spec that the tensors of a position are boxed to, or None if all are plain.
+    """Return the spec to which the tensors of one parameter are boxed , or None if all are plain.
 
     It is the spec of the first global tensor, with B in place of P.
     """
@@ -71,7 +71,7 @@ def _lay(x: Any, spec: TensorSpec | None) -> Any:
 
 
 def _whole(x: Any) -> Any:
-    """Return the whole value of ``x``, a learning rate or a tensor from GradScaler."""
+    """Return a learning rate, or a tensor of GradScaler, as a whole plain tensor."""
     if not is_global(x):
         return x
     return plain(box(x.detach(), x._spec, whole_on_world(x._spec)))

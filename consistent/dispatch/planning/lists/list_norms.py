@@ -1,5 +1,4 @@
-"""``torch._foreach_norm``: the norms that gradient clipping needs, with one reduction for many
-tensors."""
+"""``torch._foreach_norm`` on global tensors, for clipping: one reduction for many tensors."""
 
 from __future__ import annotations
 
@@ -19,12 +18,12 @@ _WIDE = torch.float64  # powers of the ranks' norms neither overflow nor underfl
 
 
 def norm(tensors: Sequence[Any], ord: float = 2, dtype: torch.dtype | None = None) -> tuple:  # noqa: A002
-    """Return the norms of the logical tensors.
+    """Return the norm of each tensor in ``tensors``, computed over the whole logical tensor.
 
     Tensors of one placement with the same split axes share one reduction. Each norm is a 0-d B
     tensor. If the tensors are on different placements, or some are plain, the norms are plain
-    tensors instead, the same on every rank of the world: clipping makes one norm of all of them and
-    scales each tensor by it.
+    tensors instead, the same on every rank of the world, because clipping combines them to one norm
+    and scales each tensor by it.
     """
     if records(tensors):
         return tuple(torch.linalg.vector_norm(t, ord, dtype=dtype) for t in tensors)
@@ -43,7 +42,7 @@ def norm(tensors: Sequence[Any], ord: float = 2, dtype: torch.dtype | None = Non
 
 
 def powsum(x: Any, ord: float = 2, dtype: torch.dtype | None = None) -> Any:  # noqa: A002
-    """Return the sum of powers of absolute values, as ``torch._foreach_powsum`` computes it."""
+    """Return the sum of ``abs(x) ** ord``, as ``torch._foreach_powsum`` does for each tensor."""
     return x.abs().pow(ord).sum(dtype=dtype or x.abs().dtype)
 
 
@@ -54,7 +53,10 @@ def _settled(t: Any) -> Any:
 
 
 def _group_of(t: Any, dtype: torch.dtype | None) -> tuple:
-    """Return the group of ``t``: (placement, axes over which norms are reduced, norm's dtype)."""
+    """Return the key by which tensors share a reduction.
+
+    It is (placement, axes over which their norms are reduced, dtype of the norms).
+    """
     result = (t.dtype if dtype is None else dtype).to_real()
     if not is_global(t):
         return None, (), result
@@ -69,7 +71,7 @@ def _norms(
     ord: float,  # noqa: A002
     dtype: torch.dtype | None,
 ) -> torch.Tensor:
-    """Return the norms of the tensors of one group, stacked, in a wide dtype."""
+    """Return the norms of the tensors of one group, stacked into one tensor of a wide dtype."""
     shards = [plain(t) for t in tensors]
     wide = torch.promote_types(shards[0].dtype if dtype is None else dtype, torch.float32)
     if axes:

@@ -1,7 +1,7 @@
-"""``torch._amp_foreach_non_finite_check_and_unscale_``: GradScaler's work before a step.
+"""GradScaler's check and unscaling (``torch._amp_foreach_non_finite_check_and_unscale_``).
 
-A gradient is finite if all of its pieces are. Every rank must find the same, or some would step and
-others would not.
+A gradient is finite if all of its shards are. Every rank must come to the same answer, or some
+would step and others would skip the step.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def _is_partial(g: Any) -> bool:
 
 
 def _checked(g: Any) -> torch.Tensor | None:
-    """Return the shard that is checked and unscaled, or None if there is none.
+    """Return the tensor that this rank checks and unscales for the gradient ``g``.
 
-    The addends of a P gradient may be finite though their sum is not, so its sum is computed for
-    the check alone.
+    It is the shard. The addends of a P gradient may be finite though their sum is not, so for P its
+    sum is computed for the check alone.
     """
     if not is_global(g):
         return g
@@ -67,7 +67,7 @@ def _checked(g: Any) -> torch.Tensor | None:
 
 
 def _is_known_to_all(g: Any) -> bool:
-    """Return whether every rank of the world has checked the whole gradient."""
+    """Return whether every rank of the world checks the whole gradient, so all know the answer."""
     if not is_global(g):
         return True
     return g.placement.size == current().size and all(entry is B for entry in g.sbp)

@@ -1,4 +1,4 @@
-"""Forms of histc and histogram."""
+"""Forms of histc and histogram, whose bins span the range of values of all shards."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..reductions.extremes import local_extreme
 
 
 def _range(shard: Shards) -> tuple[float, float]:
-    """Return the smallest and largest element of all shards, widened as in torch if they are
-    equal."""
+    """Return the smallest and largest element of all shards, as limits of the bins. If the two are
+    equal, they are moved apart by 1 each, as in torch."""
     x = shard.tensors[0].detach().reshape(-1)
     low, high = (local_extreme(x, (0,), is_max) for is_max in (False, True))
     low, high = shard.min(low).item(), shard.max(high).item()

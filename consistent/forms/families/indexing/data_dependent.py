@@ -1,6 +1,8 @@
-"""Forms of ops whose result's length depends on data. They return (result, logical shapes).
+"""Forms of ops whose output length depends on values: nonzero, masked_select, unique, bincount.
 
-Ranks tell each other how many items they found; then the rows are redistributed evenly, or joined.
+They return (result, logical shapes), because the shapes are known only after the op has run. Ranks
+exchange how many items each has found. Then the found rows are redistributed into balanced pieces,
+or the ranks' results are joined.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ Shapes = list[tuple[int, ...]]
 
 
 def _found(shard: Shards, rows: list[Tensor]) -> tuple[list[Tensor], Shapes]:
-    """Return (this rank's balanced pieces of the rows that all ranks found, logical shapes). This
-    rank found ``rows``, tensors of equal length."""
+    """Redistribute the rows that all ranks found into balanced pieces, and return (this rank's
+    pieces, logical shapes). ``rows`` are the tensors, of equal length, that this rank found, one
+    per output."""
     # Ranks find different rows only along the axes that split the result's rows.
     axes = tuple(a for a in shard.axes if is_split(shard.outs[0].sbp[a], 0))
     joint = replace(shard, axes=axes)
@@ -40,7 +43,7 @@ def _found(shard: Shards, rows: list[Tensor]) -> tuple[list[Tensor], Shapes]:
 
 @form(FORM)
 def _selected_by_mask(shard: Shards) -> tuple[Tensor, Shapes]:
-    """Run masked_select or x[mask]."""
+    """Run masked_select or x[mask] on the shard, and balance the selected rows over the ranks."""
     pair = masked(shard.call)
     assert pair is not None
     x, mask = (shard.tensors[operand.index] for operand in pair)
@@ -50,7 +53,8 @@ def _selected_by_mask(shard: Shards) -> tuple[Tensor, Shapes]:
 
 @form("nonzero")
 def _nonzero(shard: Shards) -> tuple[Any, Shapes]:
-    """Run nonzero or argwhere, or where with one argument."""
+    """Find the nonzero elements of the shard, by logical index, and balance them over the ranks. It
+    serves nonzero, argwhere and ``where`` with one argument."""
     start = shard.region()[0][0]
     if shard.call.name == "where" or shard.kwargs.get("as_tuple", False):
         first, *rest = shard.tensors[0].nonzero(as_tuple=True)
@@ -64,7 +68,8 @@ def _nonzero(shard: Shards) -> tuple[Any, Shapes]:
 
 @form("unique")
 def _unique(shard: Shards) -> tuple[tuple[Tensor, Tensor, Tensor], Shapes]:
-    """Return the unique values among the ranks' unique values."""
+    """Run unique on each shard, gather the ranks' unique values, and return the unique ones among
+    them, with inverse and counts as requested."""
     x = shard.tensors[0].detach()
     inverse, counts = (bool(shard.get(n, False)) for n in ("return_inverse", "return_counts"))
     asked = {"return_inverse": inverse, "return_counts": counts}

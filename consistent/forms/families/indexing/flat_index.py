@@ -1,6 +1,7 @@
-"""Forms of ops that index elements in row-major order.
+"""Forms of ops that index elements in row-major order: take, put, masked_scatter and x[mask] =
+value.
 
-Each rank translates indices into the whole tensor to indices into its shard.
+Each rank translates indices into the flattened logical tensor to indices into its own shard.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from ...registry import Shards, form
 
 
 def _own_places(shard: Shards, index: Tensor) -> tuple[Tensor, Tensor]:
-    """Translate indices into the flattened whole to the flattened shard.
+    """Translate indices into the flattened logical tensor to indices into this rank's flattened
+    shard.
 
     Returns:
         (index in the shard, mask of the indices whose element another rank holds).
@@ -41,7 +43,7 @@ def _with_spare(x: Tensor) -> Tensor:
 
 @form("take")
 def _take(shard: Shards) -> Tensor:
-    """Run take, or take_along_dim without a dim."""
+    """Run take, or take_along_dim without a dim, with 0 for the elements that other ranks hold."""
     x, index = shard.tensors[0], shard.get("index")
     place, outside = _own_places(shard, index)
     # Elements of other ranks read the spare element, which is 0.
@@ -76,7 +78,7 @@ def _masked_scatter(shard: Shards) -> Tensor:
 
 @form("masked_write")
 def _masked_write(shard: Shards) -> Tensor:
-    """Run x[mask] = value with one value for each True."""
+    """Run x[mask] = value where ``value`` has one row for each True of the mask."""
     pair = masked(shard.call)
     assert pair is not None
     x, value = shard.tensors[0], shard.tensors[-1]
@@ -87,8 +89,8 @@ def _masked_write(shard: Shards) -> Tensor:
 
 
 def _numbered(shard: Shards, operand: Operand, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return this rank's part of a mask, and the number of Trues of the whole before each
-    element."""
+    """Return (this rank's part of a mask, for each True in the part the number of Trues before it
+    in the whole mask). The number says which row of the values the element takes."""
     if shard.specs[operand.index].sbp[shard.axes[0]].is_split:
         before = stack(shard, mask.sum())[: slot(shard)[0]].sum()
         return mask, (mask.reshape(-1).cumsum(0) - 1).reshape(mask.shape) + before
@@ -100,7 +102,8 @@ def _numbered(shard: Shards, operand: Operand, mask: Tensor) -> tuple[Tensor, Te
 
 
 def _chosen(shard: Shards, rows: Tensor, mask: Tensor, number: Tensor) -> Tensor:
-    """Return the row that each number selects; where the mask is False, an arbitrary row."""
+    """Return ``rows[number]``, the row for each element of the mask. Where the mask is False, the
+    row is arbitrary."""
     n = len(rows)
     need(((number < n) | ~mask).all(), f"{shard.call.name}: more places than values")
     spare = torch.cat([rows, rows.new_zeros(1, *rows.shape[1:])])

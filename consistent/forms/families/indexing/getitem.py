@@ -45,8 +45,8 @@ def read_slice(shard: Shards) -> Tensor:
 
 @form("read_parts")
 def read_parts(shard: Shards) -> Tensor:
-    """Run x[..., a:b] on whole parts of a dim that is cut part by part. The result is this rank's
-    piece of each part."""
+    """Run x[..., a:b] on a dim whose parts are sharded separately (``S(d, of=...)``), where the
+    slice selects whole parts. The result is this rank's piece of each of them."""
     (item,) = subscript_of(shard.call).of("slice")
     runs = shard.specs[0].runs(shard.coordinate)[item.dim]
     before = items_in(overlapping(runs, ((0, item.start),)))
@@ -55,8 +55,9 @@ def read_parts(shard: Shards) -> Tensor:
 
 
 def _selected(shard: Shards, index: Subscript) -> tuple[tuple, tuple]:
-    """Return the index of the shard's elements that are in the slice, and their places in the
-    slice. Both have one entry per item of the subscript, with ints as slices."""
+    """Return two indices of the elements of the slice that this rank holds: their index into the
+    shard, and their index into the slice. Both have one entry per item of the subscript; an int
+    counts as a slice of one item."""
     starts, sizes = shard.region()
     inner: list[Any] = []
     places: list[Any] = []
@@ -98,8 +99,8 @@ def _lined_up(mask: Tensor, after: int) -> Tensor:
 
 @form("write_slice")
 def write_slice(shard: Shards) -> Tensor:
-    """Write a value to x[index], or to a copy of x. Each rank writes the part of the slice that is
-    in its shard."""
+    """Run x[index] = value, or an op that returns a copy of x with the slice replaced, such as
+    slice_scatter. Each rank writes the part of the slice that is in its shard."""
     index, x = subscript_of(shard.call), shard.tensors[0]
     if shard.call.name == "setitem":
         value = shard.args[2]
@@ -117,7 +118,7 @@ def write_slice(shard: Shards) -> Tensor:
 @form("write_by_index")
 def write_by_index(shard: Shards) -> Tensor:
     """Run x[index tensors] = value or index_put. Values for elements of other ranks go to a spare
-    row."""
+    row, which is then cut off."""
     index, x = subscript_of(shard.call), shard.tensors[0]
     sets = shard.call.name == "setitem"
     value = shard.args[2] if sets else shard.get("values")
@@ -155,8 +156,9 @@ def _entry(item: Item) -> Any:
 
 
 def _part(value: Tensor, index: Subscript, shape: tuple[int, ...], places: tuple) -> Tensor:
-    """Return the part of ``value`` at ``places``. An int in the index gives a dim of size 1, and a
-    None gives no dim."""
+    """Broadcast ``value`` to the shape of the written slice, and return its part at ``places``,
+    which this rank writes. The part has a dim of size 1 for each int in the index, and no dim for a
+    None."""
     sizes = {
         "all": lambda item: shape[item.dim],
         "slice": lambda item: item.count,
@@ -176,10 +178,13 @@ def _part(value: Tensor, index: Subscript, shape: tuple[int, ...], places: tuple
 def _shifted(
     shard: Shards, dim: int, index: Tensor, x: Tensor, at: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (x, ``index`` relative to the shard, mask of indices that point outside the shard).
+    """Convert ``index`` along a split dim to positions in this rank's shard.
 
-    Dim ``dim`` of the first operand is dim ``at`` of ``x``. Indices outside the shard are set to
-    its first item; an empty shard gets one zero.
+    Dim ``dim`` of the op's first operand is dim ``at`` of ``x``.
+
+    Returns:
+        (x, the positions in the shard, mask of indices that point outside the shard). Positions of
+        such indices are 0. An empty shard gets one item of zeros, so that 0 is valid.
     """
     local, outside = _counted(shard, dim, index)
     if x.shape[at] == 0:
@@ -212,7 +217,8 @@ def _index_operand(shard: Shards) -> int:
 
 @form(READ)
 def read_index(shard: Shards) -> Tensor:
-    """Run index_select, gather or take_along_dim with the indexed dim split."""
+    """Run index_select, gather or take_along_dim where the indexed dim is split. Elements that
+    other ranks hold give 0, so the result is P."""
     at, dim = _index_operand(shard), shard.call.dim("dim")
     x, index, outside = _shifted(shard, dim, shard.tensors[at], shard.tensors[0], dim)
     out = _again(shard, {0: x, at: index})
@@ -223,8 +229,8 @@ def read_index(shard: Shards) -> Tensor:
 
 @form(WRITE)
 def write_index(shard: Shards) -> Tensor:
-    """Run scatter, index_add and similar ops with ``dim`` split. Values for other ranks go to a
-    spare row."""
+    """Run scatter, index_add and similar ops where ``dim`` is split. Values for rows of other ranks
+    go to a spare row, which is then cut off."""
     at, dim, x = _index_operand(shard), shard.call.dim("dim"), shard.tensors[0]
     local, outside = _counted(shard, dim, shard.tensors[at])
     n = x.shape[dim]
@@ -235,7 +241,8 @@ def write_index(shard: Shards) -> Tensor:
 
 
 def _again(shard: Shards, by: dict[int, Tensor]) -> Any:
-    """Run the op with some of its tensors replaced."""
+    """Run the op on the shards with some tensors replaced. ``by`` has the new tensors by operand
+    index."""
     count = -1
 
     def one(value: Any) -> Any:

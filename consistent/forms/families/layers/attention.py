@@ -1,8 +1,8 @@
-"""Attention that depends on the positions of rows and keys: causal rows, split keys, dropout.
+"""Form of attention that depends on positions: rows under a causal mask, split keys, dropout.
 
-With split keys, each rank attends to its own keys. The softmax is joined over the ranks by the
-maximum and the sum of each row, and each rank then has an addend of the result. Dropout is done
-here, not by torch's kernel: the mask is a function of the logical index of each probability.
+With split keys, each rank attends to its own keys. The ranks join the maximum and the sum of
+exponentials of each row of the softmax, and each rank then has an addend of the result. Dropout is
+done here, not by torch's kernel: the mask is a function of the logical index of each probability.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ...registry import Shards, form
 
 @form("attention")
 def attention(shard: Shards) -> Tensor:
-    """Compute ``softmax(scale q k^T + mask) v``. If ``dropout_p`` is not 0, probabilities are
-    dropped."""
+    """Compute ``softmax(scale q k^T + mask) v`` on this rank's rows and keys, with dropout of
+    probabilities if ``dropout_p`` is not 0."""
     p, axes = shard.get("dropout_p", 0.0), _key_axes(shard)
     if p == 0 and not axes:
         return _fused(shard)
@@ -40,14 +40,15 @@ def attention(shard: Shards) -> Tensor:
 
 
 def _key_axes(shard: Shards) -> tuple[int, ...]:
-    """Return the placement axes that split the keys."""
+    """Return the placement axes that split the keys, over which the softmax must be joined."""
     spec = shard.specs[1]
     return tuple(a for a, entry in enumerate(spec.sbp) if entry is S(spec.ndim - 2))
 
 
 def _fused(shard: Shards) -> Tensor:
-    """Run torch's own kernel on rows from ``first`` on. Under a causal mask these rows see
-    ``first`` more keys than rows from 0 on would."""
+    """Run torch's own attention kernel on this rank's rows, which see all keys or are masked
+    causally. Under a causal mask row ``first`` + i of the logical tensor sees the keys up to
+    ``first`` + i, so shards after the first get an explicit mask."""
     first = shard.region(0)[0][-2]
     if not first or not shard.get("is_causal", False):
         return shard.run(*shard.args, **shard.kwargs)
@@ -62,8 +63,8 @@ def _fused(shard: Shards) -> Tensor:
 
 
 def _biased(shard: Shards, scores: Tensor) -> Tensor:
-    """Return the scores with the mask added. They are -inf where a boolean mask is False or where a
-    causal row would look ahead."""
+    """Return ``scores`` with ``attn_mask`` and the causal mask applied. A score is -inf where a
+    boolean mask is False, and for keys after the position of a causal row."""
     mask = shard.get("attn_mask")
     if shard.get("is_causal", False):
         rows, columns = scores.shape[-2:]

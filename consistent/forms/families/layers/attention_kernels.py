@@ -1,7 +1,8 @@
-"""Torch's attention kernels that work with the log-sum-exp of each row.
+"""Torch's fused attention kernels that return and accept the log-sum-exp of each row.
 
-They return it in forward, and accept in backward the log-sum-exp over all keys. There is one kernel
-for the CPU, and for GPUs FlashAttention and the memory-efficient kernel.
+Forward returns it. Backward accepts the log-sum-exp over all keys, so one block of keys can be
+differentiated by itself. There is one kernel for the CPU, and for GPUs FlashAttention and the
+memory-efficient kernel.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _ALIGNED = 32  # the memory-efficient kernel pads the log-sum-exp to a multiple 
 
 
 class Mask(NamedTuple):
-    """The scale and mask of a block of scores. With ``triangle``, row i sees the keys 0 to i.
+    """Scale and mask of a block of scores. If ``triangle``, row i attends to the keys 0 to i only.
     ``bias`` is added to the scaled scores."""
 
     scale: float
@@ -29,7 +30,7 @@ class Mask(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """The forward and backward function of a kernel.
+    """Forward and backward function of one attention kernel.
 
     ``forward(query, key, value, mask)`` returns the result and each row's log-sum-exp.
     ``backward(grad, query, key, value, out, log, mask)`` returns the gradients of query, key and
@@ -41,8 +42,8 @@ class Kernel(NamedTuple):
 
 
 def kernel_for(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Kernel | None:
-    """Return a kernel that supports these operands, or None. Query, key and value must have the
-    same number of heads."""
+    """Return an attention kernel that supports these operands, or None if there is none. Query, key
+    and value must have the same number of heads."""
     if query.ndim != 4 or query.shape[-1] != value.shape[-1]:
         return None
     if not query.numel() or not key.numel():  # kernels would divide by zero
@@ -81,8 +82,8 @@ def _cpu_backward(
 
 
 def _expanded(bias: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
-    """Return ``bias`` as the kernel takes it: in the query's dtype, with four dims and full rows
-    and keys."""
+    """Return ``bias`` in the form that the CPU kernel requires: the query's dtype, four dims, and
+    full size in rows and keys."""
     if bias is None:
         return None
     shape = (*[1] * (4 - bias.ndim), *bias.shape[:-2])

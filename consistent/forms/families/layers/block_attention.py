@@ -1,9 +1,9 @@
-"""Attention of one block of rows and keys, with the log-sum-exp of each row.
+"""Attention of a block of rows to a block of keys, with the log-sum-exp of each row.
 
-The log-sum-exp serves to join the results for several blocks of keys. One of torch's kernels
-computes the block if a kernel supports it (``attention_kernels``). Otherwise the block is computed
-a few rows at a time, so that no matrix of scores is large: with dropout, with a mask that needs a
-gradient, and on GPUs with any bias.
+The log-sum-exp is what joins the results for several blocks of keys into the result for all keys.
+One of torch's kernels computes the block if a kernel supports it (``attention_kernels``). Otherwise
+the block is computed a few rows at a time, so that no matrix of scores is large: with dropout, with
+a mask that needs a gradient, and on GPUs with any bias.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Drop = Callable[[Tensor, tuple[int, int]], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """Options for computing one block.
+    """Options for computing one block of attention.
 
-    ``bias`` is added to the scores, and has -inf where a row does not see a key. With ``triangle``
-    each row sees one key more than the row before. ``drop`` takes probabilities and the logical
-    place (row, key) of the first of them, and returns them after dropout. ``at`` is the logical
-    place of the block's first row and key.
+    ``bias`` is added to the scores, and has -inf where a row does not attend to a key. With
+    ``triangle`` the first row attends to the first key, and each row to one key more than the row
+    before. ``drop`` takes probabilities and the logical position (row, key) of the first of them,
+    and returns them after dropout. ``at`` is the logical position of the block's first row and key.
     """
 
     scale: float
@@ -41,7 +41,8 @@ class How:
 
 
 class Grads(NamedTuple):
-    """Gradients of the query, the keys, the values, and of the scores after the bias was added."""
+    """Gradients of query, key and value of a block, and of its scores after the bias was added.
+    ``scores`` is None unless a mask needs a gradient."""
 
     query: Tensor
     key: Tensor
@@ -50,8 +51,8 @@ class Grads(NamedTuple):
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, how: How) -> tuple[Tensor, Tensor]:
-    """Return (result, log-sum-exp of each row). Where a row sees no key, the result is zeros and
-    the log-sum-exp is -inf."""
+    """Return (attention of the rows to the keys, log-sum-exp of each row). Where a row attends to
+    no key, the result is zeros and the log-sum-exp is -inf."""
     mask = Mask(how.scale, how.triangle, how.bias)
     kernel = kernel_for(query, key, value, mask) if how.drop is None else None
     if kernel is not None:
@@ -81,10 +82,10 @@ def attend_backward(
     how: How,
     of_scores: bool = False,
 ) -> Grads:
-    """Return the gradients of a block.
+    """Return the gradients of one block of attention.
 
-    ``out`` and ``total`` are the result for all keys and its log-sum-exp. ``of_scores`` asks for
-    the gradient of the scores, too.
+    ``out`` and ``total`` are the rows' result and log-sum-exp over all keys, not only over the keys
+    of this block. With ``of_scores`` the gradient of the scores is returned, too.
     """
     # exp(score - inf) is 0, so that a row that sees no key gets no gradient.
     total = finite(total, math.inf)
@@ -126,8 +127,9 @@ def _rows_backward(
 
 
 def join(out: Tensor, total: Tensor, part: Tensor, log: Tensor) -> None:
-    """Add the result ``part`` for further keys to ``out``, the result for the keys so far, in
-    place."""
+    """Merge the result of a further block of keys into the result so far, in place. ``out`` and
+    ``total`` are the result and log-sum-exp of the keys so far; ``part`` and ``log`` those of the
+    further keys."""
     both = torch.logaddexp(total, log)
     top = finite(both, 0.0)  # -inf - -inf would be NaN
     out.mul_((total - top).exp().unsqueeze(-1)).add_(part * (log - top).exp().unsqueeze(-1))
@@ -135,23 +137,26 @@ def join(out: Tensor, total: Tensor, part: Tensor, log: Tensor) -> None:
 
 
 def finite(x: Tensor, otherwise: float) -> Tensor:
-    """Return ``x`` with -inf replaced by ``otherwise``."""
+    """Return ``x`` with -inf replaced by ``otherwise``, so that differences do not become NaN."""
     return x.masked_fill(x == -math.inf, otherwise)
 
 
 def heads_for(x: Tensor, query: Tensor) -> Tensor:
-    """Repeat the heads of ``x`` so that there is one for each head of the queries."""
+    """Repeat the key heads of ``x`` so that there is one for each query head (grouped-query
+    attention)."""
     groups = query.shape[-3] // max(1, x.shape[-3])
     return x if groups == 1 else x.repeat_interleave(groups, -3)
 
 
 def of_groups(x: Tensor, heads: int) -> Tensor:
-    """Sum ``x`` over the query heads that share a key head."""
+    """Sum gradients ``x`` over the query heads that share a key head, which leaves ``heads``
+    heads."""
     return x if x.shape[-3] == heads else x.unflatten(-3, (heads, -1)).sum(-3)
 
 
 def _few(query: Tensor, key: Tensor, how: How) -> list[tuple[slice, How]]:
-    """Split the rows into parts with few scores each, and return (rows, how) for each part."""
+    """Split the rows into parts with few enough scores to hold in memory, and return (rows,
+    options) of each part."""
     rows = query.shape[-2]
     lead = query.shape[:-2].numel() * max(1, key.shape[-2])
     step = max(1, _SCORES // max(1, lead))
@@ -162,7 +167,7 @@ def _few(query: Tensor, key: Tensor, how: How) -> list[tuple[slice, How]]:
 
 
 def _part(how: How, a: int, b: int, key: Tensor) -> How:
-    """Return ``how`` restricted to the rows from a to b."""
+    """Return the options ``how`` restricted to the rows from a to b."""
     bias = how.bias
     if bias is not None and bias.shape[-2] != 1:
         bias = bias[..., a:b, :]
@@ -181,6 +186,6 @@ def _scores(query: Tensor, key: Tensor, how: How) -> Tensor:
 
 
 def _triangle(rows: int, keys: int, first: int, device: torch.device) -> Tensor:
-    """Return a bias that is 0 where row ``first`` + i sees key j, else -inf."""
+    """Return a causal bias: 0 where key j is at most row ``first`` + i, else -inf."""
     ahead = torch.ones(rows, keys, dtype=torch.bool, device=device).triu(1 + first)
     return torch.zeros(rows, keys, device=device).masked_fill_(ahead, -math.inf)

@@ -1,4 +1,5 @@
-"""Form of ctc_loss on a rank's own samples."""
+"""Form of ctc_loss where the samples of the batch are split: each rank computes the losses of its
+own."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ from ...whole_numbers import whole_numbers
 
 @form("ctc_loss")
 def _ctc(shard: Shards) -> Tensor:
-    """Return the losses of this rank's samples, or their addend of the sum or mean, which is P. A
-    mean divides each loss by its target's length and by the number of all samples."""
+    """Return the losses of this rank's samples or, for a sum or mean, their addend of it, so that
+    the result is P. A mean divides each loss by its target's length and by the logical number of
+    samples."""
     x, targets, reduction = shard.tensors[0], shard.get("targets"), shard.get("reduction", MEAN)
     lengths, sizes = (_numbers(shard.get(f"{n}_lengths")) for n in ("input", "target"))
     start, held = shard.region()[0][1], shard.region()[1][1]

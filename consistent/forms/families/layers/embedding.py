@@ -31,7 +31,8 @@ def masked_embedding(shard: Shards) -> Tensor:
 
 
 class _LookUp(torch.autograd.Function):
-    """Autograd function of a masked look-up.
+    """Autograd function that looks up rows in this rank's part of a table, with zeros for other
+    rows.
 
     ```
     forward    row i of the result     <-  row index[i] of the table, if it is held here
@@ -59,7 +60,8 @@ class _LookUp(torch.autograd.Function):
 
 
 class _AddUp(torch.autograd.Function):
-    """Backward of `_LookUp`. Its own backward looks rows up again, and gives zeros for padding."""
+    """Autograd function that computes the backward pass of `_LookUp`. For second derivatives, its
+    own backward looks up rows of the incoming gradient, with zeros for padding."""
 
     @staticmethod
     def forward(

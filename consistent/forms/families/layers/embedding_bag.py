@@ -1,4 +1,4 @@
-"""Form of embedding_bag with the rows of the table split."""
+"""Form of embedding_bag, whose table may be split by rows or by columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...registry import Shards, form
 
 @form("embedding_bag")
 def _bag(shard: Shards) -> tuple[tuple[Tensor, ...], list[tuple[int, ...]]]:
-    """Return (result, logical shapes) of embedding_bag."""
+    """Run embedding_bag on the shard, and return (its four outputs, their logical shapes)."""
     if any(is_split(shard.specs[0].sbp[a], 0) for a in shard.axes):
         made = _of_rows(shard)
     else:
@@ -26,7 +26,8 @@ def _bag(shard: Shards) -> tuple[tuple[Tensor, ...], list[tuple[int, ...]]]:
 
 
 def _of_rows(shard: Shards) -> tuple[Tensor, ...]:
-    """Add up the rows that this rank holds. Rows of other ranks count as zero."""
+    """Run embedding_bag on a table that is split by rows. Rows of other ranks count as zero, so the
+    bags are addends of the result."""
     weight, index, offsets = (shard.get(name) for name in ("weight", "indices", "offsets"))
     start, n, total = shard.region()[0][0], shard.region()[1][0], shard.specs[0].shape[0]
     need_in_range(index, total, shard.call.name)

@@ -1,4 +1,4 @@
-"""Embedding with rows and indices split over the same ranks.
+"""Embedding whose table rows and indices are split over the same ranks.
 
 Each rank requests from the owners the rows that it looks up, each row once.
 
@@ -8,10 +8,10 @@ rank 1: rows 3 4 5, looks up 0 5 1       asks 0: 0 1      gets rows 0, 1
 ```
 
 There are three messages: how many rows are requested, which rows, and the rows themselves. In
-backward the gradients of a rank's look-ups are added up row by row, and go to the owners with the
-row numbers. There they are added into zeros, or with ``sparse=True`` become the entries of a sparse
-gradient. A recorded step has forward and backward in one message each, since the sizes inside
-depend on values.
+backward each rank adds up the gradients of its look-ups per row, and sends the sums with the row
+numbers to the owners. An owner adds them into zeros or, with ``sparse=True``, makes them the
+entries of a sparse gradient. In a recorded step forward and backward are one message each, since
+the sizes inside depend on values.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ...whole_numbers import has_values
 
 @form("rows_of_owners", raises_first=True)
 def rows_of_owners(shard: Shards) -> Tensor:
-    """Run torch.embedding on rows that other ranks may hold."""
+    """Run torch.embedding where other ranks own some of the rows: fetch them, then look up."""
     table, index = shard.tensors
     if shard.coordinate is None:
         return shard.run(*shard.args, **shard.kwargs)
@@ -48,12 +48,12 @@ def rows_of_owners(shard: Shards) -> Tensor:
 
 @dataclass(frozen=True)
 class Owners:
-    """Ownership of the rows of a table.
+    """Ranges of table rows that each rank owns, and the messages by which ranks exchange rows.
 
     Args:
         edges: the k-th rank owns the rows from edges[k] to edges[k + 1].
         me: index of this rank among the owners.
-        ranks: all of them.
+        ranks: world ranks of all owners.
     """
 
     edges: tuple[int, ...]
@@ -61,7 +61,7 @@ class Owners:
     ranks: Ranks
 
     def unique(self, index: Tensor) -> tuple[Tensor, Tensor, list[int]]:
-        """Find the different rows in ``index``.
+        """Find the distinct rows in ``index``, so that each is requested once.
 
         Returns:
             (the rows, each once and in order; the position of each index among them; the number of
@@ -82,11 +82,11 @@ class Owners:
         return [b - a for a, b in itertools.pairwise(cuts)]
 
     def ask(self, rows: Tensor, going: list[int]) -> tuple[Tensor, list[int]]:
-        """Request ``rows`` from their owners, ``going[k]`` of them from the k-th rank.
+        """Request ``rows`` from their owners: ``going[k]`` of them from the k-th rank.
 
         Returns:
-            (the rows that others request from this rank, as indices into its shard; the number that
-            each rank requests).
+            (the rows that all ranks request from this rank, as indices into its shard; the number
+            that each rank requests).
         """
         told = [rows.new_full((1,), n) for n in going]
         come = torch.cat(current().all_to_all(told, [(1,)] * len(told), self.ranks))
@@ -95,7 +95,8 @@ class Owners:
         return asked - self.edges[self.me], coming
 
     def swap(self, x: Tensor, going: list[int], coming: list[int]) -> Tensor:
-        """Return the rows that other ranks send to this rank, in the order of the senders."""
+        """Exchange rows by an all-to-all. This rank sends ``going[k]`` rows of ``x`` to the k-th
+        rank, and receives ``coming[k]`` rows from it."""
         pieces = [part.contiguous() for part in x.split(going)]
         shapes = [(n, *x.shape[1:]) for n in coming]
         return torch.cat(current().all_to_all(pieces, shapes, self.ranks))
@@ -103,7 +104,8 @@ class Owners:
 
 @dataclass(frozen=True)
 class _Fetch:
-    """Function from (shard of the table, indices) to the rows at these indices."""
+    """Callable that maps (this rank's shard of the table, indices) to the table rows at these
+    indices, fetched from their owners."""
 
     owners: Owners
 
@@ -117,8 +119,8 @@ class _Fetch:
 
 @dataclass(frozen=True)
 class _AddUp:
-    """Function from (gradients of rows, their indices) to the gradient of this rank's shard. Row
-    ``padding`` of the table gets none."""
+    """Callable that maps (gradients of looked-up rows, indices) to the gradient of this rank's
+    shard of the table. Row ``padding`` of the table gets no gradient."""
 
     owners: Owners
     padding: int
@@ -145,7 +147,8 @@ class _AddUp:
         return [grad.new_zeros(shape).index_add_(0, asked, came)]
 
     def run(self, grad: Tensor, index: Tensor) -> Tensor:
-        """Compute the gradient, with messages between the ranks."""
+        """Compute the gradient of the shard. In a recorded step the messages inside are one op,
+        unless the gradient is sparse."""
         xs = [grad, index]
         if self.sparse:  # the number of entries depends on values, so it cannot be one recorded op
             return self(xs)[0]
@@ -153,11 +156,11 @@ class _AddUp:
 
 
 class _LookUp(torch.autograd.Function):
-    """Autograd function of a look-up in a table that is split by rows.
+    """Autograd function of a look-up in a table whose rows are split over ranks.
 
     ```
-    forward    row i of the result     <-  row index[i] of the table, wherever it is
-    backward   row index[i] of the gradient, wherever it is  +=  row i
+    forward    row i of the result     <-  row index[i] of the table, on any rank
+    backward   row index[i] of the gradient, on any rank  +=  row i
     ```
     """
 
@@ -180,7 +183,8 @@ class _LookUp(torch.autograd.Function):
 
 
 class _Sum(torch.autograd.Function):
-    """Backward of `_LookUp`. Its own backward looks rows up again, and gives zeros for padding."""
+    """Autograd function that computes the backward pass of `_LookUp`. For second derivatives, its
+    own backward looks up rows of the incoming gradient, with zeros for padding."""
 
     @staticmethod
     def forward(ctx: Any, grad: Tensor, index: Tensor, add_up: _AddUp) -> Tensor:

@@ -1,8 +1,8 @@
-"""Gather of only the keys and values of several ranks that this rank's rows need. Differentiable.
+"""Gather of keys and values that fetches only the ranges this rank's rows need. Differentiable.
 
 ```
 forward     k0 | k1 | k2  ------>  what each rank wants of each        one exchange
-backward    the same ranges go back, and are added to their owners' gradients
+backward    gradients of the same ranges go back, and each owner adds up what it gets
 ```
 """
 
@@ -23,7 +23,8 @@ from .ring import Group
 
 @dataclass(frozen=True)
 class Wanted:
-    """Runs of each rank's shard that each rank wants: ``runs[rank][source]``."""
+    """Ranges of keys that ranks fetch from each other. ``runs[rank][source]`` are the (start, size)
+    ranges of the shard of ``source`` that ``rank`` needs."""
 
     group: Group
     runs: tuple[tuple[Runs, ...], ...]
@@ -35,7 +36,8 @@ class Wanted:
 
 
 def fetched(x: Tensor, wanted: Wanted) -> Tensor:
-    """Return the rows of dim -2 that this rank wants, in the order of the ranks that hold them."""
+    """Fetch the rows of dim -2 that ``wanted`` lists for this rank, in the order of the ranks that
+    hold them."""
     return _Fetch.apply(x, wanted)
 
 
@@ -81,8 +83,8 @@ def _taken(x: Tensor, runs: Runs) -> Tensor:
 
 
 def _exchanged(wanted: Wanted, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
-    """Send part k to the k-th rank, and return its part in exchange, which has ``sizes[k]``
-    rows."""
+    """Send ``parts[k]`` to the k-th rank, and return what arrives from each rank. The part from the
+    k-th rank has ``sizes[k]`` rows; this rank keeps its own part."""
     group, like = wanted.group, parts[0]
     found = list(parts)
     going = [(group.ranks[k], parts[k].contiguous()) for k in wanted.others if parts[k].shape[-2]]

@@ -1,8 +1,8 @@
 """Form of ``flex_attention`` on shards, where ``score_mod`` and ``mask_mod`` get logical positions.
 
-A block mask says which blocks of keys each block of rows sees, and is the same on all ranks. So
-each rank knows which keys its rows need and which of its keys others need. Both functions are
-called only for these rows and keys.
+The block mask says which blocks of keys each block of rows attends to, and is the same on all
+ranks. So each rank knows which keys its rows need and which of its keys other ranks need, and ranks
+exchange only these. Both functions are called only for the rows and keys that a rank has.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ Places = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class Mods(Protocol):
-    """Score and mask functions of the call, which take positions (batch, head, row, key)."""
+    """Interface of the call's score_mod and mask_mod, as functions of (batch, head, row, key)
+    positions."""
 
     learned: Sequence[Tensor]  # tensors that the functions read and that have a gradient
     block_size: tuple[int, int]
@@ -43,7 +44,8 @@ class Mods(Protocol):
 
 @form("flex_attention")
 def flex_attention(shard: Shards) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (result, log-sum-exp of each row, largest score of each row)."""
+    """Fetch the keys that this rank's rows attend to, and return (result, log-sum-exp of each row,
+    largest score of each row)."""
     query, key, value = shard.tensors
     mods: Any = shard.get("mods")
     if shard.coordinate is None:
@@ -56,7 +58,7 @@ def flex_attention(shard: Shards) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _wanted(group: Group, mods: Mods) -> Wanted:
-    """Return, by blocks, the keys of each rank that each rank's rows see."""
+    """Return which keys each rank must fetch from each other rank, by blocks of the block mask."""
     # A recorded step cannot depend on the values of the block mask, so it fetches all keys.
     blocks = None if current().records else mods.seen_blocks()
     seen = [_seen(rows, blocks, mods.block_size) for rows in group.rows]
@@ -71,7 +73,8 @@ def _held(seen: Runs | None, keys: Runs) -> Runs:
 
 
 def _seen(rows: Runs, blocks: Tensor | None, size: tuple[int, int]) -> Runs | None:
-    """Return the keys that these runs of rows see, as runs; None stands for all keys."""
+    """Return the keys that the rows in these ranges attend to, as (start, size) ranges; None if
+    they may attend to all keys."""
     if blocks is None:
         return None
     found = blocks.new_zeros(blocks.shape[-1], dtype=torch.bool)
@@ -81,7 +84,7 @@ def _seen(rows: Runs, blocks: Tensor | None, size: tuple[int, int]) -> Runs | No
 
 
 class _Rows:
-    """The rows of this rank, with the keys that were fetched for them."""
+    """Attention of this rank's rows to the keys that were fetched for them."""
 
     def __init__(self, shard: Shards, group: Group, wanted: Wanted, mods: Mods) -> None:
         self.mods, self.group = mods, group
@@ -98,7 +101,8 @@ class _Rows:
         self.keys = torch.cat(logical).to(device)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute attention run by run, each run only with the keys that it sees."""
+        """Compute attention range by range of rows, each range only with the keys that it attends
+        to."""
         place, found = 0, []
         for start, size in self.rows or ((0, 0),):
             rows = torch.arange(start, start + size, device=query.device)
@@ -112,7 +116,8 @@ class _Rows:
         return torch.cat(out, -2), torch.cat(log, -1), torch.cat(top, -1)
 
     def _chosen(self, start: int, size: int) -> Tensor | None:
-        """Return which of the fetched keys the rows of one run see. None stands for all keys."""
+        """Return the indices of the fetched keys that ``size`` rows from ``start`` on attend to;
+        None for all of them."""
         if len(self.rows) == 1 or self.blocks is None:
             return None
         seen = _seen(((start, size),), self.blocks, self.mods.block_size)
@@ -138,8 +143,9 @@ class _Rows:
     def _empty(
         self, query: Tensor, key: Tensor, value: Tensor, wide: torch.dtype
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the result for no rows, or for rows that see no keys. Every input that needs a
-        gradient gets one of zeros."""
+        """Return zeros and log-sum-exps of -inf, for no rows or for rows without keys. The result
+        has an autograd graph in which every input gets a gradient of zeros, as on the other
+        ranks."""
         given = (query, key, value, *self.mods.learned)
         # A zero whose autograd graph reaches every input.
         none = torch.stack([x.reshape(-1)[:0].sum().to(wide) for x in given]).sum()
@@ -149,7 +155,8 @@ class _Rows:
 
 
 def _log(scores: Tensor) -> Tensor:
-    """Return the log-sum-exp of each row, whose gradient is zero where a row sees nothing."""
+    """Return the log-sum-exp of each row, with a gradient of zero (not NaN) where all scores are
+    -inf."""
     # The gradient of logsumexp is NaN for a row of -inf, so mask such rows before and after.
     dead = (scores == -math.inf).all(-1)
     return scores.masked_fill(dead.unsqueeze(-1), 0.0).logsumexp(-1).masked_fill(dead, -math.inf)

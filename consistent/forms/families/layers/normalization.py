@@ -1,7 +1,7 @@
-"""Normalization over split dims.
+"""Forms of layer, RMS, group, batch and instance norm where a normalized dim is split.
 
-The ranks join the sums of their shards, first for the mean, then for the squared deviations from
-it.
+The ranks all-reduce the sums of their shards, first for the mean, then for the squared deviations
+from it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def moments(shard: Shards, x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tens
 
 
 def scaled(shard: Shards, y: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return y * weight + bias in the op's dtype. Weight and bias may be absent, and are reshaped
-    to ``shape``."""
+    """Apply the call's affine parameters to a normalized ``y``: y * weight + bias, in the dtype of
+    the result. Weight and bias may be absent, and are reshaped to ``shape``."""
     weight = shard.get("weight")
     bias = shard.get("bias") if "bias" in shard.call.params else None
     if weight is not None:
@@ -43,7 +43,7 @@ def _channels(x: Tensor) -> list[int]:
 
 
 def _last(shard: Shards) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return (the normalized dims, local shape of the weight)."""
+    """Return (the dims that layer_norm or rms_norm normalizes, local shape of its weight)."""
     x, count = shard.tensors[0], len(shard.get("normalized_shape"))
     return tuple(range(x.ndim - count, x.ndim)), tuple(x.shape[x.ndim - count :])
 
@@ -59,7 +59,7 @@ def _layer_norm(shard: Shards) -> Any:
 
 
 def _saved(shard: Shards, *statistics: Tensor) -> list[Tensor]:
-    """Return the statistics that native_layer_norm returns for its backward."""
+    """Return mean and 1 / deviation in the dtypes in which native_layer_norm returns them."""
     return [t.detach().to(out.dtype) for t, out in zip(statistics, shard.outs[1:], strict=True)]
 
 
@@ -75,8 +75,8 @@ def _rms_norm(shard: Shards) -> Tensor:
 
 @form("group_norm")
 def _group_norm(shard: Shards) -> Tensor:
-    """Normalize by group. Every rank gets the statistics of all groups, [samples, groups], and uses
-    the statistics of its own channels' groups."""
+    """Run group_norm where channels or positions are split. Each rank gets the statistics of all
+    groups, [samples, groups], and normalizes its channels by those of their groups."""
     x, groups = wide(shard.tensors[0]), shard.get("num_groups")
     logical = shard.specs[0].shape
     axes_of_channels = [a for a, e in enumerate(shard.specs[0].sbp) if e is S(1)]
@@ -103,8 +103,8 @@ def _group_norm(shard: Shards) -> Tensor:
 
 @form("batch_norm")
 def _batch_norm(shard: Shards) -> Tensor:
-    """Normalize by the statistics of the whole batch, in training. Every rank updates its copy of
-    the running statistics in the same way."""
+    """Run batch_norm in training mode with the statistics of the whole batch. Every rank updates
+    its copy of the running statistics in the same way."""
     x = wide(shard.tensors[0])
     dims = [d for d in range(x.ndim) if d != 1]
     mean, variance = moments(shard, x, dims)

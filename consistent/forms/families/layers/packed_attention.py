@@ -24,7 +24,8 @@ from .sight import Document, Sight
 
 @form("packed_attention")
 def packed_attention(shard: Shards) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (result, log-sum-exp of each row, a placeholder for the RNG state)."""
+    """Run varlen attention on this rank's tokens, and return (result, log-sum-exp of each row, a
+    placeholder for the RNG state)."""
     query, key, value = (shard.get(name) for name in ("query", "key", "value"))
     device = query.device
     random = torch.zeros(2, dtype=torch.uint64, device=device)
@@ -56,8 +57,7 @@ def _rows_are_split(shard: Shards) -> bool:
 
 
 def _check(starts: Tensor, tokens: int) -> None:
-    """Raise unless documents begin one after the other and end within the tokens. Every rank has
-    the same numbers."""
+    """Raise on all ranks unless the document starts ascend and end within the number of tokens."""
     rises = (starts[1:] >= starts[:-1]).all()
     inside = (starts[:1] >= 0).all() & (starts[-1:] <= tokens).all()
     need(
@@ -69,11 +69,11 @@ def _check(starts: Tensor, tokens: int) -> None:
 
 @dataclass(frozen=True)
 class Reads:
-    """The keys that rows see, read from the starts of the documents of rows and keys.
+    """Description of which keys the rows of packed documents attend to, once the starts are known.
 
-    A row sees ``left`` keys before its position and ``right`` keys after it; None is no limit.
-    Positions are counted from the end of a document, which matters where it has more keys than
-    rows.
+    A row attends to ``left`` keys before its position and ``right`` keys after it; None is no
+    limit. Positions are counted from the end of a document, which matters where it has more keys
+    than rows. ``tokens`` are the numbers of rows and of keys.
     """
 
     left: int | None
@@ -81,7 +81,8 @@ class Reads:
     tokens: tuple[int, int]
 
     def read(self, *starts: Tensor) -> Sight:
-        """Return the documents, read from the values of ``starts``."""
+        """Return the documents, from the values of ``starts``: the starts of their rows and of
+        their keys, or one tensor for both."""
         rows = _numbers(starts[0], self.tokens[0])
         keys = _numbers(starts[-1], self.tokens[1])
         made = [
@@ -99,7 +100,7 @@ class Reads:
 
 
 def _numbers(starts: Tensor, tokens: int) -> list[int]:
-    """Return the starts of the documents. In a simulation, where values are not known, all
-    documents have the same length."""
+    """Return the starts of the documents as ints. In a simulation, where values are not known, all
+    documents are taken to have the same length."""
     count = len(starts) - 1
     return whole_numbers(starts, lambda: [tokens * i // max(1, count) for i in range(count + 1)])

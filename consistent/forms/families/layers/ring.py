@@ -1,4 +1,4 @@
-"""Ring attention: the keys and values of all ranks come by in turn, and their gradients go back.
+"""Ring attention: the keys and values of all ranks pass by in turn, and their gradients go back.
 
 ```
             step 0                  step 1                  step 2
@@ -7,9 +7,10 @@ rank 1      q1 x k1, v1             q1 x k2, v2             q1 x k0, v0        w
 rank 2      q2 x k2, v2             q2 x k0, v0             q2 x k1, v1        its log-sum-exp
 ```
 
-A rank is sent only the keys that some of its rows see (``sight.py``): under a causal mask no keys
-after all of its rows, for a window the keys at its border, for a document in one piece nothing.
-Where the transport overlaps messages with compute, the next keys travel during a step.
+A row "sees" the keys that it attends to. A rank is sent only the keys that some of its rows see
+(``sight.py``): under a causal mask no keys after all of its rows, for a sliding window the keys at
+its border, for a document on a single rank nothing. Where the transport overlaps messages with
+compute, the next keys travel during a step.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ _GROUPS = 4
 
 @dataclass(frozen=True)
 class Group:
-    """The ranks that share rows and keys, and the runs of rows and keys that each holds."""
+    """Ranks that share the rows and keys of one attention, with the ranges of rows and keys each
+    holds."""
 
     ranks: tuple[int, ...]
     me: int  # this rank's place among them
@@ -49,10 +51,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Needs:
-    """The keys that the rows of each rank see.
+    """The keys that the rows of each rank attend to, from which follow the keys to send.
 
-    ``sight`` describes them by position. Where there is a mask, ``by_mask`` has for each rank the
-    logical runs of keys that some of its rows see under the mask.
+    ``sight`` describes them by position. Where there is a mask tensor, ``by_mask`` has for each
+    rank the ranges of logical keys that some of its rows attend to under the mask.
     """
 
     group: Group
@@ -60,7 +62,8 @@ class Needs:
     by_mask: tuple[Runs, ...] | None = None
 
     def held(self, rank: int, source: int) -> Runs:
-        """Return the runs of the shard of ``source`` that the rows of ``rank`` see."""
+        """Return which keys of the shard of ``source`` the rows of ``rank`` attend to, as (start,
+        size) ranges of the shard."""
         group = self.group
         found = seeing.seen(self.sight, group.rows[rank], group.keys[source])
         if self.by_mask is None:
@@ -68,13 +71,15 @@ class Needs:
         return _in_both(found, within(self.by_mask[rank], group.keys[source]))
 
     def steps(self) -> list[int]:
-        """Return the steps in which some rank is sent anything."""
+        """Return the steps of the ring in which some rank is sent keys; the others are skipped by
+        all."""
         count = len(self.group.ranks)
         return [step for step in range(1, count)
                 if any(self.held(k, (k + step) % count) for k in range(count))]  # fmt: skip
 
     def blocks(self, source: int, joins: bool) -> tuple[Block, ...]:
-        """Return the blocks that this rank computes with the keys that it has from ``source``."""
+        """Return the blocks of attention that this rank computes with the keys it has received from
+        ``source``. With ``joins``, adjacent rectangles are merged."""
         group = self.group
         found = seeing.blocks(self.sight, group.rows[group.me], group.keys[source], joins)
         if source == group.me:
@@ -86,8 +91,8 @@ class Needs:
 
 
 def needs_of(group: Group, sight: Sight, mask: Tensor | None) -> Needs:
-    """Return what rows see. With a mask of this rank's rows, the ranks tell each other which keys
-    any of their rows sees."""
+    """Return which keys the rows of each rank attend to. With a mask of this rank's rows, the ranks
+    exchange which keys any of their rows attends to."""
     if mask is None:
         return Needs(group, sight)
     seen = mask if mask.dtype is torch.bool else mask != -math.inf
@@ -99,7 +104,8 @@ def needs_of(group: Group, sight: Sight, mask: Tensor | None) -> Needs:
 
 
 def _runs_of(seen: Tensor) -> Runs:
-    """Return the runs of nonzero elements, with small gaps filled."""
+    """Return the (start, size) ranges of nonzero elements. Gaps of fewer than ``_GAP`` elements are
+    included, so that few ranges are sent."""
     places = seen.nonzero().flatten().cpu()
     if not len(places):
         return ()
@@ -110,8 +116,8 @@ def _runs_of(seen: Tensor) -> Runs:
 
 
 def within(logical: Runs, held: Runs) -> Runs:
-    """Return the part of the runs ``logical`` that a shard has, as positions in the shard. ``held``
-    are the shard's logical runs."""
+    """Return the part of the ranges ``logical`` that a shard has, as positions in the shard.
+    ``held`` are the ranges of the logical tensor that the shard stores."""
     found, place = [], 0
     for start, size in held:
         for a, n in overlapping(logical, ((start, size),)):
@@ -129,7 +135,7 @@ def _in_both(a: Runs, b: Runs) -> Runs:
 
 @dataclass(frozen=True)
 class Ring:
-    """Attention of this rank's rows to the keys of all ranks."""
+    """Forward and backward pass of the attention of this rank's rows to the keys of all ranks."""
 
     needs: Needs
     scale: float
@@ -138,7 +144,7 @@ class Ring:
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return (result, log-sum-exp of each row)."""
+        """Return (result for this rank's rows, log-sum-exp of each row)."""
         wide = _wide(query.dtype)
         out = query.new_zeros((*query.shape[:-1], value.shape[-1]), dtype=wide)
         total = query.new_full(query.shape[:-1], -math.inf, dtype=wide)
@@ -200,9 +206,9 @@ class Ring:
         returning.take()
 
     def _groups(self, query: Tensor, key: Tensor) -> list[_Heads]:
-        """Return the groups of heads that are processed one after the other. Long sequences take a
-        few heads at a time, whose keys are sent in one message, so that little memory is held in
-        addition to the operands."""
+        """Return the groups of heads to process one after the other. For long sequences a group has
+        a few heads, whose keys are sent in one message, so that little memory is held in addition
+        to the operands."""
         heads, group = key.shape[-3], self.needs.group
         keys = sum(items_in(runs) for runs in group.keys)
         nbytes = keys * key.shape[-1] * key.element_size() * heads * key.shape[:-3].numel()
@@ -211,13 +217,14 @@ class Ring:
         return [_Heads(query.ndim - 3, i, count) for i in range(count)]
 
     def _keys(self, block: Block, pair: Sequence[Tensor], query: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of a block, with one head for each head of the query."""
+        """Return the keys and values of a block from ``pair``, with one head for each head of the
+        query."""
         key, value = (heads_for(x[..., block.key_slice, :], query) for x in pair)
         return key, value
 
     def _seen(self, step: int, mask: Tensor | None) -> Iterator[Block]:
-        """Yield the blocks of the keys that arrive in a step, without the blocks that a mask
-        hides."""
+        """Yield the blocks to compute with the keys that arrive in a step. Blocks in which the mask
+        hides every key are left out."""
         joins = mask is None and self.drop is None
         source = (self.needs.group.me + step) % len(self.needs.group.ranks)
         for block in self.needs.blocks(source, joins):
@@ -234,8 +241,8 @@ class Ring:
         return How(self.scale, block.triangle, bias, self.drop, block.at)
 
     def _round(self, key: Tensor, value: Tensor) -> Iterator[tuple[int, list[Tensor]]]:
-        """Yield each step with the keys and values that arrive in it, beginning with this rank's
-        own. A step may bring none."""
+        """Yield (step, [keys, values] that arrived in it). Step 0 has this rank's own keys. A step
+        may bring none to this rank, and then the tensors are empty."""
         steps = self.needs.steps()
         coming = self._start(steps[0], key, value) if steps else None
         yield 0, [key, value]
@@ -257,10 +264,10 @@ class Ring:
 
 @dataclass(frozen=True)
 class _Heads:
-    """Selection of the heads of the ``index``-th of ``count`` groups.
+    """One of ``count`` groups of heads, as a function that selects these heads of tensors.
 
-    ``dim`` is the heads dim of all tensors except a mask. A mask has rows and keys as its last
-    dims, and may have one head for all, or no heads dim.
+    ``index`` is the group's number. ``dim`` is the heads dim of all tensors except a mask. A mask
+    has rows and keys as its last dims, and may have one head for all, or no heads dim.
     """
 
     dim: int
@@ -268,11 +275,12 @@ class _Heads:
     count: int
 
     def __call__(self, *given: Tensor) -> Any:
-        """Return these heads of each tensor."""
+        """Return each tensor narrowed to the heads of this group."""
         return [self._narrowed(x, self.dim) for x in given]
 
     def of_mask(self, mask: Tensor | None) -> Tensor | None:
-        """Return these heads of a mask."""
+        """Return a mask narrowed to the heads of this group, or the mask itself if it has one head
+        for all."""
         if mask is None or mask.ndim < 3 or mask.shape[-3] == 1:
             return mask
         return self._narrowed(mask, mask.ndim - 3)
@@ -285,8 +293,8 @@ class _Heads:
 def _added(
     grads: Grads, block: Block, into: Sequence[Tensor], pair: Sequence[Tensor]
 ) -> Sequence[Tensor]:
-    """Add the gradients of a block to ``into``, the gradients of keys and values so far. ``into``
-    may be empty at first; the result replaces it."""
+    """Add the gradients of a block to those of the keys and values so far, ``into``, and return the
+    sums. ``into`` is empty before the first block. ``pair`` are the keys and values."""
     found = [of_groups(x, y.shape[-3]) for x, y in zip((grads.key, grads.value), pair, strict=True)]
     if not into:
         if block.keys == (0, pair[0].shape[-2]):
@@ -303,15 +311,15 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 class _Returning:
-    """Gradients of keys and values on their way to the ranks that own the keys. They travel in the
-    dtype of ``key`` and are accumulated in the dtype of ``into``."""
+    """Sender and receiver of the gradients of keys and values, which go back to the ranks that own
+    the keys. They travel in the dtype of ``key`` and are accumulated in the dtype of ``into``."""
 
     def __init__(self, needs: Needs, into: Sequence[Tensor], key: Tensor) -> None:
         self._needs, self._into, self._key = needs, into, key
         self._coming: tuple[Runs, Arriving] | None = None
 
     def give(self, step: int, grads: Sequence[Tensor]) -> None:
-        """Start to send the gradients of the keys that arrived in this step."""
+        """Start to send the gradients of the keys that arrived in this step to their owner."""
         group, count = self._needs.group, len(self._needs.group.ranks)
         to, source = (group.me + step) % count, (group.me - step) % count
         held = self._needs.held(source, group.me)
@@ -323,7 +331,7 @@ class _Returning:
         self._coming = held, started
 
     def take(self) -> None:
-        """Wait for the gradients that are on their way, and add them."""
+        """Wait for the gradients that other ranks have sent to this rank, and add them."""
         if self._coming is not None:
             held, arriving = self._coming
             self._coming = None
@@ -343,8 +351,8 @@ def _start(
     receives: Sequence[tuple[int, tuple[int, ...]]],
     like: Tensor,
 ) -> Arriving:
-    """Start to send and receive, with ranks as indices in the group. Call the result to wait for
-    what arrives."""
+    """Start to send and receive tensors; ranks are indices in the group. The returned function
+    waits and returns what has arrived. Received tensors have the dtype and device of ``like``."""
     transport, ranks, device = current(), group.ranks, like.device
     going = [(ranks[to], x) for to, x in sends]
     if not transport.records and transport.overlaps(ranks, device.type):
@@ -366,14 +374,14 @@ def _start(
 
 
 def _taken(x: Tensor, held: Runs) -> Tensor:
-    """Return the rows of ``x`` in these runs of its shard, concatenated."""
+    """Return the rows of ``x`` in the ranges ``held`` of its shard, concatenated."""
     parts = [x.narrow(-2, start, size) for start, size in held]
     return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts, -2)
 
 
 def _of_mask(mask: Tensor, block: Block) -> Tensor:
-    """Return a block's part of a mask of this rank's rows and all keys. Either dim of the mask may
-    have size 1."""
+    """Return the part of a mask for one block. The mask has this rank's rows and all keys; either
+    dim may have size 1."""
     rows = slice(None) if mask.shape[-2] == 1 else block.row_slice
     first = block.at[1]
     keys = (

@@ -1,10 +1,11 @@
-"""Attention whose rows and keys have the same split, with any cut: no rank ever has all keys.
+"""Attention whose rows and keys are split in the same way, so that no rank ever has all keys.
 
-Either each rank's keys and values go round a ring (``ring.py``), or an all-to-all brings whole
-sequences of some heads to each rank, and another all-to-all takes the result back. Under a causal
-mask a run of rows and a run of keys are either the same or one is wholly before the other: the
-scores form a rectangle, a triangle or nothing, and no mask is made. With ``S(d, cut="zigzag")``
-each rank then has the same work in each step.
+There are two forms. Either each rank's keys and values go round a ring (``ring.py``), or an
+all-to-all brings whole sequences of some heads to each rank, and another all-to-all takes the
+result back. The split may have any cut. Under a causal mask a contiguous run of rows and a run of
+keys are either the same or one is wholly before the other: their scores form a rectangle, a
+triangle or nothing, and no mask tensor is made. With ``S(d, cut="zigzag")`` each rank then has the
+same work in each step.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from .sight import Sight, whole
 
 @form("ring_attention")
 def ring_attention(shard: Shards) -> Tensor:
-    """Compute ``softmax(scale q k^T + mask) v`` of rows and keys with the same split."""
+    """Compute ``softmax(scale q k^T + mask) v`` by passing keys and values round the ranks."""
     query, key, value = (shard.get(name) for name in ("query", "key", "value"))
     mask, p = shard.get("attn_mask"), shard.get("dropout_p", 0.0)
     random = key_of(shard) if p else None
@@ -49,7 +50,8 @@ def ring_attention(shard: Shards) -> Tensor:
 
 @form("heads_attention")
 def heads_attention(shard: Shards) -> Tensor:
-    """Compute attention by an all-to-all to whole sequences of some heads, and one back."""
+    """Compute attention on whole sequences of some heads, between an all-to-all that gathers the
+    sequences and one that splits the result again."""
     at = S(shard.specs[0].ndim - 3)
     axes = [a for a in shard.axes if _splits_rows(shard, a)]
     placed = [_with(spec, axes, at) for spec in (*shard.specs[:3], shard.outs[0])]
@@ -77,8 +79,8 @@ def _splits_rows(shard: Shards, axis: int, dim: int = -2) -> bool:
 
 
 def group_of(shard: Shards, dim: int) -> Group:
-    """Return the ranks among which keys go round. ``dim`` is the dim of the query's rows and of the
-    keys."""
+    """Return the ranks that pass keys to each other, with the rows and keys that each holds.
+    ``dim`` is the sequence dim of query and keys."""
     axes = tuple(a for a in shard.axes if _splits_rows(shard, a, dim))
     ranks = replace(shard, axes=axes).ranks
     at = [shard.placement.coordinate_of(rank) for rank in ranks]
@@ -87,14 +89,15 @@ def group_of(shard: Shards, dim: int) -> Group:
 
 
 def scale_of(shard: Shards, query: Tensor) -> float:
-    """Return the factor of the scores."""
+    """Return the factor of the scores: the call's ``scale``, or 1 / sqrt(head size)."""
     scale = shard.get("scale")
     return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
 
 
 def nothing(shard: Shards, given: Sequence[Tensor], index: int = 0) -> Tensor:
-    """Return the result on a rank outside the placement. Its autograd graph reaches all tensors in
-    ``given`` that need a gradient."""
+    """Return the placeholder for output ``index`` on a rank outside the placement. Its autograd
+    graph reaches all tensors in ``given`` that need a gradient, so that such a rank runs the same
+    backward pass."""
     spec = shard.outs[index]
     out = torch.empty(shard.out_shape(index), dtype=spec.dtype, device=given[0].device)
     learned = [x.sum() for x in given if x.requires_grad]
@@ -103,7 +106,8 @@ def nothing(shard: Shards, given: Sequence[Tensor], index: int = 0) -> Tensor:
 
 @dataclass(frozen=True)
 class _Drop:
-    """Dropout of probabilities, each by its logical index."""
+    """Function that applies dropout to a block of probabilities, with a mask that depends only on
+    their logical indices."""
 
     p: float
     random: RngState
@@ -126,11 +130,11 @@ def _drop(shard: Shards, p: float, random: RngState) -> _Drop:
 
 @dataclass(frozen=True)
 class Round:
-    """One attention of rows to keys that go round a ring. Its ``repr`` shows everything but the
-    values.
+    """Description of one ring attention, without its operands.
 
-    What rows see is given by ``sight``, which may also be read from tensors (``Reads``), or by a
-    mask of this rank's rows and all keys (``masked``).
+    Its ``repr`` shows everything but values, since it names the op in a recorded step. The keys
+    that rows attend to are given by ``sight``, which may also be read from tensors (``Reads``), or
+    by a mask of this rank's rows and all keys (``masked``).
     """
 
     group: Group
@@ -140,7 +144,8 @@ class Round:
     drop: _Drop | None = None
 
     def ring(self, given: Sequence[Tensor]) -> tuple[Ring, Tensor | None]:
-        """Return (the ring for these values, the mask)."""
+        """Return (the ``Ring`` to run, the mask or None), from the values of the further tensors
+        ``given``."""
         mask = given[0] if self.masked else None
         sight: Sight = self.sight if isinstance(self.sight, tuple) else self.sight.read(*given)
         # Only inside a single message may the sizes of what is sent depend on values.
@@ -149,7 +154,7 @@ class Round:
         return Ring(needs, self.scale, self.drop), mask
 
     def run(self, way: Any, xs: list[Tensor]) -> list[Tensor]:
-        """Run ``way(xs)``, as one message if a step is recorded. With dropout it runs directly."""
+        """Run ``way(xs)``. A recorded step records it as one op, except with dropout."""
         if self.drop is not None:
             return way(xs)
         return current().as_one(way, xs, self.group.ranks)
@@ -200,7 +205,8 @@ class _Attention(torch.autograd.Function):
 def attend_round(
     round_: Round, query: Tensor, key: Tensor, value: Tensor, given: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Return (result, log-sum-exp of each row), differentiable in the operands.
+    """Run the ring attention ``round_`` and return (result, log-sum-exp of each row). The result is
+    differentiable in the operands.
 
     ``given`` are the further tensors that ``round_`` reads: the mask, or the starts of documents.
     """

@@ -1,6 +1,6 @@
-"""The keys that each row of attention sees, by arithmetic.
+"""The keys that each row of attention attends to ("sees"), computed from positions without a mask.
 
-From these follow the blocks to compute and the keys to send.
+From these follow the blocks that a rank computes and the keys that it is sent.
 
 ```
 causal            window of 2       documents         a rank's rows and keys become blocks:
@@ -31,8 +31,8 @@ _FEWEST, _MOST = 64, 512
 
 @dataclass(frozen=True)
 class Document:
-    """Rows that see only keys of their own document. ``rows`` and ``keys`` are (start, stop). Row i
-    sees the existing keys from i + ``low`` to i + ``high``; None is no limit."""
+    """Range of rows that attend only to a range of keys. ``rows`` and ``keys`` are (start, stop).
+    Of these keys, row i attends to those from i + ``low`` to i + ``high``; None is no limit."""
 
     rows: tuple[int, int]
     keys: tuple[int, int]
@@ -45,11 +45,13 @@ Sight = tuple[Document, ...]
 
 @dataclass(frozen=True)
 class Block:
-    """Rows of one rank and keys of another, as slices (start, stop) of their shards.
+    """Block of scores between rows of one rank and keys of another, as (start, stop) in their
+    shards.
 
-    ``at`` is the logical position of the first row and of the first key. With ``triangle`` the
-    first row sees the first key, and each row sees one key more than the row before. With ``band``
-    row i sees keys from i + low to i + high, in logical positions.
+    ``at`` is the logical position of the first row and of the first key. In a ``triangle`` the
+    first row attends to the first key, and each row to one key more than the row before. In a
+    ``band`` (low, high) row i attends to the keys from i + low to i + high, in logical positions.
+    Without either, all rows attend to all keys.
     """
 
     rows: tuple[int, int]
@@ -60,26 +62,26 @@ class Block:
 
     @property
     def row_slice(self) -> slice:
-        """The rows, as an index."""
+        """Slice of the block's rows in their shard."""
         return slice(*self.rows)
 
     @property
     def key_slice(self) -> slice:
-        """The keys, as an index."""
+        """Slice of the block's keys in their shard."""
         return slice(*self.keys)
 
 
 def whole(rows: int, keys: int, causal: bool) -> Sight:
-    """Return one document where all rows see all keys. Under a causal mask rows see the keys up to
-    their own position."""
+    """Return the description of attention without documents: every row attends to all keys or, if
+    ``causal``, to the keys up to its own position."""
     return (Document((0, rows), (0, keys), None, 0 if causal else None),)
 
 
 @lru_cache(maxsize=1 << 12)
 def blocks(sight: Sight, rows: Runs, keys: Runs, joins: bool = True) -> tuple[Block, ...]:
-    """Return the blocks of the keys in the runs ``keys`` that the rows in the runs ``rows`` see.
-    With ``joins``, rectangles that are adjacent in the shards become one, even if their keys are
-    not adjacent in the logical tensor."""
+    """Return the blocks of scores that two shards have, one with the runs ``rows`` and one with the
+    runs ``keys``. Runs are (start, size) in the logical tensor. With ``joins``, rectangles that are
+    adjacent in the shards become one, even if their keys are not adjacent in the logical tensor."""
     found: list[Block] = []
     for row, (a, m) in _placed(rows):
         for document in sight:
@@ -94,7 +96,7 @@ def blocks(sight: Sight, rows: Runs, keys: Runs, joins: bool = True) -> tuple[Bl
 
 
 def _placed(runs: Runs) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Yield (start in the shard, run) of each run."""
+    """Yield (start in the shard, run) of each logical run that a shard stores."""
     first = 0
     for run in runs:
         yield first, run
@@ -102,7 +104,8 @@ def _placed(runs: Runs) -> Iterator[tuple[int, tuple[int, int]]]:
 
 
 def _in_shards(block: Block, row: int, key: int) -> Block:
-    """Convert ``block`` from logical positions to positions in the shards."""
+    """Convert ``block`` from logical positions to positions in the shards. ``row`` and ``key`` are
+    the differences between the two."""
     (a, b), (c, d) = block.rows, block.keys
     places = (a + row, b + row), (c + key, d + key)
     return Block(*places, (a, c), block.triangle, block.band)
@@ -121,7 +124,8 @@ def _enter(found: list[Block], block: Block, joins: bool) -> None:
 def _parts(
     rows: tuple[int, int], keys: tuple[int, int], low: int | None, high: int | None
 ) -> Iterator[Block]:
-    """Yield blocks, in logical positions, for rows i that see the keys i + low to i + high."""
+    """Yield the blocks, in logical positions, of rows i that attend to the keys i + low to i +
+    high."""
     (a, b), (c, d) = rows, keys
     if high is not None:  # leave out rows that see no key, and keys that no row sees
         a, d = max(a, c - high), min(d, b + high)
@@ -153,7 +157,7 @@ def _band(rows: tuple[int, int], keys: tuple[int, int], low: int, high: int) -> 
 
 
 def band_mask(block: Block, device: torch.device) -> Tensor | None:
-    """Return the mask of which row of a band sees which key, or None for other blocks."""
+    """Return the boolean mask [rows, keys] of a band, or None for a block without a band."""
     if block.band is None:
         return None
     low, high = block.band
@@ -165,7 +169,8 @@ def band_mask(block: Block, device: torch.device) -> Tensor | None:
 
 @lru_cache(maxsize=1 << 12)
 def seen(sight: Sight, rows: Runs, keys: Runs) -> Runs:
-    """Return the keys that some of the rows see, as (start, size) of runs of their shard."""
+    """Return the keys that any of the rows attends to, as (start, size) runs of the keys' shard.
+    Only these need to be sent."""
     ranges = sorted(block.keys for block in blocks(sight, rows, keys))
     found: list[tuple[int, int]] = []
     for start, stop in ranges:
@@ -177,8 +182,8 @@ def seen(sight: Sight, rows: Runs, keys: Runs) -> Runs:
 
 
 def packed(given: tuple[Block, ...], held: Runs) -> tuple[Block, ...]:
-    """Return the blocks for a shard of keys that has only the runs ``held``, one after the
-    other."""
+    """Return the blocks as they are in a buffer that holds only the runs ``held`` of the shard of
+    keys, one after the other. A rank receives keys in such a buffer."""
     found = []
     for block in given:
         place = 0

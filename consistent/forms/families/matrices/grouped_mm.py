@@ -1,4 +1,4 @@
-"""Grouped matrix products where rows, columns or groups are split.
+"""Form of grouped matrix products where rows, columns or groups are split.
 
 Each rank multiplies the rows that belong to its groups.
 
@@ -9,9 +9,9 @@ d             -> w[1]              0 0 0                   e f g -> product
 e f g         -> w[2]
 ```
 
-The rows of a group depend on values, but no shape does. So the product is one op to a recorder or
-compiler: ``consistent::grouped_mm(x, w, edges)``, where group i spans edges[i] to edges[i + 1], and
-rows outside all groups give zeros.
+The number of rows in a group depends on values, but no shape does. So recorders and compilers get
+the product as one op: ``consistent::grouped_mm(x, w, edges)``, where group i spans edges[i] to
+edges[i + 1], and rows outside all groups give zeros.
 
 Torch's kernel takes only rows whose length is a multiple of 16 bytes. Pieces are padded with zeros,
 which do not change the product, and the result is cut to size.
@@ -34,7 +34,7 @@ _BYTES = 16
 
 @form("grouped_mm")
 def grouped_mm(shard: Shards) -> Tensor:
-    """Run torch._grouped_mm on this rank's pieces."""
+    """Run torch._grouped_mm on this rank's rows, columns and groups."""
     x, w, *offs = shard.tensors
     dtype = shard.get("out_dtype")
     if not offs:
@@ -107,7 +107,8 @@ product.register_autograd(_gradients, setup_context=_keep)
 
 
 def _filled_up(x: Tensor, w: Tensor, offs: Tensor | None, dtype: Any) -> Tensor:
-    """Pad the operands to whole rows, multiply them, and cut the result to size."""
+    """Run torch._grouped_mm with operands whose rows are padded to a length that its kernel takes,
+    and cut the result to size."""
     inner, outer = _missing(w.shape[-2], w), _missing(w.shape[-1], w)
     filled = _whole_rows(pad(x, (0, inner))), _whole_rows(pad(w, (0, outer, 0, inner)))
     made = grouped(*filled, offs=offs, out_dtype=dtype)
@@ -115,14 +116,15 @@ def _filled_up(x: Tensor, w: Tensor, offs: Tensor | None, dtype: Any) -> Tensor:
 
 
 def _missing(n: int, of: Tensor) -> int:
-    """Return how many elements pad ``n`` to a length that torch takes. The padded length is at
-    least 16 bytes."""
+    """Return how many elements pad ``n`` to a row length that torch's kernel takes: a multiple of
+    16 bytes, and at least 16."""
     step = _BYTES // of.element_size()
     return max(step, -(-n // step) * step) - n
 
 
 def _whole_rows(x: Tensor) -> Tensor:
-    """Return ``x`` with strides that torch takes, by row or by column; copy it if needed."""
+    """Return ``x`` in row-major or column-major strides that torch's kernel takes; copy it if
+    needed."""
     for along, across in ((-1, -2), (-2, -1)):
         length = x.stride(across)
         apart = length >= max(1, x.shape[along])

@@ -1,4 +1,4 @@
-"""Scaled products of float8 matrices, whose kernels restrict the strides and lengths of pieces."""
+"""Form of scaled float8 matrix products, whose kernels accept only some strides and lengths."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _COLUMNS = 16  # the number of columns of a product must be a multiple of this
 
 @form("scaled_mm")
 def scaled_mm(shard: Shards) -> Tensor:
-    """Run torch._scaled_mm on this rank's pieces, with missing columns padded.
+    """Run torch._scaled_mm on this rank's pieces, padded to a number of columns that its kernel
+    takes.
 
-    cuBLAS takes contiguous rows times contiguous columns, and pieces that were received have
-    contiguous rows.
+    cuBLAS requires a row-major first and a column-major second matrix, and pieces that were
+    received are row-major.
     """
     x, w, *rest = shard.tensors
     rows, columns = shard.out_shape()
@@ -36,14 +37,14 @@ def scaled_mm(shard: Shards) -> Tensor:
 
 
 def _along(x: Tensor, dim: int) -> Tensor:
-    """Return the matrix ``x`` with stride 1 along ``dim``, copied if needed."""
+    """Return the matrix ``x`` with stride 1 along ``dim``; copy it if needed."""
     if x.stride(dim) == 1:
         return x
     return x.contiguous() if dim == 1 else x.t().contiguous().t()
 
 
 def _filled_in(value: Any, tensors: list[Tensor]) -> Any:
-    """Return ``value`` with tensors in the places of operands."""
+    """Return ``value`` with each ``Operand`` placeholder replaced by its tensor."""
     if isinstance(value, Operand):
         return tensors[value.index]
     if isinstance(value, list | tuple):

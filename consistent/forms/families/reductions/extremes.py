@@ -1,7 +1,7 @@
-"""Extremes along a split dim: maximum, minimum, their indices, the k largest, any and all.
+"""Forms of extremes along a split dim: maximum, minimum, their indices, topk, any and all.
 
-An empty shard takes part with the identity of its reduction, so that no rank leaves the others
-waiting.
+A rank with an empty shard contributes the identity of the reduction (such as -inf for a maximum),
+so that all ranks take part in the collectives.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _LAST = torch.iinfo(torch.int64).max
 
 
 def local_extreme(x: Tensor, dims: Sequence[int], is_max: bool) -> Tensor:
-    """Return amax or amin with ``keepdim=True``. Where ``dims`` are empty, return the identity of
-    the reduction."""
+    """Return amax or amin of one shard over ``dims``, with ``keepdim=True``. If the shard is empty
+    along ``dims``, return the identity of the reduction."""
     if not dims:
         return x
     if all(x.shape[d] for d in dims):
@@ -33,8 +33,8 @@ def local_extreme(x: Tensor, dims: Sequence[int], is_max: bool) -> Tensor:
 
 
 class _Evenly(torch.autograd.Function):
-    """Autograd function that returns ``value``. Its gradient is divided evenly among the elements
-    of ``x`` in ``ties``."""
+    """Autograd function that returns ``value`` and divides its gradient by ``count``, evenly among
+    the elements of ``x`` in the mask ``ties``."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, value: Tensor, ties: Tensor, count: Tensor) -> Tensor:
@@ -65,8 +65,9 @@ def extreme_over(shard: Shards, x: Tensor, dims: Sequence[int], is_max: bool) ->
 
 
 def evenly(shard: Shards, x: Tensor, value: Tensor, ties: Tensor, dims: Sequence[int]) -> Tensor:
-    """Return ``value`` with a gradient that goes to the elements in ``ties``. ``value`` is the same
-    on every rank, and keeps ``dims`` with size 1."""
+    """Return an extreme ``value`` with an autograd graph that divides its gradient evenly among the
+    elements that attain it, those in the mask ``ties``. ``value`` is the same on every rank, and
+    keeps ``dims`` with size 1."""
     with torch.no_grad():
         count = shard.sum(ties.sum(tuple(dims), keepdim=True))
         # Only one rank contributes the value to the sum below, and every rank gets a gradient.
@@ -79,7 +80,7 @@ def evenly(shard: Shards, x: Tensor, value: Tensor, ties: Tensor, dims: Sequence
 
 @form("any_or_all")
 def _any_or_all(shard: Shards) -> Tensor:
-    """Run any or all."""
+    """Run any or all on the shard, and combine the ranks' results."""
     found = shard.run(*shard.args, **shard.kwargs)
     every = parted(shard, found)
     return (every.any(0) if shard.call.name == "any" else every.all(0)).to(found.dtype)
@@ -87,7 +88,8 @@ def _any_or_all(shard: Shards) -> Tensor:
 
 @form("amax_or_amin")
 def _amax_or_amin(shard: Shards) -> Tensor:
-    """Run amax or amin, or max or min of all elements."""
+    """Run amax or amin, or max or min of all elements: reduce the shard, then the ranks'
+    results."""
     x, dims = shard.tensors[0], shard.call.dims()
     is_max = shard.call.name.endswith("max")
     keepdim = shard.call.name.startswith("a") and bool(shard.get("keepdim"))
@@ -101,7 +103,7 @@ def _amax_or_amin(shard: Shards) -> Tensor:
 
 @form("local_extreme")
 def _local_extreme(shard: Shards) -> Tensor:
-    """Return the largest or smallest element of the shard alone. The result is P(max) or P(min)."""
+    """Run amax, amin, max or min on the shard alone. The result is P(max) or P(min)."""
     keepdim = shard.call.name.startswith("a") and bool(shard.get("keepdim"))
     dims, is_max = shard.call.dims(), shard.call.name.endswith("max")
     return dropped(local_extreme(shard.tensors[0], dims, is_max), dims, keepdim)
@@ -109,7 +111,7 @@ def _local_extreme(shard: Shards) -> Tensor:
 
 @form("aminmax")
 def _aminmax(shard: Shards) -> Any:
-    """Run aminmax."""
+    """Run aminmax: reduce the shard, then the ranks' results."""
     x, dims, keepdim = shard.tensors[0], shard.call.dims(), bool(shard.get("keepdim"))
     low, high = (
         dropped(extreme_over(shard, x, dims, is_max), dims, keepdim) for is_max in (False, True)
@@ -119,8 +121,8 @@ def _aminmax(shard: Shards) -> Any:
 
 @form("argmax_or_argmin")
 def _argmax_or_argmin(shard: Shards) -> Any:
-    """Run argmax or argmin, or max or min along a dim with indices. The first index wins among
-    equals."""
+    """Run argmax, argmin, or max or min along a dim, which return indices. Among equals the first
+    index wins."""
     x, dims = shard.tensors[0], shard.call.dims()
     is_max = shard.call.name.endswith("max")
     value, index = _local_winner(shard, x, is_max)
@@ -140,8 +142,8 @@ def _argmax_or_argmin(shard: Shards) -> Any:
 
 
 def _local_winner(shard: Shards, x: Tensor, is_max: bool) -> tuple[Tensor, Tensor]:
-    """Return (value, logical index) of the shard's winner, with dims kept. The index is flat if the
-    op is over all elements."""
+    """Return (extreme of the shard, its index in the logical tensor), with dims kept. The index is
+    into the flattened tensor if the op reduces all elements."""
     dims, starts = shard.call.dims(), shard.region()[0]
     shape = [1 if d in dims else n for d, n in enumerate(x.shape)]
     if not all(x.shape[d] for d in dims):
@@ -167,7 +169,8 @@ def _local_winner(shard: Shards, x: Tensor, is_max: bool) -> tuple[Tensor, Tenso
 
 @form("topk")
 def _topk(shard: Shards) -> Any:
-    """Run topk on the k best elements of each rank, which include the k elements of the result."""
+    """Run topk: each rank contributes the k best elements of its shard, and the result is the k
+    best of these."""
     x, dim, k = shard.tensors[0], shard.call.dim("dim", -1), shard.get("k")
     how = (shard.get("largest", True), shard.get("sorted", True))
     values, index = x.topk(k, dim, *how)

@@ -1,7 +1,8 @@
-"""Losses over split rows, elements or classes.
+"""Forms of losses over split rows, elements or classes.
 
-A mean is the shard's sum over the count of all shards. Where classes are split, no rank sees a
-whole row of logits, so the ranks join the rows' largest values and sums, [rows] each.
+A mean is the shard's sum divided by the number of losses in all shards. Where classes are split, no
+rank has a whole row of logits, so the ranks join the largest value and the sum of each row: a few
+numbers per row, and no logits.
 """
 
 from __future__ import annotations
@@ -26,20 +27,22 @@ from .extremes import local_extreme
 
 @form("mean_loss")
 def _mean_loss(shard: Shards) -> Tensor:
-    """Return the sum of the shard's losses over the logical number of losses, which is P."""
+    """Return the sum of the shard's losses divided by the logical number of losses. It is this
+    rank's addend of the mean, so the result is P."""
     return _run_with(shard, SUM) / _count(shard)
 
 
 @form("half_loss")
 def _half_loss(shard: Shards) -> Tensor:
-    """Return the mean or sum of losses in half precision, accumulated in float32."""
+    """Run a loss in half precision whose mean or sum is accumulated in float32 before it is
+    rounded."""
     total = wide(_run_with(shard, NONE)).sum()
     mean = reduction_of(shard.call) == MEAN
     return summed(shard, total / _count(shard) if mean else total)
 
 
 def _count(shard: Shards) -> int:
-    """Return the logical number of losses."""
+    """Return the number of losses in all shards, by which a mean divides."""
     shapes = [spec.shape for spec in shard.specs]
     by_row = "margin_loss" in shard.call.name or shard.call.name == "cosine_embedding_loss"
     one_each = by_row and shard.call.name != "soft_margin_loss"
@@ -47,7 +50,7 @@ def _count(shard: Shards) -> int:
 
 
 def _run_with(shard: Shards, reduction: int) -> Tensor:
-    """Run the op on the shard with another ``reduction`` argument."""
+    """Run the op on the shard with its ``reduction`` argument replaced."""
     args, kwargs = list(shard.args), dict(shard.kwargs)
     position = shard.call.params.index("reduction")
     if position < len(args):
@@ -61,10 +64,10 @@ def _run_with(shard: Shards, reduction: int) -> Tensor:
 
 
 class _Rows:
-    """State shared by cross_entropy and nll_loss.
+    """Helper of cross_entropy and nll_loss on this rank's rows and classes.
 
-    It has the axes that split rows, the axes that split classes, and the range of classes that this
-    rank holds.
+    It knows the axes that split rows, the axes that split classes, and the range of classes that
+    this rank holds.
     """
 
     def __init__(self, shard: Shards) -> None:
@@ -96,15 +99,19 @@ class _Rows:
         return self.joined(total, self.row_axes)
 
     def joined(self, total: Tensor, axes: tuple[int, ...]) -> Tensor:
-        """Sum ``total`` over ``axes``. Along axes where the result is partial, each rank keeps its
-        own."""
+        """All-reduce ``total`` over ``axes``. Along axes where the op's result is P, each rank
+        keeps its own addend."""
         out = self.shard.outs[0]
         whole = tuple(a for a in axes if not out.sbp[a].is_partial)
         return sum_over(total, self.shard.placement, whole) if whole else total
 
     def find(self, target: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return (target, mask of the rows that are not ignored, each row's weight). The target is
-        0 where it is ignored."""
+        """Check the targets against ``ignore_index`` and the number of classes.
+
+        Returns:
+            (targets, with 0 for ignored rows; mask of the rows that are not ignored; class weight
+            of each row's target, or None).
+        """
         valid = target != self.shard.get("ignore_index", -100)
         # ignore_index may be outside the classes, so replace it before the check.
         target = torch.where(valid, target, 0)
@@ -115,8 +122,8 @@ class _Rows:
         return target, valid, weight
 
     def place(self, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (index of each target among the classes held here, mask of the targets held
-        here)."""
+        """Return (index of each row's target among the classes that this rank holds, mask of the
+        rows whose target it holds). The index has the class dim, for gather and scatter."""
         place = target - self.start
         mine = (place >= 0) & (place < self.held)
         return torch.where(mine, place, 0).unsqueeze(self.dim), mine
@@ -129,7 +136,8 @@ class _Rows:
         return torch.where(mine, x.gather(self.dim, place).squeeze(self.dim), 0)
 
     def put(self, values: Tensor, target: Tensor, like: Tensor) -> Tensor:
-        """Return zeros like ``like`` with the ``values`` of each row at its target."""
+        """Return zeros like ``like``, but in each row its number from ``values`` at its target
+        class."""
         if self.held == 0:
             return torch.zeros_like(like)
         place, mine = self.place(target)
@@ -137,7 +145,7 @@ class _Rows:
         return torch.zeros_like(like).scatter(self.dim, place, own)
 
     def gather(self, x: Tensor) -> Tensor:
-        """Gather ``x`` of shape [...] from the ranks that hold classes into [ranks, ...] on
+        """Gather ``x`` of shape [...] from the ranks that split the classes, as [ranks, ...] on
         each."""
         placement, axes = self.shard.placement, self.class_axes
         entries = tuple(S(0) if a in axes else B for a in range(placement.ndim))
@@ -146,8 +154,8 @@ class _Rows:
         return run(x.unsqueeze(0), src, src.with_sbp((B,) * placement.ndim))
 
     def count(self, valid: Tensor, weight: Tensor | None, like: Tensor) -> Tensor | None:
-        """Return the number (or weight) of the rows of all shards that are not ignored. None if the
-        reduction is not a mean."""
+        """Return the number of rows in all shards that are not ignored, or the sum of their
+        weights. It divides a mean; for other reductions it is None."""
         if reduction_of(self.shard.call) != MEAN:
             return None
         with torch.no_grad():
@@ -159,7 +167,8 @@ class _Rows:
             return sum_over(counted.sum(), self.shard.placement, self.row_axes)
 
     def sliced(self, by_class: Tensor, x: Tensor) -> Tensor:
-        """Cut a vector over all classes to the classes held here, broadcastable to ``x``."""
+        """Cut a vector over all classes to the classes that this rank holds, shaped to broadcast to
+        ``x``."""
         shape = [1] * x.ndim
         shape[self.dim] = self.held
         return by_class[self.start : self.start + self.held].reshape(shape)
@@ -167,7 +176,7 @@ class _Rows:
 
 @form("nll_loss", raises_first=True)
 def _nll(shard: Shards) -> Tensor:
-    """Run nll_loss: each rank adds up the rows whose class it holds."""
+    """Run nll_loss: each rank contributes the rows whose target class it holds."""
     rows, x = _Rows(shard), shard.tensors[0]
     target, valid, weight = rows.find(shard.tensors[1])
     losses = torch.where(valid, -rows.pick(x, target), 0)
@@ -186,15 +195,16 @@ def _cross_entropy(shard: Shards) -> Tensor:
 
 
 def _of_indices(rows: _Rows, x: Tensor) -> Tensor:
-    """Return -log p[target], smoothed with -sum over classes of weight * log p / classes."""
+    """Return cross_entropy for target indices: -log p[target], or with label smoothing mixed with
+    -sum over classes of weight * log p / classes."""
     target, valid, weight = rows.find(rows.shard.tensors[1].to(torch.int64))
     losses = torch.where(valid, _FromLogits.apply(x, rows, target, weight), 0)
     return _Shared.apply(rows.reduce(losses, rows.count(valid, weight, losses)), rows)
 
 
 class _Shared(torch.autograd.Function):
-    """Autograd function for a value that all ranks of split classes have. Each rank uses the value,
-    so its gradient is the sum of their gradients.
+    """Autograd function for a loss that all ranks of split classes have. Each rank has used the
+    loss, so the gradient that goes on is the sum of the ranks' gradients.
 
     ```
     forward    a        a        a       --->    a        a        a
@@ -217,7 +227,7 @@ class _Shared(torch.autograd.Function):
 
 
 class _FromLogits(torch.autograd.Function):
-    """Autograd function that computes losses, [rows], from split logits.
+    """Autograd function that computes the losses, [rows], of logits whose classes are split.
 
     It reads the logits once in each direction.
 
@@ -264,8 +274,8 @@ class _FromLogits(torch.autograd.Function):
 
 
 def _gradient(ctx: Any, grad: Tensor) -> Tensor:
-    """Return the gradient of this rank's logits from the gradient of the losses. Where it will be
-    differentiated again, compute it with torch's own ops."""
+    """Return the gradient of this rank's logits, from ``grad``, that of the losses. For second
+    derivatives it is computed by torch's own ops, else by a fused kernel."""
     rows, (reference, total, chosen, every, smooth) = ctx.rows, ctx.numbers
     x, target = ctx.saved_tensors
     if not torch.is_grad_enabled():
@@ -283,7 +293,8 @@ def _gradient(ctx: Any, grad: Tensor) -> Tensor:
 
 
 def _of_probabilities(rows: _Rows, x: Tensor) -> Tensor:
-    """Return -sum over classes of weight * target * log p, reduced as the call asks."""
+    """Return cross_entropy for target probabilities: -sum over classes of weight * target * log p,
+    with the call's reduction."""
     smoothing = rows.shard.get("label_smoothing", 0.0)
     target = rows.shard.tensors[1].to(x.dtype) * (1 - smoothing) + smoothing / rows.classes
     if rows.weight is not None:

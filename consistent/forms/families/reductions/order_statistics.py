@@ -1,8 +1,9 @@
-"""Order statistics along a split dim: median, nanmedian, kthvalue, quantile, nanquantile.
+"""Forms of order statistics along a split dim: median, nanmedian, kthvalue, quantile, nanquantile.
 
-Nothing is sorted. The ranks count how many of their keys start with each byte, sum the counts over
-the ranks, and so find the wanted key byte by byte. Equal keys are ordered by their position in the
-logical tensor. Each byte costs 256 counts per row, however long the rows are.
+Nothing is sorted. Elements are converted to integer keys with the same order. The ranks count how
+many of their keys start with each byte, sum the counts over the ranks, and so find the wanted key
+byte by byte. Equal keys are ordered by their position in the logical tensor. Each byte costs 256
+counts per row, however long the rows are.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ def _rows(x: Tensor, dims: Sequence[int]) -> Tensor:
 
 
 def _found(shard: Shards, key: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the key at each of ``places``, and how many equal keys come before that place. Both
-    are [places, rows].
+    """Return (key at each of ``places`` in the sorted rows, how many equal keys come before that
+    place), both [places, rows].
 
-    ``key`` is [rows, own items]. ``places``, [places, rows], are the same on every rank.
+    ``key`` has the sort keys of this rank's items, [rows, own items]. ``places``, [places, rows],
+    are the same on every rank.
     """
     bits = key.dtype.itemsize * 8
     key, prefix = key.long().unsqueeze(0), torch.zeros_like(places)
@@ -56,8 +58,8 @@ def _found(shard: Shards, key: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
 def _taken(
     shard: Shards, x: Tensor, key: Tensor, places: Tensor, start: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Return (values, indices) at ``places`` of the sorted rows ``x``, both [places, rows], on
-    every rank."""
+    """Return (values, indices along the reduced dim) at ``places`` of the sorted rows ``x``, both
+    [places, rows], on every rank. ``start`` is the logical index of this rank's first item."""
     wanted, nth = _found(shard, key, places)
     ties = key.long() == wanted.unsqueeze(-1)
     own = ties.sum(-1)
@@ -70,8 +72,8 @@ def _taken(
 
 
 def _middle(shard: Shards, x: Tensor, n: int) -> Tensor:
-    """Return the place of the median of each row, as [1, rows]. For median it is the place of a NaN
-    if the row has one."""
+    """Return the position of the median in each sorted row of ``n`` items, as [1, rows]. For
+    median, a row with a NaN gives the position of a NaN; for nanmedian NaNs are not counted."""
     nans = shard.sum(x.isnan().sum(-1))
     if shard.call.name == "nanmedian":
         return ((n - nans - 1) // 2).clamp_min(0).unsqueeze(0)
@@ -80,7 +82,7 @@ def _middle(shard: Shards, x: Tensor, n: int) -> Tensor:
 
 @form("order_statistic")
 def _ranked(shard: Shards) -> Any:
-    """Run kthvalue, or median or nanmedian along a dim, which return (values, indices)."""
+    """Run kthvalue, or median or nanmedian along a dim, and return (values, indices)."""
     x, (dim,) = shard.tensors[0], shard.call.dims("dim", -1)
     rows, n = _rows(x, (dim,)), shard.specs[0].shape[dim]
     if shard.call.name == "kthvalue":

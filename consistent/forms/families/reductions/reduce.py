@@ -40,21 +40,23 @@ def _count(shard: Shards, dims: Sequence[int]) -> int:
 
 
 def _accumulated(shard: Shards) -> Tensor:
-    """Return the first operand's shard in the dtype in which torch accumulates the result."""
+    """Return the first operand's shard in the dtype in which torch accumulates the result, such as
+    float32 for half precision."""
     dtype = shard.outs[0].dtype
     return wide(shard.tensors[0]).to(wide_dtype(dtype))
 
 
 @form("sum")
 def _sum(shard: Shards) -> Tensor:
-    """Run sum or nansum in half precision."""
+    """Run sum or nansum of a half-precision tensor, accumulated in float32 before it is rounded."""
     add = torch.nansum if shard.call.name == "nansum" else torch.sum
     return summed(shard, add(_accumulated(shard), shard.call.dims(), _keepdim(shard)))
 
 
 @form("mean")
 def _mean(shard: Shards) -> Tensor:
-    """Divide the sum of the shard by the logical count."""
+    """Run mean: each rank divides the sum of its shard by the logical number of elements, and these
+    quotients add up to the mean."""
     dims = shard.call.dims()
     return summed(shard, _accumulated(shard).sum(dims, _keepdim(shard)) / _count(shard, dims))
 
@@ -68,8 +70,8 @@ def _nanmean(shard: Shards) -> Tensor:
 
 @form("trace")
 def _trace(shard: Shards) -> Tensor:
-    """Sum the part of the diagonal that is in the shard. Element (i, j) of the shard is element (i
-    + top, j + left) of the whole."""
+    """Run trace: sum the part of the diagonal that is in the shard. Element (i, j) of the shard is
+    element (i + top, j + left) of the whole."""
     top, left = shard.region()[0]
     return summed(shard, _accumulated(shard).diagonal(top - left).sum())
 
@@ -98,7 +100,7 @@ def _logsumexp(shard: Shards) -> Tensor:
 
 @form("variance")
 def _variance(shard: Shards) -> Any:
-    """Run var, std, var_mean or std_mean. The ranks join the mean first, then the squared
+    """Run var, std, var_mean or std_mean. The ranks first join the mean, then the squared
     deviations from it."""
     correction, dims, keepdim = spread_of(shard.call)
     x, n = wide(shard.tensors[0]), _count(shard, dims)

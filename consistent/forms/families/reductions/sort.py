@@ -31,7 +31,7 @@ from .sort_keys import keys
 
 @form("sort")
 def _sort(shard: Shards) -> Any:
-    """Run sort, argsort or msort."""
+    """Run sort, argsort or msort: exchange sorted runs, or gather the pieces if they are short."""
     name, x = shard.call.name, shard.tensors[0]
     descending = name != "msort" and bool(shard.get("descending", False))
     dim = 0 if name == "msort" else shard.call.dim("dim", -1)
@@ -52,7 +52,8 @@ def _sort(shard: Shards) -> Any:
 
 
 def _is_short(shard: Shards, dim: int) -> bool:
-    """Return whether every item of every piece would be a sample."""
+    """Return whether pieces are so short that all of their items would be samples, so that
+    gathering them is cheaper."""
     n = slot(shard)[1]
     return n == 1 or max(sizes[dim] for _, sizes in shard.regions()) <= SAMPLES * n
 
@@ -68,8 +69,8 @@ def _sorted_whole(shard: Shards, dim: int, descending: bool) -> tuple[Tensor, Te
 
 
 def _sorted_row(shard: Shards, x: Tensor, dim: int, descending: bool) -> tuple[Tensor, Tensor]:
-    """Return this rank's pieces of the sorted vector and of its indices. ``x`` is this rank's piece
-    of the vector."""
+    """Sort one vector whose pieces the ranks hold, and return this rank's piece of (sorted values,
+    indices). ``x`` is this rank's piece of the vector."""
     ranks, me = shard.ranks, slot(shard)[0]
     pieces = [(starts[dim], sizes[dim]) for starts, sizes in shard.regions()]
     key, order = keys(x, descending).sort(stable=True)

@@ -1,6 +1,7 @@
-"""Conversion of numbers to integers that compare in torch's sort order.
+"""Conversion of numbers to integer keys that compare in torch's sort order.
 
-Integers have no NaN to handle, ``~key`` reverses the order, and the digits of a key can be counted.
+Integer keys have no NaN to handle, ``~key`` reverses the order, and their bytes can be counted
+(``order_statistics.py``).
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Signatures of P(max) and P(min) for elementwise ops: rising ops keep them, falling ops swap them.
+"""Signatures of P(max) and P(min) for monotone elementwise ops, which pass or swap them.
 
-If f rises, the largest f(x) of the ranks is f of the largest x. A rank that does not hold the
-extreme may hold anything, up to the infinity that loses against every number. So an op has these
-signatures only if it is monotone over all numbers of its dtype, infinities included, and gives NaN
-for NaN. That leaves out ``log`` and ``sqrt``, arithmetic of integers, which wraps around, and a
-second tensor in ``add``, because it may hold the other infinity.
+An increasing op passes them and a decreasing op swaps them: if f increases, the largest f(x) of the
+ranks is f of the largest x. A rank that does not hold the extreme may hold anything, up to the
+infinity that loses against every number. So an op has these signatures only if it is monotone over
+all numbers of its dtype, infinities included, and gives NaN for NaN. That leaves out ``log`` and
+``sqrt``, arithmetic of integers, which wraps around, and a second tensor in ``add``, because it may
+hold the other infinity.
 """
 
 from __future__ import annotations
@@ -21,17 +22,23 @@ _LARGER = ("bitwise_or", "logical_or")
 
 
 def rising(call: Call) -> list[Signature]:
-    """Return signatures that pass P(max) and P(min) of the first operand, with the others B."""
+    """Return the signatures of an increasing op: P(max) and P(min) of the first operand pass.
+
+    The other operands are B.
+    """
     return [call.make({0: kind}, kind) for kind in EXTREMES]
 
 
 def falling(call: Call) -> list[Signature]:
-    """Return signatures that turn P(max) of the first operand into P(min), and vice versa."""
+    """Return the signatures of a decreasing op, which swaps P(max) and P(min) of the first operand.
+
+    The other operands are B.
+    """
     return [call.make({0: kind}, SWAPPED[kind]) for kind in EXTREMES]
 
 
 def shifted(call: Call) -> list[Signature]:
-    """Return signatures of P(max) and P(min) for x + c, x - c and c - x with a number c."""
+    """Return the P(max) and P(min) signatures of x + c, x - c and c - x with a number c."""
     c = _number(call)
     if c is None or call.kwargs.get("alpha", 1) != 1:
         return []
@@ -41,7 +48,7 @@ def shifted(call: Call) -> list[Signature]:
 
 
 def scaled(call: Call) -> list[Signature]:
-    """Return signatures of P(max) and P(min) for x * c and x / c with a number c other than 0."""
+    """Return the P(max) and P(min) signatures of x * c and x / c with a number c other than 0."""
     c = _number(call)
     divides = call.name not in ("mul", "multiply")
     if not c or call.kwargs.get("rounding_mode") or (divides and _number_is_first(call)):
@@ -50,9 +57,10 @@ def scaled(call: Call) -> list[Signature]:
 
 
 def chosen(call: Call) -> list[Signature]:
-    """Return signatures of P(max) and P(min) for where(condition, x, y).
+    """Return the P(max) and P(min) signatures of where(condition, x, y).
 
-    An operand that is B, or a number, counts as its own largest and smallest value.
+    Both x and y may be P(max), or one of them if the other is B or a number: that one is then its
+    own largest and smallest value.
     """
     sources = [i for i in range(1, len(call.operands))]
     picks = [sources, *([i] for i in sources if len(sources) > 1)]
@@ -60,9 +68,9 @@ def chosen(call: Call) -> list[Signature]:
 
 
 def of_truths(call: Call) -> list[Signature]:
-    """Return signatures of P(max) and P(min) for ``or`` and ``and`` of bools.
+    """Return the P(max) and P(min) signatures of ``or`` and ``and`` of bools.
 
-    They are the larger and the smaller of two bools, and distribute over each other.
+    ``or`` is the larger and ``and`` the smaller of two bools, and they distribute over each other.
     """
     if any(x.spec.dtype is not torch.bool for x in call.operands):
         return []
@@ -73,7 +81,7 @@ def of_truths(call: Call) -> list[Signature]:
 
 
 def _number(call: Call) -> float | None:
-    """Return the only number passed with one floating-point tensor; None for other calls.
+    """Return the number of a call with one floating-point tensor and one number, else None.
 
     The tensor's dtype must hold both the number and its inverse.
     """

@@ -1,6 +1,6 @@
 """Rules of elementwise ops: a dim that is split in one operand may be split in all.
 
-Linear ops pass P; ops that rise or fall pass P(max) and P(min).
+P passes through linear ops, and P(max) and P(min) through increasing or decreasing ones.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from . import monotone
 
 
 def of_truths(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of and/or: `f(..., ...) -> ...`, and of bools `max` or `min`.
+    """Return signatures of and/or: all operands are split along the same dim of the result.
 
-    On bools ``or`` is `max(..., ...) -> ...`, and ``and`` is `min(..., ...) -> ...`.
+    For bools ``or`` also has the signatures of `max(..., ...) -> ...`, and ``and`` those of
+    `min(..., ...) -> ...`, which pass P(max) and P(min).
     """
     made = notation.of_call("f(...*) -> ...", call, parts)
     return made + monotone.of_truths(call)
 
 
 def fill(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of fill and zero, by `shape(...) -> ...`; in place some P stay.
+    """Return signatures of fill and zero, which overwrite x: it may be split along any dim.
 
-    In place P stays P if it becomes zeros, and P(max) and P(min) stay for any value.
+    Out of place, x may be partial in any way, since only its shape is read. In place it keeps its
+    SBP: P stays P if it becomes zeros, and P(max) and P(min) stay for any value.
     """
     made = notation.of_call("f(...*) -> ...", call, parts)
     if not call.inplace:
@@ -35,9 +37,10 @@ def fill(call: Call, parts: int) -> list[Signature]:
 
 
 def chosen(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of where(condition, x, y), by `..., ... + ... -> ...`.
+    """Return signatures of where(condition, x, y): all operands are split along the same dim.
 
-    A call with a condition alone is nonzero, and has the signatures of that op.
+    P passes if x and y are both P. A call with a condition alone is nonzero, and has the signatures
+    of that op.
     """
     if data_dependent.nonzero_outs(call):
         return data_dependent.nonzero(call, parts)

@@ -1,8 +1,8 @@
-"""Rules of random ops, whose values are drawn by logical index.
+"""Rules of random ops, whose values depend only on the logical index of each element.
 
-So any layout may be filled in place, and a dropout mask splits like its input; given the mask,
-dropout is linear and passes P. An op that this library cannot draw runs whole on every rank, from a
-seed that is the same on all of them.
+So a tensor in any layout may be filled in place, and a dropout mask is split like its input; for a
+given mask, dropout is linear and passes P. An op that this library cannot draw runs whole on every
+rank, from a seed that is the same on all of them.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from ...table import Row, add_rows
 
 
 def fill(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of in-place draws, by `f(...*) -> ...; by random_fill`, for any layout.
+    """Return signatures of in-place draws such as ``x.uniform_()``: any dim of x may be split.
 
-    Such a call is ``x.uniform_()``. In a P target the first rank holds the values, and the others
-    zeros.
+    Each rank draws the values of its own elements. If x is P, the first rank holds the values, and
+    the others hold zeros.
     """
     made = notation.of_call("f(...*) -> ...; by random_fill", call, parts)
     if len(call.operands) == 1 and call.inplace:
@@ -26,22 +26,23 @@ def fill(call: Call, parts: int) -> list[Signature]:
 
 
 def normal(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of x.normal_(), or of torch.normal by `f(...*) -> ...; by normal_of`."""
+    """Return signatures of x.normal_() and torch.normal: operands are split along the same dim."""
     if call.inplace:
         return fill(call, parts)
     return notation.of_call("f(...*) -> ...; by normal_of", call, parts)
 
 
 def whole(call: Call, parts: int) -> list[Signature]:
-    """Return the signature with every tensor B, served by the form "seeded".
+    """Return the signature with every tensor B: each rank draws the whole result.
 
-    Torch's own generator has the same seed on every rank while the op runs.
+    The form "seeded" does so. While the op runs, torch's own generator has the same seed on every
+    rank.
     """
     return [call.make({}, B, "seeded")]
 
 
 def like_first(call: Call) -> list[Out]:
-    """Return one output with the first operand's shape and dtype."""
+    """Return one output with the shape and dtype of the first operand."""
     first = call.operands[0]
     return [Out(first.shape, first.spec.dtype)]
 

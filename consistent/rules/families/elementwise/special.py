@@ -1,7 +1,6 @@
-"""Rules of further elementwise ops.
+"""Rules of further elementwise ops: special functions, casts, and the backward of activations.
 
-These are special functions, dtype changes by other names, and the backward of activations, which is
-linear in the gradient.
+The backward of an activation is linear in the gradient, so it passes P of the gradient.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Rules of ops that count: items of a table below a value, or items in each bin.
+"""Rules of ops that count: elements of a table below a value, or elements in each bin.
 
-Every input may be split along any dim: the ranks' own counts add up.
+Every input may be split along any dim: each rank counts its own elements, and the counts add up.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from ...table import Row, add_rows
 
 
 def among(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of isin: elements are independent of each other.
+    """Return signatures of isin: elements are independent of each other, so they may be split.
 
-    If the test elements are split, an element is found if any rank finds it.
+    If the test elements are split, an element is found if any rank finds it, so the result is
+    P(max), and with ``invert`` P(min).
     """
     made = [call.whole()]
     x, y = call.get("elements"), call.get("test_elements")
@@ -29,9 +30,9 @@ def among(call: Call, parts: int) -> list[Signature]:
 
 
 def histogram(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of histogram, whose result is (counts, edges of the bins).
+    """Return signatures of histogram: any dim may be split, and the ranks' counts add up.
 
-    Weights are split like the input.
+    The result is (counts, edges of the bins); the edges are B. Weights are split like the input.
     """
     weight = call.kwargs.get("weight")
     made = [call.whole()]
@@ -42,7 +43,7 @@ def histogram(call: Call, parts: int) -> list[Signature]:
 
 
 def _histogram_outs(call: Call) -> tuple[Out, ...]:
-    """Return counts and edges, as torch has no histogram of meta tensors."""
+    """Return the outputs (counts, edges of the bins); torch has no histogram of meta tensors."""
     bins, dtype = call.get("bins"), call.operands[0].spec.dtype
     n = bins.shape[0] - 1 if isinstance(bins, Operand) else bins
     return tuple(Out(torch.Size([k]), dtype, fixed=True) for k in (n, n + 1))

@@ -1,4 +1,4 @@
-"""Rules of ops whose result's length depends on data: nonzero, masked_select, unique, bincount.
+"""Rules of ops whose output length depends on values: nonzero, masked_select, unique, bincount.
 
 Each rank works on its own elements. Its results stay split, balanced by moving a few rows, or are
 joined if equal values have to be merged. ``x[mask]`` is one of these ops.
@@ -26,7 +26,10 @@ def _out(sizes: Sequence[int], dtype: torch.dtype) -> Out:
 
 
 def masked(call: Call) -> tuple[Operand, Operand] | None:
-    """Return (x, mask) of a call that selects or writes by a mask of leading dims, or None."""
+    """Return (x, mask) if the call selects or writes by a boolean mask, or None.
+
+    The mask covers the leading dims of x.
+    """
     x = call.operands[0]
     if call.name in ("getitem", "setitem"):
         index: Any = call.args[1]
@@ -43,7 +46,10 @@ def masked(call: Call) -> tuple[Operand, Operand] | None:
 
 
 def masked_outs(call: Call) -> list[Out] | None:
-    """Return the rows of ``x`` that a mask selects, at most all of them."""
+    """Return the output of a selection by mask, at its largest possible size; None for other calls.
+
+    It has one row of ``x`` for each True.
+    """
     found = masked(call)
     if found is None:
         return None
@@ -52,7 +58,11 @@ def masked_outs(call: Call) -> list[Out] | None:
 
 
 def selected_by_mask(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of masked_select and x[mask]: rows stay, except to balance pieces."""
+    """Return signatures of masked_select and x[mask]: x and mask are split along the first dim.
+
+    Each rank selects from its own rows, and the results are rebalanced. Dims that the mask does not
+    cover may be split, too, and need no messages.
+    """
     found = masked(call)
     if found is None:
         return [call.whole()]
@@ -64,7 +74,7 @@ def selected_by_mask(call: Call, parts: int) -> list[Signature]:
 
 
 def _moved(call: Call, parts: int) -> int:
-    """Return the estimated bytes of balancing, as the true number is not known before.
+    """Return the estimated bytes of rebalancing the found rows; their true number is not known yet.
 
     The estimate is half of a balanced piece, if half of all elements are found.
     """
@@ -73,9 +83,10 @@ def _moved(call: Call, parts: int) -> int:
 
 
 def nonzero_outs(call: Call) -> list[Out] | None:
-    """Return one row of indices for each element that is not 0, or a vector for each dim.
+    """Return the outputs of nonzero, argwhere and ``where(condition)``, at their largest size.
 
-    None for a ``where`` with more than a condition.
+    They are one row of indices for each element, or a vector for each dim. None for a ``where``
+    with more than a condition.
     """
     x = call.operands[0]
     if call.name == "where" and (len(call.args) > 1 or call.kwargs):
@@ -86,7 +97,11 @@ def nonzero_outs(call: Call) -> list[Out] | None:
 
 
 def nonzero(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of nonzero and argwhere: ranks' results follow each other in rank order."""
+    """Return signatures of nonzero and argwhere: the first dim may be split.
+
+    Each rank searches its own rows. The results follow each other in rank order, and are
+    rebalanced.
+    """
     x = call.operands[0]
     if not x.ndim:
         return [call.whole()]
@@ -97,7 +112,7 @@ def nonzero(call: Call, parts: int) -> list[Signature]:
 
 
 def unique_outs(call: Call) -> list[Out]:
-    """Return (values, inverse, counts).
+    """Return the outputs (values, inverse, counts) of unique, of the largest possible size.
 
     Outputs that the call does not request are empty, as in torch.
     """
@@ -111,9 +126,9 @@ def unique_outs(call: Call) -> list[Out]:
 
 
 def unique(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of unique: each rank sends its own unique values.
+    """Return signatures of unique: along any dim, ranks exchange the unique values of their shards.
 
-    The inverse is split like the input.
+    Values and counts are then B, and the inverse is split like the input.
     """
     x = call.operands[0]
     nbytes = (parts - 1) * x.spec.nbytes // parts
@@ -125,7 +140,10 @@ def unique(call: Call, parts: int) -> list[Signature]:
 
 
 def bincount_outs(call: Call) -> list[Out]:
-    """Return the counts, whose length depends on the largest value; with weights they are sums."""
+    """Return the output of bincount, whose length depends on the largest value.
+
+    It holds counts, or sums if there are weights.
+    """
     weights = call.get("weights")
     dtype = torch.int64
     if isinstance(weights, Operand):
@@ -134,9 +152,9 @@ def bincount_outs(call: Call) -> list[Out]:
 
 
 def bincount(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of bincount: the ranks' counts, or sums of weights, add up.
+    """Return signatures of bincount: each rank counts its own elements, so the result is P.
 
-    Ranks agree on the length first.
+    Weights are split like the input. Ranks first agree on the length of the result.
     """
     weights = call.get("weights")
     ins: dict[int, Sbp] = {

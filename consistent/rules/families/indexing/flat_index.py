@@ -1,6 +1,7 @@
-"""Rules of ops that count elements in row-major order, as if the tensor were flattened.
+"""Rules of ops that index elements in row-major order, as if the tensor were flattened.
 
-Each rank knows the positions of its own elements in the flattened whole, so every dim may be split.
+Each rank knows the positions of its own elements in the flattened tensor, so every dim may be
+split.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from .data_dependent import masked
 
 
 def taken(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of take: ranks count elements of others as 0, so a split tensor gives P.
+    """Return signatures of take: a split tensor gives P, since ranks read 0 for elements of others.
 
-    They also serve take_along_dim without a dim.
+    The index may be split as well. take_along_dim without a dim is the same op.
     """
     x, index = call.operands[0], call.get("index")
     made = [call.whole(), call.make({0: P}, P)]
@@ -27,7 +28,7 @@ def taken(call: Call, parts: int) -> list[Signature]:
 
 
 def put(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of put: each rank writes what falls into its shard.
+    """Return signatures of put: each rank writes the values whose position is in its shard.
 
     With ``accumulate`` tensor and values may be P.
     """
@@ -45,10 +46,10 @@ def put(call: Call, parts: int) -> list[Signature]:
 
 
 def masked_scatter(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of masked_scatter: the k-th True takes the k-th value.
+    """Return signatures of masked_scatter, whose k-th True takes the k-th value: any dim is split.
 
-    A mask split along the first dim is counted first; along another dim the whole mask must be
-    known.
+    If the mask is split as well, along the first dim, ranks exchange how many Trues each has. For
+    another dim every rank needs the whole mask.
     """
     x, mask = call.operands[0], call.get("mask")
     if x.shape != call.outs[0].shape:
@@ -61,9 +62,9 @@ def masked_scatter(call: Call, parts: int) -> list[Signature]:
 
 
 def masked_write(call: Call, value: Any) -> list[Signature]:
-    """Return signatures of x[mask] = value, with one value for all, or one for each True.
+    """Return signatures of x[mask] = value, with one value for all Trues, or one for each True.
 
-    The latter is written as in masked_scatter.
+    A value for each True is written as in masked_scatter.
     """
     found = masked(call)
     assert found is not None

@@ -1,11 +1,11 @@
-"""Rules of ops with an index tensor.
+"""Rules of ops with an index tensor, such as gather, scatter, index_add and embedding.
 
 The dims of the index may be split: each rank looks up its own. The dim that it points into may be
 split as well: an index that points outside a rank's shard then reads 0, so that results are P, or
 writes nothing.
 
-D is the dim that an index points into, E the dim of the indices, which takes its place in the
-result.
+In the rules D is the dim that an index points into, and E the dim of the indices, which takes its
+place in the result.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GATHER = "...D, f(index:...E) -> ...E; D by read_index"
 def gathered_along(call: Call, parts: int) -> list[Signature]:
     """Return signatures of take_along_dim, by `...D, f(index:...E) -> ...E; D by read_index`.
 
-    Without a dim they are those of take.
+    A call without a dim has the signatures of take.
     """
     if call.get("dim") is None:
         return taken(call, parts)

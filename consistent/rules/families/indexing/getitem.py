@@ -1,7 +1,7 @@
-"""Rules of x[...] and x[...] = v.
+"""Rules of indexing: reading x[...] and writing x[...] = v.
 
-Dims that are sliced whole keep their split; along another split dim each rank handles its own
-elements.
+Dims of which every item is read or written keep their split; along another split dim each rank
+handles its own elements.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ READ_PARTS = "read_parts"
 
 
 def read(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of reading x[...]: P passes, and ranks read 0 for elements of others.
+    """Return signatures of reading x[...]: dims that are read whole stay split, and P passes.
 
-    So a split of a dim that ints, index tensors or slices without a halo select from gives P.
+    Along a sliced dim, ranks fetch what their piece of the result needs if it is near (a halo).
+    Along other dims that ints, slices or index tensors select from, a rank reads 0 for elements of
+    others, so the result is P. The index tensors may be split as well.
     """
     if masked(call):
         return selected_by_mask(call, parts)
@@ -45,9 +47,10 @@ def read(call: Call, parts: int) -> list[Signature]:
 
 
 def _of_parts(call: Call, index: Subscript) -> list[Signature]:
-    """Return the signature of a slice of whole parts, if the dim is cut part by part.
+    """Return the signature of a slice of whole parts of a dim that is split by ``S(d, of=...)``.
 
-    Each rank then keeps its own piece of them.
+    Such a dim has parts that are sharded separately, and each rank keeps its piece of the parts
+    read.
     """
     x, found = call.operands[0], call.cut_split()
     if found is None:
@@ -65,7 +68,7 @@ def _of_parts(call: Call, index: Subscript) -> list[Signature]:
 
 
 def _split_block(call: Call, index: Subscript) -> list[Signature]:
-    """Return signatures that split the index tensors: each rank looks up its own."""
+    """Return signatures that split the index tensors: each rank looks up its own indices."""
     made = []
     place, shape = index.block
     for b in range(len(shape)):
@@ -85,7 +88,11 @@ def _split_block(call: Call, index: Subscript) -> list[Signature]:
 
 
 def write(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of writing, in place or into a copy: the value is split like its region."""
+    """Return signatures of x[...] = value and index_put: every dim of x may be split.
+
+    The value is split as the region of x that it is written to. Where an index selects along the
+    split dim, a rank writes what falls into its shard.
+    """
     value = call.args[2] if call.name == "setitem" else call.get("values")
     if not isinstance(value, Operand | int | float | complex):
         raise DoesNotFit("a value that is neither a tensor nor a number")
@@ -113,9 +120,9 @@ def _split_value(call: Call, index: Subscript, value: Any, place: int) -> dict[i
 
 
 def _split_at(index: Subscript, value: Any, place: int, size: int) -> dict[int, Sbp]:
-    """Return the value's split if its region is split at ``place``.
+    """Return {index of the value's operand: its split} if the result is split at dim ``place``.
 
-    It is empty if the value broadcasts there.
+    It is empty if the value broadcasts along that dim, so that every rank needs the whole value.
     """
     if not isinstance(value, Operand):
         return {}
@@ -125,7 +132,10 @@ def _split_at(index: Subscript, value: Any, place: int, size: int) -> dict[int, 
 
 
 def _added_by_entry(call: Call, index: Subscript, value: Any) -> list[Signature]:
-    """Return signatures of accumulation in which each rank adds its share of the entries."""
+    """Return signatures of index_put with ``accumulate`` that split the indices and make a P.
+
+    Each rank adds the values of its own indices.
+    """
     made, (place, shape) = [], index.block
     for split in _split_block(call, index):
         at = split.outs[0].dim  # type: ignore[attr-defined]
@@ -136,7 +146,7 @@ def _added_by_entry(call: Call, index: Subscript, value: Any) -> list[Signature]
 
 
 def _written_partial(call: Call, by_tensors: bool, value: Any) -> list[Signature]:
-    """Return the signature with P, as writing is linear in x and the value together.
+    """Return the signature with P of x and value, since writing is linear in both together.
 
     It is left out if a position may be written twice, where ranks could differ in which value wins.
     """
@@ -148,9 +158,9 @@ def _written_partial(call: Call, by_tensors: bool, value: Any) -> list[Signature
 
 
 def keeps_split_dim(call: Call, entry: Sbp) -> bool:
-    """Return whether ``x[...]`` keeps every item of the split dim, in its order.
+    """Return whether ``x[...]`` keeps every item of the dim that ``entry`` splits, in its order.
 
-    The answer is for these sizes: ``0:n`` keeps all items of a dim of n.
+    The answer is for the sizes of this call: ``0:n`` keeps all items of a dim of n.
     """
     if masked(call) or not isinstance(entry, Split):
         return False
@@ -158,7 +168,7 @@ def keeps_split_dim(call: Call, entry: Sbp) -> bool:
 
 
 def takes_split_dims_whole(call: Call, ins: Sequence[NdSbp]) -> bool:
-    """Return whether ``x[...]`` has ``:`` for each dim that is split, whatever its size."""
+    """Return whether ``x[...]`` has ``:`` for each split dim, and so keeps it at any size."""
     if len(call.operands) != 1:
         return False
     index = call.args[1] if isinstance(call.args[1], tuple) else (call.args[1],)

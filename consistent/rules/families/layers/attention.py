@@ -1,7 +1,7 @@
-"""Rules of attention: ``softmax(q k^T) v``.
+"""Rules of scaled_dot_product_attention: ``softmax(q k^T) v``.
 
 Batches, heads and query rows are independent of each other, and so are the columns of the values;
-the result is linear in the values.
+the result is linear in the values. If q is split by rows and the keys are split:
 
 ```
 q S(rows), k S, v S    k and v are gathered; q and the result stay           bytes of k + v
@@ -40,7 +40,10 @@ LARGE = 1 << 22
 def attention(call: Call, parts: int) -> list[Signature]:
     """Return signatures of attention, by `f(...l[e], ...s[e]), ...sv, f(...ls) -> ...lv`.
 
-    A form serves rows that must know their positions (``is_causal``), and keys that are split.
+    So batches, heads, query rows and columns of the values may be split, and also the keys. A form
+    serves rows whose position matters (``is_causal``), and split keys. Rows and keys that are long,
+    or split by a cut, may both stay split: keys and values pass round the ranks (ring attention),
+    or an all-to-all brings whole sequences of some heads to each rank.
     """
     q, k, v = (call.get(name) for name in ("query", "key", "value"))
     mask = call.get("attn_mask")
@@ -72,7 +75,7 @@ def _cut_of(entry: Sbp) -> Cut | None:
 
 
 def _goes_round(call: Call, now: Sbp) -> bool:
-    """Return whether RING and HEADS are offered for rows that are split as ``now``.
+    """Return whether the forms RING and HEADS are offered for query rows with the SBP ``now``.
 
     They are for rows with a cut, and for balanced ones whose matrix of scores would be large.
     """
@@ -84,7 +87,7 @@ def _goes_round(call: Call, now: Sbp) -> bool:
 
 
 def _rounds(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of RING and HEADS, with rows and keys cut as the query is cut now."""
+    """Return the signatures of the forms RING and HEADS: rows and keys have the query's split."""
     now = call.operands[0].spec.sbp[call.axis]
     q, k, v, *masks = call.operands
     assert isinstance(now, Split)
@@ -110,7 +113,7 @@ def _has_rows(mask: Operand) -> bool:
 
 
 def _may_go_round(call: Call) -> bool:
-    """Return whether RING and HEADS serve this call; other calls run on plain splits."""
+    """Return whether the forms RING and HEADS support this call; others have plain splits only."""
     q, k, v, *masks = call.operands
     if min(q.ndim, k.ndim, v.ndim) < 4 or not q.spec.dtype.is_floating_point:
         return False
@@ -141,9 +144,9 @@ def _by_form(call: Call, made: Signature, parts: int, form: str) -> Signature:
 
 
 def _groups_stay(call: Call, made: Signature, operands: tuple[Operand, ...]) -> bool:
-    """Return whether heads that share a key stay with it.
+    """Return whether the query heads that share a key head are on the rank that has the key head.
 
-    Heads of q, k and v must then be cut in the same way, and evenly.
+    Heads of q, k and v must then be split in the same way, and evenly.
     """
     cut = [
         isinstance(s, Split) and s.dim == t.ndim - 3
@@ -158,7 +161,7 @@ def _groups_stay(call: Call, made: Signature, operands: tuple[Operand, ...]) -> 
 
 
 def _serves_any_size(call: Call, ins: Sequence[NdSbp]) -> bool:
-    """Return whether the number of heads does not matter, so that one plan serves all sizes.
+    """Return whether signatures do not depend on sizes, so that one cached plan serves them all.
 
     It saves plans while decoding, where keys grow by one with each token.
     """

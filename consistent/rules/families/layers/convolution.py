@@ -1,8 +1,9 @@
-"""Rules of convolution, pooling and resampling, whose pixels ``<xyz>`` need their neighbours.
+"""Rules of convolution, pooling and resampling, where a split of the image needs its neighbours.
 
-A convolution is a matrix product over channels at each pixel, so its rules are those of ``linear``.
-Ops that act on each image separately split in batch and channels. Torch accepts an empty batch and
-refuses empty channels, so channels are split only if every rank gets one.
+In the rules ``<xyz>`` are the pixels, of which a rank fetches what its outputs read. A convolution
+is a matrix product over channels at each pixel, so its rules are those of ``linear``. Ops that act
+on each image separately split in batch and channels. Torch accepts an empty batch and refuses empty
+channels, so channels are split only if every rank gets one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _PIXELS, _TAPS = "xyz", "uvw"
 
 
 def _never_empty(call: Call, made: list[Signature], batched: bool) -> list[Signature]:
-    """Return ``made`` without splits that could leave a rank without channels.
+    """Return ``made`` without the signatures that could leave a rank without channels.
 
     The batch, which may be empty, is dim 0 of the output. Other axes may split the same dim, so
     there must be a channel for every rank of the placement.
@@ -35,7 +36,7 @@ def _never_empty(call: Call, made: list[Signature], batched: bool) -> list[Signa
 
 
 def _replaced(call: Call, name: str, value: Any) -> tuple[tuple, dict]:
-    """Return the arguments with ``name``, passed by position or keyword, set to ``value``."""
+    """Return the call's (args, kwargs) with the argument ``name`` set to ``value``."""
     args, kwargs = list(call.args), dict(call.kwargs)
     position = call.params.index(name)
     if position < len(args):
@@ -49,10 +50,11 @@ def _replaced(call: Call, name: str, value: Any) -> tuple[tuple, dict]:
 
 
 def convolution(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of a convolution: a matrix product over channels at each pixel.
+    """Return signatures of a convolution: batch, input or output channels, or pixels may be split.
 
-    The rule is ``nc[xy], oc[uv] + o -> no[xy]``, transposed ``nc[xy], co[uv] + o -> no[xy]``, or
-    group by group. Pixels are split with a halo.
+    It is a matrix product over channels at each pixel: ``nc[xy], oc[uv] + o -> no[xy]``, transposed
+    ``nc[xy], co[uv] + o -> no[xy]``, or the same group by group. Along split pixels, ranks fetch
+    what their outputs read of neighbouring shards (a halo).
     """
     x, weight = call.get("input"), call.get("weight")
     given = [t for t in (x, weight, call.get("bias")) if isinstance(t, Operand)]
@@ -78,13 +80,13 @@ def convolution(call: Call, parts: int) -> list[Signature]:
 
 
 def _groups_align(call: Call, channels: int, out_channels: int) -> bool:
-    """Return whether any split of the input and output channels cuts between groups."""
+    """Return whether any split of the channels falls between groups, so that none is divided."""
     groups = call.get("groups", 1)
     return groups == channels == out_channels or groups % call.operands[0].spec.placement.size == 0
 
 
 def local_groups(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple, dict]:
-    """Return the arguments with the shard's number of groups.
+    """Return the call's arguments with the number of groups that the shard has.
 
     A rank with a part of the channels has the same fraction of the groups.
     """
@@ -100,7 +102,7 @@ def local_groups(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple
 
 
 def channels_whole(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of ops that mix channels and pixels: only the batch is split, and P passes.
+    """Return signatures of ops that move elements between channels and pixels: the batch is split.
 
     P passes because elements are only moved.
     """
@@ -115,9 +117,10 @@ def channels_whole(call: Call, parts: int) -> list[Signature]:
 
 
 def pixels_shuffled(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of pixel_shuffle and its inverse: whole blocks of channels become pixels.
+    """Return signatures of pixel_shuffle and its inverse: batch, channels or pixels are split.
 
-    Even pieces keep blocks together.
+    Channels and pixels are split only if all pieces are equal, so that the channels that become one
+    block of pixels stay together.
     """
     made, x, y = channels_whole(call, parts), call.operands[0], call.outs[0]
     for d in range(x.ndim - 3, x.ndim):
@@ -127,10 +130,11 @@ def pixels_shuffled(call: Call, parts: int) -> list[Signature]:
 
 
 def blocks(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of im2col and col2im: channels are split if the pieces are even.
+    """Return signatures of im2col and col2im: batch, channels or rows of the image are split.
 
-    A column is ``c`` blocks, one for each channel. Rows of the image, and the columns for them, are
-    split by the form "halo".
+    Channels are split only if all pieces are equal, as a column of the result holds a block of each
+    channel. Rows of the image, and the columns for them, are split by the form "halo", which
+    fetches what a rank needs of neighbouring rows.
     """
     x, y = call.operands[0], call.outs[0]
     made = [call.whole(), call.make({0: P}, P)]
@@ -145,7 +149,7 @@ def blocks(call: Call, parts: int) -> list[Signature]:
 
 
 def local_size(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple, dict]:
-    """Return the arguments of affine_grid_generator with the shard's batch in ``size``."""
+    """Return the arguments of affine_grid_generator with the shard's batch size in ``size``."""
     return _replaced(call, "size", [ins[0][0], *call.get("size")[1:]])
 
 
@@ -167,21 +171,21 @@ _TRANSPOSED = "conv_transpose1d conv_transpose2d conv_transpose3d"
 
 
 def _each(pixels: str, outs: str = "") -> tuple[str, ...]:
-    """Return rules of ops on separate images, with and without a batch.
+    """Return the rules of ops on separate images of dims ``pixels``, with and without a batch.
 
-    Channels are never empty, as torch refuses that.
+    Channels are marked as never empty, since torch refuses that.
     """
     return tuple(f"f({dims}) -> {dims}{outs}" for dims in (f"nc!{pixels}", f"c!{pixels}"))
 
 
 def _averaged(pixels: str) -> tuple[str, ...]:
-    """Return rules of average pooling, which is linear if nothing is rounded."""
+    """Return the rules of average pooling, which is linear unless integers are rounded."""
     rules = _each(f"<{pixels}>")
     return tuple(f"{rule.replace('f(', '').replace(')', '')}; rounds" for rule in rules)
 
 
 def _unpooled(pixels: str) -> tuple[str, ...]:
-    """Return rules of max_unpool: images are separate, and the op is linear in the values."""
+    """Return the rules of max_unpool, whose images are separate. It is linear in the values."""
     return tuple(f"{dims}[{pixels}], f({dims}[{pixels}]) -> {dims}_" for dims in ("nc!", "c!"))
 
 

@@ -1,4 +1,4 @@
-"""Rule of ctc_loss: samples may be split; time and classes stay whole."""
+"""Rule of ctc_loss: the samples of a batch may be split; time and classes stay whole."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _NAMES = "log_probs targets input_lengths target_lengths blank reduction zero_in
 
 
 def ctc(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of ctc_loss: samples are split, and targets with them if they are rows.
+    """Return signatures of ctc_loss: samples are split.
 
-    The lengths, a few numbers, are B.
+    Targets are split with them if they have a row per sample. The lengths, a few numbers, are B.
     """
     x, targets = call.operands[0], call.get("targets")
     if x.ndim != 3:
@@ -26,7 +26,7 @@ def ctc(call: Call, parts: int) -> list[Signature]:
 
 
 def ctc_outs(call: Call) -> list[Out] | None:
-    """Return one loss per sample, or one in all; None leaves the output to torch.
+    """Return the output of ctc_loss, one loss per sample or one in all; None leaves it to torch.
 
     Torch itself reads the lengths, which meta tensors do not hold.
     """

@@ -1,4 +1,4 @@
-"""Rule of embedding_bag: sums, means or maxima of table rows, one for each bag of indices."""
+"""Rule of embedding_bag: the sum, mean or maximum of table rows, for each bag of indices."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _NAMES = "weight indices offsets scale_grad_by_freq mode sparse per_sample_weigh
 
 
 def bagged(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of embedding_bag: the table is split by columns, or for sums by rows.
+    """Return signatures of embedding_bag: the table is split by columns, or by rows.
 
-    Split by rows, which serves sums and means, each rank adds up the rows that it has. The sizes of
-    bags are B.
+    Split by rows, which serves sums and means, each rank adds up the rows of a bag that it has, so
+    the bags are P. The sizes of bags are B.
     """
     mode = call.get("mode", SUM)
     made = [call.whole()]
@@ -32,7 +32,7 @@ def bagged(call: Call, parts: int) -> list[Signature]:
 
 
 def bag_outs(call: Call) -> list[Out] | None:
-    """Return (bags, bag of each index, sizes, places of maxima).
+    """Return the outputs (bags, bag of each index, sizes of bags, positions of maxima).
 
     The last three have the lengths that torch needs for backward, which differ by device.
     """

@@ -1,7 +1,7 @@
 """Rule of ``flex_attention``: attention whose scores and mask are functions of positions.
 
 Batches, heads and rows of the query are independent of each other. The functions get logical
-positions (``forms/families/layers/flex_attention.py``), so a rank may have any of them.
+positions (``forms/families/layers/flex_attention.py``), so any rank may compute any of them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ FORM = "flex_attention"
 
 
 def flex_attention(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of flex_attention: batches, heads that stay with their keys, or rows.
+    """Return signatures of flex_attention: batches, heads, or query rows are split.
 
-    Keys that are split as the rows are sent to the ranks whose rows see them.
+    Heads are split if each rank then has the keys of its heads. Keys that are split as the rows are
+    sent to the ranks whose rows attend to them.
     """
     q, k, v = _operands(call)
     size = q.spec.placement.size
@@ -55,7 +56,7 @@ def _operands(call: Call) -> tuple[Operand, Operand, Operand]:
 
 
 def _outs(call: Call) -> tuple[Out, ...]:
-    """Return the result, and for each row the log-sum-exp and the largest score."""
+    """Return the outputs: the result, and for each row the log-sum-exp and the largest score."""
     q, _, v = _operands(call)
     wide = torch.float64 if q.spec.dtype is torch.float64 else torch.float32
     rows = torch.Size(q.shape[:3])

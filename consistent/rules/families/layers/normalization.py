@@ -1,6 +1,6 @@
-"""Rules of normalizations: dims without statistics over them split freely, others by a form.
+"""Rules of normalizations: dims that are not normalized split freely, normalized dims by a form.
 
-The form joins the ranks' statistics.
+The form joins the ranks' sums to get mean and variance.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from ...table import Row, add_rows
 
 
 def last_dims(call: Call) -> tuple[int, ...]:
-    """Return the dims of the statistics of layer_norm and rms_norm, which weight and bias share."""
+    """Return the dims that layer_norm or rms_norm normalizes, those of its weight and bias."""
     return tuple(range(-len(call.get("normalized_shape")), 0))
 
 
 def updated(call: Call) -> tuple[int, ...]:
-    """Return the indices of the running statistics among the operands, if the op updates them."""
+    """Return the indices of the operands that are running statistics, if the op updates them."""
     if not call.get("training" if call.name == "batch_norm" else "use_input_stats"):
         return ()
     given = (call.get(name) for name in ("running_mean", "running_var"))
@@ -25,7 +25,7 @@ def updated(call: Call) -> tuple[int, ...]:
 
 
 def with_statistics(call: Call) -> list[Out] | None:
-    """Return the result, the mean and 1 / deviation; None leaves them to torch's meta kernel.
+    """Return the outputs (result, mean, 1 / deviation); None leaves them to torch's meta kernel.
 
     On the CPU torch keeps the statistics of half-precision inputs in half precision, unless the
     weight is wider; its meta kernel says what CUDA does.

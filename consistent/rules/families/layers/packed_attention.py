@@ -1,9 +1,8 @@
 """Rule of attention on documents packed one after the other: ``torch.nn.attention.varlen``.
 
 Tokens are dim 0 and heads dim 1. The beginnings of documents are read from ``cu_seq_q`` and
-``cu_seq_k``, which every rank has whole. Heads are independent of each other; rows and keys may be
-split in any way, if both are split in the same way, and a rank gets only the keys of its rows'
-documents.
+``cu_seq_k``, which every rank has whole. Heads are independent of each other. Rows and keys may be
+split in any way that is the same for both, and a rank gets only the keys of its rows' documents.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ FORM = "packed_attention"
 def packed_attention(call: Call, parts: int) -> list[Signature]:
     """Return signatures of _varlen_attn: heads are split, or rows and keys in the same way.
 
-    The result has the layout of the query; the log-sum-exp of each row has its heads first.
+    The result has the layout of the query, and so has the log-sum-exp of each row, whose heads come
+    first.
     """
     q, k, v, _ = _operands(call)
     made = [_signature(call, {}, 0)]
@@ -47,7 +47,7 @@ def _heads_divide(q: Operand, k: Operand, size: int) -> bool:
 
 
 def _operands(call: Call) -> tuple[Operand, Operand, Operand, tuple[Operand, ...]]:
-    """Return query, keys, values, and the operands with the beginnings of documents.
+    """Return (query, keys, values, the operands with the beginnings of documents) of a call.
 
     Raises:
         DoesNotFit: the call is for a cache of pages, or for a part of the keys.
@@ -65,7 +65,7 @@ def _operands(call: Call) -> tuple[Operand, Operand, Operand, tuple[Operand, ...
 
 
 def _outs(call: Call) -> tuple[Out, ...] | None:
-    """Return the result, the log-sum-exp of each row, and an unused state of random numbers."""
+    """Return the outputs: result, log-sum-exp of each row, and a placeholder for the RNG state."""
     q, _, v, _ = _operands(call)
     tokens, heads, _ = q.shape
     out = torch.Size((tokens, heads, v.shape[-1]))

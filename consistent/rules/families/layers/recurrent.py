@@ -1,4 +1,4 @@
-"""Rules of recurrent layers: the sequences of a batch may be split, steps and features may not.
+"""Rules of recurrent layers: the batch may be split, time steps and features may not.
 
 Dropout between layers is drawn by torch, from a seed that is the same on every rank, for the whole
 batch.
@@ -15,7 +15,8 @@ from ..elementwise.random import whole
 def layers(call: Call, parts: int) -> list[Signature]:
     """Return signatures of gru, lstm and rnn, by ``tni, [l]nh -> tno, [l]nh``: the batch is split.
 
-    The call is op(input, hidden, weights, has_biases, num_layers, dropout, train, ...).
+    In the rule t are time steps, n sequences, l layers. The call is op(input, hidden, weights,
+    has_biases, num_layers, dropout, train, ...).
     """
     # Packed sequences never come here: torch has no meta kernel for them, as their lengths are
     # data.
@@ -35,7 +36,10 @@ def layers(call: Call, parts: int) -> list[Signature]:
 
 
 def cell(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of one step of a recurrent cell, by ``ni, nh -> nh``."""
+    """Return signatures of one step of a recurrent cell, by ``ni, nh -> nh``.
+
+    The batch n is split.
+    """
     x, hidden = call.get("input"), call.get("hx")
     if x.ndim != 2:
         return [call.whole()]

@@ -1,4 +1,4 @@
-"""Rules of Fourier transforms: linear, whole along the dims they act on, split along all others.
+"""Rules of Fourier transforms: linear, and split along the dims that are not transformed.
 
 For a transform along a split dim the input is boxed to a split of another dim (an all-to-all), or,
 if there is none, padded with zeros to P. Torch refuses empty transforms, so a dim is split only if
@@ -12,7 +12,10 @@ from ...table import Row, add_rows
 
 
 def space(call: Call) -> tuple[int, ...] | None:
-    """Return the dims of fftn, ...: all by default, or the last ones if the call has only sizes."""
+    """Return the dims that fftn, ... transform: all by default, or the last ones.
+
+    They are the last ones if the call has sizes and no dims.
+    """
     sizes, n = call.get("s"), call.operands[0].ndim
     if call.get("dim") is None and sizes is not None:
         return tuple(range(n - len(sizes), n))

@@ -1,7 +1,7 @@
-"""Rules of functions of whole matrices: a batch, and columns to solve for, may be split.
+"""Rules of functions of whole matrices: a batch of them, and columns to solve for, may be split.
 
 Torch's kernels take the matrices of a batch one by one, so a piece of the batch gives the same
-bits. A single matrix that is split is gathered: parts are not factorized.
+bits. A single matrix that is split is gathered: it is not factorized in parts.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 def solved(call: Call, parts: int) -> list[Signature]:
     """Return signatures of linalg_solve, by `f(...[km]), ...[m]n -> ...[k]n`.
 
-    It is linear in the right-hand side. For vectors the rule is `...[m] -> ...[k]`, and to solve
-    from the right `...n[m] -> ...n[k]`.
+    So batches and right-hand sides may be split, and P of the right-hand side passes, as the
+    solution is linear in it. For vectors the rule is `...[m] -> ...[k]`, and to solve from the
+    right `...n[m] -> ...n[k]`.
     """
     a, b = call.take(2)
     vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and a.shape[:-1] == b.shape)
@@ -37,7 +38,7 @@ def solved(call: Call, parts: int) -> list[Signature]:
 
 
 def crossed_dim(call: Call) -> int:
-    """Return the dim of a cross product, counted from the right.
+    """Return the dim along which torch.cross works, counted from the right.
 
     If the call names none, torch.cross takes the first of size 3.
     """
@@ -48,7 +49,10 @@ def crossed_dim(call: Call) -> int:
 
 
 def with_dim(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple, dict]:
-    """Return the call with its dim by name, because a shard may have size 3 along another dim."""
+    """Return the call's arguments with ``dim`` by name.
+
+    Without it torch would choose a dim of size 3 of the shard, which may be another one.
+    """
     return call.operands, {"dim": crossed_dim(call)}
 
 
@@ -67,10 +71,11 @@ def chained(call: Call, parts: int) -> list[Signature]:
 
 
 def multiplied(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of kron: each item of the first operand gives a run of items of the result.
+    """Return signatures of kron: a dim of the first operand is split if all pieces are equal.
 
-    A run has an item for each of the second operand. Pieces of the first operand give whole runs if
-    the pieces are even.
+    Each item of the first operand gives a run of items of the result, one for each item of the
+    second operand, and equal pieces of the first give whole runs. A dim of the second operand is
+    split if the first has size 1 there.
     """
     a, b = call.take(2)
     made = [call.whole()]

@@ -1,4 +1,4 @@
-"""Rules of matrix products, in letters; those of einsum and tensordot are made for the call."""
+"""Rules of matrix products, in letters; for einsum and tensordot written for each call."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def _lowered(equation: str) -> str:
 
 
 def tensordot(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of tensordot: dims that are summed together share a letter of the rule."""
+    """Return signatures of tensordot: dims that are summed together share a letter of the rule.
+
+    So a summed dim is split in both operands, and gives P; any other dim stays split.
+    """
     a, b = call.take(2)
     meet_a, meet_b = (
         [d % x.ndim for d in call.get(name)] for x, name in ((a, "dims_self"), (b, "dims_other"))
@@ -56,7 +59,7 @@ def tensordot(call: Call, parts: int) -> list[Signature]:
 
 
 def grouped_outs(call: Call) -> list[Out]:
-    """Return the output of _grouped_mm, whose meta kernel refuses float32.
+    """Return the output of _grouped_mm, since its meta kernel refuses float32.
 
     Torch sums over the dim that ``offs`` divides only if it is the summed dim of both operands.
     """
@@ -70,7 +73,7 @@ def grouped_outs(call: Call) -> list[Out]:
 
 
 def scaled(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of _scaled_mm: rows of the first or columns of the second matrix.
+    """Return signatures of _scaled_mm: rows of the first or columns of the second matrix are split.
 
     Their scales are split with them. The summed dim stays whole: sums over a part of it would be
     rounded to the dtype of the result, and the kernel adds before it rounds.
@@ -100,13 +103,13 @@ def scaled(call: Call, parts: int) -> list[Signature]:
 
 
 def scaled_outs(call: Call) -> list[Out]:
-    """Return the output of _scaled_mm, whose meta kernel checks the second matrix's strides."""
+    """Return the output of _scaled_mm, since its meta kernel checks the second matrix's strides."""
     x, w = call.operands[:2]
     return [Out(torch.Size((x.shape[0], w.shape[1])), call.get("out_dtype") or x.spec.dtype)]
 
 
 def added(out: str, product: str) -> tuple[str, ...]:
-    """Return rules of c + a @ b for a c of any number of dims, aligned with the last dims."""
+    """Return the rules of c + a @ b, where c has any number of dims and broadcasts."""
     return tuple(f"{out[i:]} + {product} -> {out}" for i in range(len(out) + 1))
 
 

@@ -1,6 +1,7 @@
 """Rules of losses: rows or elements split freely.
 
-A sum over them is P; a mean is divided by the logical count, by a form.
+Each rank sums the losses of its shard, so the sum is P. For a mean, a form divides by the number of
+losses in all shards.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ def class_dim(call: Call) -> int:
 
 
 def has_probabilities(call: Call) -> bool:
-    """Return whether the target of cross_entropy has a probability per class, not an index."""
+    """Return whether the target of cross_entropy has class probabilities, not a class index."""
     return call.operands[1].spec.dtype.is_floating_point
 
 
 def _by_row(call: Call, form: str) -> list[Signature]:
-    """Return signatures that split samples and positions.
+    """Return signatures that split the samples or positions of a loss over classes.
 
-    The target has no class dim if it holds indices.
+    If the target holds class indices, it lacks the class dim.
     """
     classes = class_dim(call)
     reduction = notation.reduction_of(call)
@@ -52,7 +53,8 @@ def _by_row(call: Call, form: str) -> list[Signature]:
 def cross_entropy(call: Call, parts: int) -> list[Signature]:
     """Return signatures of cross_entropy of logits: rows or classes may be split.
 
-    Where classes are split, each row's largest value and sums are joined, and no logits are sent.
+    Where classes are split, ranks join the largest value and the sum of each row, and send no
+    logits.
     """
     made, classes = _by_row(call, "cross_entropy"), class_dim(call)
     probabilities, logits = has_probabilities(call), call.operands[0]
@@ -64,9 +66,10 @@ def cross_entropy(call: Call, parts: int) -> list[Signature]:
 
 
 def negative_log_likelihood(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of nll_loss, which is linear: minus the target's entry of the input.
+    """Return signatures of nll_loss: rows or classes may be split, and P of the input passes.
 
-    Where classes are split, ranks without the target's class add 0.
+    A loss is minus the target's entry of the input, so it is linear. Where classes are split, ranks
+    without the target's class add 0.
     """
     made, classes = _by_row(call, "nll_loss"), {0: S(class_dim(call))}
     if call.outs[0].dtype in notation.HALVES and notation.reduction_of(call) != NONE:
@@ -79,7 +82,7 @@ _NLL = "input target weight reduction ignore_index"
 
 
 def _reduced(rule: str, letter: str) -> tuple[str, str]:
-    """Return rules of a loss, with its own for half precision.
+    """Return two rules of a loss: one for half precision, and ``rule`` for other dtypes.
 
     In half precision losses are added in float32 and rounded once, as in torch.
     """
@@ -90,7 +93,7 @@ _EACH = _reduced("f(...*) -> loss(...)", "...")
 
 
 def _of_one_sample(call: Call) -> Sequence[Out] | None:
-    """Return a 0-d loss for one sample ``[c]``; None leaves the output to torch.
+    """Return a 0-d loss as the output for one sample ``[c]``; None leaves the output to torch.
 
     Torch itself returns a 0-d loss, but its meta kernel gives shape ``[1]``.
     """

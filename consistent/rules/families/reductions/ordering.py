@@ -1,7 +1,7 @@
 """Rules of orderings and scans along a dim: sort, selections, running sums.
 
-Other dims may be split in all of them. If the dim itself is split, the ranks exchange runs, count
-bytes, or pass on totals; if another dim has room, the split may also move there.
+Dims other than this one stay split. If the dim itself is split, the ranks exchange runs, count
+bytes, or pass on totals; if another dim has an item for every rank, the split may also move there.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ...table import Row, add_rows
 
 
 def ordered(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of sort, argsort, msort: a split of the sorted dim moves to another dim.
+    """Return signatures of sort, argsort and msort: dims other than the sorted one are split.
 
-    If no other dim has an item for every rank, ranks exchange sorted runs instead, with the
-    positions that the items come from.
+    A split of the sorted dim moves to another dim. If no other dim has an item for every rank,
+    ranks exchange sorted runs instead, together with the positions that the items come from.
     """
     x = call.operands[0]
     dim = 0 if call.name == "msort" else call.dim("dim", -1)
@@ -31,9 +31,10 @@ def ordered(call: Call, parts: int) -> list[Signature]:
 
 
 def quantile(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of quantile and nanquantile: found by counting bytes, as medians are.
+    """Return signatures of quantile and nanquantile: any dim may be split.
 
-    The quantiles are the first dim of the result.
+    Along a reduced dim the quantiles are found by counting the bytes of the values, as medians are.
+    If ``q`` is a vector, its dim is the first of the result.
     """
     x, dims, q = call.operands[0], call.dims(), call.get("q")
     first = q.ndim if isinstance(q, Operand) else 0
@@ -50,7 +51,11 @@ def quantile(call: Call, parts: int) -> list[Signature]:
 
 
 def largest_few(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of topk: along a split dim the result is chosen from the ranks' own k."""
+    """Return signatures of topk: any dim may be split.
+
+    Along the dim of topk the ranks gather the k best elements of each shard, and choose among
+    these.
+    """
     x, dim = call.operands[0], call.dim()
     made = call.same(d for d in range(x.ndim) if d != dim)
     if not x.ndim or x.shape[dim] // x.spec.placement.size < call.get("k"):
@@ -64,9 +69,9 @@ def largest_few(call: Call, parts: int) -> list[Signature]:
 
 
 def trapezoid(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of trapezoid: a sum along ``dim`` with weights that each rank knows.
+    """Return signatures of trapezoid, a weighted sum along ``dim``: a split of ``dim`` gives P.
 
-    The points ``x``, if given, are B, or split as ``y`` is.
+    Other dims stay split. The points ``x``, if given, are B, or split as ``y`` is.
     """
     y, x = call.operands[0], call.operands[1] if len(call.operands) > 1 else None
     dim = call.dim()

@@ -1,7 +1,7 @@
-"""Rules of reductions: splits of the kept dims, and of the dims that are reduced.
+"""Rules of reductions: splits of the dims that are kept, and of the dims that are reduced.
 
-Kept dims may be split in all of them. A split reduced dim gives P if the op is a sum, and otherwise
-needs a form that joins the ranks' small results.
+A kept dim stays split. A split reduced dim gives P if the op is a sum, and otherwise needs a form
+that joins the ranks' small results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...table import Row, add_rows
 
 
 def kept(call: Call, dims: Sequence[int], keepdim: bool | None = None) -> list[Signature]:
-    """Return the whole signature, and one for each dim of the first operand not in ``dims``."""
+    """Return the signature with every tensor B, and one for each split of a dim not in ``dims``."""
     if keepdim is None:
         keepdim = bool(call.get("keepdim", False))
     made = [call.whole()]
@@ -26,19 +26,16 @@ def kept(call: Call, dims: Sequence[int], keepdim: bool | None = None) -> list[S
     return made
 
 
-def joined(
-    call: Call, parts: int, dims: Sequence[int], form: str, times: int = 1
-) -> list[Signature]:
+def joined(call: Call, parts: int, dims: Sequence[int], form: str) -> list[Signature]:
     """Return signatures that split one of ``dims`` and join the ranks' results by ``form``.
 
-    In some of them the result stays split, and each rank joins only its part.
+    In some signatures the result stays split, and each rank joins only its part.
     """
     made = []
     for d in dims:
         if d < call.operands[0].ndim:
             whole = call.make({0: S(d)}, B, form)
-            nbytes = times * notation.joined_bytes(whole, call, parts)
-            made.append(replace(whole, nbytes=nbytes))
+            made.append(replace(whole, nbytes=notation.joined_bytes(whole, call, parts)))
     return made + [s for each in made for s in notation.split_results(each, call, parts)]
 
 
@@ -55,9 +52,10 @@ def spread_of(call: Call) -> tuple[float, tuple[int, ...], bool]:
 
 
 def norm(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of norms: reduced dims are split for vector and Frobenius norms.
+    """Return signatures of norms: kept dims are split, and also reduced dims of a vector norm.
 
-    The Frobenius norm is a vector norm of all elements. Other norms keep their dims whole.
+    The Frobenius norm is a vector norm of all elements. Other norms of matrices need whole
+    matrices.
     """
     order, dims = norm_of(call)
     made = kept(call, dims)
@@ -74,7 +72,7 @@ def norm(call: Call, parts: int) -> list[Signature]:
 
 
 def norm_of(call: Call) -> tuple[float | None, tuple[int, ...]]:
-    """Return (order of a vector norm, or None for a norm of matrices; the dims that it reduces)."""
+    """Return (order of a vector norm, dims that are reduced). The order is None for other norms."""
     dims, ndim = call.dims(), call.operands[0].ndim
     if call.name in ("norm", "linalg_vector_norm", "frobenius_norm"):
         order = 2 if call.name == "frobenius_norm" else call.get("ord", 2)
