@@ -35,7 +35,7 @@ class RandomState:
         return found
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the states in ``state``; a generator whose state is missing stays as it is."""
+        """Restore torch's CPU generator, and those of Python, NumPy and CUDA that ``state`` has."""
         torch.set_rng_state(state["torch"])
         generator.set_count(torch.default_generator, generator.count_in(state["torch"]))
         if "python" in state:
