@@ -31,8 +31,8 @@ namespace {
 using at::impl::PythonTorchFunctionTLS;
 using at::impl::TorchFunctionDisabledState;
 
-// Switches the hook off in this thread for as long as the object lives: global tensors are then
-// their shards.
+// Switches the hook off in this thread for the lifetime of the object, so that torch treats global
+// tensors as their shards. ALL_DISABLED stays: it disables more than SUBCLASSES_DISABLED.
 class HookOff {
  public:
   HookOff() : before_(PythonTorchFunctionTLS::get_disabled_state()) {
@@ -48,7 +48,8 @@ class HookOff {
   TorchFunctionDisabledState before_;
 };
 
-// Holds an entry until the scope ends: the tables may be cleared while it is in use.
+// Takes over a reference to an Entry or Function and drops it at the end of the scope. While the
+// entry is in use, Python code may run and clear the tables.
 template <typename T>
 class Held {
  public:
@@ -68,7 +69,7 @@ bool is_exactly(PyObject* x, PyObject* type) {
   return reinterpret_cast<PyObject*>(Py_TYPE(x)) == type;
 }
 
-// Gives the plain `tensor` the spec of output `position` of the plan.
+// Makes the plain `tensor` a global tensor with the spec of output `position` of the plan.
 bool retype_one(PyObject* tensor, const Entry& entry, size_t position) {
   if (position >= entry.outs.size()) {
     PyErr_Format(PyExc_IndexError, "%R returned more tensors than planned for", entry.function);
@@ -76,7 +77,7 @@ bool retype_one(PyObject* tensor, const Entry& entry, size_t position) {
   }
   const Out& out = entry.outs[position];
   if (THPVariable_Unpack(tensor).scalar_type() == out.dtype) return attach(tensor, out.spec);
-  // Autocast and similar modes decide on the dtype only when the op runs.
+  // The dtype differs from the plan's if a mode such as autocast chose it when the op ran.
   PyObject* dtype = PyObject_GetAttrString(tensor, "dtype");
   if (dtype == nullptr) return false;
   PyObject* other = PyObject_CallMethod(out.spec, "with_dtype", "O", dtype);
@@ -86,8 +87,9 @@ bool retype_one(PyObject* tensor, const Entry& entry, size_t position) {
   return done;
 }
 
-// Calls give(tensor, position) for the new tensors in `out`, in order, and back(tensor, position)
-// for those that are an operand itself; stops when one returns false.
+// Calls give(tensor, position) for each plain tensor in `out`, in order, and back(tensor, position)
+// for each tensor of a subclass, which is an operand that the op returned. Stops and returns false
+// if a call returns false. Other objects in `out` (numbers, None) have no position.
 template <typename Give, typename Back>
 bool each_output(PyObject* out, size_t* position, const Give& give, const Back& back) {
   if (is_exactly(out, THPVariableClass)) return give(out, (*position)++);
@@ -101,9 +103,9 @@ bool each_output(PyObject* out, size_t* position, const Give& give, const Back& 
   return true;
 }
 
-// Whether the result may be this operand itself, which an op gives back where the shard leaves it
-// nothing to do: one row is expanded to the one row that this rank has. is_planned(spec) says
-// whether the operand's spec is the result's.
+// Whether `operand`, which the op returned, may be the result: is_planned(spec) says whether its
+// spec is that of the result. An op returns its operand if it has nothing to do on the shard. For
+// example, expand of 1 row to n split rows returns its operand on a rank that has 1 row of them.
 template <typename IsPlanned>
 bool may_give_back(PyObject* operand, const IsPlanned& is_planned) {
   static PyObject* const name = PyUnicode_InternFromString("_spec");
@@ -115,6 +117,7 @@ bool may_give_back(PyObject* operand, const IsPlanned& is_planned) {
   return planned;
 }
 
+// The tensors of the call as a new list.
 PyObject* as_list(const Key& key) {
   const auto count = static_cast<Py_ssize_t>(key.tensors.size());
   PyObject* list = PyList_New(count);
@@ -124,13 +127,14 @@ PyObject* as_list(const Key& key) {
   return list;
 }
 
-// Whether every tensor of the call is an argument of its own, not inside a list.
+// Whether every tensor of the call is itself an argument, not inside a list or a dict.
 bool all_on_top(const Key& key, const Arguments& given) {
   if (given.dict != nullptr && PyDict_GET_SIZE(given.dict) != 0) return false;
   return given.tensors_on_top() == key.tensors.size();
 }
 
-// Boxes operands as the plan says, and runs torch's function on the shards.
+// Boxes operands (moves them to another layout) as the plan says, and runs torch's function on the
+// shards.
 PyObject* run_boxed(const Entry& entry, const Key& key, const Arguments& given) {
   static PyObject* const boxed = PyUnicode_InternFromString("boxed");
   PyObject* tensors = as_list(key);
@@ -150,8 +154,8 @@ PyObject* run_boxed(const Entry& entry, const Key& key, const Arguments& given) 
   return out;
 }
 
-// Runs torch's function on the shards, some of them boxed if the plan says so. `sizes`, if given,
-// replace those after the first argument.
+// Runs torch's function on the shards, after boxing if the plan says so. `sizes`, a tuple, replaces
+// the arguments after the first one; if it is null, the arguments stay as they are.
 PyObject* run_on_shards(const Entry& entry, PyObject* sizes, const Key& key,
                         const Arguments& given) {
   if (entry.way == Way::kBoxed) return run_boxed(entry, key, given);
@@ -163,8 +167,9 @@ PyObject* run_on_shards(const Entry& entry, PyObject* sizes, const Key& key,
   return PyObject_Vectorcall(entry.function, values.data(), values.size(), nullptr);
 }
 
-// Before `target` is written to: raises if it is a moved view, and has the write counted while
-// there are moved views, which ask how often memory was written to.
+// Called before an op writes to `target`. Raises if `target` is a moved view. While there are moved
+// views, it also reports the write to Python: moved views compare how often their source was
+// written. False with a Python error set.
 bool may_write(const Entry& entry, PyObject* target) {
   const int moved = is_moved(target);
   if (moved < 0) return false;
@@ -182,10 +187,10 @@ bool may_write(const Entry& entry, PyObject* target) {
   return false;
 }
 
-// The same of an op in place, which may write into lists: more than one if it is a fused step, so
-// the writes of all are counted.
+// The same for all tensors that an in-place op writes to. Its first operand may be a list, and a
+// fused optimizer step writes to several lists, so the tensors of all lists are checked.
 bool may_write_into(const Entry& entry, const Arguments& given) {
-  if (given.all() == 0) return true;  // all in a dict, whose first operand has no place
+  if (given.all() == 0) return true;  // all arguments are in a dict: none is known to be the target
   PyObject* first = given.values[0];
   if (!PyList_Check(first) && !PyTuple_Check(first)) return may_write(entry, first);
   if (PyList_GET_SIZE(python.moved_views) == 0) return true;
@@ -200,7 +205,7 @@ bool may_write_into(const Entry& entry, const Arguments& given) {
   return true;
 }
 
-// plan.run(args, kwargs, tensors)
+// Calls plan.run(args, kwargs, tensors), the slow path that can do everything.
 PyObject* run_in_python(const Entry& entry, const Key& key, const Arguments& given) {
   static PyObject* const run = PyUnicode_InternFromString("run");
   PyObject *args = nullptr, *kwargs = nullptr;
@@ -215,7 +220,8 @@ PyObject* run_in_python(const Entry& entry, const Key& key, const Arguments& giv
   return out;
 }
 
-// Runs a plan that is one torch call on the shards as they are.
+// Runs a plan that is one torch call on the shards (Way::kFast, or kBoxed after boxing), for one
+// size.
 PyObject* run_fast(const Entry& entry, const Key& key, const Arguments& given) {
   if (entry.inplace && !may_write_into(entry, given)) return nullptr;
   PyObject* out = run_on_shards(entry, entry.sizes, key, given);
@@ -226,12 +232,12 @@ PyObject* run_fast(const Entry& entry, const Key& key, const Arguments& given) {
   }
   if (entry.inplace && !is_exactly(out, THPVariableClass)) return out;
   size_t position = 0;
-  bool is_other = false;  // an operand is given back under another spec than planned
+  bool is_other = false;  // the op returned an operand whose spec is not the planned one
   const bool done = each_output(
       out, &position, [&](PyObject* tensor, size_t at) { return retype_one(tensor, entry, at); },
       [&](PyObject* operand, size_t at) {
         is_other = !may_give_back(operand, [&](PyObject* spec) {
-          // Another dtype than planned is one that autocast has decided on.
+          // A dtype other than the planned one was chosen by autocast: the spec differs then too.
           return at >= entry.outs.size() || spec == entry.outs[at].spec ||
                  THPVariable_Unpack(operand).scalar_type() != entry.outs[at].dtype;
         });
@@ -254,7 +260,8 @@ struct Specs {
   Specs& operator=(const Specs&) = delete;
 };
 
-// The same for a plan that serves all sizes; `specs` receives the specs of the outputs.
+// The same for a plan that serves all sizes: the specs of the outputs are computed from the sizes
+// of the results, and are stored in `specs`.
 PyObject* run_fast_any_size(const Entry& entry, PyObject* local_sizes, const Sizes* whole,
                             const Key& key, const Arguments& given, Specs* specs) {
   if (entry.inplace && !may_write_into(entry, given)) return nullptr;
@@ -291,8 +298,8 @@ PyObject* run_fast_any_size(const Entry& entry, PyObject* local_sizes, const Siz
   return is_other ? run_in_python(entry, key, given) : nullptr;
 }
 
-// Plans a call that is met for the first time. With `for_any_size` the plan serves all sizes, if
-// such a plan is possible. A new reference.
+// Makes a plan in Python for a call whose key was not found. With `for_any_size`, the plan serves
+// all sizes if such a plan is possible. A new reference; null with a Python error set.
 Entry* plan(const Function& function, const Arguments& given, bool by_facts, bool for_any_size) {
   PyObject *args = nullptr, *kwargs = nullptr;
   if (!given.as_tuple_and_dict(&args, &kwargs)) return nullptr;
@@ -307,7 +314,8 @@ Entry* plan(const Function& function, const Arguments& given, bool by_facts, boo
   return entry;
 }
 
-// Whether a key with this hash was met before. It may have been forgotten: then false.
+// Whether a key with this hash was met before. The array is a direct-mapped cache, so an older key
+// may have been overwritten; then it returns false.
 bool met_before(uint64_t hash) {
   constexpr size_t kMet = 4096;
   static uint64_t met[kMet] = {};
@@ -317,13 +325,14 @@ bool met_before(uint64_t hash) {
   return again;
 }
 
-// A call under way: its key, and what is known about its function.
+// A call in progress: its function, arguments and key. Nothing is owned: the caller of the hook
+// holds the arguments, and call_with() the function's entry.
 struct Call {
   PyObject* func;
   const Function& function;
   const Arguments& given;
   Key& key;
-  bool found_exactly = true;  // the plan was found, or will be, by the exact key
+  bool found_exactly = true;  // the next call with this exact key finds the plan by that key
   bool facts = false;         // the key includes facts
 
   // The plan of the call, a new reference.
@@ -372,7 +381,8 @@ Entry* Call::find_any_size(const Key& general, bool* failed) {
   return found;
 }
 
-// Finds the plan by a key that includes facts; takes over the reference to `by`.
+// Finds the plan by keys that include facts: the entry `by` says which. Takes over the reference to
+// `by`.
 Entry* Call::find_by_facts(Entry* by, Key& general) {
   const bool added = key.add_facts(given, by->by_value, by->by_grad) &&
                      general.add_facts(given, by->by_value, by->by_grad);
@@ -392,6 +402,8 @@ Entry* Call::find_by_facts(Entry* by, Key& general) {
 }
 
 Entry* Call::make(Key& general, bool by_facts) {
+  // Planning runs Python code, which may release what the keys borrow (a spec, say), and another
+  // object could then get the same address.
   key.hold();
   general.hold();
   Entry* entry = plan(function, given, by_facts, !tables()->plan_each);
@@ -429,7 +441,7 @@ PyObject* Call::run(const Entry& entry) {
   return out;
 }
 
-// Runs a plan that is one torch call on shards and plain tensors.
+// Runs a plan that is one torch call on shards and on plain tensors, which count as broadcast.
 PyObject* Call::run_beside_plain(const Entry& entry) {
   const int may = may_stay_plain(key);
   if (may < 0) return nullptr;
@@ -437,7 +449,7 @@ PyObject* Call::run_beside_plain(const Entry& entry) {
   return entry.any_size ? run_any_size(entry, nullptr, nullptr) : run_fast(entry, key, given);
 }
 
-// Runs the call by a plan made for its sizes.
+// Makes a plan for exactly the sizes of this call, and runs it.
 PyObject* Call::run_this_size() {
   key.hold();
   Entry* entry = plan(function, given, facts, false);
@@ -448,8 +460,8 @@ PyObject* Call::run_this_size() {
   return run(*entry);
 }
 
-// Runs a copy in Python. A copy got its sizes from the hook, and its plan has none, so Python needs
-// a plan of its own for these sizes.
+// Runs, in Python, an entry that remember() has copied from a plan for all sizes. The copy's sizes
+// were computed here and its Python plan has none, so Python needs a plan made for these sizes.
 PyObject* Call::run_copy(const Entry& entry) {
   if (entry.exact == nullptr) {
     Entry* made = plan(function, given, facts, false);
@@ -465,8 +477,8 @@ PyObject* Call::run_copy(const Entry& entry) {
 PyObject* Call::run_any_size(const Entry& entry, PyObject* local_sizes, const Sizes* whole) {
   Specs specs;
   PyObject* out = run_fast_any_size(entry, local_sizes, whole, key, given, &specs);
-  // An op that returned its operand itself (x.contiguous()) may give a new tensor the next time,
-  // and there is no spec yet for that one.
+  // An op that returned its operand (x.contiguous()) may return a new tensor the next time, and for
+  // that tensor no spec was computed here.
   const bool all_new = !specs.found.empty() && specs.complete;
   if (out != nullptr && !found_exactly && entry.kept && entry.known_shapes && all_new) {
     remember(entry, specs, local_sizes);
@@ -474,7 +486,8 @@ PyObject* Call::run_any_size(const Entry& entry, PyObject* local_sizes, const Si
   return out;
 }
 
-// Gives a call that is met a second time an entry of its own, which is found faster.
+// Inserts a copy of `entry` for the sizes of this call, if the call is met a second time. The copy
+// is found by the exact key alone, and needs no computation of specs.
 void Call::remember(const Entry& entry, const Specs& specs, PyObject* local_sizes) {
   if (!met_before(key.hash) || !key.lasting) return;
   const Held<Entry> made(entry.with(specs.found, local_sizes));
@@ -483,7 +496,8 @@ void Call::remember(const Entry& entry, const Specs& specs, PyObject* local_size
 
 PyObject* call_with(PyObject* func, const Arguments& given, bool fresh);
 
-// Runs the call with moved views taken again if their sources were written meanwhile.
+// Runs the call after Python has renewed those moved views among the arguments whose sources were
+// written since the view was moved.
 PyObject* call_freshened(PyObject* func, const Arguments& given) {
   PyObject *args = nullptr, *kwargs = nullptr;
   if (!given.as_tuple_and_dict(&args, &kwargs)) return nullptr;
@@ -500,7 +514,7 @@ PyObject* call_freshened(PyObject* func, const Arguments& given) {
 }
 
 PyObject* call_with(PyObject* func, const Arguments& given, bool fresh) {
-  // The getter of a property is a new object each time.
+  // A property's getter is a new object in each call, so its address must not be remembered.
   const bool lasting = Py_TYPE(func) != getter_type;
   Function* function = function_of(func, lasting);
   if (function == nullptr) return nullptr;
@@ -519,13 +533,13 @@ PyObject* call_with(PyObject* func, const Arguments& given, bool fresh) {
   return call.run(*entry);
 }
 
-PyObject* first = nullptr;  // called before the first global tensor is made
+PyObject* first = nullptr;  // owned; called before the first global tensor is made
 
 bool call_first() {
   PyObject* callable = std::exchange(first, nullptr);
   PyObject* done = PyObject_CallNoArgs(callable);
   if (done == nullptr) {
-    first = callable;  // it must succeed before any tensor is made
+    first = callable;  // called again before the next attempt: it must succeed before any tensor
     return false;
   }
   Py_DECREF(callable);
@@ -533,14 +547,15 @@ bool call_first() {
   return true;
 }
 
-// Whether this is an op of backward that a dispatch mode of the user passes on. Below autograd
-// there are only shards, even where torch has kept the Python objects of global tensors.
+// Whether this call is an op of a backward pass that a user's dispatch mode calls again. Below
+// autograd, tensors stand for shards, even if torch kept the Python object of a global tensor.
 bool below_autograd() {
   return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality) &&
          torch::autograd::get_current_graph_task_id() != -1;
 }
 
-// Passes on what an op raised. If it is for want of memory, other ranks need not have met it.
+// Reports the Python error that an op raised to `count_lack`, and leaves the error set. If the
+// error is a lack of memory, other ranks may not have met it.
 void raised() {
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
@@ -551,6 +566,7 @@ void raised() {
   PyErr_Restore(type, value, trace);
 }
 
+// Raises for a call that a tracer (`by`) would record.
 void refuse_recorded(PyObject* func, const char* by) {
   PyObject* name = PyObject_GetAttrString(func, "__name__");
   if (name == nullptr) PyErr_Clear();
@@ -574,13 +590,15 @@ bool attach(PyObject* local, PyObject* spec) {
   if (first != nullptr && !call_first()) return false;
   static PyObject* const spec_name = PyUnicode_InternFromString("_spec");
 #if PY_VERSION_HEX < 0x030D0000
-  // The same as assigning to __class__ after its check that the types fit: torch.Tensor and its
-  // subclass have the same memory layout. The dict is made first, so that the object does not store
-  // its attributes inline, in an order that belongs to its old type.
+  // The same as assigning to __class__, without its check that the types are compatible:
+  // torch.Tensor and its subclass have the same memory layout. The instance's dict is created
+  // first, so that the object does not store its attributes inline, in an order that belongs to its
+  // old type.
   PyObject* dict = PyObject_GenericGetDict(local, nullptr);
   if (dict == nullptr) return false;
   PyTypeObject* type = Py_TYPE(local);
   if (type != global_class()) {
+    // An instance of a heap type owns a reference to its type.
     Py_INCREF(global_class());
     Py_SET_TYPE(local, global_class());
     Py_DECREF(type);

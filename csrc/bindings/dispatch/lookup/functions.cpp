@@ -8,9 +8,11 @@
 namespace consistent::dispatch {
 namespace {
 
-// More than torch has. The limit keeps a program that makes ever new functions from filling memory.
+// More functions than torch has. The limit bounds the memory of a program that keeps creating new
+// functions.
 constexpr size_t kMostKept = 8192;
 
+// Owns a reference to each key and to each value.
 ska::flat_hash_map<PyObject*, Function*> known;
 
 // Reads a Sizing, given as an int.
@@ -70,14 +72,14 @@ Function* function_of(PyObject* function, bool lasting) {
   if (known.emplace(Py_NewRef(function), made).second) {
     made->hold();
   } else {
-    Py_DECREF(function);  // another thread has resolved it meanwhile
+    Py_DECREF(function);  // resolving ran Python code, and another thread has inserted the function
   }
   return made;
 }
 
 void clear_functions() {
   ska::flat_hash_map<PyObject*, Function*> before;
-  before.swap(known);  // releasing may run Python code, which must find the table empty
+  before.swap(known);  // releasing objects may run Python code, which must find the table empty
   for (const auto& [function, entry] : before) {
     entry->drop();
     Py_DECREF(function);

@@ -1,4 +1,5 @@
-// What dispatch knows about a function of torch, whatever its arguments. Python is asked once.
+// What dispatch knows about a function of torch, independent of its arguments. It is read from
+// Python once per function.
 
 #pragma once
 
@@ -8,16 +9,16 @@
 
 namespace consistent::dispatch {
 
-// Which sizes among the arguments are made local without planning; see sizes.h.
+// How sizes among the arguments are converted to local sizes without planning; see sizes.h.
 enum class Sizing : uint8_t { kNone, kView, kExpand };
 
-// The contents of Python's TorchFunction, read once. Reference-counted, since entries may outlive
-// the table.
+// The contents of a Python TorchFunction, read once. It has a reference count of its own (hold,
+// drop), since a function in use may outlive its place in the table.
 struct Function {
   PyObject* resolved;    // the TorchFunction
-  PyObject* call;        // takes every call with its arguments unchanged, or nullptr
+  PyObject* call;        // a callable that takes every call with its arguments unchanged, or null
   PyObject* free_names;  // names of arguments whose integers do not affect layouts, a tuple
-  uint32_t free = 0;     // the same by position; bit 31 stands for all positions from there on
+  uint32_t free = 0;     // the same by position; bit 31 stands for position 31 and all later ones
   Sizing sizing = Sizing::kNone;
 
   static Function* of(PyObject* resolved);
@@ -36,8 +37,8 @@ struct Function {
   ~Function();
 };
 
-// A new reference to the entry of `function`, which is remembered if it is `lasting`; nullptr with
-// a Python error set.
+// A new reference to the entry of `function`; null with a Python error set. The entry is remembered
+// if `lasting`: the function object then stays alive, so its address identifies it.
 Function* function_of(PyObject* function, bool lasting);
 
 // Forgets all entries.

@@ -35,7 +35,7 @@ enum Kind : uint64_t {
   kDefaultDtype,
 };
 
-// Sizes 0 and 1 of so many dims fit into one atom.
+// The dims whose size classes (two bits each) fit into one atom, below the number of dims.
 constexpr Py_ssize_t kMostDims = 24;
 
 PyTypeObject* global_tensor_class = nullptr;
@@ -55,10 +55,11 @@ uint64_t kind_of(double real, double imaginary = 0) {
 
 uint64_t address(const void* pointer) { return reinterpret_cast<uint64_t>(pointer); }
 
-// The attribute `_spec`, whatever it is, borrowed.
+// The attribute `_spec`, of any type, borrowed.
 PyObject* spec_attribute(PyObject* tensor) {
 #if PY_VERSION_HEX < 0x030D0000
   // Reads the instance's own dict and skips the look-up in the classes, which have no `_spec`.
+  // Python 3.13 may store attributes inline, without a dict.
   PyObject** dict = _PyObject_GetDictPtr(tensor);
   PyObject* spec = nullptr;
   if (dict != nullptr && *dict != nullptr) spec = PyDict_GetItemWithError(*dict, spec_name);
@@ -66,7 +67,7 @@ PyObject* spec_attribute(PyObject* tensor) {
   if (PyErr_Occurred()) return nullptr;
 #endif
   PyObject* found = PyObject_GetAttr(tensor, spec_name);
-  Py_XDECREF(found);  // the tensor holds it
+  Py_XDECREF(found);  // the tensor still holds it, so it may be returned as borrowed
   return found;
 }
 
@@ -104,7 +105,7 @@ int is_moved(PyObject* tensor) {
 #else
   PyObject* found = PyObject_GetAttr(tensor, name);
   if (found == nullptr) return -1;
-  Py_DECREF(found);  // the tensor or its class holds it
+  Py_DECREF(found);  // the tensor or its class still holds it; it is only compared
   return found != Py_False;
 #endif
 }
@@ -221,14 +222,15 @@ bool Key::add_call(PyObject* func, const Function* function, const Arguments& gi
          add_dict(given.dict, kDict, function);
 }
 
-// Adds the autocast dtype: under autocast an op returns another dtype.
+// Adds the autocast dtype: under autocast an op may return another dtype.
 void Key::add_autocast(at::DeviceType device) {
   if (!at::autocast::is_autocast_enabled(device)) return;
   put(kAutocast, static_cast<uint64_t>(device) << 16 |
                      static_cast<uint64_t>(at::autocast::get_autocast_dtype(device)));
 }
 
-// Adds the default dtype if it is another one than torch starts with: integers become floats of it.
+// Adds the default dtype if it is not float32, with which torch starts: results of true division of
+// integers, for example, have this dtype.
 void Key::add_default_dtype() {
   const auto dtype = c10::get_default_dtype_as_scalartype();
   if (dtype != at::kFloat) put(kDefaultDtype, static_cast<uint64_t>(dtype));
@@ -271,7 +273,7 @@ bool Key::add_int(PyObject* number, bool free) {
   int overflow = 0;
   const long long value = PyLong_AsLongLongAndOverflow(number, &overflow);
   if (free) {
-    put(kInt, value == 0);  // value is -1 for an int that overflows
+    put(kInt, value == 0);  // for an int that overflows, `value` is -1
     return true;
   }
   if (overflow != 0) return add_object(number);
@@ -280,7 +282,8 @@ bool Key::add_int(PyObject* number, bool free) {
 }
 
 bool Key::add_list(PyObject* list, uint64_t kind, bool free) {
-  // A snapshot: hashing an item may run code that changes the list.
+  // A snapshot: hashing an item may run Python code that changes the list. The key owns it, since
+  // the items may then be held by nothing else.
   PyObject* items = PyList_AsTuple(list);
   if (items == nullptr) return false;
   made_.push_back(items);
@@ -324,12 +327,12 @@ bool Key::add_global(PyObject* x) {
   PyObject *layout = layout_of(spec), *dtype = dtype_of(spec);
   held.push_back(layout);
   put(kLayout, address(layout));
-  put(kLayout, address(dtype));  // dtypes are never freed
+  put(kLayout, address(dtype));  // not in `held`: dtypes are never freed
   return mode_ == Mode::kWhole || add_sizes(sizes_of(shape_of(spec)), sizes_of(parts_of(layout)));
 }
 
-// Adds which of the sizes are 0 or 1, or so small that a rank has no item of that dim, which is cut
-// into `parts`; the sizes themselves if there are many.
+// Adds, for each dim, whether its size is 0, 1, or less than the number of parts, so that some rank
+// has no item of it. If there are more than kMostDims dims, adds the sizes themselves.
 bool Key::add_sizes(c10::ArrayRef<int64_t> sizes, c10::ArrayRef<int64_t> parts) {
   uint64_t seen = sizes.size() << 48;
   if (sizes.size() > kMostDims) {
@@ -368,10 +371,10 @@ bool Key::add_object(PyObject* x) {
   if (found == -1) {
     if (!PyErr_ExceptionMatches(PyExc_TypeError)) return false;
     PyErr_Clear();
-    lasting = false;  // an object without a hash (a numpy array) may change: plan each call
+    lasting = false;  // an unhashable object (a numpy array) may change: each call is planned
     return true;
   }
-  put(address(Py_TYPE(x)), static_cast<uint64_t>(found));  // an address is larger than any kind
+  put(address(Py_TYPE(x)), static_cast<uint64_t>(found));  // an address is larger than any Kind
   objects.push_back(x);
   return true;
 }

@@ -13,7 +13,7 @@
 namespace consistent::dispatch {
 namespace {
 
-constexpr uint64_t kSizesBetween = 512;
+constexpr uint64_t kSizesBetween = 512;  // copies inserted between two calls of give_back_holes()
 
 bool read_scalar_type(PyObject* spec, c10::ScalarType* type) {
   PyObject* dtype = dtype_of(spec);
@@ -40,9 +40,10 @@ bool read_rule(PyObject* rule, Out* out) {
   return true;
 }
 
-// Gives freed memory between blocks that stay back to the system. Sizes that grow with each call
-// leave such holes: what is kept for a size lies behind its tensors, and the next ones are larger
-// than the hole. Without this a cache of 0.5 MB that grows for 4,000 steps takes 350 MB.
+// Returns freed memory between live blocks to the system. Sizes that grow with each call leave such
+// holes: the entry of a size is allocated after its tensors, and once these are freed, the larger
+// tensors of the next size do not fit in the hole. Without this, a cache of 0.5 MB that grows for
+// 4,000 steps takes 350 MB.
 void give_back_holes() {
 #ifdef __GLIBC__
   malloc_trim(0);
@@ -139,7 +140,7 @@ PlanTable::Same PlanTable::same(const Slot& slot, const Key& key) const {
     const int equal = PyObject_RichCompareBool(mine, given, Py_EQ);
     Py_DECREF(mine);
     if (equal < 0) return Same::kFailed;
-    if (version != version_) return Same::kChanged;  // `slot` may have been deleted
+    if (version != version_) return Same::kChanged;  // `slot` may have been deleted: do not read it
     if (equal == 0) return Same::kNo;
   }
   return Same::kYes;
@@ -187,7 +188,7 @@ void PlanTable::insert(const Key& key, Entry* entry) {
   }
   place(slot);
   ++version_;
-  delete oldest;  // last, since releasing may run Python code
+  delete oldest;  // last, since releasing objects may run Python code, which may use the table
 }
 
 void PlanTable::place(Slot* slot) {
@@ -197,7 +198,8 @@ void PlanTable::place(Slot* slot) {
   slots_[at] = slot;
 }
 
-// Removes a slot that was not used since the hand last passed; the hand stays at its place.
+// Removes a slot that was not found since the hand last passed from `slots_`, and returns it. The
+// hand stays at the slot's place in `order_`, for the caller to overwrite.
 PlanTable::Slot* PlanTable::take_oldest() {
   while (order_[hand_]->asked) {
     order_[hand_]->asked = false;
@@ -207,7 +209,8 @@ PlanTable::Slot* PlanTable::take_oldest() {
   return order_[hand_];
 }
 
-// Moves up what follows in the same run of slots, since a look-up stops at a gap.
+// Removes a slot from `slots_` and closes the gap: later slots of the same probe sequence move up,
+// since a look-up stops at an empty slot.
 void PlanTable::remove(const Slot* slot) {
   const size_t mask = slots_.size() - 1;
   size_t gap = slot->hash & mask;
@@ -229,7 +232,7 @@ void PlanTable::grow() {
 
 void PlanTable::clear() {
   std::vector<Slot*> before;
-  before.swap(order_);  // releasing may run Python code, which must find the table empty
+  before.swap(order_);  // releasing objects may run Python code, which must find the table empty
   slots_.clear();
   hand_ = 0;
   ++version_;

@@ -1,5 +1,5 @@
-// Reads attributes of Python objects. Each function returns false with a Python error set if it
-// fails.
+// Functions that read attributes of Python objects. Each returns false with a Python error set on
+// failure.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace consistent::dispatch {
 
-// A new reference.
+// `value` becomes a new reference, or null.
 inline bool read_object(PyObject* from, const char* name, PyObject** value) {
   *value = PyObject_GetAttrString(from, name);
   return *value != nullptr;

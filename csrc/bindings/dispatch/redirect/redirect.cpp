@@ -30,16 +30,18 @@ bool graph_is_global(PyObject* self, PyObject* args, PyObject* kwargs) {
 struct Redirected {
   PyCFunction original;
   PyObject* handler;
-  Asks asks;
-  bool bound;       // the instance or class comes before the arguments
+  Asks asks;        // whether a call goes to the handler
+  bool bound;       // a method: the handler gets the instance or class before the arguments
   PyObject* after;  // (result, *arguments) -> result, if torch's result holds a global tensor
-  vectorcallfunc vectorcall = nullptr;  // of a function that keeps its own C function
+  vectorcallfunc vectorcall =
+      nullptr;  // the one before ours, of a function that keeps its C function
 };
 
+// Never released: torch's functions refer to these entries until the process ends.
 Redirected redirected[kMostFunctions];
 size_t count = 0;
 
-// The arguments for the handler, as torch's parsers see them: a new reference, or nullptr.
+// The arguments for the handler, `self` first if it is a method. A new reference, or null.
 PyObject* with_self(const Redirected& to, PyObject* self, PyObject* args) {
   if (!to.bound) return Py_NewRef(args);
   PyObject* first = PyTuple_Pack(1, self);
@@ -48,7 +50,8 @@ PyObject* with_self(const Redirected& to, PyObject* self, PyObject* args) {
   return all;
 }
 
-// Whether the call is the handler's; then `out` is set to its result.
+// Whether the call goes to the handler. If so, it is called and `out` is its result, a new
+// reference or null.
 bool handled(const Redirected& to, PyObject* self, PyObject* args, PyObject* kwargs,
              PyObject** out) {
   if (!to.asks(to.bound ? self : nullptr, args, kwargs)) return false;
@@ -58,7 +61,8 @@ bool handled(const Redirected& to, PyObject* self, PyObject* args, PyObject* kwa
   return true;
 }
 
-// Passes torch's result of a call that is not the handler's through `after`.
+// The result of a call that went to torch: `out`, or after(out, ...) if `out` holds a global
+// tensor. Takes over the reference to `out`.
 PyObject* looked_at(const Redirected& to, PyObject* self, PyObject* args, PyObject* out) {
   if (to.after == Py_None || out == nullptr || !hooks_are_on() || !holds(out)) return out;
   PyObject* given = with_self(to, self, args);
@@ -69,7 +73,8 @@ PyObject* looked_at(const Redirected& to, PyObject* self, PyObject* args, PyObje
   return result;
 }
 
-// Trampolines: a C function has no room for data of its own, so each redirected one gets another.
+// Trampolines. A C function cannot carry data, so each redirected function I gets its own instance
+// of these templates, one for each calling convention.
 template <size_t I>
 PyObject* with_keywords(PyObject* self, PyObject* args, PyObject* kwargs) {
   PyObject* out = nullptr;
@@ -103,7 +108,7 @@ bool any_holds(PyObject* const* values, Py_ssize_t n) {
   return false;
 }
 
-// For pybind's functions. No tuple is made for a call that is not the handler's.
+// For pybind11's functions. No tuple is made for a call that goes to torch.
 template <size_t I>
 PyObject* with_array(PyObject* self, PyObject* const* values, Py_ssize_t n, PyObject* names) {
   const Redirected& to = redirected[I];
@@ -134,8 +139,8 @@ PyObject* as_torch_does(const Redirected& to, PyObject* function, PyObject* cons
   return out;
 }
 
-// Functions of torch's modules serve as dict keys, and their hash comes from the C function. So the
-// C function stays, and they get a vectorcall, which torch leaves empty.
+// Functions of torch's modules are used as dict keys, and their hash includes the address of the C
+// function. So the C function must stay, and they get a vectorcall, which torch leaves null.
 template <size_t I>
 PyObject* with_vector(PyObject* function, PyObject* const* values, size_t counted,
                       PyObject* names) {
@@ -230,7 +235,7 @@ Asks asks_of(PyObject* when) {
 PyObject* original(PyObject*, PyObject* callable) {
   const Builtin found = builtin_of(callable);
   if (found.definition == nullptr) return nullptr;
-  auto* copy = new PyMethodDef(*found.definition);  // never freed
+  auto* copy = new PyMethodDef(*found.definition);  // never freed: the new object points to it
   if (!found.bound) {
     auto* function = reinterpret_cast<PyCFunctionObject*>(found.callable);
     return PyCFunction_NewEx(copy, function->m_self, function->m_module);
@@ -256,7 +261,8 @@ PyObject* redirect(PyObject*, PyObject* const* args, Py_ssize_t n) {
   }
   redirected[count++] = {found.definition->ml_meth, Py_NewRef(args[1]), asks, found.bound,
                          Py_NewRef(args[3])};
-  // The interpreter calls functions of other calling conventions without using their vectorcall.
+  // Only METH_VARARGS functions are always called by their vectorcall: the interpreter calls those
+  // of other conventions directly.
   const bool by_vectorcall = PyCFunction_CheckExact(found.callable) && asks != graph_is_global &&
                              (found.definition->ml_flags & METH_VARARGS) != 0;
   if (by_vectorcall) {
