@@ -1,5 +1,15 @@
 // Masked embedding look-up and its backward on CUDA.
 //
+//   for i in 0 .. count - 1, for c in 0 .. width - 1:  // forward
+//     row = index[i] - start
+//     out[i][c] = 0 <= row < held ? T(R(table[row][c]) * R(scale)) : 0  // scale 1: a copy of bytes
+//   for each row with look-ups k in begin .. end - 1, for c in 0 .. width - 1:  // backward, in R
+//     n = end - begin;  pieces = n > kLongRun ? kPieces : 1
+//     for p in 0 .. pieces - 1:
+//       s[p] = 0;  for k in piece p, in order: s[p] = s[p] + R(gradient[order[k]][c])
+//     for p in 1 .. pieces - 1: s[0] = s[0] + s[p]
+//     out[row][c] = T(s[0] * R(by_count ? scale / n : scale))  // the quotient in double
+//
 // Forward: one block per row, up to 16 bytes per thread. Backward: a run is the look-ups of one
 // row, which are adjacent after the sort. A warp takes the runs that begin among its 32 look-ups;
 // every lane takes 16 bytes of the width and adds the look-ups in order. So no atomics are needed,

@@ -1,5 +1,13 @@
 // Random values on CUDA.
 //
+//   for e in the elements of the box:  // e: row-major index in the logical tensor
+//     word(e) = word e % n of philox(seed, counter, e / n)  // n: 4 words of 32 bits, 2 of 64 bits
+//     fill, e even: out[e], out[e + 1] = T(a), T(b) with a, b = distribution(word(e), word(e + 1))
+//     bernoulli:    out[e] = T(double(word(e)) < p[e] * 2^32 ? 1 : 0)
+//     dropout:      out[e] = T(R(x[e]) * (word(e) <= last ? R(scale) : 0))
+//
+// a and b are in R, int64 or double (distributions.h), and are rounded to T once.
+//
 // A thread takes a stretch: adjacent elements of the logical tensor that fill 16 bytes or more and
 // cover whole Philox blocks. It computes these blocks and writes the elements that lie inside the
 // run of the box. Threads share nothing. The mathematics is in distributions.h, as for the CPU.

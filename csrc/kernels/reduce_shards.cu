@@ -1,5 +1,19 @@
 // The fused sum of reduce_shards.h on CUDA.
 //
+//   for row in rows:
+//     for column in columns:  // parts[p] at slice.start(row) + column; all in R, rounded each time
+//       y = R(parts[0][..]);  for p in 1 .. count - 1: y = y + R(parts[p][..])
+//       y = y * R(scale);  y = y + bias[column];  y = y + R(residual[row][column])
+//       total[row][column] = Out(y);  a[column] = activation(y)  // of the y that is not rounded
+//     if there is no norm: out[row] = Out(a);  continue
+//     mean = layer ? sum(a) / columns : 0;  by = 1 / sqrt(sum((a - mean)^2) / columns + eps)
+//     for column in columns:
+//       out[row][column] = Out((a[column] - mean) * by * weight[column] + norm_bias[column])
+//
+// A step whose pointer is null is left out. Outside of activation() no multiplication is fused with
+// an addition. Here the norm's sums over columns are in R, in the order of the threads, and are
+// multiplied by R(1 / columns); the CPU adds lanes in R and rounds the mean and `by` from double.
+//
 // Without a norm, a thread takes 16 bytes of each part. With a norm, a block takes a row and keeps
 // the row's activated sums between its passes over the row: in registers, or in shared memory for a
 // longer row. A row that does not fit in shared memory either is computed again in each pass.

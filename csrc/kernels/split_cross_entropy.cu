@@ -1,5 +1,17 @@
 // Cross-entropy of split classes on CUDA.
 //
+//   for row in rows:  // all in R
+//     m = largest R(x[c]) that is not NaN, or -inf;  r = m == -inf ? 0 : m
+//     for c in 0 .. held - 1: total += exp(R(x[c]) - r)
+//       if smooth: weighted += w[c] * (R(x[c]) - r);  weights += w[c]
+//     statistics[row] = m, total, held here ? R(x[target - start]) : 0, weighted, weights
+//   for row in rows, for c in 0 .. held - 1:  // backward; 0 if scale, shift and pick are all 0
+//     g = exp(R(x[c]) - r) * scale;  g = g - shift * w[c]
+//     gradient[row][c] = T(c == target - start ? g - pick : g)  // the only rounding to T
+//
+// exp is approximate_exponential(). The order of the sums is that of the threads, so their bits are
+// not those of the CPU, which adds chunks in R and the chunks' sums in double.
+//
 // A block reads a row once, 32 bytes per thread at a time. It keeps the largest logit so far and
 // the sum of exponentials relative to that logit, and rescales the sum when it meets a larger one
 // (online softmax). If the classes of a row are not contiguous (inner > 1), the lanes of a warp

@@ -1,5 +1,16 @@
 // The messages of blocks.h on a GPU.
 //
+//   write, for each block of 256 numbers:  // R: float32, or float64 for float64 numbers
+//     for i in block: t[i] = R(x[i]);  if unsent: t[i] = t[i] + R(unsent[i])
+//     scale = max(|float(t[i])|) / most  // most: 127 or 448; NaN if the quotient is not finite
+//     for i in block: q = clamp(float(t[i]) / (scale == 0 ? 1 : scale), -most, most)
+//       byte[i] = scale is NaN ? 0 : code(q)  // to nearest, ties to even
+//       if unsent: u = t[i] - R(number(byte[i]) * scale);  unsent[i] = T(finite(u) ? u : 0)
+//   read, for i in 0 .. n - 1:  // number(byte) * scale is in float32
+//     t = R(number(message[0][i]) * scale[0]);  if before: t = before[i] + t
+//     for k in 1 .. count - 1: t = t + R(number(message[k][i]) * scale[k])
+//     out[i] = T(t)
+//
 // A warp takes a block of 256 numbers, and each lane eight of them, which it reads once. Lanes move
 // 16 bytes of numbers at a time where all addresses are aligned, and the bytes of a message eight
 // or four at a time.

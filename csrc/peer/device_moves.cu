@@ -1,5 +1,12 @@
 // The moves of device_moves.h as kernels, one launch each.
 //
+//   copy, for k in 0 .. peers - 1, for i in 0 .. bytes of box k - 1:
+//     to[k][i] = from[k][i]
+//   reduce, for i in 0 .. numbers of a box - 1:
+//     t = W(boxes[0][i])  // W: float32 for two-byte floats, else the numbers' own type
+//     for k in 1 .. peers - 1: t = t op W(boxes[k][i])  // integers wrap; a NaN stays
+//     out[i] = T(t)  // the only rounding to T
+//
 // A thread moves 16 bytes at a time where all addresses are aligned. In a copy, blockIdx.x is the
 // peer. Blocks start in the order of blockIdx.x first, so all peers are read at the same time, and
 // no rank's memory has to serve all the others at once.
