@@ -27,15 +27,10 @@ PyObject* straight(PyObject* function, const Arguments& given) {
 
 // Calls torch's C function, as CPython would without our vectorcall.
 PyObject* as_torch_does(PyObject* function, const Arguments& given) {
-  PyObject* args = given.as_tuple();
-  PyObject* kwargs = given.names != nullptr ? given.as_dict() : nullptr;
-  PyObject* out = nullptr;
-  if (args != nullptr && (kwargs != nullptr || given.names == nullptr)) {
-    out = PyCFunction_Type.tp_call(function, args, kwargs);
-  }
-  Py_XDECREF(args);
-  Py_XDECREF(kwargs);
-  return out;
+  THPObjectPtr args = given.as_tuple(), kwargs;
+  if (given.names != nullptr) kwargs = given.as_dict();
+  if (!args || (!kwargs && given.names != nullptr)) return nullptr;
+  return PyCFunction_Type.tp_call(function, args.get(), kwargs.get());
 }
 
 PyObject* function_call(PyObject* function, PyObject* const* values, size_t counted,

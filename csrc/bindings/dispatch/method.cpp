@@ -8,6 +8,8 @@
 namespace consistent::dispatch {
 namespace {
 
+// `base` is owned and counted by hand: tp_alloc runs no constructor, tp_free no destructor, and
+// `members` reads the pointer at its offset.
 struct Method {
   PyObject_HEAD PyObject* base;
   vectorcallfunc vectorcall;

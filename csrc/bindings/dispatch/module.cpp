@@ -59,7 +59,7 @@ PyObject* table_values(PyObject* self, PyObject*) {
   PyObject* list = PyList_New(0);
   for (const PlanTable* table : {&tables_of(self)->exact, &tables_of(self)->any_size}) {
     for (Entry* entry : table->entries()) {
-      if (list != nullptr && PyList_Append(list, entry->plan) != 0) Py_CLEAR(list);
+      if (list != nullptr && PyList_Append(list, entry->plan.get()) != 0) Py_CLEAR(list);
     }
   }
   return list;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <Python.h>
+#include <torch/csrc/utils/object_ptr.h>
 
 #include <cstdint>
 
@@ -15,10 +16,12 @@ enum class Sizing : uint8_t { kNone, kView, kExpand };
 // The contents of a Python TorchFunction, read once. It has a reference count of its own (hold,
 // drop), since a function in use may outlive its place in the table.
 struct Function {
-  PyObject* resolved;    // the TorchFunction
-  PyObject* call;        // a callable that takes every call with its arguments unchanged, or null
-  PyObject* free_names;  // names of arguments whose integers do not affect layouts, a tuple
-  uint32_t free = 0;     // the same by position; bit 31 stands for position 31 and all later ones
+  // Set once, in of(). Mutable, because a const THPObjectPtr gives only a const PyObject*, which no
+  // function of Python takes.
+  mutable THPObjectPtr resolved;    // the TorchFunction
+  mutable THPObjectPtr call;        // takes every call with its arguments unchanged; may be null
+  mutable THPObjectPtr free_names;  // of arguments whose integers do not affect layouts, a tuple
+  uint32_t free = 0;  // the same by position; bit 31 stands for position 31 and all later ones
   Sizing sizing = Sizing::kNone;
 
   static Function* of(PyObject* resolved);
@@ -32,9 +35,10 @@ struct Function {
   }
 
  private:
+  // Not atomic: the GIL guards it.
   int64_t references_ = 1;
   explicit Function(PyObject* resolved);
-  ~Function();
+  ~Function() = default;
 };
 
 // A new reference to the entry of `function`; null with a Python error set. The entry is remembered

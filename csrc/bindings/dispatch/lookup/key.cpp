@@ -66,14 +66,14 @@ PyObject* spec_attribute(PyObject* tensor) {
   if (spec != nullptr) return spec;
   if (PyErr_Occurred()) return nullptr;
 #endif
-  PyObject* found = PyObject_GetAttr(tensor, spec_name);
-  Py_XDECREF(found);  // the tensor still holds it, so it may be returned as borrowed
-  return found;
+  THPObjectPtr found(PyObject_GetAttr(tensor, spec_name));
+  return found.get();  // borrowed: the tensor still holds it
 }
 
 }  // namespace
 
 void set_classes(PyObject* global_tensor, PyObject* mirrored_tensor) {
+  // Never released: the types are needed until the process ends.
   Py_INCREF(global_tensor);
   Py_INCREF(mirrored_tensor);
   global_tensor_class = reinterpret_cast<PyTypeObject*>(global_tensor);
@@ -103,10 +103,9 @@ int is_moved(PyObject* tensor) {
   PyObject* own = PyDict_GetItemWithError(*dict, name);
   return own != nullptr ? own != Py_False : PyErr_Occurred() ? -1 : 0;
 #else
-  PyObject* found = PyObject_GetAttr(tensor, name);
-  if (found == nullptr) return -1;
-  Py_DECREF(found);  // the tensor or its class still holds it; it is only compared
-  return found != Py_False;
+  THPObjectPtr found(PyObject_GetAttr(tensor, name));
+  if (!found) return -1;
+  return found.get() != Py_False;
 #endif
 }
 
@@ -121,42 +120,34 @@ PyObject* Arguments::pass_to(PyObject* func) const {
   return PyObject_Vectorcall(func, values, count, names);
 }
 
-PyObject* Arguments::as_tuple() const {
-  if (tuple != nullptr) return Py_NewRef(tuple);
-  PyObject* made = PyTuple_New(count);
-  for (Py_ssize_t i = 0; made != nullptr && i < count; ++i) {
-    PyTuple_SET_ITEM(made, i, Py_NewRef(values[i]));
+THPObjectPtr Arguments::as_tuple() const {
+  if (tuple != nullptr) return THPObjectPtr(Py_NewRef(tuple));
+  THPObjectPtr made(PyTuple_New(count));
+  for (Py_ssize_t i = 0; made && i < count; ++i) {
+    PyTuple_SET_ITEM(made.get(), i, Py_NewRef(values[i]));
   }
   return made;
 }
 
-PyObject* Arguments::as_dict() const {
-  if (dict != nullptr) return Py_NewRef(dict);
-  PyObject* made = PyDict_New();
-  bool done = made != nullptr;
-  for (Py_ssize_t i = 0; done && names != nullptr && i < PyTuple_GET_SIZE(names); ++i) {
-    done = PyDict_SetItem(made, PyTuple_GET_ITEM(names, i), values[count + i]) == 0;
+THPObjectPtr Arguments::as_dict() const {
+  if (dict != nullptr) return THPObjectPtr(Py_NewRef(dict));
+  THPObjectPtr made(PyDict_New());
+  for (Py_ssize_t i = 0; made && names != nullptr && i < PyTuple_GET_SIZE(names); ++i) {
+    PyObject* name = PyTuple_GET_ITEM(names, i);
+    if (PyDict_SetItem(made.get(), name, values[count + i]) != 0) made = nullptr;
   }
-  if (!done) Py_CLEAR(made);
   return made;
 }
 
-bool Arguments::as_tuple_and_dict(PyObject** args, PyObject** kwargs) const {
+bool Arguments::as_tuple_and_dict(THPObjectPtr* args, THPObjectPtr* kwargs) const {
   *args = as_tuple();
   *kwargs = as_dict();
-  if (*args != nullptr && *kwargs != nullptr) return true;
-  Py_CLEAR(*args);
-  Py_CLEAR(*kwargs);
-  return false;
-}
-
-Key::~Key() {
-  for (PyObject* object : made_) Py_DECREF(object);
+  return *args && *kwargs;
 }
 
 void Key::hold() {
-  for (PyObject* object : objects) made_.push_back(Py_NewRef(object));
-  for (PyObject* object : held) made_.push_back(Py_NewRef(object));
+  for (PyObject* object : objects) made_.emplace_back(Py_NewRef(object));
+  for (PyObject* object : held) made_.emplace_back(Py_NewRef(object));
 }
 
 bool Key::of_call(PyObject* func, const Arguments& given) {
@@ -286,7 +277,7 @@ bool Key::add_list(PyObject* list, uint64_t kind, bool free) {
   // the items may then be held by nothing else.
   PyObject* items = PyList_AsTuple(list);
   if (items == nullptr) return false;
-  made_.push_back(items);
+  made_.emplace_back(items);
   return add_tuple(items, kind, free);
 }
 

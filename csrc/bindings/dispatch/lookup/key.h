@@ -20,6 +20,7 @@
 #include <c10/core/DeviceType.h>
 #include <c10/util/ArrayRef.h>
 #include <c10/util/SmallVector.h>
+#include <torch/csrc/utils/object_ptr.h>
 
 #include <cstdint>
 
@@ -55,11 +56,12 @@ struct Arguments {
   size_t tensors_on_top() const;
   // The result of func(*arguments), a new reference.
   PyObject* pass_to(PyObject* func) const;
-  // The positional arguments as a tuple, and the keyword arguments as a dict. New references.
-  PyObject* as_tuple() const;
-  PyObject* as_dict() const;
-  // Both, as new references; false, with both null, and a Python error set.
-  bool as_tuple_and_dict(PyObject** args, PyObject** kwargs) const;
+  // The positional arguments as a tuple, and the keyword arguments as a dict; null with a Python
+  // error set.
+  THPObjectPtr as_tuple() const;
+  THPObjectPtr as_dict() const;
+  // Both; false with a Python error set.
+  bool as_tuple_and_dict(THPObjectPtr* args, THPObjectPtr* kwargs) const;
 };
 
 // The key of a call. The objects in its vectors are borrowed: the call's arguments keep them alive,
@@ -76,7 +78,6 @@ struct Key {
   explicit Key(bool look_for_moved = false) : look_for_moved_(look_for_moved) {}
   Key(const Key&) = delete;
   Key& operator=(const Key&) = delete;
-  ~Key();
 
   // Takes references to what the key borrows, so that the key stays valid while Python code runs.
   void hold();
@@ -94,7 +95,7 @@ struct Key {
 
   const bool look_for_moved_;
   Mode mode_ = Mode::kExact;
-  c10::SmallVector<PyObject*, 4> made_;  // new references, owned by the key
+  c10::SmallVector<THPObjectPtr, 4> made_;
 
   bool add_call(PyObject* func, const Function* function, const Arguments& arguments);
   // `free`: integers in `argument` do not affect the plan.

@@ -27,7 +27,7 @@ bool read_scalar_type(PyObject* spec, c10::ScalarType* type) {
 
 // Reads (layout, ((dim, operand, along, parts), ...)).
 bool read_rule(PyObject* rule, Out* out) {
-  PyObject *layout = nullptr, *sources = nullptr;
+  PyObject *layout = nullptr, *sources = nullptr;  // borrowed
   if (!PyArg_ParseTuple(rule, "OO!", &layout, &PyTuple_Type, &sources)) return false;
   out->layout = Py_NewRef(layout);
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(sources); ++i) {
@@ -55,14 +55,6 @@ void give_back_holes() {
 Entry::Entry(PyObject* plan_) : plan(Py_NewRef(plan_)) {}
 
 Entry::~Entry() {
-  Py_XDECREF(function);
-  Py_XDECREF(sizes);
-  Py_XDECREF(constant);
-  for (const Out& out : outs) {
-    Py_XDECREF(out.spec);
-    Py_XDECREF(out.layout);
-  }
-  Py_DECREF(plan);
   if (exact != nullptr) exact->drop();
 }
 
@@ -82,7 +74,7 @@ bool Entry::read_outs(PyObject* given) {
 
 bool Entry::read(PyObject* from) {
   int64_t number = 0;
-  PyObject* given = nullptr;
+  THPObjectPtr given;
   const bool done =
       read_int(from, "way", &number) && read_bool(from, "any_size", &any_size) &&
       read_bool(from, "inplace", &inplace) && read_bool(from, "kept", &kept) &&
@@ -90,10 +82,9 @@ bool Entry::read(PyObject* from) {
       read_bool(from, "known_shapes", &known_shapes) && read_bool(from, "adopts", &adopts) &&
       read_object(from, "function", &function) && read_object(from, "sizes", &sizes) &&
       read_object(from, "constant", &constant) && read_object(from, "outs", &given) &&
-      read_outs(given);
-  Py_XDECREF(given);
+      read_outs(given.get());
   way = static_cast<Way>(number);
-  if (done && sizes == Py_None) Py_CLEAR(sizes);
+  if (done && sizes.get() == Py_None) sizes = nullptr;
   return done;
 }
 
@@ -104,29 +95,32 @@ Entry* Entry::of(PyObject* plan) {
   return nullptr;
 }
 
-Entry* Entry::with(const std::vector<PyObject*>& specs, PyObject* local_sizes) const {
-  auto* made = new Entry(plan);
-  made->function = Py_NewRef(function);
+Entry* Entry::with(const std::vector<THPObjectPtr>& specs, PyObject* local_sizes) const {
+  auto* made = new Entry(plan.get());
+  made->function = function.dup();
   made->sizes = Py_XNewRef(local_sizes);
   made->way = way;
   made->inplace = inplace;
   made->adopts = adopts;
   made->is_copy = true;
-  for (PyObject* spec : specs) {
-    made->outs.emplace_back();
-    made->outs.back().spec = Py_NewRef(spec);
-    made->outs.back().dtype = reinterpret_cast<THPDtype*>(dtype_of(spec))->scalar_type;
+  for (const THPObjectPtr& spec : specs) {
+    Out& out = made->outs.emplace_back();
+    out.spec = spec.dup();
+    out.dtype = reinterpret_cast<THPDtype*>(dtype_of(out.spec.get()))->scalar_type;
   }
   return made;
 }
 
-PlanTable::Slot::~Slot() {
-  for (PyObject* object : objects) Py_DECREF(object);
-  for (PyObject* object : held) Py_DECREF(object);
-  entry->drop();
+PlanTable::Slot::Slot(const Key& key, Entry* entry_)
+    : hash(key.hash), atoms(key.atoms.begin(), key.atoms.end()), entry(entry_) {
+  for (PyObject* object : key.objects) objects.emplace_back(Py_NewRef(object));
+  for (PyObject* object : key.held) held.emplace_back(Py_NewRef(object));
+  entry->hold();
 }
 
-PlanTable::Same PlanTable::same(const Slot& slot, const Key& key) const {
+PlanTable::Slot::~Slot() { entry->drop(); }
+
+PlanTable::Same PlanTable::same(Slot& slot, const Key& key) const {
   if (slot.hash != key.hash || slot.atoms.size() != key.atoms.size() ||
       slot.objects.size() != key.objects.size() ||
       std::memcmp(slot.atoms.data(), key.atoms.data(), slot.atoms.size() * sizeof(Atom)) != 0) {
@@ -134,11 +128,10 @@ PlanTable::Same PlanTable::same(const Slot& slot, const Key& key) const {
   }
   const uint64_t version = version_;
   for (size_t i = 0; i < key.objects.size(); ++i) {
-    if (slot.objects[i] == key.objects[i]) continue;
-    PyObject *mine = slot.objects[i], *given = key.objects[i];
-    Py_INCREF(mine);  // the table may change under the comparison
-    const int equal = PyObject_RichCompareBool(mine, given, Py_EQ);
-    Py_DECREF(mine);
+    if (slot.objects[i].get() == key.objects[i]) continue;
+    THPObjectPtr mine = slot.objects[i].dup();  // the table may change under the comparison
+    const int equal = PyObject_RichCompareBool(mine.get(), key.objects[i], Py_EQ);
+    mine = nullptr;  // released before the check below, since this too may run Python code
     if (equal < 0) return Same::kFailed;
     if (version != version_) return Same::kChanged;  // `slot` may have been deleted: do not read it
     if (equal == 0) return Same::kNo;
@@ -169,15 +162,7 @@ Entry* PlanTable::find(const Key& key, bool* failed) {
 
 void PlanTable::insert(const Key& key, Entry* entry) {
   if (entry->is_copy && ++sizes_met_ % kSizesBetween == 0) give_back_holes();
-  auto* slot = new Slot{key.hash,
-                        {key.atoms.begin(), key.atoms.end()},
-                        {key.objects.begin(), key.objects.end()},
-                        {key.held.begin(), key.held.end()},
-                        entry,
-                        false};
-  for (PyObject* object : slot->objects) Py_INCREF(object);
-  for (PyObject* object : slot->held) Py_INCREF(object);
-  entry->hold();
+  auto* slot = new Slot(key, entry);
   Slot* oldest = order_.size() < most_ ? nullptr : take_oldest();
   if (oldest == nullptr) {
     if (slots_.size() < 2 * (order_.size() + 1)) grow();

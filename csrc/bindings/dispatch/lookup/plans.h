@@ -5,6 +5,7 @@
 
 #include <Python.h>
 #include <c10/core/ScalarType.h>
+#include <torch/csrc/utils/object_ptr.h>
 
 #include <vector>
 
@@ -32,19 +33,20 @@ struct Out {
     int64_t parts;    // the number of ranks that split the dim
   };
 
-  PyObject* spec = nullptr;
-  c10::ScalarType dtype{};  // the dtype of `spec`
-  PyObject* layout = nullptr;
+  mutable THPObjectPtr spec;  // mutable as in Function (functions.h)
+  c10::ScalarType dtype{};    // the dtype of `spec`
+  mutable THPObjectPtr layout;
   std::vector<Source> sources;
 };
 
 // The contents of a Python Plan, read once. An entry has a reference count of its own (hold, drop),
 // since it must outlive its table while it runs.
 struct Entry {
-  PyObject* plan;
-  PyObject* function = nullptr;  // the function to call
-  PyObject* sizes = nullptr;     // local sizes, a tuple; null: the arguments stay unchanged
-  PyObject* constant = nullptr;
+  // Set once, in of() or with(). Mutable as in Function (functions.h).
+  mutable THPObjectPtr plan;
+  mutable THPObjectPtr function;  // the function to call
+  mutable THPObjectPtr sizes;     // local sizes, a tuple; null: the arguments stay unchanged
+  mutable THPObjectPtr constant;
   std::vector<Out> outs;  // in a plan for all sizes the last one serves all further outputs
   Way way = Way::kRun;
   bool any_size = false, inplace = false, kept = true, by_value = false, by_grad = false;
@@ -56,13 +58,14 @@ struct Entry {
   // A new entry with one reference; null with a Python error set.
   static Entry* of(PyObject* plan);
   // A copy of an entry for all sizes: it is for the sizes in `specs`, one spec per output.
-  Entry* with(const std::vector<PyObject*>& specs, PyObject* sizes) const;
+  Entry* with(const std::vector<THPObjectPtr>& specs, PyObject* sizes) const;
   void hold() { ++references_; }
   void drop() {
     if (--references_ == 0) delete this;
   }
 
  private:
+  // Not atomic: the GIL guards it.
   int64_t references_ = 1;
   ~Entry();
   explicit Entry(PyObject* plan);
@@ -93,13 +96,14 @@ class PlanTable {
   struct Slot {
     uint64_t hash;
     std::vector<Atom> atoms;
-    std::vector<PyObject*> objects, held;  // owned
-    Entry* entry;                          // owned
-    bool asked;                            // found since the clock's hand last passed
+    std::vector<THPObjectPtr> objects, held;
+    Entry* entry;        // owned: hold() and drop()
+    bool asked = false;  // found since the clock's hand last passed
+    Slot(const Key& key, Entry* entry);
     ~Slot();
   };
   enum class Same { kYes, kNo, kFailed, kChanged };
-  Same same(const Slot& slot, const Key& key) const;
+  Same same(Slot& slot, const Key& key) const;
   void place(Slot* slot);
   void grow();
   Slot* take_oldest();

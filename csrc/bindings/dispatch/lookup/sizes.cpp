@@ -155,12 +155,12 @@ PyObject* spec_of_output(PyObject* tensor, const Out& out, const Key& key, const
     if (Py_TYPE(operand) != global_class()) continue;
     PyObject* spec = spec_of(operand);
     if (spec == nullptr) return nullptr;
-    if (layout_of(spec) == out.layout && dtype_of(spec) == dtype &&
+    if (layout_of(spec) == out.layout.get() && dtype_of(spec) == dtype &&
         sizes_of(shape_of(spec)) == sizes) {
       return Py_NewRef(spec);
     }
   }
-  return make_spec(out.layout, sizes, dtype);
+  return make_spec(out.layout.get(), sizes, dtype);
 }
 
 }  // namespace consistent::dispatch
