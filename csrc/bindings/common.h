@@ -1,4 +1,4 @@
-// What the bindings of the floating-point kernels share: dtypes, checks, the launch.
+// Helpers of the bindings of floating-point kernels: dtypes, checks, launches.
 
 #pragma once
 
@@ -48,16 +48,16 @@ inline void check_same_device(const char* op, const char* name, const at::Tensor
               ", and one kernel reads both; move it with .to(device).");
 }
 
-// The tensor's values in contiguous memory, with a pending negation carried out.
+// The tensor's values in contiguous memory, with a lazy negation (is_neg) materialized.
 inline at::Tensor dense(const at::Tensor& x) { return x.resolve_neg().contiguous(); }
 
-// Where the values of an optional tensor begin.
+// The data of an optional tensor; null if it is undefined.
 inline const void* data_of(const at::Tensor& x) {
   return x.defined() ? x.const_data_ptr() : nullptr;
 }
 
-// Calls on_cpu(begin, end) for parts of `count` from several threads, each worth `grain` or more;
-// or on_cuda(stream) under the tensor's device.
+// For a CPU tensor, calls on_cpu(begin, end) from several threads for ranges of [0, count) of
+// `grain` or more items; for a CUDA tensor, on_cuda(stream) with the tensor's device current.
 template <class OnCpu, class OnCuda>
 void launch_over(const at::Tensor& out, int64_t count, int64_t grain, const OnCpu& on_cpu,
                  const OnCuda& on_cuda) {
@@ -67,6 +67,6 @@ void launch_over(const at::Tensor& out, int64_t count, int64_t grain, const OnCp
   on_cuda(current_stream(out.device()));
 }
 
-constexpr int64_t kWorthAThread = 1 << 15;  // elements
+constexpr int64_t kWorthAThread = 1 << 15;  // elements for which another thread pays
 
 }  // namespace consistent

@@ -1,7 +1,7 @@
-// Every schema of the native library on one screen, and the module that Python imports to load it.
+// All op schemas of the native library, and the module that Python imports to load it.
 //
-// Each random op ends in the same arguments: the seed, the op counter, and where the
-// local tensor lies in the logical one (its first index, and the logical sizes).
+// Each random op ends with the same arguments: the seed, the op counter, and where the local tensor
+// lies in the logical one (its first index in each dim, and the logical sizes).
 
 #include <Python.h>
 #include <torch/library.h>
@@ -44,8 +44,8 @@ TORCH_LIBRARY(consistent, m) {
   m.def("streamed_copy_(Tensor(a!) self, Tensor source) -> ()");
 }
 
-// Importing consistent.forms.native._C only loads the library; its ops live in
-// torch.ops.consistent.
+// The module is empty: importing consistent.forms.native._C loads the library, which registers the
+// ops in torch.ops.consistent.
 PyMODINIT_FUNC PyInit__C(void) {
   static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr};
   return PyModule_Create(&module);

@@ -1,5 +1,6 @@
-// torch's side of csrc/kernels/masked_embedding.h; autograd is in
-// consistent/forms/families/layers/embedding.py, which differentiates forwards and twice as well.
+// Registers csrc/kernels/masked_embedding.h as ops of torch. Autograd is in
+// consistent/forms/families/layers/embedding.py, which also supports forward mode and double
+// backward.
 
 #include "../kernels/masked_embedding.h"
 
@@ -39,7 +40,7 @@ at::DimVector with_width(const Tensor& index, int64_t width) {
 Tensor masked_embedding(const Tensor& table, const Tensor& index, int64_t start, double scale) {
   const char* op = "masked_embedding";
   check_table(op, "table", table);
-  const bool copied = scale == 1;  // then bytes are copied, whatever the dtype
+  const bool copied = scale == 1;  // bytes are copied then, so the dtype does not matter
   const Dtype dtype = copied ? Dtype::u8 : float_dtype_of(op, "table", table);
   const Tensor places = places_of(op, index, table), from = dense(table.resolve_conj());
   const RowWindow window{table.size(1) * (copied ? int64_t(table.itemsize()) : 1), start,
@@ -84,7 +85,8 @@ Tensor masked_embedding_backward(const Tensor& gradient, const Tensor& index, in
   const Tensor local = places.sub(start);
   Tensor elsewhere = local.lt(0).logical_or_(local.ge(rows));
   if (padding_idx >= 0) elsewhere.logical_or_(places.eq(padding_idx));
-  // A GPU sorts by some bits of the keys at a time, so narrow ones take fewer turns.
+  // A GPU's radix sort takes some bits of the keys per pass, so narrow keys need fewer passes. The
+  // key `rows`, of look-ups that belong to no row, must fit too.
   const at::ScalarType narrow = !places.is_cuda()   ? at::kLong
                                 : rows <= INT16_MAX ? at::kShort
                                 : rows <= INT32_MAX ? at::kInt

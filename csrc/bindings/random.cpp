@@ -1,4 +1,4 @@
-// torch's side of csrc/kernels/random.h: argument checks, the box, the device, threads, autograd.
+// Registers csrc/kernels/random.h as ops of torch: argument checks, box, device, threads, autograd.
 
 #include "../kernels/random.h"
 
@@ -25,7 +25,7 @@ using at::Tensor;
 using c10::SymInt;
 using c10::SymIntArrayRef;
 
-constexpr int64_t kGrain = 1 << 15;  // elements worth a thread of their own
+constexpr int64_t kGrain = 1 << 15;  // elements for which another thread pays
 
 Dtype dtype_of(const char* op, const Tensor& x) {
   switch (x.scalar_type()) {
@@ -77,7 +77,8 @@ void check_writable(const char* op, const Tensor& self) {
               "x.detach().");
 }
 
-// Dims of size 1 are left out, and a dim that the local tensor holds whole joins the one before it.
+// The box of a local tensor. Dims of local size 1 are left out, and a dim that the local tensor
+// holds whole is merged with the dim before it.
 Box make_box(const char* op, IntArrayRef sizes, IntArrayRef starts, IntArrayRef logical) {
   TORCH_CHECK(
       starts.size() == sizes.size() && logical.size() == sizes.size(), op,
@@ -122,7 +123,8 @@ Box make_box(const char* op, IntArrayRef sizes, IntArrayRef starts, IntArrayRef 
 
 Draw make_draw(int64_t seed, int64_t counter) { return Draw{uint64_t(seed), uint64_t(counter)}; }
 
-// Calls on_cpu(begin, end) from several threads, or on_cuda(stream) under the tensor's device.
+// Calls on_cpu(begin, end) from several threads, or on_cuda(stream) with the tensor's device
+// current.
 template <class OnCpu, class OnCuda>
 void launch(const Tensor& out, const OnCpu& on_cpu, const OnCuda& on_cuda) {
   if (out.is_cpu()) return at::parallel_for(0, out.numel(), kGrain, on_cpu);
@@ -130,7 +132,9 @@ void launch(const Tensor& out, const OnCpu& on_cpu, const OnCuda& on_cuda) {
   on_cuda(current_stream(out.device()));
 }
 
-// Calls write(contiguous tensor): self where its memory allows it, else a buffer copied to self.
+// Calls write(x) with a contiguous tensor x: `self` itself if possible, else a buffer that is then
+// copied to `self`. A write to the memory of `self` is unknown to torch, so its version is bumped
+// here, as autograd requires of in-place ops; copy_() bumps it by itself.
 template <class Write>
 void through_contiguous(Tensor& self, const Write& write) {
   if (self.is_contiguous() && !self.is_neg()) {
@@ -160,7 +164,8 @@ void fill(const char* op, Tensor& self, const Distribution& distribution, Draw d
   });
 }
 
-// The value of T nearest to a bound on its inner side: at least `low`, or below `high`.
+// The next larger (`up`) or next smaller value of T: as integers, the bits of floats of one sign
+// are ordered as their magnitudes.
 template <class T, class Bits>
 T neighbour(T value, bool up) {
   Bits bits = bits_as<Bits>(value);
@@ -169,6 +174,7 @@ T neighbour(T value, bool up) {
   return bits_as<T>(Bits(bits + ((double(value) > 0) == up ? 1 : -1)));
 }
 
+// Sets the bounds to the smallest T that is at least d.a, and the largest T that is below d.b.
 template <class T, class Bits>
 void set_bounds(Distribution& d) {
   T bottom = T(d.a), top = T(d.b);
@@ -235,7 +241,7 @@ void cauchy_(Tensor& self, double median, double scale, int64_t seed, int64_t co
        logical_sizes);
 }
 
-// The largest integer that both the dtype and double represent: what may be converted to the dtype.
+// The largest number that double represents and that can be converted to the dtype.
 double largest(Dtype dtype) {
   switch (dtype) {
     case Dtype::u8:
@@ -280,7 +286,8 @@ void geometric_(Tensor& self, double p, int64_t seed, int64_t counter, IntArrayR
   fill("geometric_", self, d, make_draw(seed, counter), starts, logical_sizes);
 }
 
-// {last, whether any word counts}: word <= last has probability ceil(p 2^32) / 2^32.
+// {last, whether any word is accepted}: word <= last has probability ceil(p 2^32) / 2^32. `last`
+// alone cannot express the probability 0.
 std::pair<uint32_t, bool> threshold(double p) {
   const uint64_t words = uint64_t(std::ceil(p * 0x1p32));
   return {words == 0 ? 0 : uint32_t(words - 1), words != 0};
@@ -309,7 +316,7 @@ void bernoulli_tensor_(Tensor& self, const Tensor& p, int64_t seed, int64_t coun
   const Box box = make_box(op, self.sizes(), starts, logical_sizes);
   if (self.numel() == 0) return;
   const Tensor chances = p.detach().to(at::kDouble).contiguous();
-  if (self.is_cpu()) {  // on CUDA item() would wait for the device
+  if (self.is_cpu()) {  // not on CUDA, where item() would wait for the device
     const auto [least, most] = at::aminmax(chances);
     const double low = least.item<double>(), high = most.item<double>();
     TORCH_CHECK(
@@ -344,13 +351,14 @@ void randint_(Tensor& self, int64_t low, int64_t high, int64_t seed, int64_t cou
   fill("randint_", self, d, make_draw(seed, counter), starts, logical_sizes);
 }
 
-// Sorts the indices by one random 64-bit key each; equal keys keep their order.
+// Sorts the indices by random 64-bit keys. The sort is stable, so that equal keys give the same
+// permutation on all devices.
 Tensor randperm(int64_t n, int64_t seed, int64_t counter, std::optional<at::Device> device) {
   TORCH_CHECK(n >= 0, "randperm: n=", n,
               " was given, and there is no permutation of that many; pass n >= 0.");
   Tensor keys = at::empty({n}, at::TensorOptions().dtype(at::kLong).device(device));
   if (keys.is_meta()) return keys;
-  Distribution words{Kind::randint};  // range 0 stands for all 2^64
+  Distribution words{Kind::randint};  // range 0 means 2^64
   const int64_t start = 0;
   fill("randperm", keys, words, make_draw(seed, counter), start, n);
   return at::argsort(keys, /*stable=*/true, /*dim=*/0, /*descending=*/false);
@@ -392,7 +400,9 @@ Tensor call_dropout(const Tensor& x, double p, int64_t seed, const SymInt& count
   return op.call(x, p, seed, counter, starts, logical_sizes);
 }
 
-// Linear in x, so the backward is the forward applied to the gradient: the mask is drawn again.
+// Dropout is linear in x, so the backward is the forward applied to the gradient. The mask is drawn
+// again from the same seed and counter, and is not saved. The arguments are SymInts: under
+// torch.compile they may be symbolic, and ops must not turn them into constants.
 struct DropoutFunction : torch::autograd::Function<DropoutFunction> {
   static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& x, double p,
                         int64_t seed, const SymInt& counter, SymIntArrayRef starts,

@@ -1,5 +1,6 @@
-// torch's side of csrc/kernels/reduce_shards.h. Autograd is in consistent/forms/native/, since the
-// parts may be those of other ranks, to which their gradient is sent.
+// Registers csrc/kernels/reduce_shards.h as an op of torch. Autograd is in
+// consistent/forms/native/, since the parts may come from other ranks, to which the gradient is
+// then sent.
 
 #include "../kernels/reduce_shards.h"
 
@@ -50,7 +51,8 @@ std::vector<Tensor> parts_of(at::TensorList parts) {
   return made;
 }
 
-// Columns of the rows into which a contiguous run of elements is cut, so that threads can share it.
+// The number of columns, if a contiguous run of elements is divided into rows for several threads:
+// the largest divisor of `run` in [1024, 8192], or `run` itself if there is none.
 int64_t shared_out(int64_t run) {
   for (int64_t columns = 8192; columns >= 1024; --columns) {
     if (run % columns == 0) return columns;
@@ -58,7 +60,8 @@ int64_t shared_out(int64_t run) {
   return run;
 }
 
-// The slice as rows; with a norm or a bias a row has as many elements as it applies to.
+// The slice as rows. With a norm or a bias, a row has the elements that the norm or bias spans;
+// otherwise the row length is free.
 RowsOfSlice rows_of(at::IntArrayRef sizes, int64_t dim, int64_t start, int64_t size,
                     int64_t normalized, bool biased) {
   const int64_t ndim = int64_t(sizes.size());
@@ -95,7 +98,8 @@ Tensor vector_of(const char* name, const std::optional<Tensor>& x, const Tensor&
   return dense(*x);
 }
 
-// CUDA reads vectors as they are if all have the parts' dtype; else they are widened.
+// Converts the vectors to the dtype of the sum, unless the kernel can read them as they are: CUDA
+// can if all have the parts' dtype. Returns whether it has converted them.
 bool widened(std::initializer_list<Tensor*> vectors, const Tensor& like) {
   const auto is_narrow = [&](Tensor* x) {
     return !x->defined() || x->scalar_type() == like.scalar_type();

@@ -1,6 +1,6 @@
-// torch's side of csrc/kernels/split_cross_entropy.h. Autograd is not here: between the statistics
-// of a rank's logits and their gradient the ranks communicate, which Python does
-// (consistent/forms/families/reductions/).
+// Registers csrc/kernels/split_cross_entropy.h as ops of torch. Autograd is in Python
+// (consistent/forms/families/reductions/): between the statistics of a rank's logits and the
+// gradient of these logits the ranks communicate.
 
 #include "../kernels/split_cross_entropy.h"
 

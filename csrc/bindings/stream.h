@@ -1,4 +1,4 @@
-// The stream for a CUDA launcher; null in a build without CUDA, whose launchers throw.
+// The current CUDA stream, for a launcher; null in a build without CUDA, whose launchers throw.
 
 #pragma once
 

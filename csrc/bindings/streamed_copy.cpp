@@ -1,4 +1,4 @@
-// torch's side of csrc/kernels/streamed_copy.h.
+// Registers csrc/kernels/streamed_copy.h as an op of torch.
 
 #include "../kernels/streamed_copy.h"
 

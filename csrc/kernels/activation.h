@@ -1,4 +1,4 @@
-// Activations: the same code for the CPU's vector loops and for CUDA.
+// Activation functions, the same code for the CPU's vectorized loops and for CUDA.
 
 #pragma once
 
@@ -9,8 +9,8 @@
 
 namespace consistent {
 
-// erf, exact to a few units in the last place of float32: an odd rational function in [-4, 4], and
-// +-1 beyond.
+// erf to a few units in the last place of float32: an odd rational function on [-4, 4]. Beyond, x
+// is clamped to 4, where the result is +-1.
 // Source: Eigen, generic_fast_erf_float.
 CONSISTENT_INLINE float error_function(float x) {
   x = clamped(x, 4.0f);
@@ -49,8 +49,8 @@ CONSISTENT_INLINE R activate(R x) {
   return x;
 }
 
-// The activation as a type. visit_activation calls run(constant), where decltype(constant)::value
-// is the activation.
+// An activation as a type, so that loops are compiled for each one. visit_activation calls
+// run(constant), where decltype(constant)::value is the activation.
 template <Activation kind>
 struct ActivationOf {
   static constexpr Activation value = kind;

@@ -1,6 +1,6 @@
-// Functions of float32 to a few units in the last place: on CUDA by the processor's own
-// instructions, a few for each. For results of which no bits are promised; those that must have the
-// same bits everywhere use philox.h.
+// Functions of float32 that are exact to a few units in the last place: on CUDA, a few hardware
+// instructions each. For results whose bits may differ between devices; code that must give the
+// same bits everywhere uses philox.h. The double versions call philox.h.
 
 #pragma once
 
@@ -8,8 +8,9 @@
 
 namespace consistent {
 
-// e^x; x is far below 2^16 where the result is neither 0 nor infinity, so x log2(e) is exact
-// enough. On CUDA it is 0 where it is below 2^-126: exp2f spends three instructions on those.
+// e^x. Wherever the result is neither 0 nor infinity, |x| is far below 2^16, so x log2(e) is exact
+// enough in float32. On CUDA, results below 2^-126 are flushed to 0 (ftz): exp2f spends three more
+// instructions on such results.
 CONSISTENT_INLINE float approximate_exponential(float x) {
 #if defined(__CUDA_ARCH__) && defined(__CUDACC__)
   float made;
@@ -21,7 +22,7 @@ CONSISTENT_INLINE float approximate_exponential(float x) {
 }
 CONSISTENT_INLINE double approximate_exponential(double x) { return exponential(x); }
 
-// a / b; 0 on CUDA where b is beyond 2^126, or a or the quotient below 2^-126.
+// a / b. On CUDA the result is 0 if |b| is above 2^126, or if |a| or the quotient is below 2^-126.
 CONSISTENT_INLINE float approximate_quotient(float a, float b) {
 #if defined(__CUDA_ARCH__) && defined(__CUDACC__)
   float made;

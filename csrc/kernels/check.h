@@ -1,4 +1,5 @@
-// A CUDA call that fails throws std::runtime_error with file, line and CUDA's own message.
+// CONSISTENT_CHECK_CUDA throws std::runtime_error with file, line and CUDA's message if a CUDA call
+// fails.
 
 #pragma once
 

@@ -1,4 +1,5 @@
-// One functor for each distribution: two words in, two values out. CPU and CUDA run the same code.
+// One functor per distribution, which makes two values from two random words. CPU and CUDA run the
+// same code.
 
 #pragma once
 
@@ -68,7 +69,8 @@ struct Cauchy {
   explicit Cauchy(const Distribution& d) : median(R(d.a)), scale(R(d.b)) {}
   CONSISTENT_INLINE R one(Word w) const {
     const Word quarter = Word(1) << (8 * sizeof(Word) - 2);
-    R sine, cosine;  // over half a turn; the last bit keeps off the pole
+    // The tangent over half a turn. The last bit is set so that the cosine is never 0.
+    R sine, cosine;
     sine_cosine(Word(((w >> 1) | Word(1)) - quarter), sine, cosine);
     return fused(sine / cosine, scale, median);
   }
@@ -87,14 +89,15 @@ struct Bernoulli {
   }
 };
 
-// range <= 2^32
+// For 0 < range <= 2^32.
 struct NarrowInteger {
   using Word = uint32_t;
   using Value = int64_t;
   uint64_t low, range;
   explicit NarrowInteger(const Distribution& d) : low(uint64_t(d.low)), range(d.range) {}
   CONSISTENT_INLINE int64_t one(Word w) const {
-    const uint32_t factor = uint32_t(range - 1);  // w * range = w * factor + w, in 64 bits
+    // w * range as w * factor + w: `factor` fits in 32 bits, where `range` may be 2^32.
+    const uint32_t factor = uint32_t(range - 1);
     return int64_t(low + ((uint64_t(w) * factor + w) >> 32));
   }
   CONSISTENT_INLINE void operator()(Word x, Word y, int64_t& a, int64_t& b) const {

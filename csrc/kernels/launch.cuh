@@ -1,5 +1,5 @@
-// Where kernels are launched, and what else nvcc writes with syntax of its own. So the same sources
-// compile with nvcc and with the compiler of the CPU, which runs them in tests/emulator.
+// Kernel launches, and the other places where nvcc has its own syntax. With these wrappers the same
+// sources compile with nvcc and with the host compiler, which runs them in tests/emulator.
 
 #pragma once
 
@@ -10,8 +10,8 @@
 
 namespace consistent {
 
-// The largest grid of a kernel, beyond which a block takes several turns. The tests set another
-// one, so that few blocks have to do.
+// The largest grid of a kernel; for more work, blocks loop. Tests define CONSISTENT_MOST_BLOCKS as
+// a small number, so that these loops run more than once.
 #ifdef CONSISTENT_MOST_BLOCKS
 constexpr int64_t most_blocks(int64_t) { return CONSISTENT_MOST_BLOCKS; }
 #else
@@ -25,7 +25,8 @@ struct Grid {
   cudaStream_t stream;
 };
 
-// Starts kernel(given...). What the launch itself reports is in cudaGetLastError().
+// Launches kernel(given...). An error of the launch itself is in cudaGetLastError(), which the
+// caller checks. common_type_t keeps `given` out of the deduction, so arguments may convert.
 template <class... Wanted>
 void launch(const Grid& grid, void (*kernel)(Wanted...),
             const std::common_type_t<Wanted>&... given) {
@@ -38,7 +39,7 @@ void launch(const Grid& grid, void (*kernel)(Wanted...),
 
 }  // namespace consistent
 
-// Declares `name`, a pointer or array, as the shared memory that a launch gives to each block.
+// Declares `name`, an array (with nvcc) or pointer, as the dynamic shared memory of the block.
 #ifdef __CUDACC__
 #define CONSISTENT_DYNAMIC_SHARED(type, name) extern __shared__ type name[]
 #else

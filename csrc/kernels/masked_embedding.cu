@@ -1,7 +1,20 @@
-// Masked look-up on CUDA: one block for each row, up to 16 bytes for each thread. In the backward a
-// warp takes the runs of look-ups (those of one row) that begin among 32 of them, 16 bytes of each
-// in every lane, and adds each in order, so no atomics are needed and every launch gives the same
-// bits. The warps of a block share a long run: each adds a piece of it.
+// Masked embedding look-up and its backward on CUDA.
+//
+//   for i in 0 .. count - 1, for c in 0 .. width - 1:  // forward
+//     row = index[i] - start
+//     out[i][c] = 0 <= row < held ? T(R(table[row][c]) * R(scale)) : 0  // scale 1: a copy of bytes
+//   for each row with look-ups k in begin .. end - 1, for c in 0 .. width - 1:  // backward, in R
+//     n = end - begin;  pieces = n > kLongRun ? kPieces : 1
+//     for p in 0 .. pieces - 1:
+//       s[p] = 0;  for k in piece p, in order: s[p] = s[p] + R(gradient[order[k]][c])
+//     for p in 1 .. pieces - 1: s[0] = s[0] + s[p]
+//     out[row][c] = T(s[0] * R(by_count ? scale / n : scale))  // the quotient in double
+//
+// Forward: one block per row, up to 16 bytes per thread. Backward: a run is the look-ups of one
+// row, which are adjacent after the sort. A warp takes the runs that begin among its 32 look-ups;
+// every lane takes 16 bytes of the width and adds the look-ups in order. So no atomics are needed,
+// and every launch gives the same bits. A long run is shared by the warps of the block, each of
+// which adds one piece of it.
 
 #include <algorithm>
 
@@ -16,18 +29,18 @@ namespace consistent {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kAddThreads = kPieces * kWarp;  // of a block in the backward
-// Blocks of a multiprocessor at once, which leaves 80 registers to a thread for packs of eight, and
-// for single elements, whose addresses take more.
+constexpr int kAddThreads = kPieces * kWarp;  // of a block in the backward: one warp per piece
+// Resident blocks per multiprocessor. Three leave 80 registers per thread, which packs of eight
+// need, and single elements too, whose addresses take more registers.
 template <int kCount>
 constexpr int kBlocksAtOnce = kCount == 8 || kCount == 1 ? 3 : 4;
 constexpr int kAhead = 4;  // look-ups that are loaded before the first is added
-constexpr int64_t kMostBlocks = most_blocks(1 << 16);  // beyond it, a block takes several rows
-constexpr int64_t kMostTiles = most_blocks(1 << 15);   // the same for the columns of a row
+constexpr int64_t kMostBlocks = most_blocks(1 << 16);  // grid.x; for more rows, blocks loop
+constexpr int64_t kMostTiles = most_blocks(1 << 15);   // grid.y; for more columns, blocks loop
 
 unsigned blocks_for(int64_t rows) { return unsigned(std::min(rows, kMostBlocks)); }
 
-// The largest unit in which rows of `bytes` bytes can be moved.
+// The largest unit, in bytes, by which rows of `bytes` bytes can be moved between a and b.
 int unit_of(int64_t bytes, const void* a, const void* b) {
   return unit_dividing(uint64_t(bytes) | reinterpret_cast<uintptr_t>(a) |
                        reinterpret_cast<uintptr_t>(b));
@@ -43,7 +56,7 @@ __device__ __forceinline__ T scaled(T x, Real<T> by) {
   return Storage<T>::store(Storage<T>::load(x) * by);
 }
 
-// Copies rows as they are, in units of `Unit`.
+// Copies rows without a change of bits, in units of `Unit`; the window's width counts units.
 template <class Unit>
 __global__ void __launch_bounds__(kThreads)
     copy_rows(Unit* out, const Unit* table, const int64_t* index, RowWindow window, int64_t count) {
@@ -81,8 +94,8 @@ struct Run {
   __device__ __forceinline__ int64_t count() const { return end - begin; }
 };
 
-// The run that begins at look-up k. Its end is found by steps that double, then halve: a hot row
-// has thousands of look-ups, most have one.
+// The run that begins at look-up k; empty if none begins there. Its end is found by steps that
+// double and then halve, since most rows have one look-up and a few have thousands.
 __device__ __forceinline__ Run run_at(const SortedRows& sorted, int64_t k, int64_t held) {
   if (k >= sorted.count) return Run{0, k, k};
   const int64_t row = sorted.row[k];
@@ -96,7 +109,7 @@ __device__ __forceinline__ Run run_at(const SortedRows& sorted, int64_t k, int64
   return Run{row, k, last + 1};
 }
 
-// Columns of the gradient that a lane adds, and of the table that it writes.
+// The columns that one lane adds up in the gradient and writes in the table.
 template <class T, int kCount>
 struct Columns {
   using R = Real<T>;
@@ -113,9 +126,9 @@ struct Columns {
     for (int j = 0; j < kCount; ++j) sums[j] = R(0);
   }
 
-  // Adds look-ups [begin, end) in order, and calls added(k) after each; kAhead are loaded before
-  // the first is added, in place of those behind the end the last one again, for with a condition
-  // ptxas waits for each load.
+  // Adds look-ups [begin, end) in order and calls added(k) after each. kAhead look-ups are loaded
+  // before the first is added. Beyond the end the last look-up is loaded again and not added: with
+  // a condition around the load, ptxas would wait for each load before the next.
   template <class Added>
   __device__ __forceinline__ void add(int64_t begin, int64_t end, const Added& added) {
     using P = Pack<T, kCount>;
@@ -137,7 +150,7 @@ struct Columns {
     }
   }
 
-  // The sums of `count` look-ups, to a row of the table.
+  // Scales the sums of `count` look-ups, rounds them once and writes them to a row of the table.
   __device__ __forceinline__ void write(int64_t row, int64_t count) {
     const R by = R(by_count ? scale / double(count) : scale);
 #pragma unroll
@@ -160,20 +173,22 @@ __global__ void __launch_bounds__(kAddThreads, kBlocksAtOnce<kCount>)
   const int64_t tiles = (window.width + kTile - 1) / kTile;
   for (int64_t first = blockIdx.x * int64_t(kAddThreads); first < sorted.count;
        first += gridDim.x * int64_t(kAddThreads)) {
-    if (sorted.row[first] >= window.held) break;  // what follows belongs to no row
+    // All later look-ups belong to no row either. The whole block leaves, so no barrier is missed.
+    if (sorted.row[first] >= window.held) break;
     const Run own = run_at(sorted, first + threadIdx.x, window.held);
     const bool is_long = own.count() > kLongRun;
-    // The short runs that begin at the look-ups of this warp lie side by side.
+    // The short runs that begin in this warp are adjacent: a long run among them would cover at
+    // least kWarp look-ups and so leave no later run to begin here.
     const unsigned starts = __ballot_sync(kAll, own.count() > 0 && !is_long);
     const int oldest = starts == 0 ? 0 : __ffs(int(starts)) - 1;
     const int newest = starts == 0 ? 0 : kWarp - 1 - __clz(int(starts));
     const int64_t begin = __shfl_sync(kAll, own.begin, oldest);
     const int64_t end = starts == 0 ? begin : __shfl_sync(kAll, own.end, newest);
     const unsigned hot = __ballot_sync(kAll, is_long);
-    __syncthreads();  // some may still read the long runs of the turn before
+    __syncthreads();  // other warps may still read `shared` of the iteration before
     if (is_long) shared[warp] = own;
     if (lane == 0 && hot == 0) shared[warp] = Run{0, 0, 0};
-    __syncthreads();  // or they would be read before they are written
+    __syncthreads();  // before the warps read `shared` of all warps below
     for (int64_t tile = blockIdx.y; tile < tiles; tile += gridDim.y) {
       const int64_t column = tile * kTile + lane * kCount;
       const bool inside = column < window.width;
@@ -197,10 +212,10 @@ __global__ void __launch_bounds__(kAddThreads, kBlocksAtOnce<kCount>)
           columns.add(run.begin + piece_begin(run.count(), warp),
                       run.begin + piece_begin(run.count(), warp + 1), [](int64_t) {});
         }
-        __syncthreads();  // the first warp may still read the pieces of the run before
+        __syncthreads();  // the first warp may still read `pieces` of the run before
 #pragma unroll
         for (int j = 0; j < kCount; ++j) pieces[warp][j][lane] = columns.sums[j];
-        __syncthreads();  // or it would read those of other warps before they are written
+        __syncthreads();  // before the first warp reads the pieces of the others
         if (warp != 0 || !inside) continue;
 #pragma unroll
         for (int j = 0; j < kCount; ++j) {

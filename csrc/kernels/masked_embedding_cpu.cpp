@@ -1,4 +1,5 @@
-// Masked look-up on the CPU: rows are copied or cleared; their gradients are added row by row.
+// Masked embedding look-up on the CPU. Forward copies or clears rows; backward adds up the
+// gradients row by row, in the same order and pieces as CUDA.
 
 #include <algorithm>
 #include <cstring>
@@ -9,7 +10,7 @@
 namespace consistent {
 namespace {
 
-constexpr int64_t kColumns = 512;  // columns of a row that are added up at once
+constexpr int64_t kColumns = 512;  // columns added up at once: their sums stay in the L1 cache
 
 struct Scale {
   void* out;
@@ -28,7 +29,7 @@ struct Scale {
 
 CONSISTENT_CLONES void scale_row(Dtype dtype, const Scale& row) { visit_float_type(dtype, row); }
 
-// One run of look-ups of the same row, for `columns` columns of it.
+// Adds up one run (the look-ups of one row) for `columns` of its columns.
 struct AddRows {
   void* out;
   const void* gradient;
@@ -96,6 +97,8 @@ void masked_embedding_backward_cpu(void* out, Dtype dtype, const void* gradient,
     const int64_t row = sorted.row[k];
     if (row >= window.held) return;
     int64_t stop = k + 1;
+    // Up to sorted.count, not `end`: the thread that has the first look-up of a run adds the whole
+    // run, and a thread whose share begins inside a run skips the rest of that run.
     while (stop < sorted.count && sorted.row[stop] == row) ++stop;
     const bool begins_here = k == 0 || sorted.row[k - 1] != row;
     const double by = by_count ? scale / double(stop - k) : scale;

@@ -1,9 +1,9 @@
 // Philox4x32-10 and the mathematics that turns its words into normals, for host and device alike.
 //
 // Every operation here is one that IEEE 754 rounds correctly (+, -, *, /, sqrt, fma, conversions)
-// or acts on bits, so a value has the same bits on every processor, vector width and device. It
-// holds as long as the compiler fuses nothing by itself: -ffp-contract=off here, -fmad=false with
-// nvcc.
+// or acts on bits, so a value has the same bits on every processor, vector width and device. This
+// requires that the compiler does not contract a * b + c into an fma by itself: -ffp-contract=off
+// for the host compiler, -fmad=false for nvcc.
 //
 // Sources: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (Philox); Cephes (float
 // polynomials) and fdlibm (double polynomials).
@@ -25,7 +25,7 @@ struct Draw {
 
 constexpr int kRounds = 10;
 
-// The two keys of a round of Philox, made from the seed.
+// Philox's two keys of each round, computed from the seed.
 struct Seed {
   uint64_t seed;
   CONSISTENT_INLINE uint32_t first(int round) const {
@@ -36,7 +36,7 @@ struct Seed {
   }
 };
 
-// The same keys made ahead: as parameters of a kernel they cost its threads nothing.
+// The same keys, computed ahead: passed as a kernel's parameter they cost its threads nothing.
 struct RoundKeys {
   uint32_t firsts[kRounds], seconds[kRounds];
   explicit RoundKeys(Seed seed) {
@@ -73,13 +73,14 @@ CONSISTENT_INLINE double fused(double a, double b, double c) { return fma(a, b, 
 CONSISTENT_INLINE float root(float a) { return sqrtf(a); }
 CONSISTENT_INLINE double root(double a) { return sqrt(a); }
 
-// [0, 1) with every bit of the significand.
+// A uniform number in [0, 1), a multiple of 2^-24 or 2^-53. The integer is converted as a signed
+// one, for which processors have an instruction.
 CONSISTENT_INLINE float unit(uint32_t word) { return float(int32_t(word >> 8)) * 0x1p-24f; }
 CONSISTENT_INLINE double unit(uint64_t word) { return double(int64_t(word >> 11)) * 0x1p-53; }
 
-// ln of the middle of a word's interval in (0, 1): ln((word + 1/2) / 2^bits), never 0. It is e ln 2
-// + ln(1 + f) with 1 + f in [sqrt(1/2), sqrt(2)), and a polynomial in f; near 1, f comes from the
-// word's distance to 1, which keeps all its bits.
+// ln((word + 1/2) / 2^bits), the logarithm of the middle of the word's interval in (0, 1), never
+// -inf. Computed as e ln 2 + ln(1 + f) with 1 + f in [sqrt(1/2), sqrt(2)) and a polynomial in f.
+// Near 1, f is computed from ~word, the word's distance to 1, which keeps all its bits.
 CONSISTENT_INLINE float log_unit(uint32_t word) {
   const float u = fused(float(word), 0x1p-32f, 0x1p-33f);
   const uint32_t bits = bits_as<uint32_t>(u) + (0x3F800000u - 0x3F3504F3u);
@@ -124,8 +125,8 @@ CONSISTENT_INLINE double log_unit(uint64_t word) {
   return fused(e, 6.93147180369123816490e-01, f - (half_square - tail));
 }
 
-// e^x, with 0 and infinity beyond the range; 2^n is applied in two halves, so that neither
-// overflows.
+// e^x, 0 or infinity beyond the range. x is clamped first, so that n fits. The factor 2^n is
+// applied as two factors, since 2^n itself may overflow where the result does not.
 CONSISTENT_INLINE float exponential(float x) {
   x = x < -104.0f ? -104.0f : x;
   x = x > 89.0f ? 89.0f : x;
@@ -169,8 +170,8 @@ CONSISTENT_INLINE double exponential(double x) {
   return y * scale_low * scale_high;
 }
 
-// Sine and cosine of a turn's fraction given as a whole word (all of the word's range is one turn):
-// the reduction to an eighth turn either side of a quadrant's axis is exact integer arithmetic.
+// Sine and cosine of the angle turn / 2^bits of a full turn. The reduction to at most an eighth of
+// a turn on either side of an axis is exact, since it is integer arithmetic.
 CONSISTENT_INLINE void sine_cosine(uint32_t turn, float& sine, float& cosine) {
   const uint32_t quadrant = (turn + 0x20000000u) >> 30;
   const float r = float(int32_t(turn - (quadrant << 30))) * 1.46291807926715968e-09f;
@@ -228,7 +229,7 @@ CONSISTENT_INLINE void normal_pair(Word first, Word second, Real& x, Real& y) {
   y = radius * sine;
 }
 
-// The product's upper half: a word times n, scaled back to [0, n).
+// The upper 64 bits of the product: maps a random word a to an integer in [0, b).
 CONSISTENT_INLINE uint64_t multiply_high(uint64_t a, uint64_t b) {
 #ifdef __CUDA_ARCH__
   return __umul64hi(a, b);

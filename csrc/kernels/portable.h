@@ -1,4 +1,4 @@
-// What host and device code share, whichever compiler reads it.
+// Macros and functions for code that is compiled for both host and device.
 
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace consistent {
 
-// The same bits as a value of another type.
+// The same bits as a value of another type (std::bit_cast is C++20).
 template <class To, class From>
 CONSISTENT_INLINE To bits_as(From from) {
   static_assert(sizeof(To) == sizeof(From), "bits_as keeps the size");
@@ -22,7 +22,7 @@ CONSISTENT_INLINE To bits_as(From from) {
   return to;
 }
 
-// x in [-most, most]; a NaN stays one.
+// x clamped to [-most, most]; a NaN stays a NaN.
 CONSISTENT_INLINE float clamped(float x, float most) {
 #if defined(__CUDA_ARCH__) && defined(__CUDACC__) && __CUDA_ARCH__ >= 800
   float made;

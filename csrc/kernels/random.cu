@@ -1,6 +1,16 @@
-// Random values on CUDA: a thread takes a stretch of neighbouring elements that fills 16 bytes or
-// more, runs the Philox blocks that it lies on, and writes those of its elements that lie inside
-// the run of the box. Threads share nothing. The mathematics is in distributions.h, as on the CPU.
+// Random values on CUDA.
+//
+//   for e in the elements of the box:  // e: row-major index in the logical tensor
+//     word(e) = word e % n of philox(seed, counter, e / n)  // n: 4 words of 32 bits, 2 of 64 bits
+//     fill, e even: out[e], out[e + 1] = T(a), T(b) with a, b = distribution(word(e), word(e + 1))
+//     bernoulli:    out[e] = T(double(word(e)) < p[e] * 2^32 ? 1 : 0)
+//     dropout:      out[e] = T(R(x[e]) * (word(e) <= last ? R(scale) : 0))
+//
+// a and b are in R, int64 or double (distributions.h), and are rounded to T once.
+//
+// A thread takes a stretch: adjacent elements of the logical tensor that fill 16 bytes or more and
+// cover whole Philox blocks. It computes these blocks and writes the elements that lie inside the
+// run of the box. Threads share nothing. The mathematics is in distributions.h, as for the CPU.
 
 #include <algorithm>
 
@@ -13,15 +23,15 @@ namespace consistent {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kMostBlocks = most_blocks(1 << 16);  // beyond it, a thread takes several turns
+constexpr int64_t kMostBlocks = most_blocks(1 << 16);  // of a grid; for more, threads loop
 
-// The elements of a thread: those of as many Philox blocks of `kPerBlock` as fill 16 bytes, of one
-// to four.
+// The elements of a stretch: as many Philox blocks, of kPerBlock elements each, as fill 16 bytes,
+// but at least one and at most four.
 template <class T, int kPerBlock>
 constexpr int kStretchOf = std::min(std::max(kPerBlock, 16 / int(sizeof(T))), 4 * kPerBlock);
 
-// Where a thread's stretch lies: element l of it is element `first + l` of the logical tensor, and
-// has local index `at + l`; those in [begin, end) lie inside the run.
+// Where a stretch lies: its element l is element `first + l` of the logical tensor and has local
+// index `at + l`. Elements [begin, end) of the stretch lie inside the run. `at` may be negative.
 struct Place {
   uint64_t first;
   int64_t at;
@@ -29,10 +39,11 @@ struct Place {
 };
 
 __host__ __device__ inline int64_t stretches_in_run(const Box& box, int stretch) {
-  return (box.run + stretch - 2) / stretch + 1;  // enough wherever in a stretch the run begins
+  return (box.run + stretch - 2) / stretch + 1;  // enough for a run that begins inside a stretch
 }
 
-// Where runs begin. Most boxes are one run, which needs no division.
+// The run r and the stretch j of that run for a flat index; `at` is where the run begins. Most
+// boxes are one run, for which no division is needed.
 struct Start {
   int64_t r, j, at;
   __device__ __forceinline__ Start(const Box& box, int64_t stretches, int64_t index) {
@@ -64,7 +75,7 @@ __device__ __forceinline__ void each_stretch(const Box& box, const Visit& visit)
   }
 }
 
-// Whether all of a stretch is in the run and at an address where packs can be moved.
+// Whether the whole stretch lies in the run, at an address that is aligned for packs.
 template <class T, int kCount>
 __device__ __forceinline__ bool whole(const T* x, const Place& place) {
   return place.begin == 0 && place.end == kCount && aligned_to<sizeof(T) * kCount>(x + place.at);
@@ -90,14 +101,14 @@ __device__ __forceinline__ void write(T* out, const Place& place, const Pack<T, 
   }
 }
 
-// What a kernel needs of a Draw.
+// A Draw with the round keys computed on the host.
 struct KeyedDraw {
   RoundKeys keys;
   uint64_t counter;
   KeyedDraw(Draw draw) : keys(Seed{draw.seed}), counter(draw.counter) {}
 };
 
-// The words of the stretch's elements, in order.
+// The random words of a stretch's elements, in order.
 template <class Word, int kCount>
 struct Words {
   static constexpr int kPerBlock = 16 / int(sizeof(Word));

@@ -1,5 +1,5 @@
-// Random values on the CPU, a chunk of Philox blocks at a time: plain loops over short arrays that
-// the compiler vectorizes, once for each generation of x86. All give the same bits.
+// Random values on the CPU, a chunk of Philox blocks at a time, by plain loops over short arrays.
+// The compiler vectorizes them once for each generation of x86; all versions give the same bits.
 
 #include <algorithm>
 #include <cstddef>
@@ -12,12 +12,13 @@ namespace consistent {
 namespace {
 
 constexpr int kChunk = 64;   // blocks generated at once: 1 KiB of words
-constexpr int kVector = 16;  // short chunks are rounded up to this many blocks
+constexpr int kVector = 16;  // short chunks are padded to a multiple of it, so no scalar loop runs
 constexpr int kWords = 4;    // 32-bit words in a block
 constexpr int kWidest = 8;   // bytes of the widest element
 constexpr int64_t kBytes = int64_t(kChunk) * kWords * kWidest;
 
-// Blocks to generate at once: neighbours in a long run, or those of many short runs.
+// The numbers of the Philox blocks to generate at once, low and high words. They are consecutive in
+// a long run; for short runs, a chunk holds the blocks of several runs.
 struct Chunk {
   int blocks = 0;
   uint32_t low[kChunk] = {}, high[kChunk] = {};
@@ -119,8 +120,8 @@ CONSISTENT_CLONES void dropout_blocks(void* out, Dtype dtype, const void* x, Dro
   visit_float_type(dtype, Keep{words, blocks * kWords, dropout, x, out});
 }
 
-// The elements of a chunk that belong to the box: `take` of them from element `from` on, and where
-// they go.
+// The elements of a chunk that belong to one run of the box: `take` elements from element `from` of
+// the chunk on, which go to local index `at`.
 struct Part {
   int64_t at;
   int from, take;
@@ -130,7 +131,8 @@ struct Parts {
   Part part[kChunk];
   int count = 0;
 
-  // A whole chunk is written in place; any other goes through a buffer.
+  // Whether every element of a full chunk is wanted: then it is written in place. Otherwise it goes
+  // through a buffer, since the transforms write whole blocks.
   bool whole(int per_block) const { return count == 1 && part[0].take == kChunk * per_block; }
   void gather(void* buffer, const void* tensor, int size) const {
     for (int i = 0; i < count; ++i) {

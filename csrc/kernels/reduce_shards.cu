@@ -1,6 +1,22 @@
-// The fused sum on CUDA. Without a norm a thread takes 16 bytes of each part. With a norm a block
-// takes a row and keeps its activated sums: in registers, those of a longer row in shared memory;
-// if they do not fit there either, it computes them again.
+// The fused sum of reduce_shards.h on CUDA.
+//
+//   for row in rows:
+//     for column in columns:  // parts[p] at slice.start(row) + column; all in R, rounded each time
+//       y = R(parts[0][..]);  for p in 1 .. count - 1: y = y + R(parts[p][..])
+//       y = y * R(scale);  y = y + bias[column];  y = y + R(residual[row][column])
+//       total[row][column] = Out(y);  a[column] = activation(y)  // of the y that is not rounded
+//     if there is no norm: out[row] = Out(a);  continue
+//     mean = layer ? sum(a) / columns : 0;  by = 1 / sqrt(sum((a - mean)^2) / columns + eps)
+//     for column in columns:
+//       out[row][column] = Out((a[column] - mean) * by * weight[column] + norm_bias[column])
+//
+// A step whose pointer is null is left out. Outside of activation() no multiplication is fused with
+// an addition. Here the norm's sums over columns are in R, in the order of the threads, and are
+// multiplied by R(1 / columns); the CPU adds lanes in R and rounds the mean and `by` from double.
+//
+// Without a norm, a thread takes 16 bytes of each part. With a norm, a block takes a row and keeps
+// the row's activated sums between its passes over the row: in registers, or in shared memory for a
+// longer row. A row that does not fit in shared memory either is computed again in each pass.
 
 #include <algorithm>
 
@@ -16,9 +32,10 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kAtOnce = 4;  // parts that are loaded before the first is added
 
-// Blocks of a multiprocessor at once: what they leave of its registers holds the parts of a pack.
-// With more, ptxas loads one part after the other or spills. It needs more registers for sm_100
-// and 120; sm_75 has room for 1,024 threads.
+// Resident blocks per multiprocessor, for __launch_bounds__. These counts leave each thread enough
+// registers to hold a pack of kAtOnce parts; with more blocks ptxas loads one part after the other,
+// or spills. ptxas needs more registers for sm_100 and sm_120, and an sm_75 multiprocessor holds at
+// most 1,024 threads.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr int kFlatBlocks = 3, kRowBlocks = 3;
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
@@ -26,16 +43,16 @@ constexpr int kFlatBlocks = 4, kRowBlocks = 4;
 #else
 constexpr int kFlatBlocks = 5, kRowBlocks = 4;
 #endif
-constexpr int64_t kMostBlocks = most_blocks(1 << 16);  // beyond it, each takes several turns
-constexpr int kMostKept = 16;                          // numbers of a row in a thread's registers
-constexpr int kMostFetched = 2;                        // packs of a thread with their vectors
-constexpr int64_t kMostSharedBytes = 160 << 10;        // for a row, where the GPU has as much
-constexpr int64_t kOtherSharedBytes = 1 << 10;         // at least what else the block needs
-constexpr int64_t kUnaskedBytes = 48 << 10;            // a block has these in all without asking
+constexpr int64_t kMostBlocks = most_blocks(1 << 16);  // of a grid; for more, blocks loop
+constexpr int kMostKept = 16;                    // elements of a row in one thread's registers
+constexpr int kMostFetched = 2;                  // packs per thread with prefetched norm vectors
+constexpr int64_t kMostSharedBytes = 160 << 10;  // for a row, if the GPU has that much
+constexpr int64_t kOtherSharedBytes = 1 << 10;   // at least what a block needs besides
+constexpr int64_t kUnaskedBytes = 48 << 10;      // usable without cudaFuncSetAttribute
 
 template <class R>
 __device__ __forceinline__ R activated(Activation kind, R x) {
-  switch (kind) {  // the same for all threads, so no warp diverges
+  switch (kind) {  // `kind` is the same for all threads, so no warp diverges
     case Activation::relu:
       return activate<Activation::relu>(x);
     case Activation::gelu:
@@ -54,8 +71,8 @@ __device__ __forceinline__ auto widened(V x) {
   return Storage<V>::load(x);
 }
 
-// Elements of a vector along the columns, from `column` on: 16 bytes at a time, if it is aligned
-// so.
+// kCount elements of a vector along the columns, from `column` on: loaded 16 bytes at a time if the
+// address is aligned, else one by one.
 template <int kCount, class V>
 __device__ __forceinline__ Pack<V, kCount> read_vector(const void* vector, int64_t column) {
   const V* from = static_cast<const V*>(vector) + column;
@@ -66,7 +83,7 @@ __device__ __forceinline__ Pack<V, kCount> read_vector(const void* vector, int64
   return made;
 }
 
-// The same for parts of type T.
+// The same as Real<T>, from a vector of T if the epilogue is `narrow`.
 template <class T, int kCount>
 __device__ __forceinline__ Pack<Real<T>, kCount> vector_at(const void* vector, int64_t column,
                                                            const Epilogue& epilogue) {
@@ -80,8 +97,8 @@ __device__ __forceinline__ Pack<Real<T>, kCount> vector_at(const void* vector, i
   return made;
 }
 
-// Adds `kParts` parts from `first` on to `sums`, in order. All are loaded before the first is
-// added.
+// Adds parts [first, first + kParts) to `sums`, in order. All loads are issued before the first
+// addition, so that their latencies overlap.
 template <class T, int kCount, int kParts>
 __device__ __forceinline__ void add_parts(Real<T> (&sums)[kCount], const Parts& parts, int first,
                                           int64_t from) {
@@ -95,13 +112,15 @@ __device__ __forceinline__ void add_parts(Real<T> (&sums)[kCount], const Parts& 
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
       const Real<T> next = Storage<T>::load(packs[p].value[j]);
+      // Not 0 + next: that would turn a sum of -0 alone into +0.
       sums[j] = p == 0 && first == 0 ? next : sums[j] + next;
     }
   }
 }
 
-// The totals of `kCount` elements of a row, from `column` on: element `from` of the parts, `at` of
-// the output. They go to `sums`, and to `total` unless it is null.
+// Computes the totals of kCount elements of a row, from `column` on. The first one is element
+// `from` of each part and element `at` of the output. The totals go to `sums`, and rounded to
+// `total` unless that is null; `sums` stays unrounded.
 template <class T, class Out, int kCount>
 __device__ __forceinline__ void totals(Real<T> (&sums)[kCount], Out* total, const Parts& parts,
                                        const Epilogue& epilogue, int64_t from, int64_t at,
@@ -135,7 +154,7 @@ __global__ void __launch_bounds__(kThreads, kFlatBlocks)
     reduce_flat(Out* out, Out* total, Parts parts, Epilogue epilogue, RowsOfSlice slice) {
   const int64_t packs = slice.rows * slice.columns / kCount;
   const int64_t step = int64_t(gridDim.x) * kThreads;
-  // Then no division says where a pack is.
+  // If so, the address of a pack needs no division, which is slow in 64 bits.
   const bool flat = slice.rows <= slice.group && epilogue.bias == nullptr;
   for (int64_t p = int64_t(blockIdx.x) * kThreads + threadIdx.x; p < packs; p += step) {
     const int64_t at = p * kCount;
@@ -153,12 +172,12 @@ __global__ void __launch_bounds__(kThreads, kFlatBlocks)
   }
 }
 
-// Where the activated sums of a row are between the passes over it. Each of the three calls
-// make(column, values) for a pack of this thread and visit(column, values) after it in the first
-// pass, and visit(column, values) for the same packs in later ones. In the last pass it calls
-// visit(column, values, weight, bias) with those of the norm.
+// Three classes keep the activated sums of a row between the passes over it: InRegisters, InShared
+// and MadeAgain. In the first pass, each calls make(column, values) and then visit(column, values)
+// for every pack of this thread; in later passes, visit(column, values) for the same packs. In the
+// last pass it calls visit(column, values, weight, bias) with the norm's weight and bias.
 
-// The last pass over a row that reads its weights and biases there.
+// A last pass that loads the norm's weight and bias pack by pack.
 template <class T, int kCount, class Row, class Make, class Visit>
 __device__ __forceinline__ void last_of(Row& row, int64_t columns, const Make& make,
                                         const Epilogue& epilogue, const Visit& visit) {
@@ -172,9 +191,10 @@ __device__ __forceinline__ void last_of(Row& row, int64_t columns, const Make& m
   });
 }
 
-// In registers: at most `kPacks` packs of a thread. Weights and biases, of type V and aligned to
-// packs, are fetched all at once before the block's last sum is known: after it, pack by pack, a
-// thread would wait for memory several times in each row. More packs leave no registers for them.
+// Keeps at most kPacks packs per thread in registers. The norm's weights and biases, of type V and
+// aligned to packs, are fetched all at once before the last block_sum of the row: fetched pack by
+// pack after it, each pack would cost the thread another wait for memory. With more than
+// kMostFetched packs no registers are left for them.
 template <class T, int kCount, int kPacks, class V>
 struct InRegisters {
   using R = Real<T>;
@@ -203,7 +223,8 @@ struct InRegisters {
     if (!kFetches) return;
     const V* const weight = static_cast<const V*>(epilogue.weight);
     const V* const bias = static_cast<const V*>(epilogue.norm_bias);
-    // Left undefined where there is no vector, they would stay in registers from row to row.
+    // Without this initialization, packs that no branch below writes would be live from row to row
+    // and occupy registers across the loop.
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) weights[i] = biases[i] = Pack<V, kCount>();
     each(columns, [&](int i, int64_t c) {
@@ -224,9 +245,9 @@ __device__ __forceinline__ void each_pack(int64_t columns, const Visit& visit) {
   for (int64_t c = threadIdx.x * kCount; c < columns; c += kThreads * kCount) visit(c);
 }
 
-// In shared memory. A pack lies in pieces of 16 bytes with those of other packs between them: so
-// the lanes of a warp, which take packs side by side, reach different banks. It needs no
-// __syncthreads: a thread reads back only what it has written itself.
+// Keeps a row in shared memory. A pack is stored as pieces of 16 bytes: piece 0 of all packs first,
+// then piece 1 of all packs, and so on. So the lanes of a warp, which take adjacent packs, access
+// different banks. No __syncthreads is needed: a thread reads back only what it has written itself.
 template <class T, int kCount>
 struct InShared {
   using R = Real<T>;
@@ -273,7 +294,7 @@ struct InShared {
   }
 };
 
-// Nowhere: they are made again, but for the total that is written.
+// Keeps nothing: each pass computes the sums again. Only the first pass writes `total`.
 template <class T, int kCount>
 struct MadeAgain {
   using R = Real<T>;
@@ -306,7 +327,7 @@ __global__ void __launch_bounds__(kThreads, kRowBlocks)
   const int64_t columns = slice.columns;
   const R share = R(1) / R(columns);
   const bool centred = epilogue.norm == Norm::layer;
-  int turn = 0;
+  int turn = 0;  // alternates the slots: block_reduce must not reuse those of the last reduction
   for (int64_t r = blockIdx.x; r < slice.rows; r += gridDim.x) {
     const int64_t start = slice.start(r), first = r * columns;
     Kept row;
@@ -349,7 +370,7 @@ __global__ void __launch_bounds__(kThreads, kRowBlocks)
   }
 }
 
-// The shared memory that a block of the current GPU may use for a row: 64 KB to 228 KB, by model.
+// The shared memory that a block of the current GPU may use for a row. GPUs have 64 KB to 228 KB.
 int64_t shared_bytes() {
   int device = 0, most = 0;
   CONSISTENT_CHECK_CUDA(cudaGetDevice(&device));
@@ -370,7 +391,8 @@ struct Launch {
   const RowsOfSlice& slice;
   cudaStream_t stream;
 
-  // Whether every pack is aligned: of the parts, the residual and the outputs.
+  // Whether every pack of the parts, the residual and the outputs is aligned. All rows begin at a
+  // multiple of `count` then, since columns, stride and first are multiples of it.
   bool packed(int64_t count) const {
     const int64_t in = count * int64_t(sizeof(T)), to = count * int64_t(sizeof(Out));
     bool fits = slice.columns % count == 0 && slice.stride % count == 0 && slice.first % count == 0;
@@ -378,7 +400,8 @@ struct Launch {
     return fits && multiple(epilogue.residual, in) && multiple(out, to) && multiple(total, to);
   }
 
-  // Whether every pack of the norm's weights and biases is.
+  // Whether every pack of the norm's weights and biases is aligned; load_pack needs 16 bytes at
+  // most.
   bool vectors_packed(int64_t count) const {
     const int64_t bytes = count * int64_t(epilogue.narrow ? sizeof(T) : sizeof(Real<T>));
     const int64_t least = std::min<int64_t>(bytes, 16);
@@ -398,7 +421,8 @@ struct Launch {
     if constexpr (kCount > 1) {
       if (vectors_packed(kCount)) {
         const int64_t packs = slice.columns / kCount;
-        // Of a short row only if no thread is idle: otherwise more threads have one pack each.
+        // For a short row, two packs per thread only if that leaves no thread idle; otherwise twice
+        // as many threads with one pack each.
         const bool is_even = packs > 4 * kWarp || packs % (2 * kWarp) == 0;
         if (!is_even) return rows_in_registers<kCount, 1>(packs);
         if (packs <= 2 * kThreads) return rows_in_registers<kCount, 2>(packs);

@@ -1,6 +1,6 @@
-// The fused sum on the CPU, on a piece of a row at a time, small enough to stay in the L1 cache
-// while the parts are added and the ops that follow are applied. A row that is normalized is kept
-// whole.
+// The fused sum of reduce_shards.h on the CPU. It works on kStretch elements of a row at a time, so
+// that they stay in the L1 cache while the parts are added and the ops that follow are applied. If
+// there is a norm, the whole row is kept.
 
 #include <algorithm>
 #include <vector>
@@ -44,7 +44,7 @@ CONSISTENT_CLONES void add_parts(void* sums, const Parts& parts, int64_t at, int
   visit_float_type(parts.dtype, AddParts{sums, parts, at, n});
 }
 
-// Applies scale, bias and residual; `at` is an index in `out`, `column` one in the row.
+// Applies scale, bias and residual, in this order. `at` is an index in `out`, `column` in the row.
 struct Shift {
   void* sums;
   const Epilogue& epilogue;
@@ -110,7 +110,8 @@ CONSISTENT_CLONES void write(void* out, Dtype dtype, const double* sums, int64_t
   visit_float_type(dtype, Write<double>{out, sums, n});
 }
 
-// {sum of (x - from)^power} over a row, power 1 or 2.
+// The sum of x - from over a row, or of its square. Each lane sums in R, so the bits depend on
+// kLanes but not on the width of the vector registers.
 template <class R>
 CONSISTENT_INLINE double moment(const R* x, int64_t n, R from, bool squared) {
   R sums[kLanes] = {};
@@ -160,7 +161,8 @@ struct Reduce {
   const Epilogue& epilogue;
   const RowsOfSlice& slice;
 
-  // The activated sums of `n` elements of row r, from `column` on.
+  // The activated sums of `n` elements of row r, from `column` on. `total` is written before the
+  // activation and is rounded to `dtype`; `sums` stays unrounded.
   void stretch(R* sums, int64_t r, int64_t column, int64_t n) const {
     const int64_t at = r * slice.columns + column;
     add_parts(sums, parts, slice.start(r) + column, n);

@@ -1,7 +1,21 @@
-// Split-class cross-entropy on CUDA. A block reads a row once, 32 bytes in each thread, and keeps
-// the largest logit so far and the sum of exponentials relative to it, which it rescales when a
-// larger logit comes. Where the classes of a row are not contiguous (inner > 1), the lanes of a
-// warp take neighbouring rows.
+// Cross-entropy of split classes on CUDA.
+//
+//   for row in rows:  // all in R
+//     m = largest R(x[c]) that is not NaN, or -inf;  r = m == -inf ? 0 : m
+//     for c in 0 .. held - 1: total += exp(R(x[c]) - r)
+//       if smooth: weighted += w[c] * (R(x[c]) - r);  weights += w[c]
+//     statistics[row] = m, total, held here ? R(x[target - start]) : 0, weighted, weights
+//   for row in rows, for c in 0 .. held - 1:  // backward; 0 if scale, shift and pick are all 0
+//     g = exp(R(x[c]) - r) * scale;  g = g - shift * w[c]
+//     gradient[row][c] = T(c == target - start ? g - pick : g)  // the only rounding to T
+//
+// exp is approximate_exponential(). The order of the sums is that of the threads, so their bits are
+// not those of the CPU, which adds chunks in R and the chunks' sums in double.
+//
+// A block reads a row once, 32 bytes per thread at a time. It keeps the largest logit so far and
+// the sum of exponentials relative to that logit, and rescales the sum when it meets a larger one
+// (online softmax). If the classes of a row are not contiguous (inner > 1), the lanes of a warp
+// take adjacent rows.
 
 #include <algorithm>
 #include <cmath>
@@ -18,18 +32,20 @@ namespace consistent {
 namespace {
 
 constexpr int kThreads = 256;
-// Blocks of a multiprocessor at once where rows are strided: leaves 80 registers, 128 for double.
+// Resident blocks per multiprocessor where rows are strided: leaves a thread 80 registers, or 128
+// for double.
 template <class T>
 constexpr int kBlocksAtOnce = sizeof(T) == 8 ? 2 : 3;
 constexpr int kGroups = kThreads / kWarp;
-constexpr int64_t kMostBlocks = most_blocks(1 << 16);  // beyond it, a block takes several rows
+constexpr int64_t kMostBlocks = most_blocks(1 << 16);  // of a grid; for more rows, blocks loop
 
 template <class R>
 __device__ __forceinline__ R least() {
   return -R(INFINITY);
 }
 
-// The statistics of the part of a row read so far; sums are relative to `reference()`.
+// The statistics of the part of a row that was read so far. `total` and `weighted` are relative to
+// reference(), which is 0 as long as all logits are -inf: -inf - -inf would be NaN.
 template <class R>
 struct Row {
   R largest, total, weighted, weights;
@@ -37,8 +53,9 @@ struct Row {
   static __device__ __forceinline__ Row empty() { return Row{least<R>(), R(0), R(0), R(0)}; }
   __device__ __forceinline__ R reference() const { return largest == least<R>() ? R(0) : largest; }
 
+  // Raises `largest` to `seen` and makes the sums relative to it.
   __device__ __forceinline__ void raise(R seen) {
-    if (!(seen > largest)) return;
+    if (!(seen > largest)) return;  // for a NaN too, which add() brings into the sums
     const R before = reference(), was = largest;
     largest = seen;
     if (was != least<R>()) total *= approximate_exponential(R(before - seen));
@@ -84,7 +101,7 @@ __device__ __forceinline__ void write_row(Real<T>* statistics, int64_t row, cons
   to[4 * rows] = r.weights;
 }
 
-// One block for each row, whose classes are contiguous.
+// One block per row, whose classes are contiguous.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     forward_rows(Real<T>* statistics, const T* logits, const int64_t* target, const Real<T>* weight,
@@ -103,7 +120,7 @@ __global__ void __launch_bounds__(kThreads)
     };
     const int64_t head = head_of(x, split.held), packs = (split.held - head) / kCount;
     for (int64_t c = threadIdx.x; c < head; c += kThreads) one(c);
-    // Takes the classes of this thread's packs p, p + kThreads, ...: all are loaded before the
+    // Adds this thread's packs p, p + kThreads, ... (`together` of them). All are loaded before the
     // first is used, and the sums are rescaled at most once.
     const auto several = [&](int64_t p, auto together) {
       constexpr int kTogether = decltype(together)::value;
@@ -140,7 +157,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A block takes 32 rows, one for each lane; its warps share the classes.
+// A block takes 32 adjacent rows, one per lane; its warps share the classes.
 template <class T>
 __global__ void __launch_bounds__(kThreads, kBlocksAtOnce<T>)
     forward_lanes(Real<T>* statistics, const T* logits, const int64_t* target,
@@ -158,10 +175,10 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce<T>)
       mine.raise(value);
       mine.add(value, weight == nullptr ? R(1) : weight[c], split.smooth);
     }
-    // The first warp may still read the statistics of the strip before, which are written next.
+    // The first warp may still read the slots of the strip before, which are written next.
     __syncthreads();
     shared[group][lane] = mine;
-    // Without it the first warp would read those of other warps before they are written.
+    // Without the barrier the first warp would read the others' slots before they are written.
     __syncthreads();
     if (group != 0 || i >= split.inner) continue;
     for (int g = 1; g < kGroups; ++g) mine = Join()(mine, shared[g][lane]);

@@ -1,8 +1,10 @@
-// Cross-entropy where each rank holds some of the classes: the statistics of a rank's logits, and
-// the gradient of these logits once the ranks' statistics are joined. Each reads the logits once.
+// Cross-entropy whose classes are split over the ranks: the forward computes statistics of a rank's
+// logits, and the backward computes the gradient of these logits after the ranks' statistics have
+// been joined. Each reads the logits once.
 //
-// A row's loss is (a + b W) log(sum of exp) - a x[target] - b (sum of w x), where a is the weight
-// of its target, b the smoothing of one class, w are the weights of the classes and W is their sum.
+// A row's loss is (a + b W) log(sum of exp(x)) - a x[target] - b (sum of w x), where a is the
+// weight of the target class, b the label smoothing per class, w the weights of the classes and W
+// their sum.
 
 #pragma once
 
@@ -12,7 +14,8 @@
 
 namespace consistent {
 
-// Logits are [outer, held, inner], rows are [outer, inner]; the classes are [start, start + held).
+// Logits have the shape [outer, held, inner] and rows the shape [outer, inner]. This rank holds the
+// classes [start, start + held).
 struct ClassSplit {
   int64_t outer, held, inner;
   int64_t start;
@@ -28,7 +31,7 @@ constexpr int kPlanes = 3, kSmoothPlanes = 5;
 // and if `smooth`:
 //   3  sum of w (x - r)
 //   4  sum of w
-// `weight` is [held] of Real<T>, or null if every class weighs 1. On the CPU for rows
+// `weight` is [held] of Real<T>, or null if every class has weight 1. The CPU versions compute rows
 // [begin, end).
 void split_cross_entropy_cpu(void* statistics, Dtype dtype, const void* logits,
                              const int64_t* target, const void* weight, const ClassSplit& split,
@@ -37,9 +40,9 @@ void split_cross_entropy_cuda(void* statistics, Dtype dtype, const void* logits,
                               const int64_t* target, const void* weight, const ClassSplit& split,
                               void* stream);
 
-// gradient = exp(x - r) * scale - w * shift, minus `pick` at the target, where r, scale, shift and
-// pick are the planes of `rows`, [4, rows] of Real<T>. A row whose scale, shift and pick are zero
-// gets zeros.
+// gradient = exp(x - r) * scale - w * shift, minus `pick` at the target. r, scale, shift and pick
+// are the four planes of `rows`, [4, rows] of Real<T>. A row whose scale, shift and pick are all
+// zero (an ignored target, say) gets zeros, even if its logits have an infinity or a NaN.
 void split_cross_entropy_backward_cpu(void* gradient, Dtype dtype, const void* logits,
                                       const int64_t* target, const void* rows, const void* weight,
                                       const ClassSplit& split, int64_t begin, int64_t end);

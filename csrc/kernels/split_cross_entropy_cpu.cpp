@@ -1,6 +1,6 @@
-// Split-class cross-entropy on the CPU: a chunk of a row at a time, small enough that its second
-// reading, for the exponentials, comes from the L1 cache. Rows whose classes are not contiguous
-// (inner > 1) are transposed in strips.
+// Cross-entropy of split classes on the CPU. It takes a chunk of a row at a time, small enough that
+// the second pass over the chunk, for the exponentials, hits the L1 cache. Rows whose classes are
+// not contiguous (inner > 1) are transposed in strips of kStrip rows.
 
 #include <algorithm>
 #include <cmath>
@@ -16,10 +16,11 @@ namespace {
 
 constexpr int64_t kChunk = 2048;  // classes of one row
 constexpr int kStrip = 16;        // rows transposed together
-constexpr int64_t kTurned = 256;  // classes of each of them
+constexpr int64_t kTurned = 256;  // classes of each row that are transposed at once
 constexpr double kLeast = -std::numeric_limits<double>::infinity();
 
-// The statistics of the part of a row read so far.
+// The statistics of the part of a row that was read so far, in double for every dtype. `total` and
+// `weighted` are relative to reference(), as on CUDA.
 struct Row {
   double largest = kLeast;
   double total = 0;     // of exp(x - reference)
@@ -49,6 +50,7 @@ CONSISTENT_INLINE Real<T> largest_of(const T* x, int64_t n) {
       best[j] = value > best[j] ? value : best[j];
     }
   }
+  // A NaN compares as not larger, so it is left out here, and enters the sum of exponentials.
   for (; i < n; ++i) best[0] = std::max<R>(best[0], Storage<T>::load(x[i]));
   return *std::max_element(best, best + kLanes);
 }
@@ -67,7 +69,7 @@ CONSISTENT_INLINE double sum_of_exponentials(const T* x, int64_t n, Real<T> refe
   return sum_of_lanes<kLanes>(sums);
 }
 
-// {sum of w (x - reference), sum of w}; a null w is 1 everywhere.
+// Adds the sum of w (x - reference) and the sum of w to `row`; a null w means 1 everywhere.
 template <class T>
 CONSISTENT_INLINE void weigh(const T* x, const Real<T>* w, int64_t n, Real<T> reference, Row& row) {
   using R = Real<T>;
@@ -136,9 +138,9 @@ CONSISTENT_CLONES void gradient_chunk(Dtype dtype, const GradientChunk& chunk) {
   visit_float_type(dtype, chunk);
 }
 
-// Neighbouring rows of one outer index: a single one if its classes are contiguous, else a strip.
+// Adjacent rows of one outer index: a single row if its classes are contiguous, else up to kStrip.
 struct Strip {
-  int64_t row, at;  // the first row, and the place of its first class
+  int64_t row, at;  // the first row, and the index of its first logit
   int count;
 };
 
@@ -153,6 +155,7 @@ void for_each_strip(const ClassSplit& split, int64_t begin, int64_t end, const R
   }
 }
 
+// Transposes (class, row) to (row, class), with kTurned classes from one row to the next.
 template <class T>
 void turn(T* to, const T* from, int64_t classes, int rows, int64_t inner) {
   for (int64_t c = 0; c < classes; ++c) {
@@ -274,7 +277,8 @@ struct Gradient {
     gradient_chunk(dtype, {double(plane<T>(0, row)), double(scale), double(shift), to, x, w, n});
   }
 
-  // Computes the target's own element again, with `pick`, so that it is rounded only once.
+  // Computes the target's element again, with `pick` subtracted before the rounding to T: taken
+  // from the stored element, `pick` would add a second rounding.
   template <class T>
   void pick(T* to, const T* x, int64_t row) const {
     using R = Real<T>;

@@ -1,4 +1,4 @@
-// The element types that tensors are stored in, and how a value is rounded to each.
+// The element types of tensors, and how a value is rounded to each of them.
 
 #pragma once
 
@@ -35,12 +35,13 @@ struct BFloat16 {
   uint16_t bits;
 };
 
-// The type in which arithmetic on T is done, before rounding to T.
+// The type in which arithmetic on T is done before the result is rounded to T.
 template <class T>
 using Real = std::conditional_t<std::is_same<T, double>::value, double, float>;
 
-// Rounds to nearest, ties to even, as the hardware does. The sum with `base` rounds at f16's last
-// bit, for normal and subnormal results alike (Dukhan's FP16 conversion).
+// Rounds to nearest, ties to even, as the hardware does. On the CPU the sum in `base` rounds at
+// f16's last bit, for normal and subnormal results alike (Dukhan's FP16 conversion). A NaN becomes
+// the one quiet NaN with its sign on both, since the PTX instruction gives another one.
 CONSISTENT_INLINE Half to_half(float value) {
   const uint32_t word = bits_as<uint32_t>(value);
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__)
@@ -74,6 +75,7 @@ CONSISTENT_INLINE float from_half(Half half) {
 #endif
 }
 
+// Rounds to nearest, ties to even; every NaN becomes 0x7FC0.
 CONSISTENT_INLINE BFloat16 to_bfloat16(float value) {
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   BFloat16 made;
@@ -87,7 +89,7 @@ CONSISTENT_INLINE BFloat16 to_bfloat16(float value) {
 }
 
 template <class T>
-struct Storage {  // double and integers hold what they are given
+struct Storage {  // float, double and integers: a plain conversion
   template <class V>
   static CONSISTENT_INLINE T store(V value) {
     return T(value);

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#if defined(__SSE2__)  // in every x86 of 64 bits
+#if defined(__SSE2__)  // every 64-bit x86 has it
 #include <emmintrin.h>
 #endif
 
@@ -13,7 +13,9 @@ void streamed_copy(void* to, const void* from, int64_t size) {
   auto* out = static_cast<char*>(to);
   const auto* in = static_cast<const char*>(from);
 #if defined(__SSE2__)
-  constexpr int64_t kLine = 64;  // bytes; lines that are written whole need not be read first
+  // Bytes of a cache line. Only a line that is written whole is not read first, so the copy begins
+  // at a line's start in `out`; the bytes before it are copied by memcpy.
+  constexpr int64_t kLine = 64;
   const int64_t ahead =
       std::min(size, (kLine - int64_t(reinterpret_cast<uintptr_t>(out) % kLine)) % kLine);
   std::memcpy(out, in, size_t(ahead));
@@ -24,7 +26,9 @@ void streamed_copy(void* to, const void* from, int64_t size) {
       _mm_stream_si128(reinterpret_cast<__m128i*>(out + at + k), word);
     }
   }
-  _mm_sfence();  // streamed words are not ordered with what other threads do next
+  // Non-temporal stores are weakly ordered: without this fence, a later release store could become
+  // visible to another thread before them.
+  _mm_sfence();
   std::memcpy(out + at, in + at, size_t(size - at));
 #else
   std::memcpy(out, in, size_t(size));

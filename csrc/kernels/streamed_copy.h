@@ -1,4 +1,4 @@
-// A copy past the caches, for large blocks that nobody reads soon.
+// A copy by non-temporal stores, which bypass the caches: for large blocks that are not read soon.
 
 #pragma once
 
@@ -6,9 +6,9 @@
 
 namespace consistent {
 
-// Copies `size` bytes. An ordinary copy first reads each line of memory that it is going to write,
-// and keeps it in the caches in place of something that is used; this one does neither, and takes
-// half to two thirds of the time on two processors that copy at once. The blocks do not overlap.
+// Copies `size` bytes between blocks that do not overlap. An ordinary copy first reads each cache
+// line that it writes, and keeps that line in the caches, where it evicts data in use. This copy
+// does neither: two processors that copy at once take half to two thirds of the time.
 void streamed_copy(void* to, const void* from, int64_t size);
 
 }  // namespace consistent

@@ -1,4 +1,4 @@
-// In how many bytes at a time memory can be moved.
+// The number of bytes that can be moved at a time.
 
 #pragma once
 
@@ -7,11 +7,11 @@
 
 namespace consistent {
 
-// The largest of 16, 8, 4, 2 and 1 bytes that divides all sizes and addresses, which are given
-// joined by |.
+// The largest of 16, 8, 4, 2 and 1 that divides all sizes and addresses; `joined` is their bitwise
+// or.
 inline int unit_dividing(uint64_t joined) {
   const uint64_t bits = joined | 16;
-  return int(bits & (~bits + 1));
+  return int(bits & (~bits + 1));  // the lowest bit that is set
 }
 
 // Calls run(constant), whose value is `bytes`.

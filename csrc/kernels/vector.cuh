@@ -1,5 +1,5 @@
-// 16 bytes at a time: a run of elements is read as a scalar head up to the first aligned address,
-// packs, and a scalar tail.
+// Loads and stores of 16 bytes. A run of elements is processed as a scalar head up to the first
+// aligned address, then packs of 16 bytes, then a scalar tail.
 
 #pragma once
 
@@ -24,7 +24,7 @@ constexpr int kPackOf = 16 / int(sizeof(T));
 template <class T>
 using PackOf = Pack<T, kPackOf<T>>;
 
-// The type by which a thread moves `kBytes` bytes.
+// The type by which a thread moves kBytes bytes in one instruction; uint4 for 16 and more.
 template <int kBytes>
 struct UnitOf {
   using type = uint4;
@@ -46,7 +46,8 @@ struct UnitOf<1> {
   using type = uint8_t;
 };
 
-// `from` is aligned to the pack's size, or to 16 bytes if that is less.
+// `from` must be aligned to the pack's size, or to 16 bytes for a larger pack. The memcpy between
+// registers avoids aliasing T through the unit's type and costs no instruction.
 template <class P>
 __device__ __forceinline__ P load_pack(const void* from) {
   using Unit = typename UnitOf<int(sizeof(P))>::type;
@@ -59,8 +60,8 @@ __device__ __forceinline__ P load_pack(const void* from) {
   return pack;
 }
 
-// nvcc takes the assignment of a uint4 apart, and does not always join the stores of its four words
-// again; the intrinsic is one instruction.
+// nvcc splits the assignment of a uint4 and does not always merge the stores of its four words
+// again. The intrinsic is one instruction.
 template <class Unit>
 __device__ __forceinline__ void store_unit(Unit* to, const Unit& unit) {
 #ifdef __CUDACC__
@@ -80,7 +81,8 @@ __device__ __forceinline__ void store_pack(void* to, const P& pack) {
 }
 
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-// Two numbers, none of them a NaN, rounded by one instruction.
+// Two numbers, neither of them a NaN, rounded by one instruction. PTX puts the first source operand
+// into the upper half.
 template <class T>
 __device__ __forceinline__ uint32_t two_rounded(float low, float high) {
   uint32_t made;
@@ -93,8 +95,8 @@ __device__ __forceinline__ uint32_t two_rounded(float low, float high) {
 }
 #endif
 
-// The values as they are stored. On a GPU that can, two at a time, unless there is a NaN among
-// them, for which the instruction has bits of its own.
+// The values rounded to T. From sm_80 on, two at a time, unless one is a NaN: the instruction gives
+// other NaN bits than Storage<T>::store.
 template <class T, int kCount, class V>
 __device__ __forceinline__ Pack<T, kCount> rounded(const V (&from)[kCount]) {
   Pack<T, kCount> pack;
@@ -120,7 +122,7 @@ __device__ __forceinline__ Pack<T, kCount> rounded(const V (&from)[kCount]) {
   return pack;
 }
 
-// Whether a pack of `kBytes` bytes may be moved at this address.
+// Whether a pack of kBytes bytes may be loaded or stored at this address.
 template <int kBytes>
 __host__ __device__ __forceinline__ bool aligned_to(const void* x) {
   return reinterpret_cast<uintptr_t>(x) % (kBytes < 16 ? kBytes : 16) == 0;
@@ -134,6 +136,7 @@ __device__ __forceinline__ int64_t head_of(const T* x, int64_t n) {
   return head < n ? head : n;
 }
 
+// Whether one scalar head brings both addresses to a 16-byte boundary.
 template <class T>
 __device__ __forceinline__ bool aligned_alike(const void* a, const void* b) {
   return (reinterpret_cast<uintptr_t>(a) - reinterpret_cast<uintptr_t>(b)) % 16 == 0;

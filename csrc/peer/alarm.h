@@ -1,4 +1,4 @@
-// What a process learns from elsewhere while its ranks communicate: that a rank gave up waiting.
+// The alarm by which the threads of a process learn that a rank gave up waiting.
 
 #pragma once
 
@@ -9,28 +9,28 @@
 
 namespace consistent::peer {
 
-// Said where ranks have met different numbers of errors: they are at different steps of the
-// program.
+// The message for ranks that have met different numbers of errors, and so are at different steps of
+// the program.
 inline std::string other_step(const std::string& failed, const std::string& other) {
   return failed + " has met an error in backward, a lack of memory or an interrupt that " + other +
          " has not met";
 }
 
-// Goes off once, with the message that every rank raises.
+// Goes off at most once, with the message that every rank raises.
 class Alarm {
  public:
   void set_off(std::string words) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (is_on()) return;
     words_ = std::move(words);
-    // Release: a thread that sees `on_` must see `words_` complete, which it reads without the
-    // lock.
+    // Release: a thread that sees `on_` set reads `words_` without the lock, and must see all of
+    // it.
     on_.store(true, std::memory_order_release);
   }
-  // Acquire, for set_off()'s release: words() called after it would otherwise read a string that is
-  // still being written.
+  // Acquire, pairs with the release in set_off(): without it, words() called next could read a
+  // string that is still being written.
   bool is_on() const { return on_.load(std::memory_order_acquire); }
-  // To be called only once it is on: from then on the words do not change.
+  // Call it only after is_on() was true: from then on the words do not change.
   const std::string& words() const { return words_; }
 
  private:

@@ -1,10 +1,19 @@
-// The messages of blocks.h on a GPU. A warp has a block of 256 numbers, and each lane eight of
-// them, which it reads once:
+// The messages of blocks.h on a GPU.
 //
-//   scale = largest |x| of the warp / 127;   byte = round(x / scale);   unsent = x - byte * scale
+//   write, for each block of 256 numbers:  // R: float32, or float64 for float64 numbers
+//     for i in block: t[i] = R(x[i]);  if unsent: t[i] = t[i] + R(unsent[i])
+//     scale = max(|float(t[i])|) / most  // most: 127 or 448; NaN if the quotient is not finite
+//     for i in block: q = clamp(float(t[i]) / (scale == 0 ? 1 : scale), -most, most)
+//       byte[i] = scale is NaN ? 0 : code(q)  // to nearest, ties to even
+//       if unsent: u = t[i] - R(number(byte[i]) * scale);  unsent[i] = T(finite(u) ? u : 0)
+//   read, for i in 0 .. n - 1:  // number(byte) * scale is in float32
+//     t = R(number(message[0][i]) * scale[0]);  if before: t = before[i] + t
+//     for k in 1 .. count - 1: t = t + R(number(message[k][i]) * scale[k])
+//     out[i] = T(t)
 //
-// Lanes move 16 bytes at a time where all addresses allow it, and bytes of a message eight or four
-// at a time.
+// A warp takes a block of 256 numbers, and each lane eight of them, which it reads once. Lanes move
+// 16 bytes of numbers at a time where all addresses are aligned, and the bytes of a message eight
+// or four at a time.
 
 #include <algorithm>
 #include <type_traits>
@@ -21,15 +30,16 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kEach = int(kNumbers) / kWarp;  // numbers of a lane
-constexpr int kBytes = 4;                     // of a message that are moved at once
+constexpr int kBytes = 4;                     // bytes of a message moved at once, if not kEach
 constexpr int64_t kMostBlocks = most_blocks(4096);
 
+// A kernel parameter, so the pointers need no copy to device memory.
 struct Messages {
   const uint8_t* at[kMostMessages];
   int count;
 };
 
-// Where a lane's numbers begin, and how many of the message's are left for it.
+// Where a lane's numbers begin, and how many it has: fewer than kEach at the end of the message.
 struct Lane {
   int64_t first;
   int count;
@@ -40,7 +50,8 @@ struct Lane {
   }
 };
 
-// Calls visit(block) for each block of this warp.
+// Calls visit(block) for each block of this warp. `block` is the same for the whole warp, so all
+// lanes reach the warp's reductions inside visit.
 template <class Visit>
 __device__ __forceinline__ void each_block(int64_t n, const Visit& visit) {
   const int64_t blocks = blocks_of(n), step = int64_t(gridDim.x) * kWarps;
@@ -79,8 +90,7 @@ __device__ __forceinline__ void store(T* to, const Real<T> (&from)[kEach], const
 }
 
 // Calls run(constant), where decltype(constant)::value is how many bytes of a message are moved at
-// once: as its address allows, of which `most` is what is known; one by one where a lane has fewer
-// than kEach numbers.
+// once: `most`, which the message's address allows, or 1 for a lane with fewer than kEach numbers.
 template <class Run>
 __device__ __forceinline__ void with_width(int most, const Lane& lane, const Run& run) {
   if (lane.count < kEach || most == 1) return run(std::integral_constant<int, 1>());
@@ -113,7 +123,7 @@ __device__ __forceinline__ void store_bytes(uint8_t* numbers, const uint8_t (&fr
   }
 }
 
-// What a byte says, times the scale.
+// The number that a byte stands for.
 template <Code kCode>
 __device__ __forceinline__ float said(uint8_t byte, float scale) {
   return kCode == Code::int8 ? from_int8(byte, scale) : from_fp8(byte, scale);
@@ -126,7 +136,7 @@ __device__ __forceinline__ void with_code(Code code, const Run& run) {
   run(std::integral_constant<Code, Code::fp8>());
 }
 
-// The scales of a message lie before its numbers.
+// The scale of a block, read byte by byte if the message is not known to be aligned (kCount 1).
 template <int kCount>
 __device__ __forceinline__ float scale_at(const uint8_t* message, int64_t block) {
   const uint8_t* at = message + block * int64_t(sizeof(float));
@@ -150,7 +160,8 @@ __device__ __forceinline__ uint32_t largest_of_warp(uint32_t value) {
 #endif
 }
 
-// The bytes of a lane's numbers.
+// Encodes a lane's numbers as bytes. With the reciprocal of the scale (see quotient()) there is one
+// division per lane and not eight.
 template <class R>
 __device__ __forceinline__ void coded(uint8_t (&bytes)[kEach], const R (&numbers)[kEach],
                                       float scale, Code code) {
@@ -180,7 +191,7 @@ __device__ __forceinline__ void coded(uint8_t (&bytes)[kEach], const R (&numbers
   }
 }
 
-// `packs`: x and unsent are aligned to 16 bytes. A new message is.
+// `packs`: x and unsent are aligned to 16 bytes. `message` is a new tensor and so always aligned.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     write_kernel(uint8_t* message, const T* x, T* unsent, int64_t n, Code code, bool packs) {
@@ -202,6 +213,7 @@ __global__ void __launch_bounds__(kThreads)
       const uint32_t bits = magnitude_of(float(total[i]));
       most = bits > most ? bits : most;
     }
+    // Magnitudes are compared as integers, in which a NaN is the largest, so it is not lost.
     const float scale = scale_of(largest_of_warp(most), code);
     uint8_t bytes[kEach];
     coded(bytes, total, scale, code);
@@ -221,7 +233,8 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-// Adds what the messages say of a lane's numbers to `total`, or begins it with the first.
+// Adds the messages' numbers of this lane to `total`, in order. If `begins`, the first message
+// initializes `total`.
 template <Code kCode, int kCount, class R>
 __device__ __forceinline__ void add_messages(R (&total)[kEach], bool begins,
                                              const Messages& messages, int64_t block,
@@ -241,7 +254,7 @@ __device__ __forceinline__ void add_messages(R (&total)[kEach], bool begins,
   }
 }
 
-// `packs`: out and before are aligned to 16 bytes. `width`: of the messages' bytes, at once.
+// `packs`: out and before are aligned to 16 bytes. `width`: the bytes of a message moved at once.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     read_kernel(T* out, const Real<T>* before, const __grid_constant__ Messages messages, int64_t n,

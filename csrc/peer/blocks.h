@@ -1,11 +1,11 @@
-// Numbers of a message in one byte each. Those of a block share a float32 by which they are
-// multiplied; a message of n numbers has the blocks' float32 first, and then n bytes:
+// Messages that hold each number in one byte. The numbers of a block share one float32 scale. A
+// message of n numbers begins with the scales of its blocks, and n bytes follow:
 //
 //   number = scale * integer              in -127 to 127, or
 //   number = scale * float8_e4m3fn        of at most 448
 //
-// A block that holds a NaN, an infinity or a number beyond float32 has the scale NaN, and is read
-// as NaN whole. Messages may begin at any byte.
+// A block with a NaN, an infinity or a number beyond float32 has the scale NaN, and all of it is
+// read as NaN. A message may begin at any byte address.
 
 #pragma once
 
@@ -16,24 +16,26 @@
 
 namespace consistent::peer {
 
-// Writes blocks [begin, end) of the n numbers `x` of a floating type. If `unsent` is not null, of
-// `x + unsent`; what the message leaves out of it is then in `unsent`, 0 where that is not finite.
+// Writes blocks [begin, end) of the n numbers `x` of a floating type to `message`. If `unsent` is
+// not null, it writes `x + unsent` instead and sets `unsent` to the rounding error of the message
+// (error feedback), or to 0 where the error is not finite.
 void write_blocks(uint8_t* message, const void* x, void* unsent, Dtype dtype, int64_t n, Code code,
                   int64_t begin, int64_t end);
 
-// out = the numbers of the first message + those of the second + ..., for blocks [begin, end) of
-// n numbers each. Sums are kept in float32 or float64, and rounded once.
+// out = the numbers of messages[0] + those of messages[1] + ..., for blocks [begin, end). Each
+// message has n numbers. The sum is in float32, or float64 for a float64 result, and is rounded
+// once.
 void read_blocks(void* out, const uint8_t* const* messages, int count, Dtype dtype, int64_t n,
                  Code code, int64_t begin, int64_t end);
 
-// The same on a GPU, all blocks at once. Bits are those of the CPU, but for those of a NaN.
+// The same on a GPU, for all blocks. The bits are those of the CPU, except those of a NaN.
 void write_blocks_cuda(uint8_t* message, const void* x, void* unsent, Dtype dtype, int64_t n,
                        Code code, void* stream);
 
-constexpr int kMostMessages = 32;  // of a call; a sum of more goes on from `before`
+constexpr int kMostMessages = 32;  // of one call; for more, pass the sum so far as `before`
 
-// out = before + the numbers of the messages, with `before`, of float32 or float64, null or what
-// earlier messages gave.
+// out = before + the numbers of the messages. `before` is null, or the unrounded sum of earlier
+// messages, in float32 or float64.
 void read_blocks_cuda(void* out, const void* before, const uint8_t* const* messages, int count,
                       Dtype dtype, int64_t n, Code code, void* stream);
 

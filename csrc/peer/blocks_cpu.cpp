@@ -9,6 +9,8 @@
 namespace consistent::peer {
 namespace {
 
+// The messages of blocks.h on the CPU, block by block.
+
 // ---- loops over the numbers of a block, which the compiler vectorizes ---------------------------
 
 CONSISTENT_CLONES uint32_t largest(const float* x, int64_t n) {
@@ -78,7 +80,7 @@ CONSISTENT_CLONES void as_double(double* to, const float* from, int64_t n) {
 template <class R>
 using Numbers = std::array<R, kNumbers>;
 
-// `x` as float32, in `kept` if it is not.
+// `x` as float32: itself, or converted into `kept`.
 const float* in_float(Numbers<float>&, const Numbers<float>& x, int64_t) { return x.data(); }
 const float* in_float(Numbers<float>& kept, const Numbers<double>& x, int64_t n) {
   as_float(kept.data(), x.data(), n);
@@ -88,7 +90,7 @@ const float* in_float(Numbers<float>& kept, const Numbers<double>& x, int64_t n)
 float write_block(uint8_t* to, const float* x, int64_t n, Code code) {
   const float scale = scale_of(largest(x, n), code);
   if (std::isnan(scale)) {
-    memset(to, 0, size_t(n));
+    memset(to, 0, size_t(n));  // any byte reads as NaN with this scale; 0 makes messages comparable
     return scale;
   }
   (code == Code::int8 ? all_to_int8 : all_to_fp8)(to, x, divisor_of(scale), n);
@@ -105,6 +107,7 @@ void read_block(Numbers<double>& to, const uint8_t* from, float scale, int64_t n
   as_double(to.data(), made.data(), n);
 }
 
+// By memcpy, since a message may begin at any address.
 float scale_at(const uint8_t* message, int64_t block) {
   float scale;
   memcpy(&scale, message + block * int64_t(sizeof(scale)), sizeof(scale));

@@ -1,10 +1,20 @@
-// The moves of device_moves.h as kernels, one launch each. A thread moves 16 bytes at a time where
-// all addresses allow it. The first dimension of a copy's grid is the peer: blocks start in the
-// order of it, so that all peers are read at once, and no rank's memory has to serve all others.
+// The moves of device_moves.h as kernels, one launch each.
 //
-// The kernels synchronise nothing: each thread writes elements that no other thread reads or
-// writes. The caller orders them with the work of other GPUs, by a barrier before the launch (the
-// peers' slots are written) and one before the slots are written again (all have read them).
+//   copy, for k in 0 .. peers - 1, for i in 0 .. bytes of box k - 1:
+//     to[k][i] = from[k][i]
+//   reduce, for i in 0 .. numbers of a box - 1:
+//     t = W(boxes[0][i])  // W: float32 for two-byte floats, else the numbers' own type
+//     for k in 1 .. peers - 1: t = t op W(boxes[k][i])  // integers wrap; a NaN stays
+//     out[i] = T(t)  // the only rounding to T
+//
+// A thread moves 16 bytes at a time where all addresses are aligned. In a copy, blockIdx.x is the
+// peer. Blocks start in the order of blockIdx.x first, so all peers are read at the same time, and
+// no rank's memory has to serve all the others at once.
+//
+// The kernels contain no synchronization: each thread writes elements that no other thread reads or
+// writes. The caller orders the kernels with the work of other GPUs by two barriers: one before the
+// launch, after which the peers' slots are written, and one before the slots are written again,
+// after which all ranks have read them.
 
 #include <algorithm>
 
@@ -17,11 +27,11 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Blocks of a multiprocessor at once, for numbers of this type. With more there are too few
-// registers to load from eight peers before the first is added, and ptxas loads one at a time.
+// Resident blocks per multiprocessor, for numbers of type T. With more blocks, a thread has too few
+// registers to load from eight peers before the first addition, and ptxas loads from one at a time.
 template <class T>
 constexpr int kBlocksAtOnce = sizeof(T) == 1 ? 3 : 4;
-constexpr int64_t kMostBlocks = most_blocks(2048);  // per peer; beyond it, several units a thread
+constexpr int64_t kMostBlocks = most_blocks(2048);  // per peer; for more units, threads loop
 
 unsigned blocks_for(int64_t units) {
   return unsigned(std::min((units + kThreads - 1) / kThreads, kMostBlocks));
@@ -34,6 +44,7 @@ __global__ void __launch_bounds__(kThreads)
   const Rows& target = to.rows[blockIdx.x];
   const uint32_t units = uint32_t(source.row * source.count / kBytes);
   const uint32_t step = gridDim.y * kThreads;
+  // In 64 bits: i + step may pass 2^32.
   for (uint64_t i = blockIdx.y * kThreads + threadIdx.x; i < units; i += step) {
     copy_unit<kBytes>(target, source, uint32_t(i));
   }

@@ -4,6 +4,7 @@
 
 namespace consistent::peer {
 
+// The limit of 4 GB is that of the 32-bit offsets in device_walk.h.
 void Boxes::add(const Rows& box) {
   if (count == kMostPeers || box.bytes() >= int64_t(1) << 32) {
     throw std::length_error("a move of more than 32 peers, or of 4 GB between two of them");

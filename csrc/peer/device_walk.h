@@ -1,4 +1,4 @@
-// What one thread does in the moves of device_moves.h, for host and device alike.
+// The work of one thread in the moves of device_moves.h, compiled for both host and device.
 
 #pragma once
 
@@ -37,8 +37,8 @@ CONSISTENT_INLINE void store_as(char* to, const P& value) {
 #endif
 }
 
-// The offset from the base at which byte `at` of a box lies. In 32 bits, since their division is
-// cheap.
+// The offset from the base of byte `at` of a box, counted row after row. The division is in 32
+// bits, which a GPU does several times faster than in 64; Boxes::add keeps `at` below 2^32.
 CONSISTENT_INLINE int64_t offset_of(const Rows& box, uint32_t at) {
   const uint32_t length = uint32_t(box.row), row = at / length;
   return int64_t(row) * box.stride + (at - row * length);
@@ -51,7 +51,8 @@ CONSISTENT_INLINE void copy_unit(const Rows& to, const Rows& from, uint32_t unit
   store_as<P>(to.base + offset_of(to, at), load_as<P>(from.base + offset_of(from, at)));
 }
 
-// One step of a reduction. A NaN stays or becomes the result; sums of integers wrap around.
+// One step of a reduction. If a or b is NaN, so is the result. Sums of integers wrap around (they
+// are added as unsigned numbers, since signed overflow is undefined).
 template <Op kOp, class W>
 CONSISTENT_INLINE W folded(W a, W b) {
   if constexpr (kOp == Op::sum && std::is_integral<W>::value) {
@@ -65,8 +66,8 @@ CONSISTENT_INLINE W folded(W a, W b) {
   }
 }
 
-// Adds `kPeers` boxes from `first` on to `total`, in order. All are loaded before the first is
-// added: what a peer has takes a microsecond or two to arrive, and so they arrive together.
+// Folds boxes [first, first + kPeers) into `total`, in order. All loads are issued before the first
+// addition: a load from a peer takes one or two microseconds, and so these times overlap.
 template <class T, int kCount, Op kOp, int kPeers, class Wide>
 CONSISTENT_INLINE void fold_boxes(Wide (&total)[kCount], const Boxes& boxes, int first,
                                   int64_t offset) {
@@ -98,7 +99,7 @@ CONSISTENT_INLINE void reduce_unit(char* out, const Boxes& boxes, uint32_t unit)
   store_as(out + at, made);
 }
 
-// The largest number of bytes, at most 16, that divides all rows, strides and addresses.
+// The largest number of bytes, at most 16, that divides all row lengths, strides and addresses.
 inline int unit_of(const Boxes& boxes) {
   uint64_t joined = 0;
   for (int k = 0; k < boxes.count; ++k) {
@@ -145,8 +146,8 @@ void visit_number(Type type, const Run& run) {
   }
 }
 
-// Calls run(number, count, op) with types that fix all three at compile time; `count` is as many
-// numbers as 16 bytes hold where `unit` is 16, else 1.
+// Calls run(number, count, op) with arguments whose types fix all three at compile time. `count` is
+// the number of elements in 16 bytes if `unit` is 16, else 1.
 template <class Run>
 void visit_reduction(Type type, Op op, int unit, const Run& run) {
   if (type == Type::boolean && op == Op::sum) op = Op::max;

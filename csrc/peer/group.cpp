@@ -11,7 +11,7 @@ namespace {
 
 thread_local bool in_call = false;
 
-size_t aligned(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+size_t aligned(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }  // to a page
 
 size_t headers_at(int members) { return aligned(Meeting::bytes(members)); }
 
@@ -30,7 +30,7 @@ int64_t rounds(int64_t bytes, int64_t each) {
   return std::max<int64_t>(1, (bytes + each - 1) / each);
 }
 
-// The groups of this process. Never destroyed, since a group may outlive all that is static.
+// The groups of this process. Never destroyed, since a group may outlive static objects.
 struct Living {
   std::mutex mutex;
   std::unordered_set<Group*> groups;
@@ -89,7 +89,7 @@ Header* Group::header(int member, uint64_t step) const {
   return reinterpret_cast<Header*>(segment_.data() + headers_at_ + place);
 }
 
-std::atomic<int64_t> failures{0};
+std::atomic<int64_t> failures{0};  // declared in group.h
 thread_local bool explaining = false;
 
 Group::Lock Group::begin(const Call& call, const std::vector<int64_t>& sent,
@@ -124,8 +124,8 @@ void Group::wait() {
 
 std::optional<Group::Waiting> Group::waiting() const {
   std::optional<Waiting> found;
-  // A member that sleeps in one call does not begin another, so `call_` does not change while
-  // with_sleeper() keeps it asleep.
+  // A member that sleeps in a call does not begin another one, so `call_` does not change while
+  // with_sleeper() keeps the member asleep.
   meeting_.with_sleeper(
       [&](const Sleeper& sleeper) { found = {sleeper, call_.text(), meeting_.steps_of_all()}; });
   return found;
@@ -137,9 +137,9 @@ void Group::check_headers() {
   compare(headers, ranks());
 }
 
-// The most bytes that one member sends to another, which all members know from the headers of the
-// first step. To be called before this member arrives at the next step: once all have arrived
-// there, another member may begin a call whose header overwrites these.
+// The most bytes that one member sends to another, from the headers of the call's first step, so it
+// is the same on all members. Call it before this member arrives at the next step: once all have
+// arrived there, another member may begin a call whose header overwrites these headers.
 int64_t Group::longest_between() const {
   int64_t longest = 0;
   for (int from = 0; from < size(); ++from) {
@@ -179,7 +179,7 @@ std::vector<std::string> Group::gather_objects(const std::string& mine) {
     const int64_t begin = r * slot_bytes_, end = begin + slot_bytes_;
     pack(slot(me(), step), joined(mine.data(), bytes), begin, std::min(end, bytes));
     arrive();
-    wait();  // as in all_gather: the headers tell the sizes, the slots hold the bytes
+    wait();  // as in all_gather; the headers now hold the sizes and the slots the bytes
     if (r == 0) {
       count = rounds(longest_between(), slot_bytes_);
       for (int k = 0; k < size(); ++k) outs[k].resize(header(k, first_)->sizes[me()]);
@@ -237,7 +237,7 @@ void Group::check(const Call& call, const std::vector<int64_t>& sent,
                   const std::vector<int64_t>& due) {
   const Lock lock = begin(call, sent, due);
   arrive();
-  wait();  // it compares the headers, which are complete only now
+  wait();  // compares the headers, which are complete only after this meeting
 }
 
 void Group::refuse(uint64_t steps_before) {
@@ -255,8 +255,8 @@ void Group::refuse(uint64_t steps_before) {
 std::vector<void*> Group::stage(const Call& call, const void* x, int64_t bytes) {
   Lock lock = begin(call, std::vector<int64_t>(size(), bytes), std::vector<int64_t>(size(), bytes));
   const bool fits = bytes <= slot_bytes_;
-  // A member has one bulk place and not two. It may still be read, as staged by the call before,
-  // until all members have come here.
+  // A member has only one place in the bulk segment, not two. Other members may still read there
+  // what the call before staged, until all members have arrived here.
   if (!fits) {
     arrive();
     wait();
@@ -268,8 +268,10 @@ std::vector<void*> Group::stage(const Call& call, const void* x, int64_t bytes) 
   }
   if (bytes > 0) memcpy(places[me()], x, bytes);
   arrive();
-  wait();           // without it the caller reads the others' places before they are written
-  in_call = false;  // what may be called while it is staged, stager_ says
+  wait();  // without it the caller reads the others' places before they are written
+  // Python code runs until unstage(), and it is not in the middle of this call. begin() refuses
+  // calls of this thread by `stager_`.
+  in_call = false;
   staged_ = std::move(lock);
   stager_ = std::this_thread::get_id();
   return places;

@@ -1,10 +1,10 @@
 // Moves between the members of a group, through slots of a shared segment.
 //
-// Each member has two slots. In step s it writes to slot s % 2, meets the others, and reads theirs.
-// A member that arrives at step s + 1 has read everything of step s, so after that meeting slot
-// s % 2 may be written again. So one meeting a step is enough, and the next write overlaps with the
-// others' reading. Messages longer than a slot take several steps. Every move is a call that all
-// members make in the same order.
+// Each member has two slots. In step s a member writes to its slot s % 2, meets the others (a
+// barrier), and reads their slots s % 2. A member that arrives at the meeting of step s + 1 has
+// read everything of step s, so after that meeting slot s % 2 may be written again. So one meeting
+// per step is enough, and the next write overlaps with the others' reads. Messages longer than a
+// slot take several steps. Every move is a call that all members make in the same order.
 
 #pragma once
 
@@ -25,14 +25,16 @@
 
 namespace consistent::peer {
 
-// Whether this thread is in a call of any group: then Python code runs in the middle of it, such as
-// a signal's handler, and the other members are not there.
+// Whether this thread is in a call of any group. Python code sees true only if it runs in the
+// middle of a call, as a signal handler does; the other members do not run it.
 bool is_in_call();
-// What headers say of this process (Call::failures). A member that explains why calls do not fit
-// leaves it out.
+// The errors that this process has met and others may not have met: Call::failures of its headers.
 extern std::atomic<int64_t> failures;
-// Adds to them, and tells the members of all groups of this process, who may wait for it.
+// Adds to `failures` and tells the members of all groups of this process, which may be waiting for
+// this process.
 void add_failures(int64_t number);
+// Whether this thread is composing the message for calls that do not match. Its own calls then
+// leave `failures` out of their headers.
 extern thread_local bool explaining;
 
 class Group {
@@ -46,25 +48,26 @@ class Group {
 
   // out = x op x' op ... over the members, in their order. `out` may be `x`.
   void all_reduce(const Call& call, const void* x, void* out, int64_t elements, Type type, Op op);
-  // Member k combines part k of every member's x, their `ins[k]`, into its `outs`, one for each box
-  // of `ins[k]`.
+  // Member k combines part k of every member's x, which is their `ins[k]`, into its `outs`: one
+  // output per box of `ins[k]`.
   void reduce_scatter(const Call& call, const std::vector<Chain>& ins,
                       const std::vector<void*>& outs, Type type, Op op);
-  // The `mine` of member k goes to `outs[k]` of every member.
+  // `mine` of member k is copied to `outs[k]` of every member.
   void all_gather(const Call& call, const Chain& mine, const std::vector<Chain>& outs);
-  // The `mine` of every member, in their order. Members need not know each other's sizes.
+  // Returns `mine` of every member, in their order. Members need not know each other's sizes.
   std::vector<std::string> gather_objects(const std::string& mine);
   // `ins[k]` goes to member k, `outs[k]` comes from it.
   void all_to_all(const Call& call, const std::vector<Rows>& ins, const std::vector<Rows>& outs);
-  // The x of member `source` goes to the `out` of all. Only that member reads its x.
+  // x of member `source` is copied to `out` of every member. The other members' x is not read.
   void broadcast(const Call& call, int source, const void* x, void* out, int64_t bytes);
 
   // Compares the calls and sizes that all members give, and moves nothing. `sent[k]` are the bytes
   // for member k, `due[k]` those expected from it.
   void check(const Call& call, const std::vector<int64_t>& sent, const std::vector<int64_t>& due);
 
-  // Says to the members, which make a call, that this one has no memory for it: all throw Mismatch.
-  // A call that has begun cannot be taken back, so then all throw Broken, now and later.
+  // Called instead of a move by a member that has no memory for it: all members throw Mismatch. If
+  // steps() is no longer `steps_before`, the move has begun and cannot be undone; then all members
+  // throw Broken, now and in later calls.
   [[noreturn]] void refuse(uint64_t steps_before);
   uint64_t steps() const { return meeting_.steps(); }
 
@@ -72,21 +75,23 @@ class Group {
   // other call may come between the two. Needs `room() >= bytes`.
   std::vector<void*> stage(const Call& call, const void* x, int64_t bytes);
   void unstage();
-  // `set_bulk` gives stage() a segment of size() * bytes, mapped by all members, for an x that does
-  // not fit in a slot; or takes it away. room(): the most bytes that stage() accepts.
+  // set_bulk() gives stage() a segment of size() * bytes bytes, mapped by all members, for an x
+  // that does not fit in a slot, or takes the segment away. room(): the most bytes that stage()
+  // accepts.
   int64_t room() const { return bulk_ ? bulk_bytes_ : slot_bytes_; }
   void set_bulk(std::optional<Segment> segment, int64_t bytes);
-  // Removes the names of the segments. To be called once all members have mapped them.
+  // Removes the names of the segments. Call it after all members have mapped them.
   void unlink();
 
-  // In an all-reduce of at most `bytes` every member sends all of x to all; a longer one reduces x
-  // in parts first. `narrow` is the limit for floats of two bytes, which cost more to add. All
-  // members must set the same limits.
+  // In an all-reduce of at most `bytes` bytes every member sends all of x to all members; a longer
+  // one is a reduce-scatter and an all-gather. `narrow` is the limit for two-byte floats, which
+  // cost more to add. All members must set the same limits, or they would meet different numbers of
+  // times.
   void set_one_shot(int64_t bytes, int64_t narrow) {
     one_shot_bytes_ = bytes;
     one_shot_narrow_ = narrow;
   }
-  // A member that sleeps in a call, the text of that call, and the step of each member.
+  // A member that sleeps in a call, the text of the call, and the step of each member.
   struct Waiting {
     Sleeper sleeper;
     std::string call;
@@ -101,7 +106,7 @@ class Group {
   const std::string& name() const { return segment_.name(); }
 
  private:
-  // Held during a call. Until it ends its thread is "in a call".
+  // Held during a call. While it is held, its thread is "in a call".
   class Lock {
    public:
     Lock() = default;
@@ -117,8 +122,8 @@ class Group {
 
   char* slot(int member, uint64_t step) const;
   Header* header(int member, uint64_t step) const;
-  // The offset of the part that goes from `from` to `to`, in a slot that is cut into one part for
-  // each of the other members.
+  // The offset of the part that `from` sends to `to`, in a slot of `from` that is divided into one
+  // part for each of the other members.
   int64_t part(int from, int to) const { return part_bytes() * (to < from ? to : to - 1); }
   int64_t part_bytes() const { return slot_bytes_ / (size() - 1) / 64 * 64; }
 
@@ -142,9 +147,9 @@ class Group {
   uint64_t first_ = 0;  // its first step
   std::mutex mutex_;    // one call at a time
   Lock staged_;
-  // The thread that has staged, so that a call of the same thread raises and does not deadlock.
-  // Atomic only because other threads compare it meanwhile: a thread finds its own id here only if
-  // it stored it itself, so no order with other memory is needed.
+  // The thread that called stage(), so that another call of the same thread raises instead of
+  // deadlocking. Atomic only because other threads compare it at the same time: a thread finds its
+  // own id here only if it stored the id itself, so no ordering with other memory is needed.
   std::atomic<std::thread::id> stager_{};
 };
 

@@ -1,4 +1,4 @@
-// The moves that combine numbers.
+// The moves of a Group that combine numbers: reduce-scatter and all-reduce.
 
 #include <algorithm>
 #include <cstring>
@@ -9,10 +9,11 @@
 namespace consistent::peer {
 namespace {
 
-constexpr int64_t kBlock = 16384;  // bytes that are combined at once
+constexpr int64_t kBlock = 16384;  // bytes combined at once, so that they stay in the L1 cache
 
-// Combines bytes [begin, end) of the members' parts into `out`. Those of the others lie without
-// gaps in `shared`, which starts at `begin`; this member's own is cut out of its tensor.
+// Combines bytes [begin, end) of the members' parts into `out`. The parts of the other members lie
+// contiguously in shared memory: shared[k] points to byte `begin` of member k's part. This member's
+// own part is read from its tensor, `own`.
 void combine(char* out, const std::vector<const char*>& shared, int me, const Rows& own,
              int64_t begin, int64_t end, Type type, Op op) {
   alignas(64) char packed[kBlock];
@@ -74,7 +75,7 @@ void Group::all_reduce(const Call& call, const void* x, void* out, int64_t eleme
   }
 }
 
-// Every member sends all of x to all others, and each combines all of it.
+// Every member sends all of x to all others, and each member combines all of it.
 void Group::one_shot(const char* x, char* out, int64_t elements, Type type, Op op) {
   const int64_t bytes = elements * size_of(type);
   std::vector<const char*> shared(size());
@@ -89,9 +90,9 @@ void Group::one_shot(const char* x, char* out, int64_t elements, Type type, Op o
   }
 }
 
-// Each chunk of x is cut into one part for each member. In round r a member sends the others their
-// parts of chunk r, and also the sum of its own part of chunk r - 1, which it makes from what it
-// got in the round before:
+// Each chunk of x is divided into one part per member. In round r a member sends the others their
+// parts of chunk r, together with the sum of its own part of chunk r - 1, which it computes from
+// the parts that it received in the round before:
 //
 //   round        0            1            2
 //   sends   parts of 0   parts of 1   parts of 2 ...
@@ -123,9 +124,9 @@ void Group::two_shot(const char* x, char* out, int64_t elements, Type type, Op o
       combine(out, shared, me(), joined(x, bytes), begin, end, type, op);
       if (begin < end) memcpy(slot(me(), step) + sums_at, out + begin, end - begin);
     }
-    // Without the meeting the others' sums, and in the next round their parts, would be read before
-    // they are written. After it all have read the slots of step - 1 (above), which the next round
-    // overwrites.
+    // Without this meeting the others' sums, and in the next round their parts, would be read
+    // before they are written. After it, all members have read the slots of step - 1 (above), which
+    // the next round overwrites.
     arrive();
     wait();
     for (int k = 0; k < size() && r > 0; ++k) {

@@ -94,6 +94,7 @@ std::string Call::text() const {
   return text;
 }
 
+// Rounded up to a cache line, so that two members never write to the same one.
 size_t Header::bytes(int members) {
   const size_t all = sizeof(Header) + 2 * sizeof(int64_t) * size_t(members);
   return (all + 63) / 64 * 64;

@@ -22,19 +22,22 @@ namespace {
 constexpr double kSlice_s = 0.05;   // between two checks of which members are alive
 constexpr size_t kMessage = 16384;  // bytes of the message in a broken group
 
-// A member polls this often, and for this time, before it sleeps. Between two polls it yields the
-// processor: ranks often share one, even where there are enough, and a member that spins would keep
-// the ranks that it waits for from running. To wake a sleeper takes a virtual machine 50 to 200 µs,
-// by which it comes late to the next meeting, where the others sleep. Measured for 1 KB between two
-// ranks on two cores, ranks that work up to 150 µs more than each other between two meetings:
-// 225 µs a meeting; 465 µs with 100 polls. Beside one and two other busy processes: 290 and 383 µs;
-// 349 and 454 µs with 100 polls.
+// A member polls at least kLooks times and at least for kLooking_s before it sleeps. Between two
+// polls it yields the processor: ranks often share a core, even where there are enough cores, and a
+// member that spins would keep the ranks that it waits for from running. The time is that long
+// because a virtual machine takes 50 to 200 µs to wake a sleeper, which then arrives late at the
+// next meeting, so that the others sleep there. Measured for 1 KB between two ranks on two cores,
+// with up to 150 µs of difference in their work between two meetings: 225 µs per meeting, and 465
+// µs with 100 polls alone. Beside one and two other busy processes: 290 and 383 µs, and 349 and 454
+// µs with 100 polls alone.
 constexpr int kLooks = 100;
 constexpr double kLooking_s = 0.001;
 
+// A futex is a plain 32-bit word, and an atomic with a lock would not work between processes.
 static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == 4);
 
-// Sleeps while `word` is `value`, for kSlice_s at most.
+// Sleeps while `word` is `value`, for kSlice_s at most. Not FUTEX_WAIT_PRIVATE: the word is shared
+// between processes.
 void futex_wait(std::atomic<uint32_t>& word, uint32_t value) {
   const timespec slice = {0, long(kSlice_s * 1e9)};
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, value, &slice, nullptr, 0);
@@ -59,14 +62,15 @@ std::string in_seconds(double seconds) {
 
 struct Meeting::Control {
   alignas(64) std::atomic<uint64_t> arrivals;
-  alignas(64) std::atomic<uint32_t> met;  // the number of the last step that all arrived at
+  alignas(64) std::atomic<uint32_t> met;  // the last step that all arrived at, modulo 2^32
   std::atomic<uint32_t> sleepers;
-  alignas(64) std::atomic<uint32_t> broken;  // 0 whole, 1 `why` is written, 2 `why` can be read
+  // 0: whole; 1: a member is writing `why`; 2: `why` can be read.
+  alignas(64) std::atomic<uint32_t> broken;
   char why[kMessage];
 };
 
 struct Meeting::Member {
-  alignas(64) std::atomic<uint64_t> step;  // the last one that it has arrived at
+  alignas(64) std::atomic<uint64_t> step;  // the last step that this member has arrived at
   std::atomic<long> pid;
   std::atomic<unsigned long long> start;
   std::atomic<int64_t> failures;
@@ -82,42 +86,44 @@ Meeting::Meeting(char* memory, int me, std::vector<int> ranks, double timeout_s,
       ranks_(std::move(ranks)),
       timeout_s_(timeout_s),
       callbacks_(std::move(callbacks)) {
-  // In this order: a member whose pid is known and whose start is not would look ended to others.
+  // `start` before `pid`: a member with a pid and without a start would look ended to the others.
   members_[me_].start.store(started(getpid()));
   members_[me_].pid.store(getpid());
 }
 
 void Meeting::arrive() {
   ++step_;
-  // Release: what this member wrote to its slot, and its reads of the step before, come first.
-  // Acquire: the last to arrive takes over what all others released, and its store of `met` passes
-  // that on. Without them a member could read a slot before it is written, or write over one that
-  // is still being read.
+  // Release: this member's writes to its slot, and its reads of the step before, happen before the
+  // add. Acquire: the last member to arrive synchronizes with all others' adds, and its store of
+  // `met` passes that on. Without both, a member could read a slot before it is written, or
+  // overwrite one that is still being read.
   const auto arrived = control_->arrivals.fetch_add(1, std::memory_order_acq_rel) + 1;
-  // Relaxed: it only tells who is missing, and no data is read on the strength of it. After the
-  // add: others go on waiting for a member that is killed in between, and must see that it is
-  // missing.
+  // Relaxed: `step` only tells who is missing; no data is read because of it. Stored after the add:
+  // a member that is killed before its add must look missing to the others, which would otherwise
+  // wait for it until the timeout.
   members_[me_].step.store(step_, std::memory_order_relaxed);
   if (arrived != step_ * ranks_.size()) return;
-  // Sequentially consistent, with the add in sleep(): either the sleeper sees the new number before
-  // it sleeps, or it is counted here and woken. With weaker orders both could miss each other, and
-  // the member would sleep on until its slice of 50 ms ends.
+  // Sequentially consistent, as is the add in sleep(): either the sleeper sees the new `met` before
+  // it sleeps, or this member sees it counted in `sleepers` and wakes it. With weaker orders both
+  // could miss each other, and the sleeper would sleep on until its slice of 50 ms ends.
   control_->met.store(uint32_t(step_), std::memory_order_seq_cst);
   if (control_->sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(control_->met);
 }
 
 void Meeting::tell_failures(int64_t count) {
-  if (members_[me_].pid.load() != getpid()) return;  // a process that was forked is no member
-  // Release, for look_around(): who sees the count sees the steps that came before the error.
+  if (members_[me_].pid.load() != getpid()) return;  // a forked child is not a member
+  // Release, pairs with the acquire in look_around(): who sees this count also sees the steps that
+  // this member arrived at before the error.
   members_[me_].failures.store(count, std::memory_order_release);
 }
 
-// Acquire, for the store of `met`: without it slots could be read as they were before the meeting.
+// Acquire, pairs with the store of `met` in arrive(): without it slots could be read as they were
+// before the meeting.
 bool Meeting::met() const {
   return control_->met.load(std::memory_order_acquire) == uint32_t(step_);
 }
 
-// Relaxed: it only says that `why` will come; throw_broken() waits for it before reading it.
+// Relaxed: no data is read because of it; throw_broken() waits until `why` is complete.
 bool Meeting::is_broken() const { return control_->broken.load(std::memory_order_relaxed) != 0; }
 
 void Meeting::wait(const std::function<std::string()>& what, int64_t failures) {
@@ -129,7 +135,7 @@ void Meeting::wait(const std::function<std::string()>& what, int64_t failures) {
   sleep(what, failures);
 }
 
-// Marks this member as asleep for as long as the object lives.
+// Marks this member as asleep for the lifetime of the object.
 struct Meeting::Asleep {
   explicit Asleep(Meeting& meeting) : meeting(meeting) {
     const std::lock_guard<std::mutex> lock(meeting.sleeping_);
@@ -147,10 +153,10 @@ void Meeting::sleep(const std::function<std::string()>& what, int64_t failures) 
   const Asleep asleep(*this);
   const double begin = asleep_since_s_;
   while (!met()) {
-    // Before `met` is looked at, which the kernel does: see arrive().
+    // Before FUTEX_WAIT compares `met`: see arrive().
     control_->sleepers.fetch_add(1, std::memory_order_seq_cst);
     futex_wait(control_->met, uint32_t(step_ - 1));
-    // Any order would do: a count that falls late only costs a needless call that wakes nobody.
+    // Any order would do: a late decrement only causes a needless wake that wakes nobody.
     control_->sleepers.fetch_sub(1, std::memory_order_seq_cst);
     if (!met()) look_around(now_s() - begin, what, failures);
   }
@@ -168,14 +174,15 @@ void Meeting::look_around(double waited_s, const std::function<std::string()>& w
   for (int k = 0; k < size(); ++k) {
     const long pid = members_[k].pid.load();
     const bool gone = pid != 0 && started(pid) != members_[k].start.load();
-    // The step is read after the process was seen to have ended, so it is final: a member that
+    // `step` is read after the process was seen to have ended, so it is final. A member that
     // arrived before it ended is not missing.
     if (gone && members_[k].step.load() < step_ && !met()) {
       give_up("rank " + std::to_string(ranks_[k]) + " (process " + std::to_string(pid) +
               ") has ended while rank " + std::to_string(ranks_[me_]) + " waits for it in " +
               what());
     }
-    // Read before the step: an error after this step is one that this member may meet, too.
+    // `failures` is read before `step`: an error that the other one met after it had arrived at
+    // this step is no reason to give up, as this member may meet it too.
     const bool failed = members_[k].failures.load(std::memory_order_acquire) > failures;
     if (failed && members_[k].step.load() < step_ && !met()) {
       give_up(
@@ -210,14 +217,14 @@ void Meeting::give_up(const std::string& why) { break_up(callbacks_.give_up(why)
 void Meeting::break_up(const std::string& words) {
   callbacks_.alarm->set_off(words);
   uint32_t whole = 0;
-  // Only one member writes `why`, the one that takes `broken` from 0 to 1.
+  // Only the member that changes `broken` from 0 to 1 writes `why`.
   if (control_->broken.compare_exchange_strong(whole, 1)) {
     const size_t length = std::min(words.size(), kMessage - 1);
     memcpy(control_->why, words.data(), length);
     control_->why[length] = 0;
     // Release: a member that sees 2 must see all of `why`.
     control_->broken.store(2, std::memory_order_release);
-    futex_wake_all(control_->met);  // `met` is unchanged, but those who wake look at `broken`
+    futex_wake_all(control_->met);  // `met` is unchanged, but members that wake check `broken`
   }
   throw_broken();
 }
@@ -225,8 +232,8 @@ void Meeting::break_up(const std::string& words) {
 void Meeting::throw_broken() const {
   if (callbacks_.alarm->is_on()) throw Broken(callbacks_.alarm->words());
   const double begin = now_s();
-  // Acquire, for the store of 2: before it `why` may be half written. The wait ends after a second,
-  // for the member that writes may have been killed.
+  // Acquire, pairs with the store of 2, before which `why` may be incomplete. The wait ends after a
+  // second, since the member that writes may have been killed.
   while (control_->broken.load(std::memory_order_acquire) != 2 && now_s() - begin < 1)
     sched_yield();
   const bool said = control_->broken.load(std::memory_order_acquire) == 2;

@@ -1,9 +1,9 @@
-// Where the members of a group wait for each other: a barrier in shared memory.
+// A barrier in shared memory, at which the members of a group wait for each other.
 //
-// A member that waits first polls for a moment whether all have arrived. Then it sleeps in the
-// kernel and wakes every 50 ms to see whether the missing members are still alive. Once a member
-// has died, been interrupted or come too late, the meeting is broken, and it stays so on every
-// member: each throws the same message, where it waits or in its next call.
+// A waiting member first polls for about a millisecond whether all have arrived. Then it sleeps in
+// a futex and wakes every 50 ms to check whether the missing members are still alive. Once a member
+// has died, was interrupted or timed out, the meeting is broken for good on every member: each
+// throws Broken with the same message, where it waits or in its next call.
 
 #pragma once
 
@@ -26,12 +26,11 @@ struct Broken : std::runtime_error {
   using runtime_error::runtime_error;
 };
 
-// What a member calls in its own process.
+// Functions that a member calls in its own process.
 struct Callbacks {
-  // Called now and then by a member that waits. It returns true if a signal asks it to give up.
+  // Called every 50 ms or so by a member that sleeps. Returns true if a signal asks it to give up.
   std::function<bool()> interrupted = [] { return false; };
-  // Called with the reason by a member that gives up. It returns the message for all ranks to
-  // raise.
+  // Called with the reason by a member that gives up. Returns the message that all ranks raise.
   std::function<std::string(const std::string&)> give_up = [](const std::string& why) {
     return why;
   };
@@ -39,18 +38,18 @@ struct Callbacks {
   std::shared_ptr<Alarm> alarm = std::make_shared<Alarm>();
 };
 
-// A member that sleeps until the others come.
+// A member that sleeps until the others arrive: since when, and in which thread.
 struct Sleeper {
   double seconds;
-  unsigned long thread;  // as pthread_self() gives it
+  unsigned long thread;  // its pthread_self()
 };
 
 class Meeting {
  public:
   static size_t bytes(int members);
 
-  // `memory` is shared by all members and zero before the first one joins. A member may be waited
-  // for once all have joined, not earlier. `ranks` are the members' names in messages.
+  // `memory` is shared by all members and is all zeros before the first one joins. Members may wait
+  // only after all have joined. `ranks` are the members' names in messages.
   Meeting(char* memory, int me, std::vector<int> ranks, double timeout_s, Callbacks callbacks);
 
   // Throws Broken if a rank has given up.
@@ -59,26 +58,26 @@ class Meeting {
   }
   // Tells the others that this member has arrived at the next step.
   void arrive();
-  // Waits until all have arrived at it. `what` returns what the group is doing, for messages.
-  // `failures` is how many errors this process had met that the others may not have met, when it
-  // came here. Throws Broken.
+  // Waits until all have arrived at that step. `what` returns what the group is doing, for
+  // messages. `failures` is the number of errors that this process had met, and the others may not
+  // have met, when it began the call. Throws Broken.
   void wait(const std::function<std::string()>& what, int64_t failures = INT64_MAX);
 
-  // Breaks the meeting for all members, who throw Broken with these words and where each of them
-  // is.
+  // Breaks the meeting: all members throw Broken with the message that callbacks.give_up(why)
+  // gives.
   [[noreturn]] void give_up(const std::string& why);
 
-  // Tells the others how many errors this process has met that they may not have met. A member that
-  // waits for one with more errors than its own gives up: that one is at another step of the
-  // program, perhaps in a call of another group, and will not come.
+  // Tells the others how many errors this process has met that they may not have met. A member
+  // gives up if it waits for another one with more errors than its own: the other one is at another
+  // step of the program, perhaps in a call of another group, and will not arrive.
   void tell_failures(int64_t count);
 
-  // Calls `look` if this member sleeps in a `wait`; the sleep does not end before `look` returns.
+  // Calls `look` if this member sleeps in wait(). The sleep does not end before `look` returns.
   void with_sleeper(const std::function<void(const Sleeper&)>& look) const;
 
   // How many steps this member has arrived at: the same on every member between two calls.
   uint64_t steps() const { return step_; }
-  // The last step that each member has arrived at. One that made a call more is ahead.
+  // The last step that each member has arrived at. A member that is one call ahead has more.
   std::vector<uint64_t> steps_of_all() const;
   int me() const { return me_; }
   int size() const { return int(ranks_.size()); }
@@ -105,7 +104,7 @@ class Meeting {
   Callbacks callbacks_;
   uint64_t step_ = 0;
 
-  mutable std::mutex sleeping_;  // guards the two below
+  mutable std::mutex sleeping_;  // guards the two members below
   double asleep_since_s_ = 0;    // 0 while this member does not sleep
   unsigned long sleeper_ = 0;
 };

@@ -1,4 +1,4 @@
-// The CUDA functions in a build without CUDA: each throws.
+// Stand-ins for the CUDA functions in a build without CUDA. Each throws.
 
 #include <stdexcept>
 

@@ -4,7 +4,8 @@
 #include <cstring>
 #include <type_traits>
 
-#if defined(CONSISTENT_CLONES)  // empty under sanitizers, which start before a clone is chosen
+// The same macro as in kernels/clones.h.
+#if defined(CONSISTENT_CLONES)  // defined as empty under sanitizers, where ifuncs do not work
 #elif defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
 #define CONSISTENT_CLONES \
   __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default"), noinline))
@@ -45,7 +46,7 @@ inline float load(Brain x) { return as_float(uint32_t(x.bits) << 16); }
 
 inline float load(Half x) {
   const uint32_t sign = uint32_t(x.bits & 0x8000) << 16, rest = uint32_t(x.bits & 0x7FFF) << 13;
-  const uint32_t normal = rest + 0x38000000u;  // changes the exponent's bias
+  const uint32_t normal = rest + 0x38000000u;  // from an exponent bias of 15 to one of 127
   const uint32_t special = rest | 0x7F800000u;
   const uint32_t tiny = as_bits(as_float(rest + 0x38800000u) - as_float(0x38800000u));
   const uint32_t value = rest >= 0x0F800000u ? special : rest < 0x00800000u ? tiny : normal;
@@ -101,7 +102,7 @@ struct Functions {
   Function load, fold[3], store;
 };
 
-// The loops over one type; load and store convert from and to the accumulator's type.
+// The loops for one type. `load` and `store` convert to and from the accumulator's type.
 #define LOOP(NAME, TO, FROM, VALUE)                                          \
   CONSISTENT_CLONES void NAME(void* to_, const void* from_, int64_t count) { \
     TO* __restrict to = static_cast<TO*>(to_);                               \

@@ -1,5 +1,6 @@
-// Combines the members' numbers, from the first member to the last. Floats of two bytes are added
-// in float32 and rounded once, at the end. The bits are the same on every member and in every run.
+// Combines the members' numbers, from the first member to the last. Two-byte floats are added in
+// float32 and rounded once, at the end. The result has the same bits on every member and in every
+// run.
 
 #pragma once
 
@@ -27,8 +28,8 @@ enum class Op { sum, max, min };
 
 int size_of(Type type);
 
-// out[i] = pieces[0][i] op pieces[1][i] op ...; `out` may be one of the pieces. A NaN in any
-// piece makes the result NaN. For booleans sum and max are "or", min is "and".
+// out[i] = pieces[0][i] op pieces[1][i] op ...; `out` may be one of the pieces. If any piece has a
+// NaN, the result is NaN. For booleans, sum and max are "or" and min is "and".
 void reduce(void* out, const void* const* pieces, int count, int64_t elements, Type type, Op op);
 
 }  // namespace consistent::peer

@@ -1,5 +1,6 @@
-// A box of a contiguous tensor, as rows of equal length that lie a stride apart, and copies from
-// one such box to another of as many bytes. The split dim is handled here, in the copy.
+// A box of a contiguous tensor, as rows of equal length with a constant stride, and copies between
+// two boxes of the same number of bytes. So a tensor that is split along any dim is sent without a
+// contiguous copy of the part.
 
 #pragma once
 
@@ -31,7 +32,8 @@ inline Rows cut(void* base, int64_t outer, int64_t all, int64_t inner_bytes, int
           outer};
 }
 
-// Copies rows of `Row` bytes. The compiler knows `Row`, so a short row is a move and not a call.
+// Copies rows of `Row` bytes. `Row` is a compile-time constant, so memcpy of a short row is
+// inlined.
 template <int Row>
 void copy_short_rows(char* to, int64_t to_stride, const char* from, int64_t from_stride,
                      int64_t count) {
@@ -73,7 +75,7 @@ inline void pack(char* to, const Rows& from, int64_t begin, int64_t end) {
     return;
   }
   int64_t row = begin / from.row, offset = begin % from.row;
-  if (offset != 0) {  // the rest of a row
+  if (offset != 0) {  // `begin` is inside a row: the rest of that row first
     const int64_t bytes = std::min(from.row - offset, end - begin);
     memcpy(to, from.base + row * from.stride + offset, bytes);
     to += bytes, begin += bytes, ++row;
@@ -116,7 +118,7 @@ inline void copy(const Rows& to, const Rows& from, int64_t begin, int64_t end) {
   }
 }
 
-// Boxes one after the other, counted as one run of bytes: what several tensors give to one move.
+// Boxes one after the other, counted as one run of bytes: the parts of several tensors in one move.
 struct Chain {
   std::vector<Rows> boxes;
 
@@ -134,8 +136,8 @@ inline std::vector<Chain> chains(const std::vector<Rows>& boxes) {
   return std::vector<Chain>(boxes.begin(), boxes.end());
 }
 
-// Calls body(index of a box, its own [first, last), offset in [begin, end)) for each box that has
-// some of bytes [begin, end) of the chain.
+// Calls body(i, first, last, offset) for each box i that has some of bytes [begin, end) of the
+// chain: bytes [first, last) of the box are bytes offset, offset + 1, ... of [begin, end).
 template <typename Body>
 void each_box(const Chain& chain, int64_t begin, int64_t end, Body body) {
   int64_t start = 0;

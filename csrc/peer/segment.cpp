@@ -31,8 +31,8 @@ unsigned long long inode(const char* path) {
   return stat(path, &found) == 0 ? found.st_ino : 0;
 }
 
-// consistent-<namespace of pids>-<pid>-<start>-<random>: this tells whether the creator still
-// lives.
+// consistent-<PID namespace>-<pid>-<start>-<random>. From the first three, abandoned() tells
+// whether the creator still runs.
 std::string fresh_name() {
   std::random_device random;
   char name[160];
@@ -49,7 +49,7 @@ bool abandoned(const char* name) {
   return space == inode("/proc/self/ns/pid") && started(pid) != start;
 }
 
-// The path that shm_open would open. It is not called, since older systems have it in librt only.
+// The path that shm_open would open. shm_open is not called, since it is in librt on older systems.
 std::string path_of(const std::string& name) { return kFolder + name; }
 
 bool belongs_to_us(const struct stat& found) { return found.st_uid == geteuid(); }
@@ -71,7 +71,8 @@ unsigned long long started(long pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string line;
   if (!std::getline(file, line)) return 0;
-  // The name of the program, in brackets, may contain anything: count from the last bracket.
+  // Field 2, the program's name in parentheses, may contain anything, so fields are counted from
+  // the last parenthesis: field 3 is the state, field 22 the start time.
   const size_t end = line.rfind(')');
   if (end == std::string::npos) return 0;
   std::istringstream fields(line.substr(end + 1));
@@ -102,7 +103,8 @@ Segment Segment::create(size_t bytes) {
   const int file = open(path_of(made.name_).c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (file < 0) fail("creating the shared memory " + made.name_);
   made.named_by_ = getpid();
-  // Not ftruncate alone: with /dev/shm full, the first access would end the process with SIGBUS.
+  // Not ftruncate: if /dev/shm is full, it succeeds, and the first access to a page that cannot be
+  // allocated ends the process with SIGBUS.
   const int error = posix_fallocate(file, 0, off_t(bytes));
   void* data =
       error ? MAP_FAILED : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
@@ -124,7 +126,7 @@ Segment Segment::attach(const std::string& name, size_t bytes) {
   const bool ours = known && belongs_to_us(found), whole = known && size_t(found.st_size) >= bytes;
   void* data = MAP_FAILED;
   if (ours && whole) data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  const int error = errno;
+  const int error = errno;  // of mmap: close() may change errno
   close(file);
   if (!ours) throw std::runtime_error("the shared memory " + name + " is another user's");
   if (!whole) throw std::runtime_error("the shared memory " + name + " is too short");

@@ -1,4 +1,5 @@
-// Named shared memory that several processes of one host map, and that no death leaves behind.
+// Named shared memory that several processes of one host map. Segments of processes that died are
+// removed by remove_abandoned().
 
 #pragma once
 
@@ -7,20 +8,22 @@
 
 namespace consistent::peer {
 
-// What must be equal for two processes to share memory: the boot, the user, /dev/shm itself, and
-// the namespaces of process numbers and of the network. A process in another network namespace
+// A text that is equal for two processes if they can share memory: it names the boot, the user, the
+// device of /dev/shm, and the PID and network namespaces. A process in another network namespace
 // counts as one on another host.
 std::string host_identity();
 
-// When process `pid` started, in clock ticks since boot; 0 if it has ended or is a zombie.
+// When process `pid` started, in clock ticks since boot; 0 if it has ended or is a zombie. The pair
+// (pid, start) identifies a process, since the kernel reuses pids.
 unsigned long long started(long pid);
 
-// Unlinks the segments that dead processes of this user and host created and did not unlink.
+// Unlinks the segments that were created by processes of this user and PID namespace which have
+// ended without unlinking them.
 void remove_abandoned();
 
-// A mapped segment. The destructor unmaps it, and in the process that created it also unlinks it if
-// that was not done before. A forked child does not count as the creator: what it unmaps is only
-// its own mapping, and it never unlinks its parent's segment.
+// A mapped segment. The destructor unmaps it, and in the process that created it also unlinks it,
+// unless unlink() was called. A forked child does not count as the creator: it only unmaps its own
+// mapping and never unlinks its parent's segment.
 class Segment {
  public:
   // A new segment of `bytes` zeros. Throws std::system_error, also if there is not enough memory.
@@ -33,7 +36,7 @@ class Segment {
   Segment& operator=(Segment&& other) noexcept;
   ~Segment();
 
-  // Removes the name: the memory lives on until the last process has unmapped it.
+  // Removes the name. The memory is freed when the last process has unmapped it.
   void unlink();
 
   char* data() const { return data_; }
@@ -46,7 +49,7 @@ class Segment {
   std::string name_;
   char* data_ = nullptr;
   size_t bytes_ = 0;
-  long named_by_ = 0;  // the process that created it; 0 in others, and once it is unlinked
+  long named_by_ = 0;  // pid of the process that has to unlink it; 0 if none has to
 };
 
 }  // namespace consistent::peer

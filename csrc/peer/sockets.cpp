@@ -19,23 +19,25 @@
 namespace consistent::peer {
 namespace {
 
-constexpr int kSlice_ms = 50;  // between two looks for ranks that gave up, and for signals
-// As in meeting.cpp: to wake a sleeper takes longer than most waits.
+constexpr int kSlice_ms = 50;  // between two checks for ranks that gave up, and for signals
+// Polls before a sleep, as in meeting.cpp: to wake a sleeper takes longer than most waits.
 constexpr int kLooks = 100;
 constexpr double kLooking_s = 0.001;
-// Of the thread, between two looks: while something is under way, and for so many looks after that,
-// when it sleeps. To wake it for each message would take longer than most messages do.
+// The background thread pauses for kPause between two turns while messages are open, then for
+// kIdlePause in kIdle further turns, and then sleeps until it is notified. To wake it for each
+// message would take longer than most messages take.
 constexpr auto kPause = std::chrono::milliseconds(1);
 constexpr auto kIdlePause = std::chrono::milliseconds(5);
 constexpr int kIdle = 40;
-constexpr double kFlush_s = 5;
-constexpr double kHandedOver_s = 0.5;  // within which a connection that was made is known here
+constexpr double kFlush_s = 5;  // the longest that close() sends what is left
+// The longest time from a peer's connect() until arrive_by() has the accepted socket.
+constexpr double kHandedOver_s = 0.5;
 constexpr char kClosed[] = "Connection closed by peer";
 constexpr char kOtherLength[] = "a message has another length";
-// Bytes that are sent, and then received, before the other is looked at: so that the kernel's copy
-// of them is still in a cache when the other side reads it.
+// Bytes that are sent before the receiving side gets its turn, and the reverse: few enough that the
+// kernel's copy is still in a cache when the other process reads it.
 constexpr size_t kTurn = 256 * 1024;
-constexpr int kTurns = 64;  // of the thread, in one look
+constexpr int kTurns = 64;  // turns per peer in one pass of the background thread
 
 struct Header {
   uint32_t tag;
@@ -54,7 +56,7 @@ bool in_a_moment(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
 
 using ByTag = std::unordered_map<uint32_t, std::deque<std::shared_ptr<Message>>>;
 
-// Takes the first message with this tag out; null if there is none.
+// Removes and returns the first message with this tag; null if there is none.
 std::shared_ptr<Message> take(ByTag& messages, uint32_t tag) {
   const auto found = messages.find(tag);
   if (found == messages.end()) return nullptr;
@@ -68,17 +70,17 @@ std::shared_ptr<Message> take(ByTag& messages, uint32_t tag) {
 
 struct Sockets::Peer {
   int out = -1, in = -1;
-  std::string lost;   // why it cannot be reached any more
-  double gone_s = 0;  // when its end was noted
+  std::string lost;   // why the connection cannot be used any more; empty if it can
+  double gone_s = 0;  // when note_end() saw the end of the process
 
   std::deque<std::shared_ptr<Message>> going;
-  size_t sent = 0;  // bytes of the first one, its header included
+  size_t sent = 0;  // bytes of the first message in `going` that are sent, its header included
 
   Header header{};
-  size_t read = 0;                                 // bytes of the header, and of what follows it
-  int64_t failures = 0;                            // what the last header said
-  std::shared_ptr<Message> filled;                 // what arrives now; null before it is known
-  std::shared_ptr<std::vector<char>> kept_memory;  // of a message that nobody has asked for yet
+  size_t read = 0;                  // bytes received of the header and of the data after it
+  int64_t failures = 0;             // the count in the last header
+  std::shared_ptr<Message> filled;  // the message that arrives now; null while its header arrives
+  std::shared_ptr<std::vector<char>> kept_memory;  // its memory, if it was not asked for yet
   ByTag asked, kept;
 };
 
@@ -139,7 +141,7 @@ void Sockets::receive(const std::shared_ptr<Message>& message) {
   let_go(lock);
 }
 
-// Gives a message that was kept to who asks for it.
+// Copies a kept message, which arrived before it was asked for, to the receiver's memory.
 void Sockets::give(Peer& peer, Message& asked, const Message& kept) {
   if (asked.bytes != kept.bytes) {
     peer.lost = kOtherLength;
@@ -152,26 +154,27 @@ void Sockets::give(Peer& peer, Message& asked, const Message& kept) {
 void Sockets::finish(Message& message) {
   finished_.push_back(std::move(message.owner));
   --open_;
-  // Release: who sees it reads what has arrived, without the lock.
+  // Release: a thread that sees `done` reads the data that has arrived, without the lock.
   message.done.store(true, std::memory_order_release);
 }
 
-// Unlocks, and lets go what finished messages owned. With the lock, a thread that has to take
-// Python's own to do so (the memory is a bytearray's, say) would wait for one that has that and
-// waits for the lock.
+// Unlocks, and then releases the owners of finished messages. Releasing an owner may take the GIL
+// (if the memory is a bytearray's, for example). Under the lock that would deadlock with a thread
+// that holds the GIL and waits for the lock.
 void Sockets::let_go(std::unique_lock<std::mutex>& lock) {
   Owners owners;
   owners.swap(finished_);
   lock.unlock();
 }
 
-// Whether something could be sent.
+// Sends up to kTurn bytes without waiting. Returns whether any byte was sent.
 bool Sockets::pump_out(Peer& peer) {
   size_t moved = 0;
   while (moved < kTurn && !peer.going.empty() && peer.lost.empty() && peer.out >= 0) {
     Message& first = *peer.going.front();
     Header header{first.tag, 0, first.bytes, first.failures};
     const size_t skipped = std::min(peer.sent, sizeof header), at = peer.sent - skipped;
+    // One system call for header and data; MSG_NOSIGNAL gives EPIPE in place of a SIGPIPE.
     iovec parts[] = {{reinterpret_cast<char*>(&header) + skipped, sizeof header - skipped},
                      {first.data + at, std::min(first.bytes - at, kTurn)}};
     msghdr all{};
@@ -193,8 +196,8 @@ bool Sockets::pump_out(Peer& peer) {
   return moved != 0;
 }
 
-// Looks where the message goes that begins to arrive. False if it has to wait: nobody has asked for
-// it, and it is not kept.
+// Chooses the memory of the message whose header has arrived. Returns false if the message has to
+// stay in the kernel's buffers: nobody has asked for it, and `keeps` is false.
 bool Sockets::begin(Peer& peer, bool keeps) {
   peer.failures = peer.header.failures;
   peer.filled = take(peer.asked, peer.header.tag);
@@ -218,7 +221,7 @@ bool Sockets::begin(Peer& peer, bool keeps) {
   return true;
 }
 
-// Whether `count`, which recv() has returned, is a part of a message.
+// Handles the result of recv(). Returns whether it received any bytes.
 bool Sockets::got(Peer& peer, long count) {
   if (count > 0) {
     peer.read += size_t(count);
@@ -229,7 +232,7 @@ bool Sockets::got(Peer& peer, long count) {
   return false;
 }
 
-// Whether something could be received.
+// Receives up to kTurn bytes without waiting. Returns whether any byte was received.
 bool Sockets::pump_in(Peer& peer, bool keeps) {
   size_t moved = 0;
   while (moved < kTurn && peer.in >= 0 && peer.lost.empty()) {
@@ -252,7 +255,7 @@ bool Sockets::pump_in(Peer& peer, bool keeps) {
     }
     if (peer.kept_memory) {
       peer.filled->owner = std::move(peer.kept_memory);
-      // Asked for while it arrived.
+      // Someone may have asked for the message while it arrived.
       if (const auto asked = take(peer.asked, peer.filled->tag)) {
         give(peer, *asked, *peer.filled);
       } else {
@@ -268,8 +271,9 @@ bool Sockets::pump_in(Peer& peer, bool keeps) {
   return moved != 0;
 }
 
-// Sends and receives what is possible. With `keeps` also what nobody has asked for yet: it may
-// stand before a message that is waited for. Whether there was something.
+// Sends and receives what is possible without waiting. With `keeps`, it also receives messages that
+// nobody has asked for yet: they may come before a message that is waited for. Returns whether any
+// byte was moved.
 bool Sockets::look(Peer& peer, bool keeps) {
   const bool came = (keeps || peer.filled || !peer.asked.empty()) && pump_in(peer, keeps);
   return pump_out(peer) || came;
@@ -319,7 +323,8 @@ void Sockets::wait(const Messages& messages) {
   }
 }
 
-// Sleeps until something can be sent or received, for kSlice_ms at most.
+// Sleeps until something can be sent or received, for kSlice_ms at most. Every socket on which
+// something may happen is polled, also of peers that `messages` do not name.
 void Sockets::sleep(const Messages& messages, double waited_s) {
   std::vector<pollfd> files{{bell_, POLLIN, 0}};
   {
@@ -328,7 +333,7 @@ void Sockets::sleep(const Messages& messages, double waited_s) {
       if (message->done.load(std::memory_order_acquire)) continue;
       const Peer& peer = *peers_[message->rank];
       if (peer.in >= 0) files.push_back({peer.in, POLLIN, 0});
-      // The other side sends nothing by it: if it can be read, its process has ended.
+      // The peer sends nothing on this socket, so POLLRDHUP means that its process has ended.
       const bool looks_for_end = peer.in < 0 && peer.gone_s == 0;
       if (peer.out >= 0 && looks_for_end) files.push_back({peer.out, POLLRDHUP, 0});
     }
@@ -347,25 +352,26 @@ void Sockets::sleep(const Messages& messages, double waited_s) {
   for (const auto& message : messages) note_end(*peers_[message->rank]);
 }
 
-// Notes the end of a process that has never made a connection. Any other's is known by that, when
-// all that it sent has come.
+// Notes the end of a process from which there is no connection (`in` < 0). The end of any other
+// process is seen on that connection, after everything that it sent has arrived.
 void Sockets::note_end(Peer& peer) {
   char byte;
   if (peer.in >= 0 || peer.out < 0) return;
   if (recv(peer.out, &byte, 1, MSG_DONTWAIT | MSG_PEEK) != 0) return;
   if (peer.gone_s == 0) peer.gone_s = now_s();
-  // It may have connected, sent and ended just now.
+  // It may have connected, sent a message and ended, with its socket not yet in arrive_by().
   if (now_s() - peer.gone_s > kHandedOver_s) peer.lost = kClosed;
 }
 
-// Lets the thread go on with what is under way, if it sleeps. The lock is held.
+// Starts the background thread, or wakes it if it sleeps. The lock is held.
 void Sockets::go_on() {
   if (open_.load() == 0) return;
   if (sleeps_) woken_.notify_one();
   if (thread_.joinable() || closed_) return;
   sigset_t all, before;
   sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the threads of the program
+  // The new thread inherits a mask that blocks all signals: the program's own threads handle them.
+  pthread_sigmask(SIG_SETMASK, &all, &before);
   thread_ = std::thread([this] {
     std::unique_lock<std::mutex> lock(mutex_);
     for (int idle = 0; !closed_; ++idle) {
@@ -380,7 +386,7 @@ void Sockets::go_on() {
       const bool looks = open_.load() != 0 && waiting_.load() == 0;
       lock.lock();
       if (open_.load() != 0) idle = -1;
-      if (!looks) continue;  // who waits looks by itself
+      if (!looks) continue;  // a thread in wait() moves the messages by itself
       for (const auto& peer : peers_) {
         for (int turn = 0; turn < kTurns && look(*peer, false); ++turn) continue;
       }

@@ -1,16 +1,17 @@
-// Messages between this process and those of other ranks, by TCP.
+// Messages between this process and the processes of other ranks, over TCP.
 //
-// Two processes are joined by a socket for each direction, and a message is found by its tag:
+// Two processes are connected by one socket for each direction. A receiver finds a message by its
+// tag. On the wire a message is
 //
 //   | tag | 0 | bytes | failures | data ...         24 bytes, then those of the message
 //
-// `failures` is how many errors the sender has met that others may not have met (group.h). Messages
-// come in the order in which they are sent: once one has a higher count than the message that is
-// waited for, that one will never come.
+// `failures` is the number of errors that the sender has met and others may not have met (group.h).
+// Messages arrive in the order in which they are sent. So if a message arrives with a higher count
+// than that of the message which is waited for, the latter will never arrive.
 //
-// Whoever waits sends and receives by itself: no thread is woken for a message, and none is told
-// that the other side is ready. While nobody waits, what is under way goes on in a thread that
-// looks every millisecond, and meanwhile in the kernel's buffers.
+// A thread in wait() sends and receives by itself: no other thread has to be woken for a message.
+// While no thread is in wait(), a background thread continues the open messages every millisecond,
+// and in between the kernel's buffers take and give bytes.
 
 #pragma once
 
@@ -30,39 +31,39 @@
 
 namespace consistent::peer {
 
-// A message that goes or comes.
+// A message that is sent or received.
 struct Message {
   int rank = 0;
   uint32_t tag = 0;
-  int64_t failures = 0;  // of this process, as it was made
+  int64_t failures = 0;  // of this process, when the message was created
   char* data = nullptr;
   size_t bytes = 0;
-  std::shared_ptr<void> owner;  // of `data`, until the message has gone or come, and a bit longer
-  std::atomic<bool> done{false};
+  std::shared_ptr<void> owner;    // keeps `data` alive; reset after `done`, outside of the lock
+  std::atomic<bool> done{false};  // sent completely, or received completely
 };
 
 using Messages = std::vector<std::shared_ptr<Message>>;
 
 class Sockets {
  public:
-  // `ranks`: how many there are.
+  // `ranks`: the number of ranks.
   Sockets(int ranks, double timeout_s, Callbacks callbacks);
   ~Sockets();
 
-  // What is sent to `rank` leaves by the socket `file`; what it sends arrives by it. The files
-  // belong to this object from then on.
+  // leave_by: messages to `rank` are sent on the socket `file`. arrive_by: messages from `rank` are
+  // received on it. This object owns the files from then on.
   void leave_by(int rank, int file);
   void arrive_by(int rank, int file);
-  // Whether there is a socket by which messages to `rank` leave.
+  // Whether leave_by() was called for `rank`.
   bool reaches(int rank) const;
 
-  // These start, and do what is possible at once.
+  // Start a message, and send or receive what is possible without waiting.
   void send(const std::shared_ptr<Message>& message);
   void receive(const std::shared_ptr<Message>& message);
-  // Returns when all have gone or come. Throws Broken if a rank has given up, and
-  // std::runtime_error if one has ended, is at another step of the program, or the time is up.
+  // Returns when all `messages` are done. Throws Broken if a rank has given up, and
+  // std::runtime_error if a rank has ended or is at another step of the program, or on a timeout.
   void wait(const Messages& messages);
-  // Sends what is left, for a moment, and closes all.
+  // Sends what is left, for a few seconds at most, and closes all sockets.
   void close();
 
  private:
@@ -83,11 +84,11 @@ class Sockets {
 
   const double timeout_s_;
   const Callbacks callbacks_;
-  const int bell_;            // rung when a socket is there that a sleeper does not know
-  mutable std::mutex mutex_;  // guards the peers
+  const int bell_;            // an eventfd, written when a socket is added that no sleeper polls
+  mutable std::mutex mutex_;  // guards the peers and `finished_`
   std::vector<std::unique_ptr<Peer>> peers_;
-  Owners finished_;  // of messages that have gone or come: let go where the lock is not held
-  std::atomic<int> open_{0};     // messages that have neither gone nor come
+  Owners finished_;              // owners of messages that are done; released by let_go()
+  std::atomic<int> open_{0};     // messages that are not done
   std::atomic<int> waiting_{0};  // threads in wait()
 
   std::thread thread_;

@@ -1,6 +1,6 @@
-// Compares messages of one byte a number with those of the CPU: bytes, what is left unsent, and
-// sums of messages. Then it times them on 64 MB of numbers. With any argument it times nothing, for
-// runs under compute-sanitizer.
+// Compares one-byte messages on CUDA with those of the CPU: the bytes, the rounding errors
+// (`unsent`) and the sums of messages. Then it times them on 64 MB of numbers. With any argument it
+// does not time, for runs under compute-sanitizer.
 //
 //   nvcc -std=c++17 -O3 -arch=native -fmad=false -Xcompiler -ffp-contract=off
 //       csrc/tests/blocks_test.cu csrc/peer/blocks.cu csrc/peer/blocks_cpu.cpp -o blocks_test
@@ -18,7 +18,7 @@ constexpr Code kCodes[] = {Code::int8, Code::fp8};
 struct Case {
   int64_t n;
   bool specials;  // infinities and NaN in some blocks
-  int64_t skew;   // elements beyond an aligned address
+  int64_t skew;   // elements between an aligned address and the data
 };
 
 std::vector<Case> message_cases() {
@@ -26,7 +26,7 @@ std::vector<Case> message_cases() {
           {5003, false, 1}, {5003, true, 3}, {40 * 256, true, 0}, {20011, false, 0}};
 }
 
-// Numbers of very different sizes, a block of zeros among them.
+// Numbers of very different magnitudes, with a block of zeros among them.
 Bytes drawn(const Case& it, Dtype dtype, uint64_t seed) {
   Bytes made = numbers(it.n, dtype, seed);
   const size_t size = size_t(size_of(dtype));
@@ -64,7 +64,8 @@ int64_t compare_written(const Case& it, Dtype dtype, Code code, uint64_t seed) {
   return wrong + (message.back(alone.size()) != alone);
 }
 
-// The sum of some messages, of which the last ones are added to what the first ones gave.
+// Compares the sum of `count` messages, computed on the device in two calls: the second one adds
+// the later messages to the sum of the first ones.
 int64_t compare_read(const Case& it, Dtype dtype, Code code, int count) {
   std::vector<Message> messages;
   std::vector<DeviceBytes> there;

@@ -1,4 +1,4 @@
-// The cases of the programs in this folder: boxes of several shapes, a distribution of each kind.
+// The test cases for random values: boxes of several shapes, and a distribution of each kind.
 
 #pragma once
 
@@ -32,7 +32,7 @@ inline std::vector<Box> boxes() {
       rows_of(5, 1001, 37, 111), rows_of(1, 5000, 1, 6), rows_of(0, 300, 512, 1024)};
 }
 
-// Of few elements, so that a slow device is soon done with them.
+// Boxes of few elements, for slow devices such as the emulator.
 inline std::vector<Box> small_boxes() {
   Box blocks = run_of(7, 6);  // of three dims
   blocks.runs = 30, blocks.dims = 2;

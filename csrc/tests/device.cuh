@@ -9,7 +9,8 @@
 
 namespace consistent {
 
-// `data` begins `skew` bytes beyond the address that was allocated, which is aligned to all types.
+// Device memory. `data` begins `skew` bytes after the allocated address, which is aligned for all
+// types.
 struct DeviceBytes {
   void *memory = nullptr, *data = nullptr;
   explicit DeviceBytes(size_t size, size_t skew = 0) {
@@ -32,7 +33,7 @@ struct DeviceBytes {
   }
 };
 
-// Prints the time of the fastest of several runs and its bandwidth; returns the bandwidth in GB/s.
+// Prints the time and bandwidth of the fastest of several runs; returns the bandwidth in GB/s.
 template <class Run>
 double time_of(const char* name, int64_t bytes, const Run& run) {
   cudaEvent_t start, stop;
@@ -53,7 +54,8 @@ double time_of(const char* name, int64_t bytes, const Run& run) {
   return speed;
 }
 
-// The same, and beside it a copy of as many bytes (half of them read, half written).
+// The same, in percent of the bandwidth of a copy that moves the same number of bytes (half of them
+// read, half written).
 template <class Run>
 void time_beside_copy(const char* name, int64_t bytes, const Run& run) {
   const DeviceBytes from{size_t(bytes / 2)}, to{size_t(bytes / 2)};

@@ -1,7 +1,7 @@
 // g++ -std=c++17 -O1 -g -DCONSISTENT_CLONES= -fsanitize=address,undefined
 //   csrc/tests/device_moves_test.cpp csrc/peer/device_moves_cpu.cpp csrc/peer/reduce.cpp
 //
-// Compares the moves between devices, run on the CPU, with those between processes.
+// Compares the CPU versions of the moves between devices with the moves between processes.
 
 #include <cstdio>
 

@@ -1,6 +1,6 @@
-// Compares the moves between devices, on the memory of one device in place of its peers', with the
-// same on the CPU. Then it times them: 8 peers, 64 MB from each. With any argument it times
-// nothing, for runs under compute-sanitizer.
+// Compares the moves between devices with their CPU versions. The memory of one device stands for
+// that of all peers. Then it times them: 8 peers, 64 MB from each. With any argument it does not
+// time, for runs under compute-sanitizer.
 //
 //   nvcc -std=c++17 -O3 -arch=native -fmad=false -Xcompiler -ffp-contract=off
 //       csrc/tests/device_moves_test.cu csrc/peer/device_moves.cu csrc/peer/device_moves_cpu.cpp
@@ -14,13 +14,13 @@ namespace {
 
 char* start_of(const DeviceBytes& memory) { return static_cast<char*>(memory.data); }
 
-// The memory of all peers, on both.
+// The memory of all peers, on the host and on the device.
 struct Peers {
   std::vector<Bytes> here;
   std::vector<DeviceBytes> there;
   std::vector<char*> on_host, on_device;
 
-  // With `type`, a floating one, there are infinities and NaN in it.
+  // If `type` is given, a floating type, the memory has infinities and NaN of that type.
   explicit Peers(const MoveCase& it, const Type* type = nullptr) {
     for (int k = 0; k < it.peers; ++k) {
       here.push_back(memory_of(it, k, bytes_of(it)));
@@ -44,7 +44,7 @@ int64_t compare_copies(const MoveCase& it) {
   return made.back(wanted.size()) != wanted;
 }
 
-// The sums, largest and smallest numbers, the result `skew` bytes beyond an aligned address.
+// Compares sums, maxima and minima, with the result `skew` bytes after an aligned address.
 int64_t compare_reductions(const MoveCase& it, const Peers& peers, Type type, int64_t skew) {
   int64_t wrong = 0;
   for (const Op op : {Op::sum, Op::max, Op::min}) {

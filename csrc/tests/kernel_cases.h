@@ -1,5 +1,5 @@
-// The cases on which the programs in this folder run the fused kernels: sizes around the edges of
-// chunks, strips and packs, and references in plain double loops.
+// The test cases for the fused kernels: sizes at and near the boundaries of chunks, strips and
+// packs.
 
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace consistent {
 
-// Whether a program is to run as few cases as reach every kernel: ThreadSanitizer is slow.
+// Whether a program is to run only the few cases that reach every kernel: ThreadSanitizer is slow.
 inline bool once(int words, char** given) { return words > 1 && strcmp(given[1], "once") == 0; }
 
 using Bytes = std::vector<char>;
@@ -96,7 +96,7 @@ inline double tolerance_of(Dtype dtype) {
                                : 3e-2;
 }
 
-// How many numbers are further apart than the dtype's rounding allows. A NaN is only like a NaN.
+// How many numbers differ by more than the dtype's rounding allows. A NaN equals only a NaN.
 inline int64_t apart(const Bytes& a, const Bytes& b, Dtype dtype, double tolerance) {
   int64_t wrong = 0;
   for (int64_t i = 0; i < int64_t(a.size()) / size_of(dtype); ++i) {
@@ -143,7 +143,7 @@ inline std::vector<int64_t> indices(const Look& look) {
   return made;
 }
 
-// The look-ups sorted by row, those of other ranks last.
+// The look-ups sorted by row, with the look-ups of other ranks' rows last.
 inline void sort_rows(const Look& look, const std::vector<int64_t>& index,
                       std::vector<int64_t>& row, std::vector<int64_t>& order) {
   for (int64_t r = 0; r <= look.window.held; ++r) {
@@ -161,7 +161,7 @@ struct Fused {
   int parts;
   Activation activation;
   Norm norm;
-  bool beside;  // with scale, bias, residual, weight and the norm's bias
+  bool beside;  // whether there are a scale, bias, residual, weight and norm bias
 };
 
 inline std::vector<Fused> fused_cases() {
@@ -204,7 +204,7 @@ struct FusedInputs {
   }
 };
 
-// `place` returns where the bytes are: on the host, or in a copy on the device.
+// `place` returns the address of the bytes: on the host, or of a copy on the device.
 template <class Place>
 Epilogue epilogue_of(const Fused& it, const FusedInputs& given, const Place& place) {
   Epilogue made;

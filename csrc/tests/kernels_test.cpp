@@ -1,5 +1,5 @@
-// Compares the fused kernels on the CPU with plain double loops, from several threads at once. To
-// be built with sanitizers.
+// Compares the fused kernels on the CPU, run by several threads, with plain loops in double. It is
+// built with sanitizers.
 //
 //   c++ -std=c++17 -g -fsanitize=address,undefined -DCONSISTENT_CLONES= csrc/tests/kernels_test.cpp
 //       csrc/kernels/{split_cross_entropy,masked_embedding,reduce_shards}_cpu.cpp -lpthread

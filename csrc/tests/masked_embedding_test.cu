@@ -1,5 +1,5 @@
-// Compares masked embedding on CUDA with the CPU. Then it times it: 128k rows of 4096 over 8 ranks,
-// bf16. With any argument it times nothing, for runs under compute-sanitizer.
+// Compares masked embedding on CUDA with the CPU. Then it times the kernels: 128k rows of 4096 over
+// 8 ranks, bf16. With any argument it does not time, for runs under compute-sanitizer.
 //
 //   nvcc -std=c++17 -O3 -arch=native -fmad=false -Xcompiler -ffp-contract=off
 //       csrc/tests/masked_embedding_test.cu csrc/kernels/masked_embedding.cu
@@ -11,7 +11,7 @@
 namespace consistent {
 namespace {
 
-// The table, the gradients and the results lie `skew` elements beyond an aligned address; `special`
+// The table, the gradients and the results lie `skew` elements after an aligned address. `special`
 // puts infinities and NaN in them.
 int64_t compare(Dtype dtype, const Look& look, double scale, int skew, bool special) {
   const RowWindow& window = look.window;
@@ -47,7 +47,7 @@ int64_t compare(Dtype dtype, const Look& look, double scale, int skew, bool spec
          apart(dback.back(back.size()), back, dtype, 0);
 }
 
-// Rows of bytes, as any dtype is looked up in where nothing is scaled.
+// Rows of bytes: without a scale, rows of every dtype are copied as bytes.
 int64_t compare_bytes(const Look& look) {
   const RowWindow& window = look.window;
   const std::vector<int64_t> index = indices(look);

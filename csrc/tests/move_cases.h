@@ -1,5 +1,5 @@
-// The cases of the moves of peer/device_moves.h for the programs in this folder: boxes in the
-// memory of some peers, aligned and not, and the results they must give.
+// The test cases for the moves of peer/device_moves.h: boxes in the memory of several peers,
+// aligned and unaligned.
 
 #pragma once
 
@@ -13,12 +13,12 @@ namespace consistent::peer {
 
 using Bytes = std::vector<char>;
 
-// Each of several peers has a tensor of (outer, whole, inner bytes). Its part (outer, size, inner)
-// from `start` on is joined with those of the others, along the same or the next dim.
+// Each peer has a tensor of shape (outer, whole, inner bytes). Its part (outer, size, inner), which
+// begins at `start`, is joined with the parts of the other peers, along the same or the next dim.
 struct MoveCase {
   int peers;
   int64_t outer, whole, inner, start, size;
-  int64_t skew;  // bytes by which all memory is off its alignment
+  int64_t skew;  // bytes between an aligned address and each box
 };
 
 inline std::vector<MoveCase> move_cases() {
@@ -62,7 +62,7 @@ inline unsigned infinity_of(Type type) {
   }
 }
 
-// Puts infinities and NaN of a floating type in some places, beyond the first `skew` bytes.
+// Puts infinities and NaN of a floating type in some places after the first `skew` bytes.
 inline void plant_specials(Bytes& memory, int64_t skew, Type type) {
   const size_t size = size_t(size_of(type)), count = (memory.size() - size_t(skew)) / size;
   for (size_t i = 0; i < std::min<size_t>(count / 3, 20); ++i) {
@@ -81,7 +81,7 @@ inline bool is_nan(const char* element, Type type) {
   return infinity_of(type) != 0 && (bits & ~sign) > uint64_t(infinity_of(type)) << (8 * size - 16);
 }
 
-// The same bytes, but for the bits of NaN, which are others on CUDA.
+// Whether the bytes are equal except for the bits of NaN, which differ on CUDA.
 inline bool alike(const Bytes& a, const Bytes& b, Type type) {
   const size_t size = size_t(size_of(type));
   for (size_t at = 0; at + size <= a.size(); at += size) {
@@ -98,12 +98,12 @@ inline Rows taken(const MoveCase& it, char* memory) {
   return cut(memory + it.skew, it.outer, it.whole, it.inner, it.start, it.size);
 }
 
-// The size of each peer's part, if the parts are joined along the dim that was cut.
+// The size of each peer's part, if the parts are joined along the dim that was split.
 inline Rows placed(const MoveCase& it, char* memory, int peer) {
   return cut(memory + it.skew, it.outer, it.size * it.peers, it.inner, it.size * peer, it.size);
 }
 
-// The boxes of a case: `from[k]` is in the memory of peer k, and all go to `to`.
+// The boxes of a case: `from[k]` is the memory of peer k, and all parts go to `to`.
 inline void boxes_of(const MoveCase& it, const std::vector<char*>& from, char* to, Boxes& taking,
                      Boxes& placing) {
   for (int k = 0; k < it.peers; ++k) {

@@ -2,7 +2,7 @@
 //   csrc/tests/peer_test.cpp csrc/peer/*.cpp -o peer_test && ./peer_test processes
 // (or -fsanitize=thread and ./peer_test threads)
 //
-// Every move of csrc/peer, at sizes around the edges of a slot, between processes or threads.
+// Tests every move of csrc/peer between processes or threads, at sizes near that of a slot.
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -161,7 +161,7 @@ void test_peers(Group& g, int64_t count) {
   g.unstage();
 }
 
-// All members find a fault and throw the same message, and the next call works.
+// All members find a mismatch and throw the same message, and the next call works.
 void test_faults(Group& g) {
   float x[8] = {}, out[8];
   Call call{g.me() == 1 ? Kind::all_gather : Kind::all_reduce, g.me() == 1 ? -1 : 0};
@@ -187,7 +187,7 @@ void test_faults(Group& g) {
   test_all_reduce<float>(g, Type::float32, 8, Op::sum, 1024, false);
 }
 
-// Floats of two bytes are added up in float32 and rounded once.
+// Two-byte floats are added in float32 and rounded once.
 void test_short_floats(Group& g) {
   const uint16_t halves[] = {0x3C00, 0x0001, 0x7BFF, 0x7C00, 0x8001, 0x83FF, 0x0400, 0xFBFF};
   uint16_t out[8];
@@ -259,8 +259,8 @@ std::string said_by(Group& g) {
   return "";
 }
 
-// A group that one member gave up is broken on all members, at once and for good: the last member
-// calls when the others have given up, and these call again.
+// After one member gives up, the group is broken on all members for good. The last member calls
+// only after the others have given up, and then the others call again.
 void give_up(int me, int n, Segment segment, Segment) {
   std::vector<int> ranks(n);
   for (int k = 0; k < n; ++k) ranks[k] = 10 + k;
@@ -277,7 +277,7 @@ void give_up(int me, int n, Segment segment, Segment) {
   check(!group.waiting(), "nobody waits any more");
 }
 
-// A member that waits throws the message of its alarm, which something else sets off.
+// A waiting member throws the message of its alarm, which another thread sets off.
 void alarmed(int me, int n, Segment segment, Segment) {
   Callbacks callbacks;
   Group group(std::move(segment), me, std::vector<int>(n, me), kSlot, 60, callbacks);

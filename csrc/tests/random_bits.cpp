@@ -1,8 +1,8 @@
 // g++ -std=c++17 -O3 -ffp-contract=off -DCONSISTENT_CLONES= -march=x86-64-v3
 //   csrc/tests/random_bits.cpp csrc/kernels/random_cpu.cpp -o random_bits && ./random_bits
 //
-// Prints a hash of the bytes of every distribution, dtype and cut. It is the same number for every
-// -march.
+// Prints a hash of the bytes of every distribution, dtype and box. The hash must be the same for
+// every -march.
 
 #include <cstdio>
 #include <vector>

@@ -2,9 +2,9 @@
 // csrc/tests/random_test.cu
 //   csrc/kernels/random.cu csrc/kernels/random_cpu.cpp -o random_test && ./random_test
 //
-// Compares the bytes that CUDA and the CPU write for every distribution, dtype and cut. Then it
-// times 2^28 float32 values beside setting as many bytes. With any argument it times nothing, for
-// runs under compute-sanitizer; with "few" it leaves out large tensors too.
+// Compares the bytes that CUDA and the CPU write for every distribution, dtype and box. Then it
+// times 2^28 float32 values, and a memset of the same number of bytes. With any argument it does
+// not time, for runs under compute-sanitizer; with "few" it leaves out large tensors too.
 
 #include <cstdint>
 #include <cstdio>
@@ -22,15 +22,15 @@ namespace {
 
 constexpr int64_t kLarge = int64_t(1) << 28;
 
-// Both results of one op. cpu(out) and cuda(out) fill `size` bytes, on CUDA `skew` bytes beyond an
-// aligned address.
+// The results of one op on both devices. cpu(out) and cuda(out) fill `size` bytes; on CUDA, `out`
+// is `skew` bytes after an aligned address.
 struct Results {
   Bytes here, there;
 
   template <class Cpu, class Cuda>
   Results(size_t size, size_t skew, const Cpu& cpu, const Cuda& cuda) : here(size) {
     const DeviceBytes device(size, skew);
-    if (size != 0) cpu(here.data());  // the CPU is not asked for nothing
+    if (size != 0) cpu(here.data());  // the CPU versions are not called for empty tensors
     cuda(device.data);
     there = device.back(size);
   }
@@ -47,7 +47,7 @@ int64_t complain(const char* what, Dtype dtype, int64_t wrong) {
   return wrong;
 }
 
-// `skew`, here and below: elements by which the memory lies beyond an aligned address.
+// `skew`, here and below: elements between an aligned address and the data.
 int64_t compare_fills(Draw draw, const Box& box, size_t skew) {
   int64_t wrong = 0;
   const int64_t count = box.run * box.runs;
@@ -78,7 +78,7 @@ int64_t compare_dropout(Draw draw, const Box& box, size_t skew, bool special) {
         x.size(), skew * size_t(size_of(dtype)),
         [&](void* out) { dropout_cpu(out, dtype, x.data(), rule, draw, box, 0, count); },
         [&](void* out) { dropout_cuda(out, dtype, on_device.data, rule, draw, box, nullptr); });
-    // A NaN has other bits on CUDA.
+    // A NaN has different bits on CUDA.
     wrong += complain("dropout", dtype,
                       special ? apart(made.there, made.here, dtype, 0) : made.differences());
   }

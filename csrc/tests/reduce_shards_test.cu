@@ -1,6 +1,6 @@
-// Compares the fused sum on CUDA with the CPU. Then it times it: 4 and 8 parts of 64 MB and each
-// epilogue, bf16, with vectors in float32 and in bf16. With any argument it times nothing, for runs
-// under compute-sanitizer.
+// Compares the fused sum on CUDA with the CPU. Then it times it with each epilogue, for 4 and 8
+// parts of 64 MB in bf16, with vectors in float32 and in bf16. With any argument it does not time,
+// for runs under compute-sanitizer.
 //
 //   nvcc -std=c++17 -O3 -arch=native -fmad=false -Xcompiler -ffp-contract=off
 //       csrc/tests/reduce_shards_test.cu csrc/kernels/reduce_shards.cu
@@ -14,18 +14,18 @@
 namespace consistent {
 namespace {
 
-// What begins an element beyond an aligned address: all is parts, residual and results.
+// What begins one element after an aligned address. `all`: parts, residual and results.
 enum class Skew { none, last_part, vectors, all };
 
-// How the memory lies and what is in it.
+// The alignment and the contents of the memory of a case.
 struct Memory {
   Skew skew;
   bool special;         // the first part has infinities and NaN
-  bool total;           // the total is wanted too
-  bool narrow = false;  // vectors are of the parts' type
+  bool total;           // `total` is computed too
+  bool narrow = false;  // vectors have the parts' type
 };
 
-// Rounds the vectors to the parts' type: in `there` as that type, in `here` as the wide one.
+// Rounds the vectors to the parts' type; `there` stores them as that type, `here` as Real<T>.
 struct RoundVectors {
   FusedInputs &here, &there;
   template <class T>
@@ -88,7 +88,7 @@ int64_t compare(Dtype dtype, Dtype made_as, const Fused& it, const Memory& memor
          apart(sum.back(total.size()), total, made_as, close);
 }
 
-// With results of the parts' type and, of numbers of two bytes, as float32.
+// Compares with results of the parts' type, and for two-byte parts also of float32.
 int64_t compare_both(Dtype dtype, const Fused& it, const Memory& memory) {
   const int64_t wrong = compare(dtype, dtype, it, memory);
   return size_of(dtype) == 2 ? wrong + compare(dtype, Dtype::f32, it, memory) : wrong;

@@ -1,5 +1,6 @@
-// Compares split-class cross-entropy on CUDA with the CPU. Then it times it: vocabulary 128k over 8
-// ranks, bf16. With any argument it times nothing, for runs under compute-sanitizer.
+// Compares cross-entropy of split classes on CUDA with the CPU. Then it times the kernels: a
+// vocabulary of 128k over 8 ranks, bf16. With any argument it does not time, for runs under
+// compute-sanitizer.
 //
 //   nvcc -std=c++17 -O3 -arch=native -fmad=false -Xcompiler -ffp-contract=off
 //       csrc/tests/split_cross_entropy_test.cu csrc/kernels/split_cross_entropy.cu
@@ -11,8 +12,8 @@
 namespace consistent {
 namespace {
 
-// `skew` and `skew_back` are the elements by which the logits and their gradient lie beyond an
-// aligned address; `special` puts infinities and NaN among the logits.
+// The logits lie `skew` elements, and their gradient `skew_back` elements, after an aligned
+// address. `special` puts infinities and NaN among the logits.
 int64_t compare(Dtype dtype, const ClassSplit& split, int skew, int skew_back, bool special) {
   const int64_t rows = split.outer * split.inner;
   const Dtype real = real_of(dtype);

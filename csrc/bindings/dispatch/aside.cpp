@@ -19,7 +19,8 @@ namespace {
 constexpr std::array<at::DeviceType, 2> kDevices = {at::kCPU, at::kCUDA};
 constexpr const char* kCapsule = "consistent.set_aside";
 
-// The state of a new thread, in which no mode or hook was ever switched on.
+// The state of a fresh thread, in which no mode or hook was ever switched on. torch has no function
+// that gives this state, so a thread is started once to read it.
 const at::ThreadLocalState& untouched() {
   static const std::unique_ptr<at::ThreadLocalState> state = [] {
     std::unique_ptr<at::ThreadLocalState> made;
@@ -53,8 +54,8 @@ void set_autocast(const std::array<Autocast, kDevices.size()>& wanted) {
   }
 }
 
-// Drops warnings. Otherwise those of a call whose own binding does not collect them would be given
-// by the user's call around planning, once that call ends.
+// Drops warnings. Otherwise a warning of an op in planning would be collected by HANDLE_TH_ERRORS
+// of the user's call around it, and be shown when that call ends.
 class Silent : public c10::WarningHandler {
  public:
   void process(const c10::Warning&) override {}
@@ -92,8 +93,8 @@ PyObject* bring_modes_back(const Before& kept) {
 
 }  // namespace
 
-// The handler of warnings is set outside of HANDLE_TH_ERRORS, which has one of its own and puts the
-// one before back when it ends.
+// The warning handler is set outside of HANDLE_TH_ERRORS, which installs a handler of its own and
+// restores the previous one when its scope ends.
 PyObject* set_aside(PyObject*, PyObject*) {
   static Silent silent;
   PyObject* capsule = set_modes_aside(std::make_unique<Before>());

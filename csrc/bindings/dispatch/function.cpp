@@ -7,8 +7,8 @@
 namespace consistent::dispatch {
 namespace {
 
-// torch's functions have this calling convention and no vectorcall: CPython makes a tuple and a
-// dict.
+// The calling convention of torch's functions. They have no vectorcall, so without one of ours
+// CPython makes a tuple and a dict for each call.
 constexpr int kForm = METH_VARARGS | METH_KEYWORDS;
 
 bool is_global(PyObject* x) { return Py_TYPE(x) == global_class(); }
@@ -25,16 +25,12 @@ PyObject* straight(PyObject* function, const Arguments& given) {
   END_HANDLE_TH_ERRORS
 }
 
+// Calls torch's C function, as CPython would without our vectorcall.
 PyObject* as_torch_does(PyObject* function, const Arguments& given) {
-  PyObject* args = given.as_tuple();
-  PyObject* kwargs = given.names != nullptr ? given.as_dict() : nullptr;
-  PyObject* out = nullptr;
-  if (args != nullptr && (kwargs != nullptr || given.names == nullptr)) {
-    out = PyCFunction_Type.tp_call(function, args, kwargs);
-  }
-  Py_XDECREF(args);
-  Py_XDECREF(kwargs);
-  return out;
+  THPObjectPtr args = given.as_tuple(), kwargs;
+  if (given.names != nullptr) kwargs = given.as_dict();
+  if (!args || (!kwargs && given.names != nullptr)) return nullptr;
+  return PyCFunction_Type.tp_call(function, args.get(), kwargs.get());
 }
 
 PyObject* function_call(PyObject* function, PyObject* const* values, size_t counted,

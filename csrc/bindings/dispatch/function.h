@@ -6,10 +6,10 @@
 
 namespace consistent::dispatch {
 
-// From now on `function`, a builtin of torch that asks for hooks, calls the hook without parsing
-// its arguments if the first one is a global tensor or a list that begins with one. It stays the
-// same object, so whatever refers to it by identity or name still works. Returns false, and changes
-// nothing, if `function` has another calling convention.
+// From now on, `function` (a builtin of torch that supports __torch_function__) calls the hook
+// before it parses its arguments, if the first argument is a global tensor or a list that begins
+// with one. It stays the same object, so references to it by identity or name still work. Returns
+// false, and changes nothing, if `function` has another calling convention.
 bool enter_function(PyObject* function);
 
 }  // namespace consistent::dispatch

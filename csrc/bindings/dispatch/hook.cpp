@@ -6,6 +6,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/object_ptr.h>
 
 #include <utility>
 #include <vector>
@@ -31,8 +32,8 @@ namespace {
 using at::impl::PythonTorchFunctionTLS;
 using at::impl::TorchFunctionDisabledState;
 
-// Switches the hook off in this thread for as long as the object lives: global tensors are then
-// their shards.
+// Switches the hook off in this thread for the lifetime of the object, so that torch treats global
+// tensors as their shards. ALL_DISABLED stays: it disables more than SUBCLASSES_DISABLED.
 class HookOff {
  public:
   HookOff() : before_(PythonTorchFunctionTLS::get_disabled_state()) {
@@ -48,7 +49,8 @@ class HookOff {
   TorchFunctionDisabledState before_;
 };
 
-// Holds an entry until the scope ends: the tables may be cleared while it is in use.
+// Takes over a reference to an Entry or Function and drops it at the end of the scope. While the
+// entry is in use, Python code may run and clear the tables.
 template <typename T>
 class Held {
  public:
@@ -68,26 +70,27 @@ bool is_exactly(PyObject* x, PyObject* type) {
   return reinterpret_cast<PyObject*>(Py_TYPE(x)) == type;
 }
 
-// Gives the plain `tensor` the spec of output `position` of the plan.
+// Makes the plain `tensor` a global tensor with the spec of output `position` of the plan.
 bool retype_one(PyObject* tensor, const Entry& entry, size_t position) {
   if (position >= entry.outs.size()) {
-    PyErr_Format(PyExc_IndexError, "%R returned more tensors than planned for", entry.function);
+    PyErr_Format(PyExc_IndexError, "%R returned more tensors than planned for",
+                 entry.function.get());
     return false;
   }
   const Out& out = entry.outs[position];
-  if (THPVariable_Unpack(tensor).scalar_type() == out.dtype) return attach(tensor, out.spec);
-  // Autocast and similar modes decide on the dtype only when the op runs.
-  PyObject* dtype = PyObject_GetAttrString(tensor, "dtype");
-  if (dtype == nullptr) return false;
-  PyObject* other = PyObject_CallMethod(out.spec, "with_dtype", "O", dtype);
-  Py_DECREF(dtype);
-  const bool done = other != nullptr && attach(tensor, other);
-  Py_XDECREF(other);
-  return done;
+  if (THPVariable_Unpack(tensor).scalar_type() == out.dtype) {
+    return attach(tensor, out.spec.get());
+  }
+  // The dtype differs from the plan's if a mode such as autocast chose it when the op ran.
+  THPObjectPtr dtype(PyObject_GetAttrString(tensor, "dtype"));
+  if (!dtype) return false;
+  THPObjectPtr other(PyObject_CallMethod(out.spec.get(), "with_dtype", "O", dtype.get()));
+  return other && attach(tensor, other.get());
 }
 
-// Calls give(tensor, position) for the new tensors in `out`, in order, and back(tensor, position)
-// for those that are an operand itself; stops when one returns false.
+// Calls give(tensor, position) for each plain tensor in `out`, in order, and back(tensor, position)
+// for each tensor of a subclass, which is an operand that the op returned. Stops and returns false
+// if a call returns false. Other objects in `out` (numbers, None) have no position.
 template <typename Give, typename Back>
 bool each_output(PyObject* out, size_t* position, const Give& give, const Back& back) {
   if (is_exactly(out, THPVariableClass)) return give(out, (*position)++);
@@ -101,91 +104,88 @@ bool each_output(PyObject* out, size_t* position, const Give& give, const Back& 
   return true;
 }
 
-// Whether the result may be this operand itself, which an op gives back where the shard leaves it
-// nothing to do: one row is expanded to the one row that this rank has. is_planned(spec) says
-// whether the operand's spec is the result's.
+// Whether `operand`, which the op returned, may be the result: is_planned(spec) says whether its
+// spec is that of the result. An op returns its operand if it has nothing to do on the shard. For
+// example, expand of 1 row to n split rows returns its operand on a rank that has 1 row of them.
 template <typename IsPlanned>
 bool may_give_back(PyObject* operand, const IsPlanned& is_planned) {
   static PyObject* const name = PyUnicode_InternFromString("_spec");
   if (Py_TYPE(operand) != global_class()) return true;
-  PyObject* spec = PyObject_GetAttr(operand, name);
-  const bool planned = spec != nullptr && is_planned(spec);
-  Py_XDECREF(spec);
+  THPObjectPtr spec(PyObject_GetAttr(operand, name));
+  const bool planned = spec && is_planned(spec.get());
   PyErr_Clear();
   return planned;
 }
 
-PyObject* as_list(const Key& key) {
+// The tensors of the call as a new list.
+THPObjectPtr as_list(const Key& key) {
   const auto count = static_cast<Py_ssize_t>(key.tensors.size());
-  PyObject* list = PyList_New(count);
-  for (Py_ssize_t i = 0; list != nullptr && i < count; ++i) {
-    PyList_SET_ITEM(list, i, Py_NewRef(key.tensors[i]));
+  THPObjectPtr list(PyList_New(count));
+  for (Py_ssize_t i = 0; list && i < count; ++i) {
+    PyList_SET_ITEM(list.get(), i, Py_NewRef(key.tensors[i]));
   }
   return list;
 }
 
-// Whether every tensor of the call is an argument of its own, not inside a list.
+// Whether every tensor of the call is itself an argument, not inside a list or a dict.
 bool all_on_top(const Key& key, const Arguments& given) {
   if (given.dict != nullptr && PyDict_GET_SIZE(given.dict) != 0) return false;
   return given.tensors_on_top() == key.tensors.size();
 }
 
-// Boxes operands as the plan says, and runs torch's function on the shards.
+// Boxes operands (moves them to another layout) as the plan says, and runs torch's function on the
+// shards.
 PyObject* run_boxed(const Entry& entry, const Key& key, const Arguments& given) {
   static PyObject* const boxed = PyUnicode_InternFromString("boxed");
-  PyObject* tensors = as_list(key);
-  if (tensors == nullptr) return nullptr;
-  PyObject* moved = PyObject_CallMethodOneArg(entry.plan, boxed, tensors);
-  Py_DECREF(tensors);
-  if (moved == nullptr) return nullptr;
+  THPObjectPtr tensors = as_list(key);
+  if (!tensors) return nullptr;
+  THPObjectPtr moved(PyObject_CallMethodOneArg(entry.plan.get(), boxed, tensors.get()));
+  if (!moved) return nullptr;
+  // Borrowed from the arguments and from `moved`.
   c10::SmallVector<PyObject*, 8> values(given.values, given.values + given.all());
   Py_ssize_t next = 0;
   for (PyObject*& value : values) {
-    if (THPVariable_Check(value)) value = PyList_GET_ITEM(moved, next++);
+    if (THPVariable_Check(value)) value = PyList_GET_ITEM(moved.get(), next++);
   }
   HookOff off;
-  PyObject* out = PyObject_Vectorcall(entry.function, values.data(),
-                                      static_cast<size_t>(given.count), given.names);
-  Py_DECREF(moved);
-  return out;
+  return PyObject_Vectorcall(entry.function.get(), values.data(), static_cast<size_t>(given.count),
+                             given.names);
 }
 
-// Runs torch's function on the shards, some of them boxed if the plan says so. `sizes`, if given,
-// replace those after the first argument.
+// Runs torch's function on the shards, after boxing if the plan says so. `sizes`, a tuple, replaces
+// the arguments after the first one; if it is null, the arguments stay as they are.
 PyObject* run_on_shards(const Entry& entry, PyObject* sizes, const Key& key,
                         const Arguments& given) {
   if (entry.way == Way::kBoxed) return run_boxed(entry, key, given);
   HookOff off;
-  if (sizes == nullptr) return given.pass_to(entry.function);
+  if (sizes == nullptr) return given.pass_to(entry.function.get());
   const Py_ssize_t count = PyTuple_GET_SIZE(sizes);
   c10::SmallVector<PyObject*, 8> values{given.values[0]};
   for (Py_ssize_t i = 0; i < count; ++i) values.push_back(PyTuple_GET_ITEM(sizes, i));
-  return PyObject_Vectorcall(entry.function, values.data(), values.size(), nullptr);
+  return PyObject_Vectorcall(entry.function.get(), values.data(), values.size(), nullptr);
 }
 
-// Before `target` is written to: raises if it is a moved view, and has the write counted while
-// there are moved views, which ask how often memory was written to.
+// Called before an op writes to `target`. Raises if `target` is a moved view. While there are moved
+// views, it also reports the write to Python: moved views compare how often their source was
+// written. False with a Python error set.
 bool may_write(const Entry& entry, PyObject* target) {
   const int moved = is_moved(target);
   if (moved < 0) return false;
   if (moved == 0) {
     if (PyList_GET_SIZE(python.moved_views) == 0 || !THPVariable_Check(target)) return true;
-    PyObject* done = PyObject_CallOneArg(python.wrote, target);
-    Py_XDECREF(done);
-    return done != nullptr;
+    THPObjectPtr done(PyObject_CallOneArg(python.wrote, target));
+    return done.get() != nullptr;
   }
-  PyObject* op = PyObject_GetAttrString(entry.plan, "name");
-  PyObject* error = op ? PyObject_CallOneArg(python.moved_view_error, op) : nullptr;
-  if (error != nullptr) PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error)), error);
-  Py_XDECREF(error);
-  Py_XDECREF(op);
+  THPObjectPtr op(PyObject_GetAttrString(entry.plan.get(), "name"));
+  THPObjectPtr error(op ? PyObject_CallOneArg(python.moved_view_error, op.get()) : nullptr);
+  if (error) PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.get())), error.get());
   return false;
 }
 
-// The same of an op in place, which may write into lists: more than one if it is a fused step, so
-// the writes of all are counted.
+// The same for all tensors that an in-place op writes to. Its first operand may be a list, and a
+// fused optimizer step writes to several lists, so the tensors of all lists are checked.
 bool may_write_into(const Entry& entry, const Arguments& given) {
-  if (given.all() == 0) return true;  // all in a dict, whose first operand has no place
+  if (given.all() == 0) return true;  // all arguments are in a dict: none is known to be the target
   PyObject* first = given.values[0];
   if (!PyList_Check(first) && !PyTuple_Check(first)) return may_write(entry, first);
   if (PyList_GET_SIZE(python.moved_views) == 0) return true;
@@ -200,114 +200,100 @@ bool may_write_into(const Entry& entry, const Arguments& given) {
   return true;
 }
 
-// plan.run(args, kwargs, tensors)
+// Calls plan.run(args, kwargs, tensors), the slow path that can do everything.
 PyObject* run_in_python(const Entry& entry, const Key& key, const Arguments& given) {
   static PyObject* const run = PyUnicode_InternFromString("run");
-  PyObject *args = nullptr, *kwargs = nullptr;
-  if (!given.as_tuple_and_dict(&args, &kwargs)) return nullptr;
-  PyObject* tensors = as_list(key);
-  PyObject* out = tensors == nullptr
-                      ? nullptr
-                      : PyObject_CallMethodObjArgs(entry.plan, run, args, kwargs, tensors, nullptr);
-  Py_XDECREF(tensors);
-  Py_DECREF(args);
-  Py_DECREF(kwargs);
-  return out;
+  THPObjectPtr args, kwargs, tensors = as_list(key);
+  if (!tensors || !given.as_tuple_and_dict(&args, &kwargs)) return nullptr;
+  return PyObject_CallMethodObjArgs(entry.plan.get(), run, args.get(), kwargs.get(), tensors.get(),
+                                    nullptr);
 }
 
-// Runs a plan that is one torch call on the shards as they are.
+// Runs a plan that is one torch call on the shards (Way::kFast, or kBoxed after boxing), for one
+// size.
 PyObject* run_fast(const Entry& entry, const Key& key, const Arguments& given) {
   if (entry.inplace && !may_write_into(entry, given)) return nullptr;
-  PyObject* out = run_on_shards(entry, entry.sizes, key, given);
+  // Owned and counted by hand, as in attach().
+  PyObject* out = run_on_shards(entry, entry.sizes.get(), key, given);
   if (out == nullptr) return nullptr;
   if (entry.adopts && returns_plain_operand(out, key)) {
-    Py_DECREF(out);
+    Py_DECREF(out);  // its memory is free before the op runs again
     return run_in_python(entry, key, given);
   }
   if (entry.inplace && !is_exactly(out, THPVariableClass)) return out;
   size_t position = 0;
-  bool is_other = false;  // an operand is given back under another spec than planned
+  bool is_other = false;  // the op returned an operand whose spec is not the planned one
   const bool done = each_output(
       out, &position, [&](PyObject* tensor, size_t at) { return retype_one(tensor, entry, at); },
       [&](PyObject* operand, size_t at) {
         is_other = !may_give_back(operand, [&](PyObject* spec) {
-          // Another dtype than planned is one that autocast has decided on.
-          return at >= entry.outs.size() || spec == entry.outs[at].spec ||
+          // A dtype other than the planned one was chosen by autocast: the spec differs then too.
+          return at >= entry.outs.size() || spec == entry.outs[at].spec.get() ||
                  THPVariable_Unpack(operand).scalar_type() != entry.outs[at].dtype;
         });
         return !is_other;
       });
   if (done) return out;
-  Py_DECREF(out);
+  Py_DECREF(out);  // as above
   return is_other ? run_in_python(entry, key, given) : nullptr;
 }
 
-// Specs of outputs, as owned references.
+// The specs of outputs.
 struct Specs {
-  std::vector<PyObject*> found;
+  std::vector<THPObjectPtr> found;
   bool complete = false;  // every output has one
-  Specs() = default;
-  ~Specs() {
-    for (PyObject* spec : found) Py_DECREF(spec);
-  }
-  Specs(const Specs&) = delete;
-  Specs& operator=(const Specs&) = delete;
 };
 
-// The same for a plan that serves all sizes; `specs` receives the specs of the outputs.
+// The same for a plan that serves all sizes: the specs of the outputs are computed from the sizes
+// of the results, and are stored in `specs`.
 PyObject* run_fast_any_size(const Entry& entry, PyObject* local_sizes, const Sizes* whole,
                             const Key& key, const Arguments& given, Specs* specs) {
   if (entry.inplace && !may_write_into(entry, given)) return nullptr;
-  PyObject* out = run_on_shards(entry, local_sizes, key, given);
-  if (out == nullptr || entry.inplace) return out;
-  if (entry.adopts && returns_plain_operand(out, key)) {
-    Py_DECREF(out);
+  THPObjectPtr out(run_on_shards(entry, local_sizes, key, given));
+  if (!out || entry.inplace) return out.release();
+  if (entry.adopts && returns_plain_operand(out.get(), key)) {
+    out = nullptr;  // as in run_fast
     return run_in_python(entry, key, given);
   }
   const auto spec_at = [&](PyObject* tensor, size_t at) {
-    return spec_of_output(tensor, entry.outs[std::min(at, entry.outs.size() - 1)], key, whole);
+    const Out& planned = entry.outs[std::min(at, entry.outs.size() - 1)];
+    return THPObjectPtr(spec_of_output(tensor, planned, key, whole));
   };
   size_t position = 0;
   bool is_other = false;  // as in run_fast
   const bool done = each_output(
-      out, &position,
+      out.get(), &position,
       [&](PyObject* tensor, size_t at) {
-        PyObject* spec = spec_at(tensor, at);
-        if (spec == nullptr) return false;
-        specs->found.push_back(spec);
-        return attach(tensor, spec);
+        THPObjectPtr spec = spec_at(tensor, at);
+        if (!spec || !attach(tensor, spec.get())) return false;
+        specs->found.push_back(std::move(spec));
+        return true;
       },
       [&](PyObject* operand, size_t at) {
         is_other = !may_give_back(operand, [&](PyObject* spec) {
-          PyObject* planned = spec_at(operand, at);
-          Py_XDECREF(planned);  // interned: the operand's spec keeps it alive if it is the same
-          return planned == spec;
+          return spec_at(operand, at).get() == spec;  // specs are interned
         });
         return !is_other;
       });
   specs->complete = done && specs->found.size() == position;
-  if (done) return out;
-  Py_DECREF(out);
+  if (done) return out.release();
+  out = nullptr;
   return is_other ? run_in_python(entry, key, given) : nullptr;
 }
 
-// Plans a call that is met for the first time. With `for_any_size` the plan serves all sizes, if
-// such a plan is possible. A new reference.
+// Makes a plan in Python for a call whose key was not found. With `for_any_size`, the plan serves
+// all sizes if such a plan is possible. A new reference; null with a Python error set.
 Entry* plan(const Function& function, const Arguments& given, bool by_facts, bool for_any_size) {
-  PyObject *args = nullptr, *kwargs = nullptr;
+  THPObjectPtr args, kwargs;
   if (!given.as_tuple_and_dict(&args, &kwargs)) return nullptr;
-  PyObject* made = PyObject_CallFunctionObjArgs(python.make_plan, function.resolved, args, kwargs,
-                                                by_facts ? Py_True : Py_False,
-                                                for_any_size ? Py_True : Py_False, nullptr);
-  Py_DECREF(args);
-  Py_DECREF(kwargs);
-  if (made == nullptr) return nullptr;
-  Entry* entry = Entry::of(made);
-  Py_DECREF(made);
-  return entry;
+  THPObjectPtr made(PyObject_CallFunctionObjArgs(
+      python.make_plan, function.resolved.get(), args.get(), kwargs.get(),
+      by_facts ? Py_True : Py_False, for_any_size ? Py_True : Py_False, nullptr));
+  return made ? Entry::of(made.get()) : nullptr;
 }
 
-// Whether a key with this hash was met before. It may have been forgotten: then false.
+// Whether a key with this hash was met before. The array is a direct-mapped cache, so an older key
+// may have been overwritten; then it returns false.
 bool met_before(uint64_t hash) {
   constexpr size_t kMet = 4096;
   static uint64_t met[kMet] = {};
@@ -317,13 +303,14 @@ bool met_before(uint64_t hash) {
   return again;
 }
 
-// A call under way: its key, and what is known about its function.
+// A call in progress: its function, arguments and key. Nothing is owned: the caller of the hook
+// holds the arguments, and call_with() the function's entry.
 struct Call {
   PyObject* func;
   const Function& function;
   const Arguments& given;
   Key& key;
-  bool found_exactly = true;  // the plan was found, or will be, by the exact key
+  bool found_exactly = true;  // the next call with this exact key finds the plan by that key
   bool facts = false;         // the key includes facts
 
   // The plan of the call, a new reference.
@@ -372,7 +359,8 @@ Entry* Call::find_any_size(const Key& general, bool* failed) {
   return found;
 }
 
-// Finds the plan by a key that includes facts; takes over the reference to `by`.
+// Finds the plan by keys that include facts: the entry `by` says which. Takes over the reference to
+// `by`.
 Entry* Call::find_by_facts(Entry* by, Key& general) {
   const bool added = key.add_facts(given, by->by_value, by->by_grad) &&
                      general.add_facts(given, by->by_value, by->by_grad);
@@ -392,6 +380,8 @@ Entry* Call::find_by_facts(Entry* by, Key& general) {
 }
 
 Entry* Call::make(Key& general, bool by_facts) {
+  // Planning runs Python code, which may release what the keys borrow (a spec, say), and another
+  // object could then get the same address.
   key.hold();
   general.hold();
   Entry* entry = plan(function, given, by_facts, !tables()->plan_each);
@@ -404,8 +394,8 @@ Entry* Call::make(Key& general, bool by_facts) {
 }
 
 PyObject* Call::run(const Entry& entry) {
-  if (entry.way == Way::kAnswer) return Py_NewRef(entry.constant);
-  if (entry.way == Way::kCall) return given.pass_to(entry.function);
+  if (entry.way == Way::kAnswer) return Py_NewRef(entry.constant.get());
+  if (entry.way == Way::kCall) return given.pass_to(entry.function.get());
   const bool watched = PyList_GET_SIZE(python.op_tracers) != 0;
   const bool in_one_call =
       entry.way == Way::kFast || (entry.way == Way::kBoxed && all_on_top(key, given));
@@ -414,7 +404,7 @@ PyObject* Call::run(const Entry& entry) {
   const bool sized = entry.any_size && function.sizing != Sizing::kNone && !entry.outs.empty() &&
                      !entry.outs[0].sources.empty();
   if (!sized) {
-    if (!fast && entry.is_copy && entry.sizes != nullptr) return run_copy(entry);
+    if (!fast && entry.is_copy && entry.sizes) return run_copy(entry);
     if (!fast) return run_in_python(entry, key, given);
     return entry.any_size ? run_any_size(entry, nullptr, nullptr) : run_fast(entry, key, given);
   }
@@ -422,14 +412,11 @@ PyObject* Call::run(const Entry& entry) {
   if (!fast || !read_sizes(function.sizing, entry.outs[0], key, given, &sizes)) {
     return run_this_size();
   }
-  PyObject* local_sizes = local_arguments(sizes);
-  if (local_sizes == nullptr) return nullptr;
-  PyObject* out = run_any_size(entry, local_sizes, &sizes.whole);
-  Py_DECREF(local_sizes);
-  return out;
+  THPObjectPtr local_sizes(local_arguments(sizes));
+  return local_sizes ? run_any_size(entry, local_sizes.get(), &sizes.whole) : nullptr;
 }
 
-// Runs a plan that is one torch call on shards and plain tensors.
+// Runs a plan that is one torch call on shards and on plain tensors, which count as broadcast.
 PyObject* Call::run_beside_plain(const Entry& entry) {
   const int may = may_stay_plain(key);
   if (may < 0) return nullptr;
@@ -437,7 +424,7 @@ PyObject* Call::run_beside_plain(const Entry& entry) {
   return entry.any_size ? run_any_size(entry, nullptr, nullptr) : run_fast(entry, key, given);
 }
 
-// Runs the call by a plan made for its sizes.
+// Makes a plan for exactly the sizes of this call, and runs it.
 PyObject* Call::run_this_size() {
   key.hold();
   Entry* entry = plan(function, given, facts, false);
@@ -448,8 +435,8 @@ PyObject* Call::run_this_size() {
   return run(*entry);
 }
 
-// Runs a copy in Python. A copy got its sizes from the hook, and its plan has none, so Python needs
-// a plan of its own for these sizes.
+// Runs, in Python, an entry that remember() has copied from a plan for all sizes. The copy's sizes
+// were computed here and its Python plan has none, so Python needs a plan made for these sizes.
 PyObject* Call::run_copy(const Entry& entry) {
   if (entry.exact == nullptr) {
     Entry* made = plan(function, given, facts, false);
@@ -465,8 +452,8 @@ PyObject* Call::run_copy(const Entry& entry) {
 PyObject* Call::run_any_size(const Entry& entry, PyObject* local_sizes, const Sizes* whole) {
   Specs specs;
   PyObject* out = run_fast_any_size(entry, local_sizes, whole, key, given, &specs);
-  // An op that returned its operand itself (x.contiguous()) may give a new tensor the next time,
-  // and there is no spec yet for that one.
+  // An op that returned its operand (x.contiguous()) may return a new tensor the next time, and for
+  // that tensor no spec was computed here.
   const bool all_new = !specs.found.empty() && specs.complete;
   if (out != nullptr && !found_exactly && entry.kept && entry.known_shapes && all_new) {
     remember(entry, specs, local_sizes);
@@ -474,7 +461,8 @@ PyObject* Call::run_any_size(const Entry& entry, PyObject* local_sizes, const Si
   return out;
 }
 
-// Gives a call that is met a second time an entry of its own, which is found faster.
+// Inserts a copy of `entry` for the sizes of this call, if the call is met a second time. The copy
+// is found by the exact key alone, and needs no computation of specs.
 void Call::remember(const Entry& entry, const Specs& specs, PyObject* local_sizes) {
   if (!met_before(key.hash) || !key.lasting) return;
   const Held<Entry> made(entry.with(specs.found, local_sizes));
@@ -483,31 +471,30 @@ void Call::remember(const Entry& entry, const Specs& specs, PyObject* local_size
 
 PyObject* call_with(PyObject* func, const Arguments& given, bool fresh);
 
-// Runs the call with moved views taken again if their sources were written meanwhile.
+// Runs the call after Python has renewed those moved views among the arguments whose sources were
+// written since the view was moved.
 PyObject* call_freshened(PyObject* func, const Arguments& given) {
-  PyObject *args = nullptr, *kwargs = nullptr;
-  if (!given.as_tuple_and_dict(&args, &kwargs)) return nullptr;
-  PyObject* made = PyObject_CallFunctionObjArgs(python.freshened, args, kwargs, nullptr);
-  Py_DECREF(args);
-  Py_DECREF(kwargs);
-  if (made == nullptr) return nullptr;
-  PyObject* out =
-      made == Py_None
-          ? call_with(func, given, true)
-          : call_with(func, Arguments(PyTuple_GET_ITEM(made, 0), PyTuple_GET_ITEM(made, 1)), true);
-  Py_DECREF(made);
-  return out;
+  THPObjectPtr made;
+  {
+    THPObjectPtr args, kwargs;
+    if (!given.as_tuple_and_dict(&args, &kwargs)) return nullptr;
+    made = PyObject_CallFunctionObjArgs(python.freshened, args.get(), kwargs.get(), nullptr);
+  }
+  if (!made) return nullptr;
+  if (made.get() == Py_None) return call_with(func, given, true);
+  PyObject *args = PyTuple_GET_ITEM(made.get(), 0), *kwargs = PyTuple_GET_ITEM(made.get(), 1);
+  return call_with(func, Arguments(args, kwargs), true);  // both borrowed from `made`
 }
 
 PyObject* call_with(PyObject* func, const Arguments& given, bool fresh) {
-  // The getter of a property is a new object each time.
+  // A property's getter is a new object in each call, so its address must not be remembered.
   const bool lasting = Py_TYPE(func) != getter_type;
   Function* function = function_of(func, lasting);
   if (function == nullptr) return nullptr;
   const Held<Function> held(function);
   const bool may_be_moved = PyList_GET_SIZE(python.moved_views) != 0 && !fresh;
-  if (function->call != nullptr && !tables()->plan_each) {
-    return may_be_moved ? call_freshened(func, given) : given.pass_to(function->call);
+  if (function->call && !tables()->plan_each) {
+    return may_be_moved ? call_freshened(func, given) : given.pass_to(function->call.get());
   }
   Key key(may_be_moved || fresh);
   if (!key.of_call(func, given)) return nullptr;
@@ -519,48 +506,46 @@ PyObject* call_with(PyObject* func, const Arguments& given, bool fresh) {
   return call.run(*entry);
 }
 
-PyObject* first = nullptr;  // called before the first global tensor is made
+// Called before the first global tensor is made. Owned, and not a THPObjectPtr: the destructor of a
+// global would run at exit, without the GIL.
+PyObject* first = nullptr;
 
 bool call_first() {
-  PyObject* callable = std::exchange(first, nullptr);
-  PyObject* done = PyObject_CallNoArgs(callable);
-  if (done == nullptr) {
-    first = callable;  // it must succeed before any tensor is made
-    return false;
-  }
-  Py_DECREF(callable);
-  Py_DECREF(done);
-  return true;
+  THPObjectPtr callable(std::exchange(first, nullptr));
+  THPObjectPtr done(PyObject_CallNoArgs(callable.get()));
+  // If it failed, it is called again at the next attempt: it must succeed before any tensor is
+  // made.
+  if (!done) first = callable.release();
+  return done.get() != nullptr;
 }
 
-// Whether this is an op of backward that a dispatch mode of the user passes on. Below autograd
-// there are only shards, even where torch has kept the Python objects of global tensors.
+// Whether this call is an op of a backward pass that a user's dispatch mode calls again. Below
+// autograd, tensors stand for shards, even if torch kept the Python object of a global tensor.
 bool below_autograd() {
   return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality) &&
          torch::autograd::get_current_graph_task_id() != -1;
 }
 
-// Passes on what an op raised. If it is for want of memory, other ranks need not have met it.
+// Reports the Python error that an op raised to `count_lack`, and leaves the error set. If the
+// error is a lack of memory, other ranks may not have met it.
 void raised() {
-  PyObject *type, *value, *trace;
+  PyObject *type, *value, *trace;  // owned, until PyErr_Restore takes them over
   PyErr_Fetch(&type, &value, &trace);
   PyErr_NormalizeException(&type, &value, &trace);
-  PyObject* done = PyObject_CallOneArg(python.count_lack, value);
-  if (done == nullptr) PyErr_Clear();
-  Py_XDECREF(done);
+  if (!THPObjectPtr(PyObject_CallOneArg(python.count_lack, value))) PyErr_Clear();
   PyErr_Restore(type, value, trace);
 }
 
+// Raises for a call that a tracer (`by`) would record.
 void refuse_recorded(PyObject* func, const char* by) {
-  PyObject* name = PyObject_GetAttrString(func, "__name__");
-  if (name == nullptr) PyErr_Clear();
+  THPObjectPtr name(PyObject_GetAttrString(func, "__name__"));
+  if (!name) PyErr_Clear();
   PyErr_Format(
       PyExc_RuntimeError,
       "%S: it was given a global tensor while %s records ops, which would be those of this "
       "rank's shard. Use it eagerly, or record it on plain tensors: x.full() or "
       "x.to_local().",
-      name != nullptr ? name : func, by);
-  Py_XDECREF(name);
+      name ? name.get() : func, by);
 }
 
 }  // namespace
@@ -574,13 +559,16 @@ bool attach(PyObject* local, PyObject* spec) {
   if (first != nullptr && !call_first()) return false;
   static PyObject* const spec_name = PyUnicode_InternFromString("_spec");
 #if PY_VERSION_HEX < 0x030D0000
-  // The same as assigning to __class__ after its check that the types fit: torch.Tensor and its
-  // subclass have the same memory layout. The dict is made first, so that the object does not store
-  // its attributes inline, in an order that belongs to its old type.
+  // The same as assigning to __class__, without its check that the types are compatible:
+  // torch.Tensor and its subclass have the same memory layout. The instance's dict is created
+  // first, so that the object does not store its attributes inline, in an order that belongs to its
+  // old type. `dict` is owned and counted by hand: the destructor of a THPObjectPtr is a call into
+  // libtorch_python, and every output of every op comes here.
   PyObject* dict = PyObject_GenericGetDict(local, nullptr);
   if (dict == nullptr) return false;
   PyTypeObject* type = Py_TYPE(local);
   if (type != global_class()) {
+    // An instance of a heap type owns a reference to its type.
     Py_INCREF(global_class());
     Py_SET_TYPE(local, global_class());
     Py_DECREF(type);
@@ -608,9 +596,8 @@ bool hook_is_on() {
 }
 
 bool asks_for_gradients(c10::ArrayRef<PyObject*> tensors) {
-  PyObject* level = PyObject_GetAttrString(python.forward_ad, "_current_level");
-  const bool forward = level != nullptr && PyLong_AsLong(level) >= 0;
-  Py_XDECREF(level);
+  THPObjectPtr level(PyObject_GetAttrString(python.forward_ad, "_current_level"));
+  const bool forward = level && PyLong_AsLong(level.get()) >= 0;
   if (forward || PyErr_Occurred()) return true;
   if (!at::GradMode::is_enabled() || c10::InferenceMode::is_enabled()) return false;
   for (PyObject* tensor : tensors) {

@@ -8,6 +8,8 @@
 namespace consistent::dispatch {
 namespace {
 
+// `base` is owned and counted by hand: tp_alloc runs no constructor, tp_free no destructor, and
+// `members` reads the pointer at its offset.
 struct Method {
   PyObject_HEAD PyObject* base;
   vectorcallfunc vectorcall;
@@ -44,7 +46,7 @@ PyObject* method_bind(PyObject* self, PyObject* instance, PyObject*) {
   return instance == nullptr ? Py_NewRef(self) : PyMethod_New(self, instance);
 }
 
-// __name__ and all other attributes are those of the base.
+// __name__ and all other attributes are those of `base`.
 PyObject* method_attribute(PyObject* self, PyObject* name) {
   PyObject* found = PyObject_GenericGetAttr(self, name);
   if (found != nullptr || !PyErr_ExceptionMatches(PyExc_AttributeError)) return found;
@@ -57,7 +59,7 @@ PyMemberDef members[] = {
     {nullptr, 0, 0, 0, nullptr},
 };
 
-// A type has a __doc__ of its own, which would be found first.
+// Needs a getter: the type's own __doc__ would be found before that of `base`.
 PyObject* method_doc(PyObject* self, void*) {
   return PyObject_GetAttrString(reinterpret_cast<Method*>(self)->base, "__doc__");
 }

@@ -1,4 +1,4 @@
-// The methods of GlobalTensor that go straight to the hook.
+// Methods of GlobalTensor that call the hook directly.
 
 #pragma once
 
@@ -6,12 +6,12 @@
 
 namespace consistent::dispatch {
 
-// The type Method. Method(base), where `base` is a method of torch.Tensor that asks for hooks, is
-// the same method, but calls the hook without parsing the arguments first.
+// The type Method. Method(base), where `base` is a method of torch.Tensor that supports
+// __torch_function__, behaves as `base` but calls the hook before the arguments are parsed.
 PyTypeObject* method_type();
 
-// (class): makes PySequence_Check false for its instances, as for those of torch.Tensor. A class
-// that defines __getitem__ in Python would otherwise count as a sequence.
+// (class): makes PySequence_Check false for instances of the class, as it is for those of
+// torch.Tensor. Otherwise a class that defines __getitem__ in Python would count as a sequence.
 PyObject* no_sequence(PyObject*, PyObject* type);
 
 }  // namespace consistent::dispatch

@@ -59,7 +59,7 @@ PyObject* table_values(PyObject* self, PyObject*) {
   PyObject* list = PyList_New(0);
   for (const PlanTable* table : {&tables_of(self)->exact, &tables_of(self)->any_size}) {
     for (Entry* entry : table->entries()) {
-      if (list != nullptr && PyList_Append(list, entry->plan) != 0) Py_CLEAR(list);
+      if (list != nullptr && PyList_Append(list, entry->plan.get()) != 0) Py_CLEAR(list);
     }
   }
   return list;
@@ -90,8 +90,10 @@ PySequenceMethods table_sequence = {table_length};
 
 PyTypeObject table_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
-PyObject* shared = nullptr;            // the PyPlanTable of the process
-thread_local PyObject* own = nullptr;  // that of this thread, if it has one
+PyObject* shared = nullptr;            // owned: the PyPlanTable of the process
+thread_local PyObject* own = nullptr;  // owned: that of this thread, if it has one
+
+// Returns the table that was in use before. Its reference passes to the caller.
 
 PyObject* use(PyObject*, PyObject* given) {
   if (Py_TYPE(given) != &table_type) {
@@ -137,6 +139,7 @@ PyObject* set_up(PyObject*, PyObject* args) {
 }
 
 // (func, args, kwargs, general) -> the key as bytes and objects, which are equal for equal calls.
+// For tests.
 PyObject* key_of(PyObject*, PyObject* given) {
   HANDLE_TH_ERRORS
   PyObject *func = nullptr, *args = nullptr, *kwargs = nullptr;
@@ -182,7 +185,7 @@ PyObject* torch_function(PyObject*, PyObject* const* args, Py_ssize_t count) {
   END_HANDLE_TH_ERRORS
 }
 
-// Replaces torch.overrides.handle_torch_function, which Python functions of torch call for hooks.
+// Replaces torch.overrides.handle_torch_function, by which torch's Python functions call hooks.
 PyObject* handle(PyObject* fallback, PyObject* const* args, Py_ssize_t count, PyObject* names) {
   HANDLE_TH_ERRORS
   if (count >= 2 && hook_is_on() && PyTuple_CheckExact(args[1])) {
@@ -192,7 +195,7 @@ PyObject* handle(PyObject* fallback, PyObject* const* args, Py_ssize_t count, Py
       if (Py_TYPE(x) == global_class()) {
         ours = true;
       } else if (x == Py_None || THPVariable_CheckExact(x)) {
-        continue;  // a weight that was left out would raise and drop an AttributeError below
+        continue;  // the look-up below would raise and drop an AttributeError for these
       } else if (PyObject_HasAttrString(x, "__torch_function__")) {
         others = true;
       }
@@ -302,7 +305,7 @@ PyMODINIT_FUNC PyInit__C(void) {
   handle_method.ml_meth = fast(handle);
   PyTypeObject* method = method_type();
   if (PyType_Ready(&table_type) != 0 || method == nullptr) return nullptr;
-  PyObject* getter = PyObject_GetAttrString(Py_None, "__repr__");  // bound as getters are
+  PyObject* getter = PyObject_GetAttrString(Py_None, "__repr__");  // has the getters' type too
   if (getter == nullptr) return nullptr;
   getter_type = Py_TYPE(getter);
   Py_DECREF(getter);

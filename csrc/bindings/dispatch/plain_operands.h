@@ -1,4 +1,4 @@
-// Plain tensors among the arguments of a call: each rank's own, which count as broadcast.
+// Plain tensors among the arguments of a call: each rank has its own, and they count as broadcast.
 
 #pragma once
 
@@ -8,12 +8,12 @@
 
 namespace consistent::dispatch {
 
-// Whether torch may be called with the plain tensors of the call as they are: none asks for
-// gradients or belongs to a transform of torch.func, and check mode is off. -1 with a Python error
+// Whether torch may be called with the plain tensors of the call as they are: autograd records none
+// of them, none belongs to a transform of torch.func, and check mode is off. -1 with a Python error
 // set.
 int may_stay_plain(const Key& key);
 
-// Whether `out`, the result of an op, contains a plain tensor among the arguments itself.
+// Whether `out`, the result of an op, is or contains one of the plain tensors among the arguments.
 bool returns_plain_operand(PyObject* out, const Key& key);
 
 }  // namespace consistent::dispatch

@@ -9,6 +9,7 @@
 namespace consistent::peer {
 namespace {
 
+// The Python type Alarm. Its Alarm is shared by the groups and Sockets that were given the object.
 struct PyAlarm {
   PyObject_HEAD std::shared_ptr<Alarm> alarm;
 };
@@ -22,6 +23,7 @@ PyObject* make_alarm(PyTypeObject* type, PyObject*, PyObject*) {
   return self;
 }
 
+// A heap type owns a reference from each instance, which tp_dealloc has to release.
 void destroy_alarm(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
   reinterpret_cast<PyAlarm*>(self)->alarm.~shared_ptr();
@@ -29,7 +31,8 @@ void destroy_alarm(PyObject* self) {
   Py_DECREF(type);
 }
 
-// set_off(words): every group with this alarm raises `words`, where it waits now and in later calls
+// set_off(words): every group with this alarm raises `words`, where it waits now and in later
+// calls.
 PyObject* set_off(PyObject* self, PyObject* words) {
   const char* text = PyUnicode_AsUTF8(words);
   if (text == nullptr) return nullptr;
@@ -37,7 +40,7 @@ PyObject* set_off(PyObject* self, PyObject* words) {
   Py_RETURN_NONE;
 }
 
-// words: the message that it went off with, or None
+// words: the message with which the alarm went off, or None.
 PyObject* words(PyObject* self, void*) {
   const Alarm& alarm = *reinterpret_cast<PyAlarm*>(self)->alarm;
   if (!alarm.is_on()) Py_RETURN_NONE;

@@ -70,6 +70,7 @@ Tensor plain(PyObject* object) {
   Tensor x = tensor(object);
   need(x.device().is_cpu() && x.layout() == at::kStrided, "a CPU tensor is needed");
   if (x.is_contiguous() && !x.is_conj() && !x.is_neg() && !x._is_zerotensor()) return x;
+  // Below autograd, so that the copies are not recorded.
   const at::AutoDispatchBelowADInplaceOrView no_grad;
   if (x._is_zerotensor()) x = x.clone();
   return x.resolve_conj().resolve_neg().contiguous();

@@ -1,4 +1,4 @@
-// Messages in one byte a number, as ops of torch: so compiled steps hold them.
+// Registers csrc/peer/blocks.h as ops of torch, so that torch.compile can trace them.
 
 #include "../../peer/blocks.h"
 
@@ -27,7 +27,8 @@ Tensor new_message(const Tensor& x) {
   return at::empty({bytes_of(x.numel())}, x.options().dtype(at::kByte));
 }
 
-// (the bytes of `x`, or of `x + unsent`; what these leave out, or nothing without `unsent`)
+// Returns the message of `x`, or of `x + unsent`, and its rounding error, or an empty tensor if
+// there is no `unsent`.
 std::tuple<Tensor, Tensor> write(const Tensor& x, const std::optional<Tensor>& unsent,
                                  c10::string_view code) {
   const Code as = code_of(code);
@@ -64,7 +65,7 @@ Tensor new_numbers(at::TensorList messages, int64_t n, at::ScalarType dtype) {
   return at::empty({n}, messages[0].options().dtype(dtype));
 }
 
-// A kernel takes so many messages; sums of more are kept unrounded in between.
+// Adds any number of messages by launches of kMostMessages each. The sums in between are unrounded.
 void read_on_gpu(const Tensor& out, const std::vector<const uint8_t*>& from, int64_t n, Code code,
                  void* stream) {
   Tensor before, made;
@@ -78,7 +79,7 @@ void read_on_gpu(const Tensor& out, const std::vector<const uint8_t*>& from, int
   }
 }
 
-// The sum of what messages of `n` numbers say, in their order.
+// The sum of messages of `n` numbers each, in their order.
 Tensor read(at::TensorList messages, int64_t n, at::ScalarType dtype, c10::string_view code) {
   const Code as = code_of(code);
   const Tensor out = new_numbers(messages, n, dtype);

@@ -1,10 +1,10 @@
-// collect() and reduce(): a rank's part of a move. Before it every rank has put its tensor,
-// contiguously, at the start of its place in memory that all ranks can read. They take CPU tensors
-// too, for tests.
+// collect() and reduce(): one rank's part of a move. Before it, every rank has written its tensor,
+// contiguously, to the start of its own place, memory that all ranks can read. Both functions also
+// take CPU tensors, for tests.
 //
-// Nothing waits here: the caller has put a barrier of the GPUs between the writing of the places
-// and these kernels, on the same stream. Without it they would read places that are not yet
-// written.
+// These functions do not synchronize. The caller has put a barrier of the GPUs on the same stream,
+// between the writes to the places and these kernels. Without it they would read places that are
+// not yet written.
 
 #include <c10/core/DeviceGuard.h>
 #include <torch/csrc/utils/pybind.h>
@@ -39,9 +39,9 @@ void check_out(const Places& places, const Tensor& out, int64_t dim) {
   }
 }
 
-// Joins `out` along `dim` from the ranks' tensors, which have `sizes` in that dim. If `split` is
-// not negative, each of them has size `whole` in dim `split`, and `out` gets a part of it, from
-// `start` on.
+// Concatenates the ranks' tensors, which have `sizes` in `dim`, along `dim` into `out`. If `split`
+// is not negative, each tensor has size `whole` in dim `split`, and `out` gets the part of it that
+// begins at `start`.
 void collect(const Places& places, const Tensor& out, int64_t dim, const Sizes& sizes,
              int64_t split, int64_t start, int64_t whole) {
   check_out(places, out, dim);
@@ -64,8 +64,8 @@ void collect(const Places& places, const Tensor& out, int64_t dim, const Sizes& 
   copy_boxes_cpu(to, from);
 }
 
-// `out` = the ranks' tensors, of `shape`, combined by `op` in the order of ranks. `out` has only a
-// part of `dim`, from `start` on.
+// `out` = the ranks' tensors, of shape `shape`, combined by `op` in the order of ranks. `out` is
+// the part of `dim` that begins at `start`.
 void reduce_places(const Places& places, const Sizes& shape, int64_t dim, int64_t start,
                    const Tensor& out, const std::string& op) {
   check_out(places, out, dim);

@@ -8,9 +8,9 @@
 
 namespace consistent::peer {
 
-// A new CPU tensor; where it is large it asks for huge pages.
+// A new CPU tensor; a large one asks for huge pages.
 Tensor empty(at::IntArrayRef shape, at::ScalarType type);
-// The parts of contiguous `x` that `sizes` cut along `dim`.
+// The parts of contiguous `x`, split by `sizes` along `dim`.
 std::vector<Rows> parts(const Tensor& x, int dim, const Sizes& sizes);
 
 // The moves; moves.cpp describes each.
@@ -33,8 +33,9 @@ PyObject* grow(Group& group, Arguments arguments);
 PyObject* shrink(Group& group, Arguments arguments);
 PyObject* set_one_shot(Group& group, Arguments arguments);
 
-// These send only the header of the move of the same name, for tensors on any device that another
-// transport moves. So calls that do not fit raise on all ranks before anything moves. meet.cpp
+// These exchange only the headers of the move of the same name, for tensors on any device that
+// another transport moves. So calls that do not match raise on all ranks before data is moved.
+// meet.cpp
 PyObject* meet_all_reduce(Group& group, Arguments arguments);      // (x, op)
 PyObject* meet_reduce_scatter(Group& group, Arguments arguments);  // (x, dim, sizes, op)
 PyObject* meet_all_gather(Group& group, Arguments arguments);      // (x, dim, sizes)
@@ -42,11 +43,11 @@ PyObject* meet_all_to_all(Group& group, Arguments arguments);  // (x, split, siz
 PyObject* meet_broadcast(Group& group, Arguments arguments);   // (x, shape, dtype, source)
 PyObject* meet_peers(Group& group, Arguments arguments);       // (x)
 
-// waiting() -> (seconds, thread, call, steps of all members) of the thread that sleeps in a call;
-// None if none does
+// waiting() -> (seconds, thread, call, steps of all members) of the thread that sleeps in a call,
+// or None.
 PyObject* waiting(Group& group, Arguments arguments);
 
-// Adds the type Alarm to the module; the Alarm that a Python object of that type has. alarm.cpp
+// Adds the type Alarm to the module; the Alarm of a Python object of that type. alarm.cpp
 bool add_alarm(PyObject* module);
 std::shared_ptr<Alarm> alarm_of(PyObject* object);
 

@@ -1,7 +1,7 @@
 // Peer-memory moves between the ranks of one host, as the module mirrored.transports._C.
 //
-// A Group's methods take and return CPU tensors; they release the GIL while they copy and wait. All
-// raise RuntimeError, on every rank, if ranks make calls that do not fit or if one has died.
+// A Group's methods take and return CPU tensors. They release the GIL while they copy and wait. All
+// methods raise RuntimeError on every rank if the ranks' calls do not match or if a rank has died.
 
 #include <Python.h>
 #include <torch/csrc/utils/pybind.h>
@@ -20,7 +20,7 @@ namespace {
 
 struct PyGroup {
   PyObject_HEAD Group* group;
-  PyObject* explain;  // (group, text) -> the message for calls that do not fit; or null
+  PyObject* explain;  // owned; (group, text) -> the message for calls that do not match; or null
 };
 
 Group& group_of(PyObject* self) { return *reinterpret_cast<PyGroup*>(self)->group; }
@@ -53,7 +53,8 @@ void raise_explained(PyObject* self, const char* text) {
   Py_XDECREF(words);
 }
 
-// Whether an error is for want of memory.
+// Whether an error means that there was no memory. torch's CPU allocator throws a plain c10::Error,
+// so that one is recognized by its text.
 bool is_lack(const std::exception& error) {
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return true;
   const auto* raised = dynamic_cast<const pybind11::error_already_set*>(&error);
@@ -64,7 +65,7 @@ bool is_lack(const std::exception& error) {
 
 using Method = PyObject* (*)(Group&, Arguments);
 
-// A move that all members make: if this one has no memory for it, all of them raise.
+// Calls a move that all members make. If this member has no memory for the move, all members raise.
 template <Method method>
 PyObject* together(Group& group, Arguments arguments) {
   const uint64_t before = group.steps();
@@ -83,9 +84,10 @@ PyObject* entry(PyObject* self, PyObject* const* arguments, Py_ssize_t given) {
     need(given == count, "wrong number of arguments");
     try {
       PyObject* result = method(group_of(self), arguments);
+      // Methods run without the GIL when they return Py_None, so the reference is taken here.
       if (result == Py_None) Py_INCREF(result);
       return result;
-    } catch (const Mismatch& error) {  // all members find it, so all come here
+    } catch (const Mismatch& error) {  // thrown on all members, whose `explain` may communicate
       raise_explained(self, error.what());
       return nullptr;
     }
@@ -127,14 +129,15 @@ PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-// Whether a signal handler raised. Its error stays set, and `guarded` does not replace it.
+// Whether a signal handler raised. Its Python error stays set, and guarded() does not replace it.
 bool interrupted() {
   const pybind11::gil_scoped_acquire held;
   return PyErr_CheckSignals() != 0;
 }
 
-// The message that the Python function `give_up(why)` returns, or `why` itself if it raises. An
-// error that was set before, such as KeyboardInterrupt, stays set; so does one that it raises.
+// The message that the Python function give_up(why) returns, or `why` itself if the function
+// raises. A Python error that was set before, such as KeyboardInterrupt, stays set; otherwise an
+// error that give_up raises does.
 std::string words_of(const pybind11::object& give_up, const std::string& why) {
   const pybind11::gil_scoped_acquire held;
   PyObject *type, *value, *trace;
@@ -147,8 +150,8 @@ std::string words_of(const pybind11::object& give_up, const std::string& why) {
   return said;
 }
 
-// Group(name, me, ranks, slot_bytes, timeout_s, alarm=, give_up=, explain=). If name is None, it
-// makes the segment.
+// Group(name, me, ranks, slot_bytes, timeout_s, alarm, give_up, explain); the last three may be
+// left out. If name is None, the segment is created, else the named one is mapped.
 PyObject* make(PyTypeObject* type, PyObject* arguments, PyObject*) {
   return guarded([&]() -> PyObject* {
     const char* name = nullptr;

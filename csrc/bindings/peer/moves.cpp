@@ -15,8 +15,8 @@ namespace consistent::peer {
 
 constexpr size_t kHuge = size_t(2) << 20;  // bytes of a huge page
 
-// A new CPU tensor. It is not made by the dispatcher, so that no mode can replace it. Large ones
-// ask for huge pages, because the first access to a page costs more than filling it.
+// A new CPU tensor. It is not made by the dispatcher, so that no mode can replace it. A large one
+// asks for huge pages, because the first access to a page costs more than filling the page.
 Tensor empty(at::IntArrayRef shape, at::ScalarType type) {
   const Tensor x = at::detail::empty_cpu(shape, type);
   if (x.nbytes() < 2 * kHuge) return x;
@@ -55,8 +55,8 @@ std::vector<Rows> wholes(const std::vector<Tensor>& xs) {
   return boxes;
 }
 
-// Throws if `sizes` do not add up to the dim. It sends its header to the others first, so that a
-// rank whose tensor or sizes differ does not leave them waiting.
+// Throws if `sizes` do not add up to the size of the dim. Before it throws, it exchanges headers,
+// so that the other ranks raise too instead of waiting for this one.
 void check_cut(Group& group, const Call& call, const Tensor& x, int dim, const Sizes& sizes) {
   if (total(sizes) == x.size(dim)) return;
   {
@@ -70,7 +70,8 @@ PyObject* given(const Tensor& x) { return THPVariable_Wrap(x); }
 
 }  // namespace
 
-// all_reduce(x, op, in_place) -> Tensor
+// all_reduce(x, op, in_place) -> Tensor. As in all moves, the block that releases the GIL uses no
+// Python object.
 PyObject* all_reduce(Group& group, Arguments arguments) {
   const Tensor x = plain(arguments[0]);
   const Op op = op_of(arguments[1]);
@@ -136,7 +137,7 @@ PyObject* all_to_all(Group& group, Arguments arguments) {
   return given(out);
 }
 
-// gather_into(x, outs): writes every rank's x into the contiguous outs
+// gather_into(x, outs): writes every rank's x into `outs`, which must be contiguous.
 PyObject* gather_into(Group& group, Arguments arguments) {
   const Tensor x = plain(arguments[0]);
   const std::vector<Tensor> outs = tensors(arguments[1], group);
@@ -145,12 +146,12 @@ PyObject* gather_into(Group& group, Arguments arguments) {
   return Py_None;
 }
 
-// trade_into(pieces, outs, exchanging): sends pieces[k] to rank k and fills outs[k], which must be
-// contiguous, from it
+// trade_into(pieces, outs, exchanging): sends pieces[k] to rank k and receives outs[k] from rank k.
+// `outs` must be contiguous.
 PyObject* trade_into(Group& group, Arguments arguments) {
   const std::vector<Tensor> pieces = tensors(arguments[0], group);
   const std::vector<Tensor> outs = tensors(arguments[1], group);
-  // Messages of an exchange may differ in dtype, so they are treated as bytes.
+  // The pieces of an exchange may differ in dtype, so they are sent as bytes.
   const Kind kind = arguments[2] == Py_True ? Kind::exchange : Kind::all_to_all;
   const Call call = kind == Kind::exchange ? Call{kind} : call_of(kind, pieces[0], false);
   const pybind11::gil_scoped_release free;
@@ -158,8 +159,8 @@ PyObject* trade_into(Group& group, Arguments arguments) {
   return Py_None;
 }
 
-// broadcast(x, shape, dtype, source) -> Tensor: the x of the source-th rank; the others' x is not
-// read
+// broadcast(x, shape, dtype, source) -> Tensor: x of member `source`; the other members' x is not
+// read.
 PyObject* broadcast(Group& group, Arguments arguments) {
   const at::ScalarType type = dtype(arguments[2]);
   const int source = source_of(arguments[3], group);
@@ -169,7 +170,7 @@ PyObject* broadcast(Group& group, Arguments arguments) {
   {
     const pybind11::gil_scoped_release free;
     const bool fits = !x.defined() || (x.sizes() == out.sizes() && x.scalar_type() == type);
-    if (!fits) {  // it sends first, or the others would wait for a rank that raises
+    if (!fits) {  // exchanges headers first, or the others would wait for this rank, which raises
       group.check(call_of(Kind::broadcast, x), Sizes(group.size()), Sizes(group.size()));
       throw std::invalid_argument("x does not have the shape and dtype that were promised");
     }
@@ -179,7 +180,7 @@ PyObject* broadcast(Group& group, Arguments arguments) {
   return given(out);
 }
 
-// gather_objects(bytes) -> list of every rank's bytes
+// gather_objects(bytes) -> list of every rank's bytes.
 PyObject* gather_objects(Group& group, Arguments arguments) {
   const std::string mine = pybind11::cast<std::string>(arguments[0]);
   std::vector<std::string> all;
@@ -192,7 +193,8 @@ PyObject* gather_objects(Group& group, Arguments arguments) {
   return list.release().ptr();
 }
 
-// stage(x) -> every rank's x, as tensors in shared memory that may be read until unstage()
+// stage(x) -> every rank's x, as tensors in shared memory, which may be read until unstage(). They
+// do not own the memory.
 PyObject* stage(Group& group, Arguments arguments) {
   const Tensor x = plain(arguments[0]);
   need(group.room() >= int64_t(x.nbytes()), "there is no room for this tensor");
@@ -214,22 +216,23 @@ PyObject* unstage(Group& group, Arguments) {
   return Py_None;
 }
 
-// refuse(): has all members raise in the call that they make, for want of memory here
+// refuse(): makes all members raise in their current call, since this one has no memory for it.
 PyObject* refuse(Group& group, Arguments) {
   const pybind11::gil_scoped_release free;
   group.refuse(group.steps());
 }
 
-// unlink(): removes the names of the segments; to be called once all have mapped them
+// unlink(): removes the names of the segments; called after all ranks have mapped them.
 PyObject* unlink(Group& group, Arguments) {
   group.unlink();
   return Py_None;
 }
 
-// room() -> the most bytes that stage() accepts
+// room() -> the most bytes that stage() accepts.
 PyObject* room(Group& group, Arguments) { return PyLong_FromLongLong(group.room()); }
 
-// grow(name, bytes) -> name: room for `bytes`, in a new segment (name None) or in another rank's
+// grow(name, bytes) -> name: makes room for `bytes` bytes, in a new segment if `name` is None, else
+// in the segment of that name, which another rank has created.
 PyObject* grow(Group& group, Arguments arguments) {
   const int64_t bytes = integer(arguments[1]);
   const size_t all = size_t(bytes) * size_t(group.size());
@@ -242,14 +245,14 @@ PyObject* grow(Group& group, Arguments arguments) {
   return PyUnicode_FromString(name.c_str());
 }
 
-// shrink(): takes the room back that grow() gave; a slot is left
+// shrink(): undoes grow(); stage() then accepts what fits in a slot.
 PyObject* shrink(Group& group, Arguments) {
   group.set_bulk(std::nullopt, 0);
   return Py_None;
 }
 
-// waiting() -> (seconds, thread, call, steps of all members) of the thread that sleeps in a call;
-// None if none does
+// waiting() -> (seconds, thread, call, steps of all members) of the thread that sleeps in a call,
+// or None.
 PyObject* waiting(Group& group, Arguments) {
   const auto found = group.waiting();
   if (!found) return Py_None;
@@ -260,7 +263,7 @@ PyObject* waiting(Group& group, Arguments) {
                        steps.c_str());
 }
 
-// set_one_shot(bytes, narrow): in all-reduces of at most so many bytes all send everything to all
+// set_one_shot(bytes, narrow): see Group::set_one_shot.
 PyObject* set_one_shot(Group& group, Arguments arguments) {
   group.set_one_shot(integer(arguments[0]), integer(arguments[1]));
   return Py_None;

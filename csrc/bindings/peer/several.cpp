@@ -1,4 +1,5 @@
-// The moves of several tensors at once: they meet as often as one tensor of all their bytes would.
+// Moves of several tensors in one call. The ranks meet as often as for one tensor of the same total
+// number of bytes.
 
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -11,7 +12,7 @@
 namespace consistent::peer {
 namespace {
 
-// A tensor and how the ranks cut it, or join it: along `dim`, by `sizes`.
+// How the ranks split a tensor, or join it: along `dim`, by `sizes`.
 struct Cut {
   int dim;
   Sizes sizes;
@@ -32,7 +33,8 @@ std::vector<Cut> cuts(const std::vector<Tensor>& xs, PyObject* dims, PyObject* s
   return found;
 }
 
-// What all ranks know: dims, the ranks' sizes along them, and the other sizes.
+// The numbers that are equal on all ranks: the dims, the ranks' sizes along them, and the sizes of
+// the other dims. The headers compare a hash of them.
 Sizes known(const std::vector<Tensor>& xs, const std::vector<Cut>& cuts) {
   Sizes numbers;
   for (size_t i = 0; i < xs.size(); ++i) {
@@ -52,8 +54,8 @@ Sizes resized(const Tensor& x, int dim, int64_t size) {
   return shape;
 }
 
-// Throws if x[i] does not have `sizes(i)` along its dim. It sends its header to the others first,
-// so that a rank whose tensors differ does not leave them waiting.
+// Throws if the size of a tensor along its dim is not size(cut). Before it throws, it exchanges
+// headers, so that the other ranks raise too instead of waiting for this one.
 template <typename Size>
 void check_sizes(Group& group, const Call& call, const std::vector<Tensor>& xs,
                  const std::vector<Cut>& cuts, Size size) {
@@ -69,7 +71,7 @@ void check_sizes(Group& group, const Call& call, const std::vector<Tensor>& xs,
   }
 }
 
-// For each rank, its parts of all `xs`.
+// For each rank, its parts of all tensors of `xs`.
 std::vector<Chain> by_rank(const std::vector<Tensor>& xs, const std::vector<Cut>& cuts,
                            const Group& group) {
   std::vector<Chain> chains(group.size());
@@ -90,7 +92,7 @@ PyObject* list_of(const std::vector<Tensor>& xs) {
 
 }  // namespace
 
-// reduce_scatter_several(xs, dims, sizes, op) -> list of tensors
+// reduce_scatter_several(xs, dims, sizes, op) -> list of tensors.
 PyObject* reduce_scatter_several(Group& group, Arguments arguments) {
   const std::vector<Tensor> xs = alike(arguments[0]);
   const std::vector<Cut> found = cuts(xs, arguments[1], arguments[2], group);
@@ -113,7 +115,7 @@ PyObject* reduce_scatter_several(Group& group, Arguments arguments) {
   return list_of(outs);
 }
 
-// all_gather_several(xs, dims, sizes, outs or None) -> list of tensors
+// all_gather_several(xs, dims, sizes, outs or None) -> list of tensors.
 PyObject* all_gather_several(Group& group, Arguments arguments) {
   const std::vector<Tensor> xs = alike(arguments[0]);
   const std::vector<Cut> found = cuts(xs, arguments[1], arguments[2], group);

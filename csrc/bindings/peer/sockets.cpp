@@ -13,7 +13,8 @@ namespace {
 
 constexpr size_t kShort = 16 * 1024;  // bytes that are copied while the GIL is held
 
-// `x` must be contiguous CPU memory.
+// A message in the memory of `x`, which must be contiguous CPU memory. The message keeps the
+// storage of `x` alive until it is done.
 std::shared_ptr<Message> message(int rank, uint32_t tag, const Tensor& x) {
   need(x.is_cpu() && x.is_contiguous(), "contiguous CPU memory is sent and received");
   auto made = std::make_shared<Message>();
@@ -43,13 +44,14 @@ std::shared_ptr<Message> receive(Sockets& sockets, int rank, uint32_t tag, const
   return made;
 }
 
+// Throws what a signal handler has raised.
 bool signals_raise() {
   const pybind11::gil_scoped_acquire held;
   if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
   return false;
 }
 
-// Its end waits for its thread, which may wait for the GIL.
+// The destructor joins the background thread, which may be waiting for the GIL.
 struct EndWithoutGil {
   void operator()(Sockets* sockets) const {
     const pybind11::gil_scoped_release free;

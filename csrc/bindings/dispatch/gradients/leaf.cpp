@@ -16,7 +16,8 @@ namespace {
 
 using torch::autograd::variable_list;
 
-// Whether the engine will add the gradient to the leaf's `.grad`; torch.autograd.grad does not.
+// Whether the engine will add the gradient to the leaf's `.grad`: not in torch.autograd.grad. An
+// empty exec_info means a plain backward(), which runs all nodes.
 bool accumulates(const at::Tensor& leaf) {
   const auto* executed = torch::autograd::get_current_graph_task_exec_info();
   if (executed == nullptr || executed->empty()) return true;
@@ -52,7 +53,8 @@ void LeafHook::enter(const at::Tensor& leaf, int64_t bucket, int64_t nbytes) {
     before->bucket = bucket, before->nbytes = nbytes;
     return;
   }
-  static std::atomic<int64_t> entered{0};  // ranks watch their leaves in the same order
+  static std::atomic<int64_t> entered{
+      0};  // equal on all ranks: they watch leaves in the same order
   const int64_t number = before != nullptr ? before->number : entered++;
   auto made = std::make_unique<LeafHook>(leaf.unsafeGetTensorImpl(), bucket, nbytes, number);
   made->partial = before != nullptr && before->partial;
@@ -60,7 +62,7 @@ void LeafHook::enter(const at::Tensor& leaf, int64_t bucket, int64_t nbytes) {
   hooks.push_back(std::move(made));
 }
 
-// Whether the leaf has no gradient yet, or one in the layout in which the next one is added.
+// Whether the leaf has no gradient yet, or has one in the layout in which the next one is added.
 bool LeafHook::lies_as_wanted(const at::Tensor& leaf, bool sync) const {
   const at::Tensor& held = leaf.grad();
   if (!held.defined()) return true;
@@ -81,6 +83,7 @@ bool LeafHook::is_simple(const at::Tensor& leaf, const at::Tensor& grad,
 }
 
 variable_list LeafHook::operator()(const variable_list& grads) {
+  // reclaim_copy takes a new reference: the leaf must live until this hook returns.
   const at::Tensor leaf(
       c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(leaf_));
   if (!grads[0].defined() || !accumulates(leaf)) return grads;
@@ -131,7 +134,7 @@ bool give_spec(PyObject* owner, PyObject* grad) {
 PyObject* held_gradient(PyObject* owner) {
   const at::Tensor& found = THPVariable_Unpack(owner).grad();
   if (!found.defined()) Py_RETURN_NONE;
-  if (found._is_zerotensor()) {  // a tensor that autograd knows to be zero has no memory
+  if (found._is_zerotensor()) {  // an efficient zero tensor has no memory: make an ordinary one
     THPVariable_Unpack(owner).mutable_grad() = found.clone();
     return held_gradient(owner);
   }

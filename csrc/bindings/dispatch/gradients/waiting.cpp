@@ -49,8 +49,9 @@ void append(THPObjectPtr& list, THPObjectPtr item) {
   if (PyList_Append(list.get(), item.get()) != 0) checked(nullptr);
 }
 
-// What orders addends that are held alike on all ranks: the number of a leaf that is summed, which
-// ranks have watched in the same order, or how late forward has gathered one that lies split.
+// A number that orders `held` addends in the same way on all ranks. For a leaf that is summed it is
+// the leaf's number, since ranks watch leaves in the same order. For a leaf that is split it is the
+// negative sequence number of the node that gathered it in forward.
 int64_t order_of(const at::Tensor& leaf) {
   const LeafHook* hook = LeafHook::of(leaf);
   if (hook != nullptr && hook->bucket >= 0) return hook->number;
@@ -58,7 +59,7 @@ int64_t order_of(const at::Tensor& leaf) {
   return node == nullptr ? 0 : -static_cast<int64_t>(node->sequence_nr());
 }
 
-// `.grad` += sum, by torch's own code.
+// `.grad` += sum, by torch's own code. `stealable`: `sum` may become `.grad` without a copy.
 void accumulate_sum(const at::Tensor& leaf, const at::Tensor& sum, bool stealable) {
   at::Tensor& held = leaf.mutable_grad();
   torch::autograd::AccumulateGrad::accumulateGrad(
@@ -83,7 +84,7 @@ void Backward::begin() {
 
 void Backward::put(Waiting each, int64_t nbytes) {
   const int64_t bucket = each.bucket;
-  // A tensor that autograd knows to be zero has no memory to send.
+  // An efficient zero tensor has no memory to send.
   if (each.addend._is_zerotensor()) each.addend = each.addend.clone();
   waiting_.push_back(std::move(each));
   if (bucket < 0) return;
@@ -138,8 +139,8 @@ void Backward::launch(int64_t bucket) {
   for (size_t i = 0; i < waiting_.size(); ++i) {
     if (waiting_[i].bucket == bucket && !waiting_[i].launched) order.push_back(i);
   }
-  // Gradients of one op may come in another order on a rank whose shard is empty, since torch may
-  // answer such a call by other ops.
+  // Gradients may arrive in another order on a rank whose shard is empty, since torch may run other
+  // ops there; all ranks must lay out the bucket in the same order.
   std::stable_sort(order.begin(), order.end(), [this](size_t one, size_t other) {
     return waiting_[one].number < waiting_[other].number;
   });
@@ -173,7 +174,8 @@ void Backward::add_alone(const at::Tensor& leaf, const at::Tensor& addend, const
 }
 
 void Backward::launch_all() {
-  // In the order of their first addends: gradients may come in another order on another rank.
+  // Buckets are launched in the order of their lowest numbers, which is the same on all ranks; the
+  // order in which gradients arrive need not be.
   std::vector<const Waiting*> left;
   for (const Waiting& each : waiting_) {
     if (!each.launched) left.push_back(&each);
@@ -208,7 +210,7 @@ void Backward::settle(Waiting& each, const at::Tensor& part, bool alone) {
   if (each.replaces) {
     THPObjectPtr leaf = wrap(each.leaf), sum = wrap(part.clone());
     checked(PyObject_CallFunctionObjArgs(leaves.settle, leaf.get(), sum.get(), nullptr));
-  } else if (alone) {  // the memory of the sum becomes that of the gradient
+  } else if (alone) {  // `part` is all of `flat`, so its memory may become that of the gradient
     accumulate_sum(each.leaf, part, true);
   } else if (!each.leaf.grad().defined() && nobody_else_holds(addend)) {
     addend.copy_(part);

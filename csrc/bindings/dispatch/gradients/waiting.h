@@ -1,4 +1,4 @@
-// Addends of gradients that wait for their sum, in the thread that runs backward.
+// Addends of gradients that wait to be summed over the ranks, in the thread that runs backward.
 //
 //     LeafHook -> waiting -> bucket, when it is full or backward ends -> all-reduce -> .grad += sum
 
@@ -12,17 +12,17 @@
 
 namespace consistent::dispatch {
 
-// The Python functions that the leaves' hooks call; set once.
+// The Python functions that the leaves' hooks call. Set once and never released.
 struct Leaves {
   PyObject* watch = nullptr;    // (leaf)
   PyObject* assign = nullptr;   // (leaf, gradient): sets `.grad` as a user does
-  PyObject* at_once = nullptr;  // () -> bytes from which a gradient is given to `take`
+  PyObject* at_once = nullptr;  // () -> bytes from which on a gradient is passed to `take`
   PyObject* limit = nullptr;   // (bucket, whether one was launched) -> bytes that fill the next one
-  PyObject* take = nullptr;    // (leaf, addend, whether it is unshared) -> gradient or None
-  PyObject* launch = nullptr;  // (positions, leaves, flat)
-  PyObject* send = nullptr;    // (positions) of what is held
-  PyObject* settle = nullptr;  // (leaf, sum)
-  PyObject* finish = nullptr;  // ()
+  PyObject* take = nullptr;    // (leaf, addend, whether nobody else holds it) -> gradient or None
+  PyObject* launch = nullptr;  // (positions, leaves, flat): starts the all-reduce of `flat`
+  PyObject* send = nullptr;    // (positions): sends addends that are `held`
+  PyObject* settle = nullptr;  // (leaf, sum): makes the sum the gradient
+  PyObject* finish = nullptr;  // (): called at the end of backward
   PyObject* shown = nullptr;   // (leaf) -> its gradient while an addend of it waits
 };
 extern Leaves leaves;
@@ -32,39 +32,40 @@ struct LeafHook;
 struct Waiting {
   at::Tensor leaf, addend;
   int64_t bucket;
-  int64_t number;         // its place in a bucket, alike on all ranks
-  bool replaces;          // the addend includes what the leaf held
-  bool held = false;      // Python sends it, and adds what comes of it
-  bool sent = false;      // it is held no more, and not added yet
-  bool launched = false;  // its bucket is on the way
-  bool dropped = false;   // the user has set another gradient meanwhile
+  int64_t number;         // its order in the bucket, the same on all ranks
+  bool replaces;          // the addend includes the previous `.grad`, so the sum replaces that
+  bool held = false;      // Python sends the addend, and adds the result
+  bool sent = false;      // it was `held` and is sent; the result is not added yet
+  bool launched = false;  // the all-reduce of its bucket was started
+  bool dropped = false;   // the user has set another gradient since: the sum is not added
 };
 
-// The gradients that the backward of one thread has in flight.
+// The gradients in flight of the backward in one thread.
 class Backward {
  public:
-  // The one of this thread.
+  // The object of this thread.
   static Backward& current();
 
-  // Before the first gradient of a graph task: reads `at_once`, and asks for `finish` at its end.
+  // Called before each gradient. In the first call of a graph task it reads `at_once` and registers
+  // `finish` as a callback for the end of the task.
   void begin();
-  // Puts the addend into the bucket of its leaf, which is launched when it is full.
+  // Puts the addend into the bucket of its leaf, and launches the bucket if it is full.
   void add(const at::Tensor& leaf, const at::Tensor& addend, const LeafHook& hook, bool replaces);
-  // Under the GIL: launches a large addend, which nobody else writes to, by itself and as it is.
+  // Needs the GIL. Launches a large addend alone, from its own memory, which nobody else writes to.
   void add_alone(const at::Tensor& leaf, const at::Tensor& addend, const LeafHook& hook);
-  // Under the GIL: lets an addend that Python adds itself (`take_back`) wait in a bucket, which
-  // `launch_if_full` launches; or in none, for what is on the way already, if that is negative.
-  // Returns its position.
+  // Needs the GIL. Adds an addend that Python itself sends and adds (`held`), and returns its
+  // position. It waits in `bucket` until launch_if_full(); if `bucket` is negative, it is already
+  // on its way and waits in none.
   size_t hold(const at::Tensor& leaf, const at::Tensor& addend, int64_t bucket, int64_t nbytes);
   void launch_if_full(int64_t bucket);
-  // The addend at `position` is on its way, and is not needed any more.
+  // The addend at `position` is on its way: releases its memory.
   void let_go(size_t position);
-  // Its sum is there: whether it is still to be added.
+  // The sum of the addend at `position` has arrived. Returns whether it is still to be added.
   bool take_back(size_t position);
-  // Under the GIL: passes what is not launched yet to Python, bucket by bucket.
+  // Needs the GIL. Launches all buckets with addends that are not launched yet.
   void launch_all();
-  // Under the GIL: adds the sums of `positions`, which lie one after the other in `flat`, to the
-  // leaves' gradients.
+  // Needs the GIL. Adds the sums of the addends at `positions`, which lie one after the other in
+  // `flat`, to the leaves' gradients.
   void accumulate(const std::vector<size_t>& positions, const at::Tensor& flat);
   void clear();
 
@@ -80,28 +81,30 @@ class Backward {
  private:
   void put(Waiting each, int64_t nbytes);
   void launch(int64_t bucket);
-  // `as_it_is`: the only addend is sent from its own memory.
+  // `as_it_is`: `order` has one addend, which is sent from its own memory and not copied.
   void launch(const std::vector<size_t>& order, bool as_it_is = false);
   void settle(Waiting& each, const at::Tensor& part, bool alone);
 
   struct Bucket {
     int64_t nbytes = 0;  // bytes of the addends that are not launched
-    int64_t limit = 0;   // bytes at which they are
+    int64_t limit = 0;   // bytes at which the bucket is launched
     bool launched = false;
   };
   std::vector<Waiting> waiting_;
   std::vector<Bucket> buckets_;
-  int task_ = -1;  // the graph task at whose end `finish` is called
+  int task_ = -1;  // the graph task for which begin() was called, or -1
   int64_t at_once_ = 0;
 };
 
-// Owns a new reference; if it is null, throws the Python error as an exception that torch knows.
+// Takes over the new reference `made`. If it is null, throws the Python error as torch's
+// python_error, which the autograd engine passes on from its threads.
 THPObjectPtr checked(PyObject* made);
+// The Python object of a tensor.
 THPObjectPtr wrap(const at::Tensor& x);
-// Throws as `checked` does if it is none.
+// The value of a Python int; throws as checked() does if `number` is not an int.
 int64_t integer_in(PyObject* number);
 
-// Whether `x` may be overwritten.
+// Whether nobody else holds `x` or its storage, so that it may be overwritten.
 bool nobody_else_holds(const at::Tensor& x);
 
 }  // namespace consistent::dispatch

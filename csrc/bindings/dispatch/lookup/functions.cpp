@@ -8,9 +8,12 @@
 namespace consistent::dispatch {
 namespace {
 
-// More than torch has. The limit keeps a program that makes ever new functions from filling memory.
+// More functions than torch has. The limit bounds the memory of a program that keeps creating new
+// functions.
 constexpr size_t kMostKept = 8192;
 
+// Owns a reference to each key and to each value, counted by hand: a look-up has a borrowed key,
+// and values have a count of their own. At exit nothing is released, when the interpreter is gone.
 ska::flat_hash_map<PyObject*, Function*> known;
 
 // Reads a Sizing, given as an int.
@@ -23,14 +26,7 @@ bool read_sizing(PyObject* resolved, Sizing* value) {
 
 }  // namespace
 
-Function::Function(PyObject* resolved_)
-    : resolved(Py_NewRef(resolved_)), call(nullptr), free_names(nullptr) {}
-
-Function::~Function() {
-  Py_DECREF(resolved);
-  Py_XDECREF(call);
-  Py_XDECREF(free_names);
-}
+Function::Function(PyObject* resolved_) : resolved(Py_NewRef(resolved_)) {}
 
 Function* Function::of(PyObject* resolved) {
   auto* made = new Function(resolved);
@@ -43,13 +39,14 @@ Function* Function::of(PyObject* resolved) {
     return nullptr;
   }
   made->free = static_cast<uint32_t>(free);
-  if (made->call == Py_None) Py_CLEAR(made->call);
+  if (made->call.get() == Py_None) made->call = nullptr;
   return made;
 }
 
 bool Function::is_free(PyObject* name) const {
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(free_names); ++i) {
-    PyObject* known = PyTuple_GET_ITEM(free_names, i);
+  PyObject* const names = free_names.get();  // borrowed
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i) {
+    PyObject* known = PyTuple_GET_ITEM(names, i);
     if (known == name || PyUnicode_Compare(known, name) == 0) return true;
   }
   return false;
@@ -61,23 +58,22 @@ Function* function_of(PyObject* function, bool lasting) {
     found->second->hold();
     return found->second;
   }
-  PyObject* resolved = PyObject_CallOneArg(python.resolve, function);
-  if (resolved == nullptr) return nullptr;
-  Function* made = Function::of(resolved);
-  Py_DECREF(resolved);
+  THPObjectPtr resolved(PyObject_CallOneArg(python.resolve, function));
+  if (!resolved) return nullptr;
+  Function* made = Function::of(resolved.get());
   if (made == nullptr || !lasting) return made;
   if (known.size() >= kMostKept) clear_functions();
-  if (known.emplace(Py_NewRef(function), made).second) {
+  // Resolving ran Python code, so another thread may have inserted the function meanwhile.
+  if (known.emplace(function, made).second) {
+    Py_INCREF(function);
     made->hold();
-  } else {
-    Py_DECREF(function);  // another thread has resolved it meanwhile
   }
   return made;
 }
 
 void clear_functions() {
   ska::flat_hash_map<PyObject*, Function*> before;
-  before.swap(known);  // releasing may run Python code, which must find the table empty
+  before.swap(known);  // releasing objects may run Python code, which must find the table empty
   for (const auto& [function, entry] : before) {
     entry->drop();
     Py_DECREF(function);

@@ -1,23 +1,27 @@
-// What dispatch knows about a function of torch, whatever its arguments. Python is asked once.
+// What dispatch knows about a function of torch, independent of its arguments. It is read from
+// Python once per function.
 
 #pragma once
 
 #include <Python.h>
+#include <torch/csrc/utils/object_ptr.h>
 
 #include <cstdint>
 
 namespace consistent::dispatch {
 
-// Which sizes among the arguments are made local without planning; see sizes.h.
+// How sizes among the arguments are converted to local sizes without planning; see sizes.h.
 enum class Sizing : uint8_t { kNone, kView, kExpand };
 
-// The contents of Python's TorchFunction, read once. Reference-counted, since entries may outlive
-// the table.
+// The contents of a Python TorchFunction, read once. It has a reference count of its own (hold,
+// drop), since a function in use may outlive its place in the table.
 struct Function {
-  PyObject* resolved;    // the TorchFunction
-  PyObject* call;        // takes every call with its arguments unchanged, or nullptr
-  PyObject* free_names;  // names of arguments whose integers do not affect layouts, a tuple
-  uint32_t free = 0;     // the same by position; bit 31 stands for all positions from there on
+  // Set once, in of(). Mutable, because a const THPObjectPtr gives only a const PyObject*, which no
+  // function of Python takes.
+  mutable THPObjectPtr resolved;    // the TorchFunction
+  mutable THPObjectPtr call;        // takes every call with its arguments unchanged; may be null
+  mutable THPObjectPtr free_names;  // of arguments whose integers do not affect layouts, a tuple
+  uint32_t free = 0;  // the same by position; bit 31 stands for position 31 and all later ones
   Sizing sizing = Sizing::kNone;
 
   static Function* of(PyObject* resolved);
@@ -31,13 +35,14 @@ struct Function {
   }
 
  private:
+  // Not atomic: the GIL guards it.
   int64_t references_ = 1;
   explicit Function(PyObject* resolved);
-  ~Function();
+  ~Function() = default;
 };
 
-// A new reference to the entry of `function`, which is remembered if it is `lasting`; nullptr with
-// a Python error set.
+// A new reference to the entry of `function`; null with a Python error set. The entry is remembered
+// if `lasting`: the function object then stays alive, so its address identifies it.
 Function* function_of(PyObject* function, bool lasting);
 
 // Forgets all entries.

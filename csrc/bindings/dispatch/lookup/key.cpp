@@ -36,7 +36,7 @@ enum Kind : uint64_t {
   kDefaultDtype,
 };
 
-// Sizes 0 and 1 of so many dims fit into one atom.
+// The dims whose size classes (two bits each) fit into one atom, below the number of dims.
 constexpr Py_ssize_t kMostDims = 24;
 
 PyTypeObject* global_tensor_class = nullptr;
@@ -56,24 +56,25 @@ uint64_t kind_of(double real, double imaginary = 0) {
 
 uint64_t address(const void* pointer) { return reinterpret_cast<uint64_t>(pointer); }
 
-// The attribute `_spec`, whatever it is, borrowed.
+// The attribute `_spec`, of any type, borrowed.
 PyObject* spec_attribute(PyObject* tensor) {
 #if PY_VERSION_HEX < 0x030D0000
   // Reads the instance's own dict and skips the look-up in the classes, which have no `_spec`.
+  // Python 3.13 may store attributes inline, without a dict.
   PyObject** dict = _PyObject_GetDictPtr(tensor);
   PyObject* spec = nullptr;
   if (dict != nullptr && *dict != nullptr) spec = PyDict_GetItemWithError(*dict, spec_name);
   if (spec != nullptr) return spec;
   if (PyErr_Occurred()) return nullptr;
 #endif
-  PyObject* found = PyObject_GetAttr(tensor, spec_name);
-  Py_XDECREF(found);  // the tensor holds it
-  return found;
+  THPObjectPtr found(PyObject_GetAttr(tensor, spec_name));
+  return found.get();  // borrowed: the tensor still holds it
 }
 
 }  // namespace
 
 void set_classes(PyObject* global_tensor, PyObject* mirrored_tensor) {
+  // Never released: the types are needed until the process ends.
   Py_INCREF(global_tensor);
   Py_INCREF(mirrored_tensor);
   global_tensor_class = reinterpret_cast<PyTypeObject*>(global_tensor);
@@ -103,10 +104,9 @@ int is_moved(PyObject* tensor) {
   PyObject* own = PyDict_GetItemWithError(*dict, name);
   return own != nullptr ? own != Py_False : PyErr_Occurred() ? -1 : 0;
 #else
-  PyObject* found = PyObject_GetAttr(tensor, name);
-  if (found == nullptr) return -1;
-  Py_DECREF(found);  // the tensor or its class holds it
-  return found != Py_False;
+  THPObjectPtr found(PyObject_GetAttr(tensor, name));
+  if (!found) return -1;
+  return found.get() != Py_False;
 #endif
 }
 
@@ -121,42 +121,34 @@ PyObject* Arguments::pass_to(PyObject* func) const {
   return PyObject_Vectorcall(func, values, count, names);
 }
 
-PyObject* Arguments::as_tuple() const {
-  if (tuple != nullptr) return Py_NewRef(tuple);
-  PyObject* made = PyTuple_New(count);
-  for (Py_ssize_t i = 0; made != nullptr && i < count; ++i) {
-    PyTuple_SET_ITEM(made, i, Py_NewRef(values[i]));
+THPObjectPtr Arguments::as_tuple() const {
+  if (tuple != nullptr) return THPObjectPtr(Py_NewRef(tuple));
+  THPObjectPtr made(PyTuple_New(count));
+  for (Py_ssize_t i = 0; made && i < count; ++i) {
+    PyTuple_SET_ITEM(made.get(), i, Py_NewRef(values[i]));
   }
   return made;
 }
 
-PyObject* Arguments::as_dict() const {
-  if (dict != nullptr) return Py_NewRef(dict);
-  PyObject* made = PyDict_New();
-  bool done = made != nullptr;
-  for (Py_ssize_t i = 0; done && names != nullptr && i < PyTuple_GET_SIZE(names); ++i) {
-    done = PyDict_SetItem(made, PyTuple_GET_ITEM(names, i), values[count + i]) == 0;
+THPObjectPtr Arguments::as_dict() const {
+  if (dict != nullptr) return THPObjectPtr(Py_NewRef(dict));
+  THPObjectPtr made(PyDict_New());
+  for (Py_ssize_t i = 0; made && names != nullptr && i < PyTuple_GET_SIZE(names); ++i) {
+    PyObject* name = PyTuple_GET_ITEM(names, i);
+    if (PyDict_SetItem(made.get(), name, values[count + i]) != 0) made = nullptr;
   }
-  if (!done) Py_CLEAR(made);
   return made;
 }
 
-bool Arguments::as_tuple_and_dict(PyObject** args, PyObject** kwargs) const {
+bool Arguments::as_tuple_and_dict(THPObjectPtr* args, THPObjectPtr* kwargs) const {
   *args = as_tuple();
   *kwargs = as_dict();
-  if (*args != nullptr && *kwargs != nullptr) return true;
-  Py_CLEAR(*args);
-  Py_CLEAR(*kwargs);
-  return false;
-}
-
-Key::~Key() {
-  for (PyObject* object : made_) Py_DECREF(object);
+  return *args && *kwargs;
 }
 
 void Key::hold() {
-  for (PyObject* object : objects) made_.push_back(Py_NewRef(object));
-  for (PyObject* object : held) made_.push_back(Py_NewRef(object));
+  for (PyObject* object : objects) made_.emplace_back(Py_NewRef(object));
+  for (PyObject* object : held) made_.emplace_back(Py_NewRef(object));
 }
 
 bool Key::of_call(PyObject* func, const Arguments& given) {
@@ -222,14 +214,15 @@ bool Key::add_call(PyObject* func, const Function* function, const Arguments& gi
          add_dict(given.dict, kDict, function);
 }
 
-// Adds the autocast dtype: under autocast an op returns another dtype.
+// Adds the autocast dtype: under autocast an op may return another dtype.
 void Key::add_autocast(at::DeviceType device) {
   if (!at::autocast::is_autocast_enabled(device)) return;
   put(kAutocast, static_cast<uint64_t>(device) << 16 |
                      static_cast<uint64_t>(at::autocast::get_autocast_dtype(device)));
 }
 
-// Adds the default dtype if it is another one than torch starts with: integers become floats of it.
+// Adds the default dtype if it is not float32, with which torch starts: results of true division of
+// integers, for example, have this dtype.
 void Key::add_default_dtype() {
   const auto dtype = c10::get_default_dtype_as_scalartype();
   if (dtype != at::kFloat) put(kDefaultDtype, static_cast<uint64_t>(dtype));
@@ -272,7 +265,7 @@ bool Key::add_int(PyObject* number, bool free) {
   int overflow = 0;
   const long long value = PyLong_AsLongLongAndOverflow(number, &overflow);
   if (free) {
-    put(kInt, value == 0);  // value is -1 for an int that overflows
+    put(kInt, value == 0);  // for an int that overflows, `value` is -1
     return true;
   }
   if (overflow != 0) return add_object(number);
@@ -281,10 +274,11 @@ bool Key::add_int(PyObject* number, bool free) {
 }
 
 bool Key::add_list(PyObject* list, uint64_t kind, bool free) {
-  // A snapshot: hashing an item may run code that changes the list.
+  // A snapshot: hashing an item may run Python code that changes the list. The key owns it, since
+  // the items may then be held by nothing else.
   PyObject* items = PyList_AsTuple(list);
   if (items == nullptr) return false;
-  made_.push_back(items);
+  made_.emplace_back(items);
   return add_tuple(items, kind, free);
 }
 
@@ -328,12 +322,12 @@ bool Key::add_global(PyObject* x) {
   PyObject *layout = layout_of(spec), *dtype = dtype_of(spec);
   held.push_back(layout);
   put(kLayout, address(layout));
-  put(kLayout, address(dtype));  // dtypes are never freed
+  put(kLayout, address(dtype));  // not in `held`: dtypes are never freed
   return mode_ == Mode::kWhole || add_sizes(sizes_of(shape_of(spec)), sizes_of(parts_of(layout)));
 }
 
-// Adds which of the sizes are 0 or 1, or so small that a rank has no item of that dim, which is cut
-// into `parts`; the sizes themselves if there are many.
+// Adds, for each dim, whether its size is 0, 1, or less than the number of parts, so that some rank
+// has no item of it. If there are more than kMostDims dims, adds the sizes themselves.
 bool Key::add_sizes(c10::ArrayRef<int64_t> sizes, c10::ArrayRef<int64_t> parts) {
   uint64_t seen = sizes.size() << 48;
   if (sizes.size() > kMostDims) {
@@ -372,10 +366,10 @@ bool Key::add_object(PyObject* x) {
   if (found == -1) {
     if (!PyErr_ExceptionMatches(PyExc_TypeError)) return false;
     PyErr_Clear();
-    lasting = false;  // an object without a hash (a numpy array) may change: plan each call
+    lasting = false;  // an unhashable object (a numpy array) may change: each call is planned
     return true;
   }
-  put(address(Py_TYPE(x)), static_cast<uint64_t>(found));  // an address is larger than any kind
+  put(address(Py_TYPE(x)), static_cast<uint64_t>(found));  // an address is larger than any Kind
   objects.push_back(x);
   return true;
 }

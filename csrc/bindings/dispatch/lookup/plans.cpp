@@ -13,7 +13,7 @@
 namespace consistent::dispatch {
 namespace {
 
-constexpr uint64_t kSizesBetween = 512;
+constexpr uint64_t kSizesBetween = 512;  // copies inserted between two calls of give_back_holes()
 
 bool read_scalar_type(PyObject* spec, c10::ScalarType* type) {
   PyObject* dtype = dtype_of(spec);
@@ -27,7 +27,7 @@ bool read_scalar_type(PyObject* spec, c10::ScalarType* type) {
 
 // Reads (layout, ((dim, operand, along, parts), ...)).
 bool read_rule(PyObject* rule, Out* out) {
-  PyObject *layout = nullptr, *sources = nullptr;
+  PyObject *layout = nullptr, *sources = nullptr;  // borrowed
   if (!PyArg_ParseTuple(rule, "OO!", &layout, &PyTuple_Type, &sources)) return false;
   out->layout = Py_NewRef(layout);
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(sources); ++i) {
@@ -40,9 +40,10 @@ bool read_rule(PyObject* rule, Out* out) {
   return true;
 }
 
-// Gives freed memory between blocks that stay back to the system. Sizes that grow with each call
-// leave such holes: what is kept for a size lies behind its tensors, and the next ones are larger
-// than the hole. Without this a cache of 0.5 MB that grows for 4,000 steps takes 350 MB.
+// Returns freed memory between live blocks to the system. Sizes that grow with each call leave such
+// holes: the entry of a size is allocated after its tensors, and once these are freed, the larger
+// tensors of the next size do not fit in the hole. Without this, a cache of 0.5 MB that grows for
+// 4,000 steps takes 350 MB.
 void give_back_holes() {
 #ifdef __GLIBC__
   malloc_trim(0);
@@ -54,14 +55,6 @@ void give_back_holes() {
 Entry::Entry(PyObject* plan_) : plan(Py_NewRef(plan_)) {}
 
 Entry::~Entry() {
-  Py_XDECREF(function);
-  Py_XDECREF(sizes);
-  Py_XDECREF(constant);
-  for (const Out& out : outs) {
-    Py_XDECREF(out.spec);
-    Py_XDECREF(out.layout);
-  }
-  Py_DECREF(plan);
   if (exact != nullptr) exact->drop();
 }
 
@@ -81,7 +74,7 @@ bool Entry::read_outs(PyObject* given) {
 
 bool Entry::read(PyObject* from) {
   int64_t number = 0;
-  PyObject* given = nullptr;
+  THPObjectPtr given;
   const bool done =
       read_int(from, "way", &number) && read_bool(from, "any_size", &any_size) &&
       read_bool(from, "inplace", &inplace) && read_bool(from, "kept", &kept) &&
@@ -89,10 +82,9 @@ bool Entry::read(PyObject* from) {
       read_bool(from, "known_shapes", &known_shapes) && read_bool(from, "adopts", &adopts) &&
       read_object(from, "function", &function) && read_object(from, "sizes", &sizes) &&
       read_object(from, "constant", &constant) && read_object(from, "outs", &given) &&
-      read_outs(given);
-  Py_XDECREF(given);
+      read_outs(given.get());
   way = static_cast<Way>(number);
-  if (done && sizes == Py_None) Py_CLEAR(sizes);
+  if (done && sizes.get() == Py_None) sizes = nullptr;
   return done;
 }
 
@@ -103,29 +95,32 @@ Entry* Entry::of(PyObject* plan) {
   return nullptr;
 }
 
-Entry* Entry::with(const std::vector<PyObject*>& specs, PyObject* local_sizes) const {
-  auto* made = new Entry(plan);
-  made->function = Py_NewRef(function);
+Entry* Entry::with(const std::vector<THPObjectPtr>& specs, PyObject* local_sizes) const {
+  auto* made = new Entry(plan.get());
+  made->function = function.dup();
   made->sizes = Py_XNewRef(local_sizes);
   made->way = way;
   made->inplace = inplace;
   made->adopts = adopts;
   made->is_copy = true;
-  for (PyObject* spec : specs) {
-    made->outs.emplace_back();
-    made->outs.back().spec = Py_NewRef(spec);
-    made->outs.back().dtype = reinterpret_cast<THPDtype*>(dtype_of(spec))->scalar_type;
+  for (const THPObjectPtr& spec : specs) {
+    Out& out = made->outs.emplace_back();
+    out.spec = spec.dup();
+    out.dtype = reinterpret_cast<THPDtype*>(dtype_of(out.spec.get()))->scalar_type;
   }
   return made;
 }
 
-PlanTable::Slot::~Slot() {
-  for (PyObject* object : objects) Py_DECREF(object);
-  for (PyObject* object : held) Py_DECREF(object);
-  entry->drop();
+PlanTable::Slot::Slot(const Key& key, Entry* entry_)
+    : hash(key.hash), atoms(key.atoms.begin(), key.atoms.end()), entry(entry_) {
+  for (PyObject* object : key.objects) objects.emplace_back(Py_NewRef(object));
+  for (PyObject* object : key.held) held.emplace_back(Py_NewRef(object));
+  entry->hold();
 }
 
-PlanTable::Same PlanTable::same(const Slot& slot, const Key& key) const {
+PlanTable::Slot::~Slot() { entry->drop(); }
+
+PlanTable::Same PlanTable::same(Slot& slot, const Key& key) const {
   if (slot.hash != key.hash || slot.atoms.size() != key.atoms.size() ||
       slot.objects.size() != key.objects.size() ||
       std::memcmp(slot.atoms.data(), key.atoms.data(), slot.atoms.size() * sizeof(Atom)) != 0) {
@@ -133,13 +128,12 @@ PlanTable::Same PlanTable::same(const Slot& slot, const Key& key) const {
   }
   const uint64_t version = version_;
   for (size_t i = 0; i < key.objects.size(); ++i) {
-    if (slot.objects[i] == key.objects[i]) continue;
-    PyObject *mine = slot.objects[i], *given = key.objects[i];
-    Py_INCREF(mine);  // the table may change under the comparison
-    const int equal = PyObject_RichCompareBool(mine, given, Py_EQ);
-    Py_DECREF(mine);
+    if (slot.objects[i].get() == key.objects[i]) continue;
+    THPObjectPtr mine = slot.objects[i].dup();  // the table may change under the comparison
+    const int equal = PyObject_RichCompareBool(mine.get(), key.objects[i], Py_EQ);
+    mine = nullptr;  // released before the check below, since this too may run Python code
     if (equal < 0) return Same::kFailed;
-    if (version != version_) return Same::kChanged;  // `slot` may have been deleted
+    if (version != version_) return Same::kChanged;  // `slot` may have been deleted: do not read it
     if (equal == 0) return Same::kNo;
   }
   return Same::kYes;
@@ -168,15 +162,7 @@ Entry* PlanTable::find(const Key& key, bool* failed) {
 
 void PlanTable::insert(const Key& key, Entry* entry) {
   if (entry->is_copy && ++sizes_met_ % kSizesBetween == 0) give_back_holes();
-  auto* slot = new Slot{key.hash,
-                        {key.atoms.begin(), key.atoms.end()},
-                        {key.objects.begin(), key.objects.end()},
-                        {key.held.begin(), key.held.end()},
-                        entry,
-                        false};
-  for (PyObject* object : slot->objects) Py_INCREF(object);
-  for (PyObject* object : slot->held) Py_INCREF(object);
-  entry->hold();
+  auto* slot = new Slot(key, entry);
   Slot* oldest = order_.size() < most_ ? nullptr : take_oldest();
   if (oldest == nullptr) {
     if (slots_.size() < 2 * (order_.size() + 1)) grow();
@@ -187,7 +173,7 @@ void PlanTable::insert(const Key& key, Entry* entry) {
   }
   place(slot);
   ++version_;
-  delete oldest;  // last, since releasing may run Python code
+  delete oldest;  // last, since releasing objects may run Python code, which may use the table
 }
 
 void PlanTable::place(Slot* slot) {
@@ -197,7 +183,8 @@ void PlanTable::place(Slot* slot) {
   slots_[at] = slot;
 }
 
-// Removes a slot that was not used since the hand last passed; the hand stays at its place.
+// Removes a slot that was not found since the hand last passed from `slots_`, and returns it. The
+// hand stays at the slot's place in `order_`, for the caller to overwrite.
 PlanTable::Slot* PlanTable::take_oldest() {
   while (order_[hand_]->asked) {
     order_[hand_]->asked = false;
@@ -207,7 +194,8 @@ PlanTable::Slot* PlanTable::take_oldest() {
   return order_[hand_];
 }
 
-// Moves up what follows in the same run of slots, since a look-up stops at a gap.
+// Removes a slot from `slots_` and closes the gap: later slots of the same probe sequence move up,
+// since a look-up stops at an empty slot.
 void PlanTable::remove(const Slot* slot) {
   const size_t mask = slots_.size() - 1;
   size_t gap = slot->hash & mask;
@@ -229,7 +217,7 @@ void PlanTable::grow() {
 
 void PlanTable::clear() {
   std::vector<Slot*> before;
-  before.swap(order_);  // releasing may run Python code, which must find the table empty
+  before.swap(order_);  // releasing objects may run Python code, which must find the table empty
   slots_.clear();
   hand_ = 0;
   ++version_;

@@ -1,10 +1,11 @@
-// Plans, as the hot path reads them, and the table that finds them by key. All of it runs under the
-// GIL.
+// Plans in the form that the hot path reads, and the table that finds them by key. All functions
+// here run under the GIL.
 
 #pragma once
 
 #include <Python.h>
 #include <c10/core/ScalarType.h>
+#include <torch/csrc/utils/object_ptr.h>
 
 #include <vector>
 
@@ -16,52 +17,55 @@ namespace consistent::dispatch {
 enum class Way : uint8_t {
   kRun,     // plan.run(args, kwargs, tensors), in Python
   kFast,    // one call of torch on the shards as they are
-  kBoxed,   // the same, once plan.boxed(tensors) has boxed some of them
-  kCall,    // a function takes the call with its arguments unchanged
-  kAnswer,  // a constant
-  kFacts,   // the plan is found by a key that includes facts
+  kBoxed,   // the same, after plan.boxed(tensors) has boxed some of them
+  kCall,    // `function` takes the call with its arguments unchanged
+  kAnswer,  // the result is `constant`
+  kFacts,   // no plan yet: the plan is found by a key that includes facts
 };
 
-// The spec of an output, or its layout if the plan serves all sizes.
+// An output: its spec, or, in a plan that serves all sizes, its layout and the sources of its
+// sizes.
 struct Out {
   struct Source {
     int64_t dim;      // a split dim of the output
-    int64_t operand;  // the operand from which it has its size
-    int64_t along;    // the dim of that operand
-    int64_t parts;    // the number of ranks that split it
+    int64_t operand;  // the operand that has the same size
+    int64_t along;    // in this dim of the operand
+    int64_t parts;    // the number of ranks that split the dim
   };
 
-  PyObject* spec = nullptr;
-  c10::ScalarType dtype{};  // the dtype of `spec`
-  PyObject* layout = nullptr;
+  mutable THPObjectPtr spec;  // mutable as in Function (functions.h)
+  c10::ScalarType dtype{};    // the dtype of `spec`
+  mutable THPObjectPtr layout;
   std::vector<Source> sources;
 };
 
-// The contents of a Python Plan, read once. Reference-counted, since an entry may outlive the table
-// while it runs.
+// The contents of a Python Plan, read once. An entry has a reference count of its own (hold, drop),
+// since it must outlive its table while it runs.
 struct Entry {
-  PyObject* plan;
-  PyObject* function = nullptr;  // the function to call
-  PyObject* sizes = nullptr;     // local sizes, a tuple; nullptr: the arguments stay unchanged
-  PyObject* constant = nullptr;
+  // Set once, in of() or with(). Mutable as in Function (functions.h).
+  mutable THPObjectPtr plan;
+  mutable THPObjectPtr function;  // the function to call
+  mutable THPObjectPtr sizes;     // local sizes, a tuple; null: the arguments stay unchanged
+  mutable THPObjectPtr constant;
   std::vector<Out> outs;  // in a plan for all sizes the last one serves all further outputs
   Way way = Way::kRun;
   bool any_size = false, inplace = false, kept = true, by_value = false, by_grad = false;
   bool adopts = false;             // some tensors of the call are plain
-  bool known_shapes = false;       // equal keys give equal shapes, whatever the data
-  bool is_copy = false;            // a copy, for some sizes, of a plan that serves all sizes
-  mutable Entry* exact = nullptr;  // in a copy: a plan for its sizes only, which Python can run
+  bool known_shapes = false;       // calls with equal keys give equal shapes, whatever the data
+  bool is_copy = false;            // a copy, for one size, of a plan that serves all sizes
+  mutable Entry* exact = nullptr;  // owned; in a copy: a plan for its sizes, which Python can run
 
-  // A new entry with one reference; nullptr with a Python error set.
+  // A new entry with one reference; null with a Python error set.
   static Entry* of(PyObject* plan);
-  // A copy of a fast entry, for the sizes in `specs`.
-  Entry* with(const std::vector<PyObject*>& specs, PyObject* sizes) const;
+  // A copy of an entry for all sizes: it is for the sizes in `specs`, one spec per output.
+  Entry* with(const std::vector<THPObjectPtr>& specs, PyObject* sizes) const;
   void hold() { ++references_; }
   void drop() {
     if (--references_ == 0) delete this;
   }
 
  private:
+  // Not atomic: the GIL guards it.
   int64_t references_ = 1;
   ~Entry();
   explicit Entry(PyObject* plan);
@@ -69,8 +73,8 @@ struct Entry {
   bool read_outs(PyObject* outs);
 };
 
-// A table of limited size; when it is full, a plan that was not used lately makes room for a new
-// one.
+// A hash table of at most `most` plans. When it is full, a new plan replaces one that was not used
+// lately (the clock algorithm: second chance).
 class PlanTable {
  public:
   explicit PlanTable(size_t most) : most_(most) {}
@@ -78,9 +82,10 @@ class PlanTable {
   PlanTable& operator=(const PlanTable&) = delete;
   ~PlanTable() { clear(); }
 
-  // The entry of `key`, borrowed, or nullptr; `failed` says that comparing raised.
+  // The entry of `key`, borrowed, or null. `failed` is set if a comparison raised a Python error.
   Entry* find(const Key& key, bool* failed);
-  // Keeps `entry` under `key`, and what `key` borrows.
+  // Inserts `entry` under `key`. The slot owns new references to the entry and to what `key`
+  // borrows.
   void insert(const Key& key, Entry* entry);
   void clear();
   size_t size() const { return order_.size(); }
@@ -91,24 +96,26 @@ class PlanTable {
   struct Slot {
     uint64_t hash;
     std::vector<Atom> atoms;
-    std::vector<PyObject*> objects, held;
-    Entry* entry;
-    bool asked;  // used since the hand last passed
+    std::vector<THPObjectPtr> objects, held;
+    Entry* entry;        // owned: hold() and drop()
+    bool asked = false;  // found since the clock's hand last passed
+    Slot(const Key& key, Entry* entry);
     ~Slot();
   };
   enum class Same { kYes, kNo, kFailed, kChanged };
-  Same same(const Slot& slot, const Key& key) const;
+  Same same(Slot& slot, const Key& key) const;
   void place(Slot* slot);
   void grow();
   Slot* take_oldest();
   void remove(const Slot* slot);
 
   const size_t most_;
-  std::vector<Slot*> slots_;  // open addressing, a power of two, at most half full
-  std::vector<Slot*> order_;  // the same in the order of a clock, whose hand finds one to drop
-  size_t hand_ = 0;
-  uint64_t sizes_met_ = 0;  // how many entries were for one size of a plan for all
-  uint64_t version_ = 0;  // changes with slots_: a comparison may run Python code that changes them
+  std::vector<Slot*> slots_;  // open addressing: a power of two, at most half full; borrowed
+  std::vector<Slot*> order_;  // the same slots in the order of the clock; owned
+  size_t hand_ = 0;           // the clock's hand, an index in `order_`
+  uint64_t sizes_met_ = 0;    // how many inserted entries were copies for one size
+  // Changes whenever `slots_` changes. A comparison may run Python code that changes the table.
+  uint64_t version_ = 0;
 };
 
 }  // namespace consistent::dispatch

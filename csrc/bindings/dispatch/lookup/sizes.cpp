@@ -6,7 +6,7 @@
 namespace consistent::dispatch {
 namespace {
 
-// The ints of `values`; false where one is not an int.
+// Appends the ints in `values` to `sizes`; false if a value is not an int that fits in 64 bits.
 bool read_ints(PyObject* const* values, Py_ssize_t count, Sizes* sizes) {
   for (Py_ssize_t i = 0; i < count; ++i) {
     if (!PyLong_CheckExact(values[i])) return false;
@@ -17,7 +17,7 @@ bool read_ints(PyObject* const* values, Py_ssize_t count, Sizes* sizes) {
   return true;
 }
 
-// Reads what follows the tensor: sizes one by one, or a tuple or list of them.
+// Reads the arguments after the tensor: sizes one by one, or one tuple or list of sizes.
 bool read_given(const Arguments& given, SizeArguments* sizes) {
   const bool named = (given.names != nullptr && PyTuple_GET_SIZE(given.names) != 0) ||
                      (given.dict != nullptr && PyDict_GET_SIZE(given.dict) != 0);
@@ -36,7 +36,8 @@ int64_t product(const Sizes& sizes, int64_t end) {
   return found;
 }
 
-// Replaces -1 by the size that is left; false if that is ambiguous or a size is 0.
+// Replaces a -1 by the size that remains; false if there are two, if a size is 0, or if the numbers
+// of elements do not match.
 bool resolve(const Sizes& ins, Sizes* sizes) {
   int64_t rest = product(ins, static_cast<int64_t>(ins.size()));
   int64_t* open = nullptr;
@@ -54,8 +55,9 @@ bool resolve(const Sizes& ins, Sizes* sizes) {
   return open != nullptr || rest == 1;
 }
 
-// Pieces of the input are pieces of the view if both split dims begin at the same element and are
-// equally long or split evenly.
+// The local sizes of a view. A rank's piece of the input is its piece of the view if the dims
+// before the two split dims have the same product, and if the split dims have equal sizes or are
+// both split evenly.
 bool view_sizes(const Out& out, const Sizes& ins, c10::IntArrayRef local_ins,
                 SizeArguments* sizes) {
   if (!resolve(ins, &sizes->whole)) return false;
@@ -78,7 +80,8 @@ bool view_sizes(const Out& out, const Sizes& ins, c10::IntArrayRef local_ins,
   return true;
 }
 
-// A split dim keeps its size; new dims and those of size 1 may get any size.
+// The local sizes of an expand: a split dim must keep its size; new dims and dims of size 1 may get
+// any size.
 bool expand_sizes(const Out& out, const Sizes& ins, c10::IntArrayRef local_ins,
                   SizeArguments* sizes) {
   sizes->local = sizes->whole;
@@ -103,7 +106,7 @@ bool read_sizes(Sizing sizing, const Out& out, const Key& key, const Arguments& 
   if (key.tensors.size() != 1 || !read_given(given, sizes)) return false;
   PyObject* spec = spec_of(key.tensors[0]);
   if (spec == nullptr) {
-    PyErr_Clear();  // the longer way raises it
+    PyErr_Clear();  // the slower path meets and raises this error again
     return false;
   }
   const Sizes ins = sizes_of(shape_of(spec));
@@ -147,17 +150,17 @@ PyObject* spec_of_output(PyObject* tensor, const Out& out, const Key& key, const
     }
   }
   auto* dtype = reinterpret_cast<PyObject*>(torch::getTHPDtype(local.scalar_type()));
-  // Most outputs have the spec of an operand.
+  // Most outputs have the spec of an operand, and comparing is cheaper than a call of `laid`.
   for (PyObject* operand : key.tensors) {
     if (Py_TYPE(operand) != global_class()) continue;
     PyObject* spec = spec_of(operand);
     if (spec == nullptr) return nullptr;
-    if (layout_of(spec) == out.layout && dtype_of(spec) == dtype &&
+    if (layout_of(spec) == out.layout.get() && dtype_of(spec) == dtype &&
         sizes_of(shape_of(spec)) == sizes) {
       return Py_NewRef(spec);
     }
   }
-  return make_spec(out.layout, sizes, dtype);
+  return make_spec(out.layout.get(), sizes, dtype);
 }
 
 }  // namespace consistent::dispatch

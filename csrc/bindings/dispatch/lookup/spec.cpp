@@ -24,6 +24,7 @@ bool find_slot(PyObject* type, const char* name, Py_ssize_t* offset) {
   return is_slot;
 }
 
+// Borrowed. The objects are immutable, so a slot keeps its value as long as the object lives.
 PyObject* slot(PyObject* object, Py_ssize_t offset) {
   return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset);
 }

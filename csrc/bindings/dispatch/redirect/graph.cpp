@@ -17,12 +17,13 @@ namespace {
 using torch::autograd::AccumulateGrad;
 using torch::autograd::Node;
 
-// The autograd nodes of this library that communicate: consistent/movement/boxed.py and
-// differentiable.py.
+// The names of this library's autograd nodes that communicate, from consistent/movement/boxed.py
+// and differentiable.py.
 constexpr const char* kMoving[] = {"_BoxBackward",  "_SpreadBackward", "_GatherBackward",
                                    "_LandBackward", "_SwapBackward",   "_SumOverBackward"};
 
-// Only nodes written in Python have names that are cheap to read.
+// Whether the node is written in Python. Nodes in C++ demangle a name on each call of name(), which
+// is slow, so only the names of Python nodes are read.
 bool is_python(const Node& node) {
   static const std::type_info* known = nullptr;
   const std::type_info& type = typeid(node);
@@ -58,7 +59,7 @@ bool is_global(const Node& node) {
 }
 
 void add_root(PyObject* root, std::vector<Node*>* found) {
-  if (!THPVariable_Check(root)) return;  // a GradientEdge, which no global tensor gives
+  if (!THPVariable_Check(root)) return;  // a GradientEdge, which global tensors do not provide
   const at::Tensor& x = THPVariable_Unpack(root);
   if (x.grad_fn()) found->push_back(x.grad_fn().get());
 }

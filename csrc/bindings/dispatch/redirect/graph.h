@@ -6,8 +6,8 @@
 
 namespace consistent::dispatch {
 
-// Whether backward from `roots`, a tensor or a sequence of tensors, reaches leaves that are global
-// tensors, or nodes of this library that communicate.
+// Whether backward from `roots` (a tensor, or a sequence of tensors) reaches a leaf that is a
+// global tensor, or a node of this library that communicates.
 bool reaches_global(PyObject* roots);
 
 }  // namespace consistent::dispatch

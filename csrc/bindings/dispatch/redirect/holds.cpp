@@ -7,7 +7,7 @@
 namespace consistent::dispatch {
 namespace {
 
-constexpr int kDeepest = 64;  // torch.tensor refuses deeper lists, and a list may hold itself
+constexpr int kDeepest = 64;  // torch.tensor refuses deeper lists; a list may contain itself
 
 bool holds_to(PyObject* x, int depth) {
   if (x == nullptr) return false;

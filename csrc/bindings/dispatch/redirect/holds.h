@@ -1,4 +1,4 @@
-// Whether a value is, or holds, a global tensor.
+// Whether a value is, or contains, a global tensor.
 
 #pragma once
 
@@ -6,10 +6,11 @@
 
 namespace consistent::dispatch {
 
-// Also looks into tuples, lists and dicts, to any depth that torch looks into. False for nullptr.
+// Looks into tuples, lists and the values of dicts, as deep as torch does. False for null.
 bool holds(PyObject* value);
 
-// Whether this thread calls the hooks of subclasses; inside the library, on shards, it does not.
+// Whether __torch_function__ of subclasses is enabled in this thread. Inside this library, where
+// ops run on shards, it is disabled.
 bool hooks_are_on();
 
 // (value) -> bool

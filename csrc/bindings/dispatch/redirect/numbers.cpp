@@ -19,18 +19,20 @@
 namespace consistent::dispatch {
 namespace {
 
-// BackendSelect comes after autograd and modes and before all backends, and is empty for these ops.
+// The dispatch key under which we register kernels. BackendSelect comes after autograd and modes
+// and before all backends, and torch registers nothing under it for these ops.
 constexpr auto kKey = c10::DispatchKey::BackendSelect;
 const c10::DispatchKeySet kAfter(c10::DispatchKeySet::FULL_AFTER, kKey);
 
 PyObject* read = nullptr;
 std::string instead;
 thread_local bool backward_of_shards = false;
-thread_local std::string nan_found;  // what anomaly mode says of the first NaN in backward
-thread_local const void* last_node = nullptr;
-thread_local int64_t outputs_of_node = 0;  // of it, that were looked at
+thread_local std::string nan_found;  // anomaly mode's message for the first NaN in backward
+thread_local const void* last_node = nullptr;  // only compared, never dereferenced
+thread_local int64_t outputs_of_node = 0;  // the index of the output of `last_node` being checked
 
-// torch 2.11 calls it check_pyobj.
+// The Python object of a tensor, borrowed. torch 2.11 calls the function check_pyobj; the int or
+// long parameter makes overload resolution prefer load_pyobj where it exists.
 template <typename Slot>
 auto object_in(const Slot& slot, int) -> decltype(slot.load_pyobj()) {
   return slot.load_pyobj();
@@ -55,8 +57,8 @@ at::Scalar scalar_of(PyObject* number) {
   return at::Scalar(THPUtils_unpackDouble(number));
 }
 
-// Whether backward over global tensors asks if there is a NaN in a gradient: the engine asks with
-// the GIL released, which Python code does not.
+// Whether this read is anomaly mode's check for a NaN in a gradient, during backward over global
+// tensors. The engine reads with the GIL released, and Python code with the GIL held.
 bool is_search_for_nan(const at::Tensor& x) {
   using torch::autograd::AnomalyMode;
   return backward_of_shards && x.scalar_type() == at::kBool && AnomalyMode::is_enabled() &&
@@ -64,13 +66,14 @@ bool is_search_for_nan(const at::Tensor& x) {
          !PyGILState_Check();
 }
 
-// Whether the formulas of a node ask for truth values of their own, whether a loss is well defined.
+// Whether the backward formula of a node itself reads truth values, to check whether the gradient
+// is well defined. Such reads look like anomaly mode's, and must get the true answer.
 bool asks_itself(const std::string& node) {
   return node.rfind("LinalgSvd", 0) == 0 || node.rfind("LinalgEig", 0) == 0;
 }
 
-// The engine is told that there is no NaN. What was found is kept, for the ranks to agree on once
-// all of them have come to the end of backward.
+// Records whether a NaN was found. Returns whether the engine is to be told that there is none; the
+// ranks then agree on the recorded message when all of them have reached the end of backward.
 bool keep_nan(bool found) {
   const auto node = torch::autograd::get_current_node();
   if (node == nullptr || asks_itself(node->name())) return false;
@@ -85,7 +88,7 @@ bool keep_nan(bool found) {
 
 at::Scalar number_in(c10::DispatchKeySet keys, const at::Tensor& x) {
   if (is_search_for_nan(x)) {
-    // This rank has no values of a gradient whose placement it is outside of.
+    // This rank is outside of the gradient's placement and has no values of it.
     if (x.is_meta()) return at::Scalar(false);
     const at::Scalar found = at::_ops::_local_scalar_dense::redispatch(keys & kAfter, x);
     return keep_nan(found.toBool()) ? at::Scalar(false) : found;

@@ -1,5 +1,5 @@
-// Where torch reads a number out of a tensor (torch.full((2,), x), alpha=x, torch.tensor([x, y])),
-// it asks no hook and would read this rank's shard.
+// Redirects torch's reads of a number from a tensor, as in torch.full((2,), x), alpha=x or
+// torch.tensor([x, y]). torch calls no hook there and would read this rank's shard.
 
 #pragma once
 
@@ -7,17 +7,19 @@
 
 namespace consistent::dispatch {
 
-// (read): from now on torch gets the number in a global tensor from read(tensor).
+// (read): from now on, torch gets the number in a global tensor from read(tensor).
 PyObject* read_numbers_by(PyObject*, PyObject* read);
 
-// (now): whether this thread runs backward over global tensors; gives what held before. There the
-// search for NaN in anomaly mode does not end it: `take_nan_found` gives what it found.
+// (now): sets whether this thread runs backward over global tensors; returns the previous value. In
+// such a backward, a NaN found by anomaly mode does not end the pass on this rank alone:
+// take_nan_found() returns what was found.
 PyObject* in_backward_of_shards(PyObject*, PyObject* now);
 
-// () -> what anomaly mode says of the first NaN since it was asked last; "" if there was none.
+// () -> anomaly mode's message for the first NaN since the last call; "" if there was none.
 PyObject* take_nan_found(PyObject*, PyObject*);
 
-// (instead): collectives of torch.distributed raise for global tensors, and say what to call.
+// (instead): from now on, collectives of torch.distributed raise for global tensors. The message
+// says to call `instead`.
 PyObject* refuse_collectives(PyObject*, PyObject* instead);
 
 }  // namespace consistent::dispatch

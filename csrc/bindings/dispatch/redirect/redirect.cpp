@@ -1,5 +1,7 @@
 #include "redirect.h"
 
+#include <torch/csrc/utils/object_ptr.h>
+
 #include <array>
 #include <utility>
 
@@ -30,70 +32,84 @@ bool graph_is_global(PyObject* self, PyObject* args, PyObject* kwargs) {
 struct Redirected {
   PyCFunction original;
   PyObject* handler;
-  Asks asks;
-  bool bound;       // the instance or class comes before the arguments
+  Asks asks;        // whether a call goes to the handler
+  bool bound;       // a method: the handler gets the instance or class before the arguments
   PyObject* after;  // (result, *arguments) -> result, if torch's result holds a global tensor
-  vectorcallfunc vectorcall = nullptr;  // of a function that keeps its own C function
+  vectorcallfunc vectorcall =
+      nullptr;  // the one before ours, of a function that keeps its C function
 };
 
+// The handlers are owned and never released: torch's functions refer to these entries until the
+// process ends.
 Redirected redirected[kMostFunctions];
 size_t count = 0;
 
-// The arguments for the handler, as torch's parsers see them: a new reference, or nullptr.
-PyObject* with_self(const Redirected& to, PyObject* self, PyObject* args) {
-  if (!to.bound) return Py_NewRef(args);
-  PyObject* first = PyTuple_Pack(1, self);
-  PyObject* all = first ? PySequence_Concat(first, args) : nullptr;
-  Py_XDECREF(first);
-  return all;
+// The tuple (first, *rest); null with a Python error set.
+THPObjectPtr prepended(PyObject* first, PyObject* rest) {
+  THPObjectPtr one(PyTuple_Pack(1, first));
+  return THPObjectPtr(one ? PySequence_Concat(one.get(), rest) : nullptr);
 }
 
-// Whether the call is the handler's; then `out` is set to its result.
+// The arguments for the handler, `self` first if it is a method; null with a Python error set.
+THPObjectPtr with_self(const Redirected& to, PyObject* self, PyObject* args) {
+  return to.bound ? prepended(self, args) : THPObjectPtr(Py_NewRef(args));
+}
+
+// Whether the call goes to the handler. If so, it is called and `out` is its result, a new
+// reference or null.
 bool handled(const Redirected& to, PyObject* self, PyObject* args, PyObject* kwargs,
              PyObject** out) {
   if (!to.asks(to.bound ? self : nullptr, args, kwargs)) return false;
-  PyObject* all = with_self(to, self, args);
-  *out = all ? PyObject_Call(to.handler, all, kwargs) : nullptr;
-  Py_XDECREF(all);
+  THPObjectPtr all = with_self(to, self, args);
+  *out = all ? PyObject_Call(to.handler, all.get(), kwargs) : nullptr;
   return true;
 }
 
-// Passes torch's result of a call that is not the handler's through `after`.
-PyObject* looked_at(const Redirected& to, PyObject* self, PyObject* args, PyObject* out) {
-  if (to.after == Py_None || out == nullptr || !hooks_are_on() || !holds(out)) return out;
-  PyObject* given = with_self(to, self, args);
-  PyObject* first = given ? PyTuple_Pack(1, out) : nullptr;
-  PyObject* all = first ? PySequence_Concat(first, given) : nullptr;
-  PyObject* result = all ? PyObject_Call(to.after, all, nullptr) : nullptr;
-  for (PyObject* done : {given, first, all, out}) Py_XDECREF(done);
-  return result;
+// The result of a call that went to torch: `out`, or after(out, ...) if `out` holds a global
+// tensor. Takes over the reference to `out`.
+PyObject* looked_at(const Redirected& to, PyObject* self, PyObject* args, THPObjectPtr out) {
+  if (to.after == Py_None || !hooks_are_on() || !holds(out.get())) return out.release();
+  THPObjectPtr given = with_self(to, self, args);
+  if (!given) return nullptr;
+  THPObjectPtr all = prepended(out.get(), given.get());
+  return all ? PyObject_Call(to.after, all.get(), nullptr) : nullptr;
 }
 
-// Trampolines: a C function has no room for data of its own, so each redirected one gets another.
+// Trampolines. A C function cannot carry data, so each redirected function I gets its own instance
+// of these templates, one for each calling convention.
 template <size_t I>
 PyObject* with_keywords(PyObject* self, PyObject* args, PyObject* kwargs) {
   PyObject* out = nullptr;
   if (handled(redirected[I], self, args, kwargs, &out)) return out;
   out = reinterpret_cast<PyCFunctionWithKeywords>(
       reinterpret_cast<void (*)()>(redirected[I].original))(self, args, kwargs);
-  return looked_at(redirected[I], self, args, out);
+  return looked_at(redirected[I], self, args, THPObjectPtr(out));
 }
 
 template <size_t I>
 PyObject* with_tuple(PyObject* self, PyObject* args) {
   PyObject* out = nullptr;
   if (handled(redirected[I], self, args, nullptr, &out)) return out;
-  return looked_at(redirected[I], self, args, redirected[I].original(self, args));
+  return looked_at(redirected[I], self, args, THPObjectPtr(redirected[I].original(self, args)));
 }
 
 template <size_t I>
 PyObject* with_one(PyObject* self, PyObject* argument) {
-  PyObject* args = argument ? PyTuple_Pack(1, argument) : PyTuple_New(0);  // METH_O or METH_NOARGS
-  if (args == nullptr) return nullptr;
-  PyObject* out = nullptr;
-  const bool done = handled(redirected[I], self, args, nullptr, &out);
-  Py_DECREF(args);
-  return done ? out : redirected[I].original(self, argument);
+  {
+    // METH_O or METH_NOARGS.
+    THPObjectPtr args(argument ? PyTuple_Pack(1, argument) : PyTuple_New(0));
+    if (!args) return nullptr;
+    PyObject* out = nullptr;
+    if (handled(redirected[I], self, args.get(), nullptr, &out)) return out;
+  }
+  return redirected[I].original(self, argument);
+}
+
+// The result of the handler for arguments that came as an array.
+PyObject* handler_called(const Redirected& to, const Arguments& given) {
+  THPObjectPtr args, kwargs;
+  if (!given.as_tuple_and_dict(&args, &kwargs)) return nullptr;
+  return PyObject_Call(to.handler, args.get(), kwargs.get());
 }
 
 bool any_holds(PyObject* const* values, Py_ssize_t n) {
@@ -103,7 +119,7 @@ bool any_holds(PyObject* const* values, Py_ssize_t n) {
   return false;
 }
 
-// For pybind's functions. No tuple is made for a call that is not the handler's.
+// For pybind11's functions. No tuple is made for a call that goes to torch.
 template <size_t I>
 PyObject* with_array(PyObject* self, PyObject* const* values, Py_ssize_t n, PyObject* names) {
   const Redirected& to = redirected[I];
@@ -113,29 +129,20 @@ PyObject* with_array(PyObject* self, PyObject* const* values, Py_ssize_t n, PyOb
     return reinterpret_cast<PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*)>(
         reinterpret_cast<void (*)()>(to.original))(self, values, n, names);
   }
-  PyObject *args = nullptr, *kwargs = nullptr, *out = nullptr;
-  const Arguments given(values, n, names);
-  if (!given.as_tuple_and_dict(&args, &kwargs)) return nullptr;
-  out = PyObject_Call(to.handler, args, kwargs);
-  Py_DECREF(args);
-  Py_DECREF(kwargs);
-  return out;
+  return handler_called(to, Arguments(values, n, names));
 }
 
 PyObject* as_torch_does(const Redirected& to, PyObject* function, PyObject* const* values,
                         size_t counted, PyObject* names) {
   if (to.vectorcall != nullptr) return to.vectorcall(function, values, counted, names);
-  PyObject *args = nullptr, *kwargs = nullptr;
+  THPObjectPtr args, kwargs;
   const Arguments given(values, PyVectorcall_NARGS(counted), names);
   if (!given.as_tuple_and_dict(&args, &kwargs)) return nullptr;
-  PyObject* out = PyCFunction_Type.tp_call(function, args, kwargs);
-  Py_DECREF(args);
-  Py_DECREF(kwargs);
-  return out;
+  return PyCFunction_Type.tp_call(function, args.get(), kwargs.get());
 }
 
-// Functions of torch's modules serve as dict keys, and their hash comes from the C function. So the
-// C function stays, and they get a vectorcall, which torch leaves empty.
+// Functions of torch's modules are used as dict keys, and their hash includes the address of the C
+// function. So the C function must stay, and they get a vectorcall, which torch leaves null.
 template <size_t I>
 PyObject* with_vector(PyObject* function, PyObject* const* values, size_t counted,
                       PyObject* names) {
@@ -144,13 +151,7 @@ PyObject* with_vector(PyObject* function, PyObject* const* values, size_t counte
   const Py_ssize_t all = n + (names ? PyTuple_GET_SIZE(names) : 0);
   const bool asked = to.asks == always || (hooks_are_on() && any_holds(values, all));
   if (!asked) return as_torch_does(to, function, values, counted, names);
-  PyObject *args = nullptr, *kwargs = nullptr;
-  const Arguments given(values, n, names);
-  if (!given.as_tuple_and_dict(&args, &kwargs)) return nullptr;
-  PyObject* out = PyObject_Call(to.handler, args, kwargs);
-  Py_DECREF(args);
-  Py_DECREF(kwargs);
-  return out;
+  return handler_called(to, Arguments(values, n, names));
 }
 
 template <typename Function>
@@ -230,7 +231,7 @@ Asks asks_of(PyObject* when) {
 PyObject* original(PyObject*, PyObject* callable) {
   const Builtin found = builtin_of(callable);
   if (found.definition == nullptr) return nullptr;
-  auto* copy = new PyMethodDef(*found.definition);  // never freed
+  auto* copy = new PyMethodDef(*found.definition);  // never freed: the new object points to it
   if (!found.bound) {
     auto* function = reinterpret_cast<PyCFunctionObject*>(found.callable);
     return PyCFunction_NewEx(copy, function->m_self, function->m_module);
@@ -256,7 +257,8 @@ PyObject* redirect(PyObject*, PyObject* const* args, Py_ssize_t n) {
   }
   redirected[count++] = {found.definition->ml_meth, Py_NewRef(args[1]), asks, found.bound,
                          Py_NewRef(args[3])};
-  // The interpreter calls functions of other calling conventions without using their vectorcall.
+  // Only METH_VARARGS functions are always called by their vectorcall: the interpreter calls those
+  // of other conventions directly.
   const bool by_vectorcall = PyCFunction_CheckExact(found.callable) && asks != graph_is_global &&
                              (found.definition->ml_flags & METH_VARARGS) != 0;
   if (by_vectorcall) {

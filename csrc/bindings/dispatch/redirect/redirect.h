@@ -1,6 +1,6 @@
-// Functions of torch that never ask __torch_function__ are caught where they are made: a function
-// gets a vectorcall, and the C function behind a method is replaced by ours. The Python object
-// stays the one that scripts, pickles, dicts and earlier imports hold.
+// Redirects functions of torch that do not support __torch_function__. The Python object is changed
+// in place: a function gets a vectorcall of ours, and the C function behind a method is replaced by
+// ours. So the object stays the one that scripts, pickles, dicts and earlier imports hold.
 
 #pragma once
 
@@ -8,7 +8,8 @@
 
 namespace consistent::dispatch {
 
-// (callable) -> torch's own function as another object, which is not redirected.
+// (callable) -> another object that calls torch's function and is not redirected. Make it before
+// redirect(): it copies the method definition as it is now.
 PyObject* original(PyObject*, PyObject* callable);
 
 // (callable, handler, when, after): from now on calls go to the handler. For a method the instance
@@ -16,8 +17,9 @@ PyObject* original(PyObject*, PyObject* callable);
 //   "always"
 //   "global"  an argument is, or holds, a global tensor, and hooks are not off
 //   "graph"   as "global", or the graph behind the first argument reaches global tensors
-// Other calls are torch's. If the result of one holds a global tensor and `after` is not None, then
-// after(result, *arguments) is the result; this works only for builtins that take keywords.
+// All other calls go to torch. If the result of such a call holds a global tensor and `after` is
+// not None, the result is replaced by after(result, *arguments). This is implemented only for
+// methods with METH_VARARGS, with or without keywords.
 PyObject* redirect(PyObject*, PyObject* const* args, Py_ssize_t count);
 
 }  // namespace consistent::dispatch

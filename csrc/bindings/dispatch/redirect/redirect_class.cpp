@@ -6,7 +6,7 @@ namespace consistent::dispatch {
 
 namespace {
 
-constexpr size_t kMostClasses = 4;  // ways of making instances that can be redirected
+constexpr size_t kMostClasses = 4;  // different tp_new slots that can be redirected
 
 struct RedirectedClass {
   newfunc original;
@@ -41,7 +41,8 @@ size_t maker_of(newfunc before, PyObject* handler) {
   return class_count++;
 }
 
-// Replaces the slot in subclasses too: they copied it when they were made.
+// Replaces tp_new in the type and its subclasses, which inherited a copy of the slot when they were
+// created.
 bool replace_new(PyTypeObject* type, newfunc before, newfunc ours) {
   if (type->tp_new != before) return true;
   type->tp_new = ours;

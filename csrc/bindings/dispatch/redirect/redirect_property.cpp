@@ -19,7 +19,8 @@ struct RedirectedProperty {
 RedirectedProperty redirected_properties[kMostProperties];
 size_t property_count = 0;
 
-// Trampolines, as for functions: torch's setters share the data they get beside owner and value.
+// Trampolines, as in redirect.cpp: several of torch's setters get the same closure, so the closure
+// cannot carry the index I.
 template <size_t I>
 int assign(PyObject* owner, PyObject* value, void* closure) {
   const RedirectedProperty& to = redirected_properties[I];

@@ -1,4 +1,5 @@
-// Properties of torch's tensors that take a tensor but ask for hooks of their owner only.
+// Redirects properties of torch's tensors to which a tensor can be assigned (x.data = y): torch
+// calls the hook for the owner x only, not for the value y.
 
 #pragma once
 
@@ -6,8 +7,8 @@
 
 namespace consistent::dispatch {
 
-// (property, handler): if a global tensor is assigned to it, handler(owner, value) is called and
-// its result ignored. For a global owner torch itself asks the hook.
+// (property, handler): if a global tensor is assigned to the property of a plain tensor, it calls
+// handler(owner, value) and ignores the result. For a global owner, torch itself calls the hook.
 PyObject* redirect_property(PyObject*, PyObject* const* args, Py_ssize_t n);
 
 }  // namespace consistent::dispatch
