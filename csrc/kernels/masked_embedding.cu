@@ -80,9 +80,11 @@ __global__ void __launch_bounds__(kThreads)
     const T* from = table + (held ? row : 0) * window.width;
     for (int64_t c = threadIdx.x * kCount; c < window.width; c += kThreads * kCount) {
       Pack<T, kCount> pack = {};
-      if (held) pack = load_pack<Pack<T, kCount>>(from + c);
+      if (held) {  // zeros stay zeros: an infinite scale would make NaN of them
+        pack = load_pack<Pack<T, kCount>>(from + c);
 #pragma unroll
-      for (int j = 0; j < kCount; ++j) pack.value[j] = scaled(pack.value[j], scale);
+        for (int j = 0; j < kCount; ++j) pack.value[j] = scaled(pack.value[j], scale);
+      }
       store_pack(out + i * window.width + c, pack);
     }
   }

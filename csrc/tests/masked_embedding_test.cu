@@ -5,6 +5,8 @@
 //       csrc/tests/masked_embedding_test.cu csrc/kernels/masked_embedding.cu
 //       csrc/kernels/masked_embedding_cpu.cpp -o masked_embedding_test
 
+#include <cmath>
+
 #include "device.cuh"
 #include "kernel_cases.h"
 
@@ -88,6 +90,7 @@ int main(int words, char** given) {
         wrong += compare(dtype, look, 0.5, 0, false);
         continue;
       }
+      wrong += compare(dtype, look, -INFINITY, 0, false);  // rows that others hold are +0
       for (const double scale : {1.0, 0.5}) {
         wrong += compare(dtype, look, scale, 0, false) + compare(dtype, look, scale, 0, true);
         wrong += compare(dtype, look, scale, 1, true) + compare(dtype, look, scale, 4, false);
