@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import consistent
+import tests.samples  # noqa: F401
 from benchmarks.coverage_cases import RANDOM, map_tensors, operators, samples_of, tensors_in
 from consistent import B, Placement, S
 from tests.ranks import SIZES, pool
