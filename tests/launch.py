@@ -85,6 +85,10 @@ class Started:
         """Until it has ended, or so many seconds."""
         self._process.join(limit)
 
+    def terminate(self) -> None:
+        """Send it SIGTERM."""
+        self._process.terminate()
+
     def kill(self) -> None:
         """End it, if it still runs."""
         self._process.kill()
