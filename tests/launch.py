@@ -4,6 +4,9 @@ torch already: a start takes 0.1 s instead of 5.
 ```
 done = launch("examples/data_parallel.py", "--steps", "3", ranks=2)
 done.status, done.printed[0], done.errors[1]        # by rank
+
+started = Started("examples/data_parallel.py")      # one process, which goes on meanwhile
+started.status, started.printed
 ```
 
 Also the context of the pools' processes in `tests/ranks.py`. Some tests of the examples use
@@ -16,11 +19,13 @@ import atexit
 import contextlib
 import os
 import runpy
+import shutil
 import socket
 import sys
 import tempfile
 import time
 import traceback
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -43,6 +48,51 @@ class Launched:
     status: int
     printed: list[str]
     errors: list[str]
+
+
+class Started:
+    """A program under way, as python would run it with ``args``."""
+
+    def __init__(
+        self, program: Path | str, *args: str, environment: Mapping[str, str] | None = None
+    ) -> None:
+        folder = tempfile.mkdtemp(prefix="consistent-launch-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._written = [Path(folder, kind) for kind in ("out", "err")]
+        for path in self._written:
+            path.touch()
+        files = tuple(map(str, self._written))
+        run = (str(Path(program).resolve()), args, os.environ | dict(environment or {}), files)
+        self._process = forks().Process(target=_be_rank, args=run)
+        self._process.start()
+
+    @property
+    def status(self) -> int | None:
+        """The exit status, or minus the signal that ended it; None while it runs."""
+        return self._process.exitcode
+
+    @property
+    def printed(self) -> str:
+        """What it has written by now to its standard output."""
+        return self._written[0].read_text()
+
+    @property
+    def errors(self) -> str:
+        """What it has written by now to its standard error."""
+        return self._written[1].read_text()
+
+    def wait(self, limit: float) -> None:
+        """Until it has ended, or so many seconds."""
+        self._process.join(limit)
+
+    def terminate(self) -> None:
+        """Send it SIGTERM."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """End it, if it still runs."""
+        self._process.kill()
+        self._process.join()
 
 
 def import_too(module: str) -> None:
@@ -68,25 +118,17 @@ def launch(
     """Run ``program`` with ``args`` on ``ranks`` ranks; those still there after ``timeout`` seconds
     are killed. One rank gets no environment of a launcher, as if python had started it."""
     port = free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        processes = []
-        for rank in range(ranks):
-            given = dict(environment or {}) | (of_rank(rank, ranks, port) if ranks > 1 else {})
-            files = (f"{folder}/{rank}.out", f"{folder}/{rank}.err")
-            run = (str(Path(program).resolve()), args, os.environ | given, files)
-            processes.append(forks().Process(target=_be_rank, args=run))
-            processes[-1].start()
-        deadline = time.monotonic() + timeout
-        for process in processes:
-            process.join(max(0.0, deadline - time.monotonic()))
-            process.kill()
-            process.join()
-        written = [
-            [Path(f"{folder}/{rank}.{kind}").read_text() for rank in range(ranks)]
-            for kind in ("out", "err")
-        ]
-    failed = [process.exitcode for process in processes if process.exitcode]
-    return Launched(failed[0] if failed else 0, *written)
+    started = [
+        Started(program, *args, environment=dict(environment or {}) | given)
+        for given in (of_rank(rank, ranks, port) if ranks > 1 else {} for rank in range(ranks))
+    ]
+    deadline = time.monotonic() + timeout
+    for each in started:
+        each.wait(max(0.0, deadline - time.monotonic()))
+        each.kill()
+    failed = [each.status for each in started if each.status]
+    printed, errors = [each.printed for each in started], [each.errors for each in started]
+    return Launched(failed[0] if failed else 0, printed, errors)
 
 
 def of_rank(rank: int, ranks: int, port: int) -> dict[str, str]:

@@ -21,6 +21,7 @@ from consistent.doctor import installation, machine, network, self_test
 from consistent.doctor import main as doctor
 from consistent.doctor.finding import Finding
 from consistent.doctor.main import status
+from tests.launch import Started, launch
 
 ROOT = Path(__file__).parents[3]
 Patch = pytest.MonkeyPatch
@@ -266,7 +267,7 @@ def test_a_planted_trouble_is_found_with_its_cure(
     assert said in bad.said and cure in bad.cure
 
 
-def test_it_says_which_cuda_and_nccl_torch_is_built_for() -> None:
+def test_it_says_which_cuda_and_nccl_torch_is_built_for(tmp_path: Path) -> None:
     (_, gpus) = installation._loads()
     cuda = torch.version.cuda
     assert not gpus.cure and gpus.said.startswith(
@@ -277,10 +278,10 @@ def test_it_says_which_cuda_and_nccl_torch_is_built_for() -> None:
     both = 'torch.version.cuda = "13.2"; torch.distributed.is_nccl_available = lambda: True'
     version = "torch.cuda.nccl.version = lambda: (2, 30, 7); torch.cuda.device_count = lambda: 0"
     program = installation._LOADING.replace("consistent\n", f"consistent\n{both}; {version}\n")
-    ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert ran.stdout == "\ntorch is built for CUDA 13.2 with NCCL 2.30.7, GPUs found: 0\n"
+    path = tmp_path / "loading.py"
+    path.write_text(program)
+    ran = launch(path, ranks=1)
+    assert ran.printed == ["\ntorch is built for CUDA 13.2 with NCCL 2.30.7, GPUs found: 0\n"], ran
 
 
 @pytest.mark.parametrize("name", ["LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "XDG_CACHE_HOME"])
@@ -368,8 +369,9 @@ def test_looking_at_the_cache_makes_nothing(monkeypatch: Patch, tmp_path: Path) 
     assert not any(f.cure for f in installation._cache()) and not list(tmp_path.iterdir())
 
 
-def test_a_doctor_that_is_terminated_ends_its_ranks() -> None:
-    program = (
+def test_a_doctor_that_is_terminated_ends_its_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "doctor.py"
+    path.write_text(
         "import os, sys; from consistent.doctor import self_test\n"
         "start = self_test._start\n"
         "def told(*given):\n"
@@ -377,9 +379,15 @@ def test_a_doctor_that_is_terminated_ends_its_ranks() -> None:
         "self_test._start = told\n"
         "list(self_test.check())\n"
     )
-    doctor = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert doctor.stdout is not None
-    pids = [int(doctor.stdout.readline()) for _ in range(self_test.RANKS)]
-    doctor.terminate()
-    assert doctor.wait(30) == 143 and not any(machine._started(pid) for pid in pids)
-    doctor.stdout.close()
+    doctor = Started(path)
+    try:
+        until = time.monotonic() + 60.0
+        while doctor.printed.count("\n") < self_test.RANKS and time.monotonic() < until:
+            time.sleep(0.02)
+        pids = [int(line) for line in doctor.printed.split()]
+        assert len(pids) == self_test.RANKS, doctor.errors
+        doctor.terminate()
+        doctor.wait(30)
+        assert doctor.status == 143 and not any(machine._started(pid) for pid in pids)
+    finally:
+        doctor.kill()

@@ -11,6 +11,8 @@ import threading
 import time
 from pathlib import Path
 
+from tests.launch import launch
+
 ROOT = Path(__file__).parents[3]
 _started: list[Run] = []
 PROGRAM = Path(__file__).with_name("program.py")
@@ -119,10 +121,6 @@ def end_all() -> None:
 def undisturbed(folder: Path, *options: str) -> list[float]:
     """The losses of one process."""
     folder.mkdir(exist_ok=True)
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(folder), "--pause", "0", *options], env=environment,
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = launch(PROGRAM, str(folder), "--pause", "0", *options, ranks=1)
+    assert done.status == 0, done.errors
     return json.loads(next(folder.glob("losses.*")).read_text())

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,12 +17,11 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 import consistent
 from consistent.islands.meetings import Came, Meetings
-from tests.launch import launch
+from tests.launch import Started, launch
 
 from .program import alone
 
 PROGRAM = Path(__file__).with_name("program.py")
-ROOT = Path(__file__).parents[3]
 NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
 GIVEN: dict[str, Any] = {"islands": 2, "plan": "zero3", "inner": "AdamW", "outer": NESTEROV}
 
@@ -125,18 +120,14 @@ class Alone:
     def __init__(self, folder: Path, number: int, port: int, **options: Any) -> None:
         given = {"number": number, "count": 3, "endpoint": f"127.0.0.1:{port}"}
         text = json.dumps(given | {"folder": str(folder)} | options)
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        self.process = subprocess.Popen(
-            [sys.executable, str(PROGRAM.with_name("alone.py")), text], env=environment,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
-        self.lines: list[str] = []
-        self._reading = threading.Thread(target=self._read, daemon=True)
-        self._reading.start()
+        self.started = Started(PROGRAM.with_name("alone.py"), text)
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        self.lines.extend(self.process.stdout)
+    @property
+    def lines(self) -> list[str]:
+        """Those that have come to their end."""
+        return [
+            each for each in self.started.printed.splitlines(keepends=True) if each.endswith("\n")
+        ]
 
     def meetings(self) -> list[int]:
         """Numbers of the parameters after each meeting with others."""
@@ -144,8 +135,7 @@ class Alone:
         return [number for met, number in rows if met]
 
     def end(self) -> list[str]:
-        self.process.wait(60)
-        self._reading.join(5.0)
+        self.started.wait(60)
         return self.lines
 
 
@@ -156,18 +146,20 @@ def test_islands_that_are_lost_or_late_are_left_out_and_one_that_comes_again_tak
     first = Alone(tmp_path, 0, store.port)
     second = Alone(tmp_path, 1, store.port, sleeps=10)
     third = Alone(tmp_path, 2, store.port, dies=6)
+    started = [first, second, third]
     try:
-        until(lambda: third.process.poll() == 1, first)  # in the third meeting
+        until(lambda: third.started.status == 1, first)  # in the third meeting
         until(lambda: len(first.meetings()) >= 5, first)
         until(lambda: not json.loads(second.lines[9])[0], second)  # the fifth was held without it
         again = Alone(tmp_path, 2, store.port)
+        started.append(again)
         until(lambda: len(again.meetings()) >= 2, again)
         until(lambda: second.meetings()[-1] in first.meetings()[6:], second)
         (tmp_path / "stop").touch()
         ends = [each.end()[-1] for each in (first, second, again)]
     finally:
-        for each in (first, second, third):
-            each.process.kill()
+        for each in started:
+            each.started.kill()
     assert ends[0] == ends[1] == ends[2]
     ours, theirs, news = first.meetings(), second.meetings(), again.meetings()
     assert theirs[:4] == ours[:4] and ours[4] not in theirs
@@ -180,9 +172,9 @@ def until(ready: Callable[[], bool], of: Alone, limit: float = 90.0) -> None:
         with contextlib.suppress(IndexError):
             if ready():
                 return
-        if time.monotonic() > end or of.process.poll() not in (None, 1):
-            of.process.kill()
-            raise AssertionError("".join(of.lines))
+        if time.monotonic() > end or of.started.status not in (None, 1):
+            of.started.kill()
+            raise AssertionError("".join([*of.lines, of.started.errors]))
         time.sleep(0.02)
 
 

@@ -31,6 +31,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+import tests.samples  # noqa: F401
+
 ALL = os.environ.get("CONSISTENT_TEST_ALL") == "1"  # tests/ranks.py, which imports the library
 Lines = Iterator[Any]
 PROGRAMS: list[Callable[[], Lines]] = []

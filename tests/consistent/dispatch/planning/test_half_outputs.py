@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import consistent
+import tests.samples  # noqa: F401
 from benchmarks.coverage_cases import RANDOM, map_tensors, operators, tensors_in
 from consistent import B, Placement, S
 from tests.ranks import ALL, on_ranks

@@ -13,6 +13,8 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map
 
+import tests.samples  # noqa: F401
+
 # What operands are filled with. The samples' own indices are mostly different ones: products refuse
 # zeros that meet at one index.
 VALUES = {"own": None, "zeros": 0.0, "equal": 0.5, "NaN": float("nan"), "zeros at one index": 0.0}

@@ -12,7 +12,7 @@ from consistent.dispatch.running import moved_views
 from consistent.spec import B, P, Placement, S
 from consistent.tensor.making.create import distribute
 from mirrored.transports.counting import counting
-from tests.ranks import on_ranks, pool
+from tests.ranks import ALL, on_ranks, pool
 from tests.twins import Laid, assert_same
 
 # [4, 6] split by columns, and by rows on an axis of one rank, so that no dim of the result of a
@@ -95,7 +95,8 @@ PLAIN: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("ranks", "moves"), [(2, True), (4, True), (2, False)])
+# Of six columns each of two ranks holds three; of four, two or one, which shows what two do.
+@pytest.mark.parametrize(("ranks", "moves"), [*([(2, True)] if ALL else []), (4, True), (2, False)])
 def test_a_moved_view_reads_what_was_written_into_its_source(ranks: int, moves: bool) -> None:
     assert pool(ranks).run(_read_after_writes, ranks, moves) == [[]] * ranks
 
@@ -208,7 +209,7 @@ def _into_on_ranks(rank: int, dtype: torch.dtype) -> list[str]:
     return _into(dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int32])
+@pytest.mark.parametrize("dtype", [torch.float64, *([torch.float32] if ALL else []), torch.int32])
 def test_what_is_written_into_a_moved_view_is_in_its_source(dtype: torch.dtype) -> None:
     assert pool(2).run(_into_on_ranks, dtype) == [[]] * 2
 

@@ -3,6 +3,7 @@ of one go the same way as those inside."""
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import consistent
+import tests.samples  # noqa: F401
 from benchmarks.coverage_cases import RANDOM, map_tensors, operators, samples_of, tensors_in
 from consistent import B, Placement, S
 from tests.ranks import SIZES, pool
@@ -183,26 +185,14 @@ def test_equals_plain_torch(case: Callable[[Net], Any], world: int) -> None:
 # -- every op that autocast casts ------------------------------------------------------------------
 
 
+@functools.cache
 def casting() -> list[str]:
     """Operators of torch's database that autocast has a kernel for."""
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    found = []
-    for name, op in operators().items():
-        aten = f"aten::{op.aten_name or op.name}"
-        known = aten in {n.split(".")[0] for n in _names()}
-        if known and any(has(n, "AutocastCPU") for n in _names() if n.split(".")[0] == aten):
-            found.append(name)
-    return found
-
-
-def _names() -> list[str]:
-    global _all
-    if not _all:
-        _all = torch._C._dispatch_get_all_op_names()
-    return _all
-
-
-_all: list[str] = []
+    has, cast = torch._C._dispatch_has_kernel_for_dispatch_key, set[str]()
+    for name in torch._C._dispatch_get_all_op_names():
+        if has(name, "AutocastCPU"):
+            cast.add(name.split(".")[0])
+    return [n for n, op in operators().items() if f"aten::{op.aten_name or op.name}" in cast]
 
 
 def _dtypes(rank: int, names: list[str]) -> list[str]:

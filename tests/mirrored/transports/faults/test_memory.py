@@ -159,7 +159,7 @@ def _session(rank: int, name: str, room: int | None) -> list[Any]:
         try:
             with little_memory(room or 0) if lacks else nullcontext():
                 out = PLACES[name](x)
-            found.append(out.flatten()[0].item() if out.dim() else out.item())
+            found.append(out[(0,) * out.dim()].item())  # flatten would move what is split
             found[-1] += out.sum().item()
         except (RuntimeError, MemoryError) as error:
             if is_lack(error):
