@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from mirrored.transports.default import current
+
 from ...dispatch.planning.functions.questions import refusal
 from ...dispatch.planning.functions.torch_functions import handler_name
 from ...dispatch.plans.plan import handlers
@@ -127,10 +129,13 @@ def _nnz(self: Any) -> int:
 def _is_coalesced(self: Any) -> bool:
     """Implement ``Tensor.is_coalesced``: whether a sparse tensor has one entry for each index.
 
-    If the tensor is not replicated, the answer would need the entries of all ranks. It is False
-    then, since all ranks must have one answer.
+    If some rank lacks a part of the tensor, the answer would need the entries of other ranks. It is
+    False then, since all ranks must have one answer.
     """
-    if self.layout is not torch.strided and not all(e.is_broadcast for e in self._spec.sbp):
+    spec = self._spec
+    if self.layout is not torch.strided and (
+        spec.placement.size != current().size or not all(e.is_broadcast for e in spec.sbp)
+    ):
         return False
     return _of_shard("is_coalesced")(self)
 

@@ -71,7 +71,8 @@ MADE: dict[str, Callable[[Placement], Any]] = {
 
 
 def seen(x: Any) -> Any:
-    return str(x.layout), x.is_sparse, tuple(x.shape), x.dtype, x.sbp
+    dims = (x.sparse_dim(), x.dense_dim(), x.is_coalesced()) if x.is_sparse else ()
+    return str(x.layout), x.is_sparse, tuple(x.shape), x.dtype, x.sbp, dims
 
 
 @pytest.mark.parametrize("name", MADE)
