@@ -374,7 +374,7 @@ class _Planning:
         They follow the program on ``meta`` tensors, and must take the same path as the ranks
         inside. If the result is announced to them, the announcement carries the error already.
         """
-        announced = unknown and not plan.inplace
+        announced = (unknown or self.is_sparse) and not plan.inplace
         return not (self.covers_world or announced) and may_raise(self.call, self.placement)
 
     def _exact(self, plan: OnShards) -> list[TensorSpec]:
