@@ -10,37 +10,16 @@ from typing import Any
 
 import torch
 
-import consistent
-from consistent.spec import Placement, S
 from tests.gpu.world import World, start
-from tests.models.sequences import SEQUENCES
-from tests.models.steps import allowed, step, worst
-from tests.models.test_flex_attention import EVERY, REFUSED
-
-
-def made(kind: str, name: str, device: str) -> tuple[torch.nn.Module, dict[str, Any]]:
-    model, inputs = SEQUENCES[kind](name)
-    there = {k: x.to(device) if isinstance(x, torch.Tensor) else x for k, x in inputs.items()}
-    return model.eval().to(device), there
+from tests.models.steps import allowed
+from tests.models.test_flex_attention import EVERY, compared
 
 
 def compare(world: World, name: str, kind: str, plan: Any) -> None:
-    placement = Placement(world.device, range(world.size))
-    model, inputs = made(kind, name, world.device)
-    if name in REFUSED or not getattr(model, "_supports_flex_attn", False):
-        return
-    wanted = step(*made(kind, name, world.device))
-    model.set_attn_implementation("flex_attention")  # type: ignore[operator]
-    model = consistent.parallelize(model, placement, plan)
-    if plan in ("data", "zero3"):
-        inputs = {
-            k: consistent.distribute(x, placement, S(0)) if isinstance(x, torch.Tensor) else x
-            for k, x in inputs.items()
-        }
-    found = step(model, inputs)
-    whole = {key: x.full() if hasattr(x, "full") else x for key, x in found.items()}
-    where, gap = worst(whole, wanted)
-    world.expect(gap < allowed(name), f"{name}, {kind}, {plan}: {where} is {gap:.1e} apart")
+    found = compared(name, kind, plan, world.device)
+    if found is not None:
+        where, gap = found
+        world.expect(gap < allowed(name), f"{name}, {kind}, {plan}: {where} is {gap:.1e} apart")
 
 
 def main() -> None:

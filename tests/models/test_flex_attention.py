@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("transformers", reason="the models are those of the transformers library")
 
@@ -27,25 +28,37 @@ PLANS = ("data", "zero3", "tensor", "context")
 EVERY = [(name, kind, plan) for kind, names in NAMES.items() for name in names for plan in PLANS]
 
 
+def made(kind: str, name: str, device: str) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """(model, inputs) there."""
+    model, inputs = SEQUENCES[kind](name)
+    there = {k: x.to(device) if isinstance(x, torch.Tensor) else x for k, x in inputs.items()}
+    return model.eval().to(device), there
+
+
+def compared(name: str, kind: str, plan: Any, device: str = "cpu") -> tuple[str, float] | None:
+    """Where a step differs most from that of one process, and how much; None if the model has no
+    such attention. A collective."""
+    model, inputs = made(kind, name, device)
+    if name in REFUSED or not getattr(model, "_supports_flex_attn", False):
+        return None
+    model.set_attn_implementation("flex_attention")  # type: ignore[operator]
+    placement = Placement.all(device)
+    model = consistent.parallelize(model, placement, plan)
+    if plan in ("data", "zero3"):
+        inputs = {
+            k: consistent.distribute(x, placement, S(0)) if isinstance(x, torch.Tensor) else x
+            for k, x in inputs.items()
+        }
+    found = step(model, inputs)
+    whole = {key: x.full() if hasattr(x, "full") else x for key, x in found.items()}
+    return worst(whole, step(*made(kind, name, device)))
+
+
 def one(rank: int, name: str, kind: str, plan: str) -> float | None:
     """The error of a step; None if the model has no such attention."""
     warnings.filterwarnings("ignore")
-    model, inputs = SEQUENCES[kind](name)
-    if name in REFUSED or not getattr(model, "_supports_flex_attn", False):
-        return None
-    model.set_attn_implementation("flex_attention")
-    placement = Placement.all("cpu")
-    model = consistent.parallelize(model.eval(), placement, plan)
-    if plan in ("data", "zero3"):
-        rows = {k: consistent.distribute(x, placement, S(0)) for k, x in inputs.items()}
-    else:
-        rows = inputs
-    found = step(model, rows)
-    whole = {key: x.full() if hasattr(x, "full") else x for key, x in found.items()}
-    if rank:
-        return 0.0
-    model, inputs = SEQUENCES[kind](name)
-    return worst(whole, step(model.eval(), inputs))[1]
+    found = compared(name, kind, plan)
+    return None if found is None else found[1]
 
 
 @pytest.mark.parametrize(("name", "kind", "plan"), EVERY if ALL else FEW)
