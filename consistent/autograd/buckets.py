@@ -18,7 +18,6 @@ import torch
 from mirrored.transports.default import current
 from mirrored.transports.torch_dist import groups
 
-from ..boxing.cost import start_bytes
 from ..boxing.plan import plan as plan_boxing
 from ..dispatch import _C
 from ..dispatch.plans.gradients import summed_axes
@@ -27,6 +26,7 @@ from ..movement import check_mode
 from ..movement.coded import start_sums
 from ..movement.coders import Coder
 from ..movement.run import ended
+from ..movement.speeds import start_bytes
 from ..movement.world import my_coordinate
 from ..spec import Coordinate, Placement, TensorSpec
 from ..spec.tracer import callbacks

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ..spec import Coordinate, Split, TensorSpec, piece
-from .cost import start_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +40,14 @@ class Chunk:
 _WORTH = 4
 
 
-def worth(src: TensorSpec, dst: TensorSpec, most: int) -> int:
-    """Return the largest number of chunks, at most ``most``, in which overlap still pays. Sending
-    one chunk must take a few times as long as one more communication keeps a rank busy. All ranks
-    get the same number."""
+def worth(src: TensorSpec, dst: TensorSpec, most: int, start_bytes: int) -> int:
+    """Return the largest number of chunks, at most ``most``, in which overlap still pays.
+
+    Sending one chunk must take a few times as long as one more communication keeps a rank busy, in
+    which time it could send ``start_bytes``. All ranks get the same number.
+    """
     nbytes = max(src.largest_nbytes, dst.largest_nbytes)
-    return max(1, min(most, nbytes // (_WORTH * start_bytes(src.placement.type))))
+    return max(1, min(most, nbytes // (_WORTH * start_bytes)))
 
 
 @lru_cache(maxsize=1 << 12)

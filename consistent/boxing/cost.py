@@ -6,15 +6,14 @@ of two plans that send the same bytes, the plan that touches less memory in fewe
 
 The built-in speeds alone decide which layouts an op gets and which moves lead to them. Layouts and
 moves therefore follow from the program: they are the same on all ranks, at any time and on any
-machine, and so are the bits of the results. Measured link speeds decide how large messages are and
-how many chunks they go in, which fusions a compiled step makes, and which layouts a search picks
-that a program asks for.
+machine, and so are the bits of the results. ``movement/speeds.py`` has the measured speeds, and says
+what they decide.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..spec import NdSbp, Sbp, Split, items_in, overlapping, piece
@@ -51,32 +50,6 @@ DEVICES = {
     # floats. Python costs nothing here, because kernel launches run ahead of the GPU.
     "cuda": Device(15e-6, 100e9, overhead=5e-6, memory=2e12, python=0.0, flops=3e14),
 }
-
-# Maps a device type to the measured speeds of this world's ranks, the same on every rank, or to
-# None where nothing was measured.
-Links = Callable[[str], Device | None]
-
-_links: Links = lambda device_type: None  # noqa: E731
-
-
-def use_links(links: Links) -> None:
-    """Estimate with the measured link speeds ``links`` from now on, where measured speeds may
-    decide."""
-    global _links
-    _links = links
-
-
-def device_speeds(device_type: str) -> Device:
-    """Return the speeds of a device type with the measured links between this world's ranks. Where
-    nothing was measured they are the built-in numbers."""
-    return _links(device_type) or DEVICES[device_type]
-
-
-def start_bytes(device_type: str) -> int:
-    """Return the bytes that a rank could send in the time for which one more communication keeps it
-    busy."""
-    device = device_speeds(device_type)
-    return int((device.latency + device.python) * device.bandwidth)
 
 
 def total_bytes(

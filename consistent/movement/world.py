@@ -1,4 +1,4 @@
-"""This rank's coordinate in a placement, the placement of the whole world, and link speeds."""
+"""This rank's coordinate in a placement, and the placement of the whole world."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import lru_cache
 
 import torch
 
-from mirrored.comm import Link
 from mirrored.transports.default import current
 from mirrored.transports.torch_dist.children import started_by_launcher
 
-from ..boxing.cost import DEVICES, Device, use_links
 from ..spec import Coordinate, Layout, Placement, TensorSpec, World, use_world
 
 
@@ -84,30 +81,6 @@ def whole_on_world(spec: TensorSpec) -> TensorSpec:
 @lru_cache
 def _world(device_type: str, size: int) -> Placement:
     return Placement(device_type, range(size))
-
-
-def _speeds(device_type: str) -> Device | None:
-    found = current().link(device_type)
-    return None if found is None else speeds_of(device_type, found)
-
-
-@lru_cache
-def speeds_of(device_type: str, link: Link) -> Device:
-    """Return the description of a device type, with measured speeds of its links and copies.
-
-    The cost of boxing plans is computed from it.
-    """
-    known = DEVICES[device_type]
-    return replace(
-        known,
-        latency=link.latency_s,
-        bandwidth=link.bytes_per_s,
-        overhead=known.overhead if link.copy_start_s is None else link.copy_start_s,
-        memory=known.memory if link.copy_bytes_per_s is None else link.copy_bytes_per_s,
-    )
-
-
-use_links(_speeds)
 
 
 class _Launched(World):

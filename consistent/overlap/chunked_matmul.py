@@ -29,6 +29,7 @@ from ..forms.native import load as native
 from ..forms.native.reduce_shards import Epilogue, Given, reduce_shards, through_activation
 from ..movement.boxed import box
 from ..movement.run import begin, run_within
+from ..movement.speeds import start_bytes
 from ..movement.world import my_coordinate
 from ..spec import TensorSpec
 from .symmetric_matmul import fused_over, gather_multiply, multiply_scatter
@@ -78,7 +79,7 @@ def chunk_count(src: TensorSpec, dst: TensorSpec) -> int:
     placement = src.placement
     if placement.type != "cpu" or my_coordinate(placement) is None:
         return 1
-    most = worth(src, dst, MOST_CHUNKS)
+    most = worth(src, dst, MOST_CHUNKS, start_bytes(src.placement.type))
     return most if most > 1 and has_spare_cores(tuple(placement.ranks.ravel().tolist())) else 1
 
 

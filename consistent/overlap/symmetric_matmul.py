@@ -9,6 +9,7 @@ from torch import Tensor
 from mirrored.transports.symmetric_memory.torch_group import group_name
 
 from ..boxing.chunks import worth
+from ..movement.speeds import start_bytes
 from ..movement.world import my_coordinate
 from ..spec import B, P, Split, TensorSpec
 
@@ -35,7 +36,9 @@ def fused_over(src: TensorSpec, dst: TensorSpec) -> tuple[str, int] | None:
     split = before if after is B else after if before is P else None
     if not isinstance(split, Split) or split.dim == src.ndim - 1:
         return None
-    if src.numel == 0 or src.shape[split.dim] % placement.size or worth(src, dst, 2) < 2:
+    if src.numel == 0 or src.shape[split.dim] % placement.size:
+        return None
+    if worth(src, dst, 2, start_bytes(placement.type)) < 2:
         return None
     name = group_name(tuple(placement.ranks.ravel().tolist()), "cuda")
     return None if name is None else (name, split.dim)

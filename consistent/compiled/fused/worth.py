@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ...boxing.cost import device_speeds
+from ...movement.speeds import device_speeds
 
 # Ops after the sum -> dtype -> bytes of the sum from which one kernel is faster than separate ops,
 # by a tenth or more on 2 ranks. With other ops, one kernel is as fast, or slower.

@@ -30,11 +30,11 @@ from mirrored.background import has_spare_cores
 from mirrored.transports.default import current, put_around
 from mirrored.transports.ordered import Ordered
 
-from ...boxing.cost import start_bytes
 from ...movement import check_mode
 from ...movement.coded import begin_gathers, gather_each, start_each
 from ...movement.coders import Coder
 from ...movement.several import Route
+from ...movement.speeds import start_bytes
 from ...movement.world import my_coordinate
 from ...spec import Placement, TensorSpec
 

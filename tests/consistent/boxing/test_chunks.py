@@ -84,5 +84,5 @@ def test_chunks_are_worth_it_while_sending_one_takes_much_longer_than_to_begin()
     found = []
     for rows in (16, 1 << 18, 1 << 20, 1 << 21):
         ends = [TensorSpec.of(placement, (e,), (rows, 1), torch.float32) for e in (P, B)]
-        found.append(worth(ends[0], ends[1], 4))
+        found.append(worth(ends[0], ends[1], 4, 285_000))
     assert found == [1, 1, 3, 4]

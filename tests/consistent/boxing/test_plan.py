@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 
-from consistent.boxing import cost
-from consistent.boxing.cost import DEVICES
-from consistent.boxing.exchange import exchange
 from consistent.boxing.plan import (
-    _path,
     boxing_bytes,
     boxing_seconds,
     plan,
@@ -180,24 +175,6 @@ def test_a_plan_costs_what_its_moves_cost():
     moves = plan(src, dst)
     assert boxing_bytes(src, dst) == plan_bytes(moves) == sum(m.nbytes for m in moves) > 0
     assert boxing_seconds(src, dst) == plan_cost(moves) == sum(m.seconds for m in moves) > 0
-
-
-@settings(max_examples=100, deadline=None)
-@given(spec_pairs(max_ranks=8))
-def test_what_links_cost_changes_no_plan(pair):
-    """Each rank keeps plans for as long as it has room, and makes them again: those that are made
-    once links were measured must be the same."""
-    moves, links = plan(*pair), cost._links
-    seconds = boxing_seconds(*pair)
-    try:
-        for latency, bandwidth in ((0.0, 1e6), (1.0, 1e12)):
-            slow = replace(DEVICES["cpu"], latency=latency, bandwidth=bandwidth)
-            cost.use_links(lambda kind, slow=slow: slow)
-            for kept in (plan, _path, exchange):
-                kept.cache_clear()
-            assert plan(*pair) == moves and boxing_seconds(*pair) == seconds
-    finally:
-        cost.use_links(links)
 
 
 def test_latency_counts_for_small_tensors_and_bytes_for_large():

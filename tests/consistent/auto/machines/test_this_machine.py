@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from consistent.auto.machines import Work, machine, replay, work_of
 from consistent.auto.machines.measurement_cache import MeasurementCache
 from consistent.auto.machines.this_machine import ThisMachine
-from consistent.boxing.cost import DEVICES, device_speeds
+from consistent.boxing.cost import DEVICES
+from consistent.movement.speeds import device_speeds
 from mirrored.transports.default import current
 from tests.ranks import pool
 

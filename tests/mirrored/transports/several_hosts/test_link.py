@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from consistent.boxing.cost import DEVICES, device_speeds
+from consistent.boxing.cost import DEVICES
+from consistent.movement.speeds import device_speeds
 from mirrored.transports.default import current
 from mirrored.transports.tuning import table
 from mirrored.transports.tuning.table import MESSAGES, Table

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from consistent.boxing import cost
-from consistent.boxing.cost import DEVICES, device_speeds
-from consistent.movement.world import speeds_of
+from consistent.boxing.cost import DEVICES
+from consistent.movement.speeds import device_speeds, speeds_of
 from mirrored.comm import Link
 from mirrored.transports.default import current
 from mirrored.transports.in_process import run_ranks
@@ -71,8 +70,7 @@ def test_copies_are_priced_by_what_was_measured(
     table.save(replace(Table(), copy_bytes_per_s=5e9), 2, "one")
     link = agreed_link(World(), "cpu", lambda: kept_link(2, "one", True))
     assert link is not None
-    monkeypatch.setattr(cost, "_links", lambda kind: speeds_of(kind, link))
-    found = device_speeds("cpu")
+    found = speeds_of("cpu", link)
     assert (found.memory, found.overhead) == (5e9, DEVICES["cpu"].overhead)
     assert found.move_seconds(0, int(5e9)) == found.overhead + 1.0
 
