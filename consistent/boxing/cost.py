@@ -6,8 +6,8 @@ of two plans that send the same bytes, the plan that touches less memory in fewe
 
 The built-in speeds alone decide which layouts an op gets and which moves lead to them. Layouts and
 moves therefore follow from the program: they are the same on all ranks, at any time and on any
-machine, and so are the bits of the results. ``movement/speeds.py`` has the measured speeds, and says
-what they decide.
+machine, and so are the bits of the results. ``movement/speeds.py`` has the measured speeds, and
+says what they decide.
 """
 
 from __future__ import annotations

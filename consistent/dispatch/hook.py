@@ -36,7 +36,6 @@ from ..spec.tracer import op_tracers
 from . import _C
 from .planning.functions.torch_functions import resolve
 from .planning.planning import make_plan
-from .plans import shards
 from .plans.plan import handlers, list_ops, plans
 from .running.current_op import current_op
 from .running.moved_views import alive, freshened, moved_view_error
@@ -69,9 +68,8 @@ def enter_functions() -> None:
                 _C.enter_function(function)
 
 
-def set_class(cls: Any) -> None:
-    """Set ``cls`` as the class of global tensors, and hand the C++ hook its callbacks."""
-    shards.set_class(cls)
+def set_up(cls: Any) -> None:
+    """Hand the C++ hook the class of global tensors and the functions that it calls."""
     _C.set_up(
         cls, MirroredTensor, TensorSpec, Layout, resolve, make_plan, moved_view_error, op_tracers,
         alive, freshened, wrote, forward_ad, check_mode, count_lack,

@@ -13,7 +13,8 @@ import torch
 from mirrored.transports.default import current
 from mirrored.transports.torch_dist.children import started_by_launcher
 
-from ..spec import Coordinate, Layout, Placement, TensorSpec, World, use_world
+from ..spec import Coordinate, Layout, Placement, TensorSpec, World
+from ..spec.tracer import Tracer
 
 
 def my_coordinate(placement: Placement) -> Coordinate | None:
@@ -94,4 +95,4 @@ class _Launched(World):
         return int(os.environ["WORLD_SIZE"]) if found is None and started_by_launcher() else found
 
 
-use_world(_Launched())
+Tracer(world=_Launched).always()

@@ -5,7 +5,7 @@ They are metadata only, without tensor data or communication.
 
 from . import elsewhere, sbp
 from .cut import Cut, Runs, items_in, overlapping, piece
-from .placement import Placement, World, check_placement, use_world
+from .placement import Placement, World, check_placement
 from .sbp import (
     EXTREMES,
     B,
@@ -74,5 +74,4 @@ __all__ = [
     "resolve_dims",
     "resolve_sbp",
     "sbp",
-    "use_world",
 ]

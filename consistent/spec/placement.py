@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from .grid import as_grid, compress, row_major, short, solve, unravel
 from .sbp import Sbp
+from .tracer import callbacks
 
 _DEVICE_TYPES = ("cpu", "cuda")
 _SAME_TYPE = {"gpu": "cuda", "nvidia": "cuda", "cuda": "cuda", "cpu": "cpu", "host": "cpu"}
@@ -35,17 +36,13 @@ class World:
         return torch.cuda.is_available()
 
 
-_world = World()
+_worlds = callbacks("world")
 
 
-def use_world(world: World) -> World:
-    """Check placements against ``world`` from now on, and return the world used before.
-
-    A simulation sets a world of its own.
-    """
-    global _world
-    before, _world = _world, world
-    return before
+def _world() -> World:
+    """Return the world that placements are checked against: that of a tracer, such as a simulation,
+    if there is one."""
+    return _worlds[-1]() if _worlds else World()
 
 
 class Placement:
@@ -81,7 +78,7 @@ class Placement:
 
         Without ``torch.distributed`` the world is this one process.
         """
-        return cls(type, range(_world.size() or 1))
+        return cls(type, range(_world().size() or 1))
 
     # -- the grid ----------------------------------------------------------------------------------
 
@@ -203,7 +200,7 @@ class Placement:
                 "rank holds one piece of a tensor. Name each rank once."
             )
         low, high = self._extremes()
-        world = _world.size()
+        world = _world().size()
         if low < 0 or (world is not None and high >= world):
             outside = low if low < 0 else high
             size = f"the world has {world} ranks (0 to {world - 1})" if world else ""
@@ -251,7 +248,7 @@ def _check_type(type: str) -> None:  # noqa: A002
                 else ""
             )
         )
-    if type == "cuda" and not _world.has_gpus():
+    if type == "cuda" and not _world().has_gpus():
         raise RuntimeError(
             'placement: type is "cuda", and this process sees no GPU '
             "(torch.cuda.is_available() is False). "

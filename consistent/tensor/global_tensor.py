@@ -19,7 +19,7 @@ import torch
 from ..autograd import backward
 from ..dispatch import _C, hook
 from ..dispatch.plans import gradients
-from ..dispatch.plans.shards import HookOff, attach, plain, rebox, take_in
+from ..dispatch.plans.shards import HookOff, attach, plain, rebox, set_class, take_in
 from ..movement.world import device_of, my_coordinate
 from ..spec import NdSbp, Placement, TensorSpec
 from .inspection import printing, reading
@@ -312,6 +312,7 @@ class GlobalTensor(torch.Tensor):
     __get_tensor_shard__ = in_checkpoints.tensor_shard
 
 
-hook.set_class(GlobalTensor)
+set_class(GlobalTensor)
+hook.set_up(GlobalTensor)
 # Once the class is complete, since methods that it defines itself are left alone.
 hook.enter_methods(GlobalTensor)

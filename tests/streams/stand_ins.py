@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from consistent.spec import placement as placements
+from consistent.spec.tracer import Tracer
 from mirrored import Ranks
 from mirrored.transports import side_stream
 from mirrored.transports.default import replace_current
@@ -34,7 +35,7 @@ from tests.streams.peers import reading_peers
 GPU = torch.device("cuda", 0)
 
 
-class _Gpus(type(placements._world)):
+class _Gpus(type(placements._world())):
     def has_gpus(self) -> bool:
         return True
 
@@ -68,8 +69,7 @@ def on_a_gpu(peers: bool = False) -> Iterator[Log]:
             patch.object(groups.world(), "groups", {}),
         ):
             stack.enter_context(change)
-        before = placements.use_world(_Gpus())
-        stack.callback(placements.use_world, before)
+        stack.enter_context(Tracer(world=_Gpus).tracing())
         used = stack.enter_context(reading_peers(below, log, cuda)) if peers else below
         stack.enter_context(replace_current(used))
         stack.enter_context(cuda.stream(Stream("program", log)))

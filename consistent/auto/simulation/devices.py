@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ...spec import World, use_world
+from ...spec import World
+from ...spec.tracer import Tracer
 
 
 class SimulatedWorld(World):
@@ -31,20 +32,20 @@ def simulated_world(ranks: int, gpus: bool) -> Iterator[None]:
 
     With GPUs, autocast for GPUs becomes autocast for the CPU, where imagined tensors are.
     """
-    before = use_world(SimulatedWorld(ranks, gpus))
     autocast: Any = torch.amp.autocast_mode.autocast
     begin = autocast.__init__
 
     def on_cpu(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
         begin(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
 
+    world = SimulatedWorld(ranks, gpus)
     try:
         if gpus:
             autocast.__init__ = on_cpu
-        yield
+        with Tracer(world=lambda: world).tracing():
+            yield
     finally:
         autocast.__init__ = begin
-        use_world(before)
 
 
 class OnCpu(TorchFunctionMode):
