@@ -36,7 +36,7 @@ import torch.distributed as dist
 import consistent
 from consistent import B, S
 from consistent.auto import Strategy
-from consistent.auto.layouts import best_plan
+from consistent.nn.planners.layout_search import best_plan
 from tests.models.architectures import MODELS
 
 BY_HAND = ("data", "zero1", "zero2", "zero3", "tensor", "tensor+sequence")

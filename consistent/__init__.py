@@ -16,7 +16,6 @@ from . import pipeline as pipelines
 from .autograd.leaves import no_sync
 from .compiled import CannotRecord
 from .compiled import compile_step as compile
-from .compiled.layout_search import use_chooser
 from .doctor import owners as _owners
 from .movement.check_mode import check_mode
 from .movement.plain_values import plain_may_differ
@@ -25,7 +24,6 @@ from .nn.owned.matrix_step import matrix_step
 from .nn.parallelize import parallelize, plan_of
 from .nn.plan import Plan
 from .nn.planners.data import data_parallel
-from .nn.planners.searched import use_search
 from .nn.planners.zero import zero1, zero3
 from .nn.pretrained import from_pretrained
 from .nn.sharded.master_weights import master_weights
@@ -65,10 +63,6 @@ placement = Placement
 
 _owners.check(*(_Path(path).resolve().parent for path in (__file__, _mirrored.__file__)))
 install_with_first_tensor()
-# As functions that import on their first call, so that a search is loaded only if it is used.
-use_chooser(lambda chain: import_module(".auto.layout_search", __name__).chosen(chain))
-use_search(lambda *given: import_module(".auto.layouts.search", __name__).best_plan(*given))
-
 nn.Graph, nn.graph, nn.pipeline = step.Graph, step, pipelines.pipeline
 
 # Names whose packages import much of torch are imported when they are first read:

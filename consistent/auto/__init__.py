@@ -1,7 +1,7 @@
 """Planning of a training step in one process, before the ranks that will run it exist.
 
-``simulate`` estimates time and memory of a step on a machine, ``layouts`` chooses the layouts of
-all its tensors, and ``search`` finds the fastest parallel strategy.
+``simulate`` estimates time and memory of a step on a machine, and ``search`` finds the fastest
+parallel strategy. ``plan="auto"`` of ``parallelize`` is in ``nn/planners/layout_search``.
 """
 
 from .machines import Machine, Wire

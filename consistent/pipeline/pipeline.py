@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from ..nn.parallelize import parallelize
 from ..nn.recompute import recompute, recomputing
 from ..spec import Placement, check_placement
 from ..spec.nearest import suggestion
+from ..spec.nested import arguments_of
 from .cut import Cut, balanced, by_names, parts
 from .engine import Engine
 from .measure import measured
@@ -243,13 +244,6 @@ def loss_of(model: nn.Module, loss: Loss | None, out: Any, target: Any) -> Any:
 
 def _as_is(loss: Any) -> Any:
     return loss
-
-
-def arguments_of(batch: Any) -> tuple[tuple, dict[str, Any]]:
-    """Return (args, kwargs) of a batch: a tensor, a tuple or list of arguments, or a mapping."""
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    return (tuple(batch), {}) if isinstance(batch, list | tuple) else ((batch,), {})
 
 
 # -- making it -------------------------------------------------------------------------------------

@@ -63,6 +63,13 @@ def map_each(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     return value
 
 
+def arguments_of(batch: Any) -> tuple[tuple, dict[str, Any]]:
+    """Return (args, kwargs) of a batch: a tensor, a tuple or list of arguments, or a mapping."""
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    return (tuple(batch), {}) if isinstance(batch, list | tuple) else ((batch,), {})
+
+
 def _mapping(value: Any, made: dict[Any, Any]) -> Any:
     if all(made[key] is x for key, x in value.items()):
         return value

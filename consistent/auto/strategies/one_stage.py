@@ -18,10 +18,10 @@ from ...nn.parallelize import parallelize
 from ...nn.plan import Plan
 from ...nn.recompute import is_recomputed, recomputing
 from ...pipeline.micro_batches import rows_of
-from ...pipeline.pipeline import arguments_of, loss_of, mark
+from ...pipeline.pipeline import loss_of, mark
 from ...pipeline.share import batch_axes
 from ...spec import B, Placement, S, TensorSpec
-from ...spec.nested import map_tensors
+from ...spec.nested import arguments_of, map_tensors
 
 
 class OneStage:

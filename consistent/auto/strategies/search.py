@@ -13,8 +13,7 @@ from torch import nn
 
 from ...pipeline.cut import Unit
 from ...pipeline.micro_batches import cut, rows_of
-from ...pipeline.pipeline import arguments_of
-from ...spec.nested import map_tensors
+from ...spec.nested import arguments_of, map_tensors
 from ..machines import Machine
 from ..machines.find import machine as machine_of
 from ..pictures import CostsPicture

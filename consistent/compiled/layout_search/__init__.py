@@ -5,12 +5,12 @@ than necessary over the whole step.
 
 ```
 2nd call   recorded; each global op is noted with its operands         listen, chain
-           layouts for each op that send less in total                 auto/layout_search
+           layouts for each op that send less in total                 problem, choose
 3rd call   recorded again, each op with the chosen layouts             follow
 later      the program of the two that sends less                      trial
 ```
 """
 
-from .trial import Trial, use_chooser
+from .trial import Trial
 
-__all__ = ["Trial", "use_chooser"]
+__all__ = ["Trial"]

@@ -18,18 +18,9 @@ from ..agree import fit_together, sent
 from ..program import Place, Program
 from ..recording import Around, Recorded
 from .chain import Chain, Solution
+from .choose import chosen
 from .follow import Follower
 from .listen import Listener
-
-# chain -> the solution for its ops, or why each op keeps choosing for itself.
-Chooser = Callable[[Chain], "Solution | str"]
-_chooser: Chooser | None = None
-
-
-def use_chooser(chooser: Chooser) -> None:
-    """Register the function that chooses the layouts of a recorded step."""
-    global _chooser
-    _chooser = chooser
 
 
 class Listening(Around):
@@ -83,9 +74,7 @@ class Trial:
         if len(set(every)) > 1:
             found: Solution | str = "ranks have recorded different ops"
         else:
-            chooser = _chooser
-            assert chooser is not None
-            found = from_first("compile: layouts are chosen by rank 0", lambda: chooser(chain))
+            found = from_first("compile: layouts are chosen by rank 0", lambda: chosen(chain))
         if isinstance(found, str):
             program.notes.append(f"layouts: op by op, for {found}")
         else:

@@ -1,12 +1,7 @@
-"""Let a search find the plan for ``plan="auto"``.
-
-The search builds on this package, so it cannot be imported here: ``consistent/__init__.py``
-registers it.
-"""
+"""Find the plan for ``plan="auto"`` on one rank, for all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,16 +12,7 @@ from mirrored.transports.default import current
 from ...movement.world import my_coordinate
 from ...spec import Placement
 from ..plan import Plan
-
-Search = Callable[[torch.nn.Module, Placement, Any, int | None], Plan]
-
-_search: Search | None = None
-
-
-def use_search(search: Search) -> None:
-    """Register the search that ``plan="auto"`` uses."""
-    global _search
-    _search = search
+from .layout_search import best_plan
 
 
 def searched(
@@ -61,14 +47,13 @@ def searched(
             "example=batch: a tensor, a tuple of arguments, or a mapping of keywords; its sizes "
             "count, so one on `meta` serves as well."
         )
-    assert _search is not None, "consistent/__init__.py enters it"
     if placement.size == 1 or my_coordinate(placement) is None:
-        return _search(module, placement, example, memory)
+        return best_plan(module, placement, example, memory)
     found: Plan | Exception | None = None
     failed: Exception | None = None
     if current().rank == placement.first_rank:
         try:
-            found = _search(module, placement, example, memory)
+            found = best_plan(module, placement, example, memory)
         except Exception as error:  # sent to the other ranks, which raise it, too
             failed, found = error, _as_sent(error)
     found = gathered(found, tuple(placement.ranks.ravel().tolist()))[0]

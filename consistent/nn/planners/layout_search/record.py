@@ -14,15 +14,15 @@ from typing import Any
 
 import torch
 
-from ...dispatch.plans.arguments import fill
-from ...dispatch.plans.shards import HookOff, is_global
-from ...graph.global_ops import BUFFER, INPUT, PARAMETER, GlobalOps
-from ...graph.reads import is_followed
-from ...graph.stand_ins import of_spec, outside
-from ...nn.slots import Slot, plain_slots
-from ...spec import B, Placement, TensorSpec
-from ...spec.nested import map_tensors, tensors_in
-from ...spec.tracer import Tracer
+from ....dispatch.plans.arguments import fill
+from ....dispatch.plans.shards import HookOff, is_global
+from ....graph.global_ops import BUFFER, INPUT, PARAMETER, GlobalOps
+from ....graph.reads import is_followed
+from ....graph.stand_ins import of_spec, outside
+from ....spec import B, Placement, TensorSpec
+from ....spec.nested import map_tensors, tensors_in
+from ....spec.tracer import Tracer
+from ...slots import Slot, plain_slots
 from .program import Enter, Exit, Program
 
 _WHY = "a plan is searched without values, and here a value is needed"

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ...graph.global_ops import INPUT, OP, PARAMETER, Op, Value
-from ...rules.candidates import candidates
-from ...rules.signature import Signature
-from ...spec import B, NdSbp, Placement, Split, TensorSpec
+from ....graph.global_ops import INPUT, OP, PARAMETER, Op, Value
+from ....layout_problem.figures import Figures
+from ....layout_problem.problem import Edge, Node, Option, Problem
+from ....layout_problem.signatures import joint, layouts_of, may_be, work
+from ....rules.candidates import candidates
+from ....rules.signature import Signature
+from ....spec import B, NdSbp, Placement, Split, TensorSpec
 from .blocks import keys
-from .figures import Figures
-from .problem import Edge, Node, Option, Problem
 from .program import Program
-from .signatures import joint, layouts_of, may_be, work
 
 # Tensors of a parameter's size that Adam training holds: the parameter, its gradient and two more.
 # A step reads four and writes three.

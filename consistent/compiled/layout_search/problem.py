@@ -18,15 +18,15 @@ import itertools
 from collections.abc import Sequence
 
 from ...boxing.plan import boxing_bytes
-from ...compiled.layout_search.chain import Chain
 from ...graph.global_ops import CHOSEN, MOVE, Op
+from ...layout_problem.figures import Figures
+from ...layout_problem.problem import Edge, Node, Option, Problem
+from ...layout_problem.signatures import chosen_on, has_one_form, layouts_of, may_be, work
 from ...rules.candidates import candidates
 from ...rules.choose import choose
 from ...rules.signature import Signature
 from ...spec import B, NdSbp, is_one_way
-from ..layouts.figures import Figures
-from ..layouts.problem import Edge, Node, Option, Problem
-from ..layouts.signatures import chosen_on, has_one_form, layouts_of, may_be, work
+from .chain import Chain
 
 _MOST_JOINT = 64  # combinations of layouts on all axes; beyond, only one axis may change
 _NEVER = 10.0  # seconds of an impossible boxing: more than any step takes

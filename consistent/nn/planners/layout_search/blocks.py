@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable
 
-from ...graph.global_ops import OP, Op, Value
+from ....graph.global_ops import OP, Op, Value
 from .program import Program
 
 _LEAST_OPS = 64  # a smaller program is solved as it is

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ...graph.global_ops import BUFFER, OP, PARAMETER, Op
-from ...nn.plan import Border, Layouts, Nd, Plan
-from ...spec import B, NdSbp
-from .problem import Problem, may_gather
+from ....graph.global_ops import BUFFER, OP, PARAMETER, Op
+from ....layout_problem.problem import Problem, may_gather
+from ....spec import B, NdSbp
+from ...plan import Border, Layouts, Nd, Plan
 from .program import Enter, Exit, Program
 
 

@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...dispatch.plans.arguments import fill
-from ...graph.global_ops import INPUT, OP, PARAMETER, Op
-from ...nn.plan import Layouts, Nd, Plan
-from ...rules.candidates import candidates
-from ...rules.choose import Choice, choose
-from ...rules.signature import Call, Operand, Signature
-from ...spec import B, NdSbp
-from .figures import Figures
+from ....dispatch.plans.arguments import fill
+from ....graph.global_ops import INPUT, OP, PARAMETER, Op
+from ....layout_problem.figures import Figures
+from ....layout_problem.problem import box
+from ....layout_problem.signatures import chosen_on
+from ....rules.candidates import candidates
+from ....rules.choose import Choice, choose
+from ....rules.signature import Call, Operand, Signature
+from ....spec import B, NdSbp
+from ...plan import Layouts, Nd, Plan
 from .options import cost_of_op, reducing_seconds, step_seconds
-from .problem import box
 from .program import Enter, Exit, Program
-from .signatures import chosen_on
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from torch import nn
 
 import consistent
 from consistent import B, S, placement
-from consistent.auto.layouts import best_plan
-from consistent.auto.layouts.figures import Figures, figures_of
-from consistent.auto.layouts.follow import follow
-from consistent.auto.layouts.options import problem_of
-from consistent.auto.layouts.record import record
-from consistent.auto.layouts.solve import solve
 from consistent.boxing.plan import boxing_seconds
+from consistent.layout_problem.figures import Figures, figures_of
+from consistent.layout_problem.solve import solve
 from consistent.nn.plan import Plan
+from consistent.nn.planners.layout_search import best_plan
+from consistent.nn.planners.layout_search.follow import follow
+from consistent.nn.planners.layout_search.options import problem_of
+from consistent.nn.planners.layout_search.record import record
 from consistent.nn.planners.registry import plan_for
 from consistent.nn.slots import plain_slots
 from tests.ranks import pool

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ...boxing.cost import DEVICES
-from ...boxing.plan import plan, plan_bytes
-from ...movement.speeds import device_speeds
-from ...rules.signature import Call
-from ...spec import NdSbp, TensorSpec
+from ..boxing.cost import DEVICES
+from ..boxing.plan import plan, plan_bytes
+from ..movement.speeds import device_speeds
+from ..rules.signature import Call
+from ..spec import NdSbp, TensorSpec
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ...spec import NdSbp
+from ..spec import NdSbp
 from .problem import Edge, Problem
 
 _MICRO = 1e6

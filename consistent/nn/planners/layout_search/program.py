@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ...graph.global_ops import Op, Value
-from ...spec import Placement
+from ....graph.global_ops import Op, Value
+from ....spec import Placement
 
 
 @dataclass

@@ -8,21 +8,20 @@ from typing import Any
 
 import torch
 
-from ...nn.plan import Border, Plan
-from ...nn.planners.registry import axis_names, plan_for
-from ...nn.planners.resolve import resolve
-from ...nn.slots import plain_slots
-from ...pipeline.pipeline import arguments_of
-from ...spec import B, Placement, S
-from ...spec.nested import each_in
+from ....layout_problem.figures import Figures, figures_of
+from ....layout_problem.problem import Problem
+from ....layout_problem.solve import DoesNotFitInMemory, solve
+from ....spec import B, Placement, S
+from ....spec.nested import arguments_of, each_in
+from ...plan import Border, Plan
+from ...slots import plain_slots
+from ..registry import axis_names, plan_for
+from ..resolve import resolve
 from .emit import plan_of_solution
-from .figures import Figures, figures_of
 from .follow import Estimate, follow
 from .options import axes_of, problem_of
-from .problem import Problem
 from .program import Enter, Program
 from .record import record
-from .solve import DoesNotFitInMemory, solve
 
 # The named strategies that a found plan is compared with, and the layouts of their inputs.
 _STRATEGIES = {"data": S(0), "zero3": S(0), "tensor": B, "tensor+sequence": B}

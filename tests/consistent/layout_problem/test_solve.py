@@ -3,7 +3,7 @@ import math
 import pytest
 
 from consistent import placement
-from consistent.auto.layouts.solve import DoesNotFitInMemory, solve
+from consistent.layout_problem.solve import DoesNotFitInMemory, solve
 
 from .graphs import least_seconds, least_within, random_problem, sizes
 

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from consistent.auto.layouts.figures import Figures
-from consistent.auto.layouts.options import problem_of
-from consistent.auto.layouts.problem import Problem
-from consistent.auto.layouts.record import record
 from consistent.boxing.plan import plan
+from consistent.layout_problem.figures import Figures
+from consistent.layout_problem.problem import Problem
+from consistent.nn.planners.layout_search.options import problem_of
+from consistent.nn.planners.layout_search.record import record
 from consistent.spec import Placement, TensorSpec
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from ...rules.choose import Choice
-from ...rules.signature import Call, Signature
-from ...spec import NdSbp, Split, TensorSpec
+from ..rules.choose import Choice
+from ..rules.signature import Call, Signature
+from ..spec import NdSbp, Split, TensorSpec
 from .figures import Figures, flops_of, shares
 
 # Forward, and in backward a gradient for each of its two operands: three times the work.

@@ -3,12 +3,12 @@ default, in which each op chooses its layouts alone when it is called ("op by op
 
 from __future__ import annotations
 
-from ...compiled.layout_search.chain import Chain, Decision, Solution
 from ...graph.global_ops import CHOSEN
+from ...layout_problem.figures import figures_of
+from ...layout_problem.problem import Option
+from ...layout_problem.solve import DoesNotFitInMemory, solve
 from ...rules.signature import Call
-from ..layouts.figures import figures_of
-from ..layouts.problem import Option
-from ..layouts.solve import DoesNotFitInMemory, solve
+from .chain import Chain, Decision, Solution
 from .problem import problem_of
 
 # Fraction of its seconds by which a choice has to be better, so that rounding alone makes none.

@@ -14,8 +14,8 @@ from functools import cached_property
 
 import numpy as np
 
-from ...rules.signature import Signature
-from ...spec import NdSbp, TensorSpec
+from ..rules.signature import Signature
+from ..spec import NdSbp, TensorSpec
 from .figures import Figures
 
 
