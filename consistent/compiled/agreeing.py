@@ -13,10 +13,8 @@ a program     attempt: check targets       | all-reduce of a count, with errors 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mirrored.comm import Ranks
@@ -25,7 +23,7 @@ from mirrored.transports.default import current
 from ..dispatch.running.agreed import heed, tell
 from ..forms.refused import kinds
 from ..rules.raising import raises_inside
-from ..spec.nested import map_tensors, tensors_in
+from ..spec.nested import map_tensors, replace_each, tensors_in
 from .opaque import Call, shape_of
 
 KIND = "tell"  # kind of a sum that also tells how the ops before it went; never merged
@@ -82,7 +80,7 @@ class Agreed:
         first.
         """
         xs = [xs[0].clone(), *xs[1:]] if self.writes else xs
-        args, kwargs = _filled(self.given, iter(xs))
+        args, kwargs = replace_each(self.given, _Here, xs)
         return self.func(*args, **kwargs)
 
     def results(self, out: Any, xs: list[Tensor]) -> list[Tensor]:
@@ -166,13 +164,3 @@ class _Here:
 
 
 _HERE = _Here()
-
-
-def _filled(value: Any, left: Iterator[Tensor]) -> Any:
-    if value is _HERE:
-        return next(left)
-    if isinstance(value, dict):
-        return {key: _filled(x, left) for key, x in value.items()}
-    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-        return type(value)(_filled(x, left) for x in value)
-    return value

@@ -14,7 +14,7 @@ from typing import Any, Unpack
 import torch
 
 from mirrored.every_rank import gathered
-from mirrored.transports.failures import counts_lacks
+from mirrored.transports.failures import count_lack
 
 from ..spec.nested import tensors_in
 from .agree import fit_together, least_and_most, no_program, sent
@@ -77,8 +77,14 @@ class CompiledStep:
     def _bound(self, owner: Any) -> CompiledStep:
         return CompiledStep(types.MethodType(self._step, owner), self.options, most=self._most)
 
-    @counts_lacks
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self._call(args, kwargs)
+        except Exception as error:
+            count_lack(error)
+            raise
+
+    def _call(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         # Called inside a backward pass, by a hook or a checkpoint: the call is part of that pass.
         if torch._C._current_graph_task_id() != -1:
             return self._step(*args, **kwargs)
@@ -166,7 +172,7 @@ class CompiledStep:
             if self.options.fullgraph:
                 raise CannotRecord(made.why)
             warnings.warn(
-                f"{made.why}\n  This step runs as it is written, not as a program.", stacklevel=3
+                f"{made.why}\n  This step runs as it is written, not as a program.", stacklevel=4
             )
         return result
 

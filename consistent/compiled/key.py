@@ -11,7 +11,7 @@ import torch
 from ..dispatch import _C
 from ..dispatch.planning import autocast
 from ..dispatch.plans.shards import is_global
-from ..spec.nested import map_tensors, tensors_in
+from ..spec.nested import replace_each, tensors_in
 from .memory import geometry, has_memory, storage_of
 
 
@@ -36,7 +36,8 @@ def key_of(args: tuple, kwargs: dict[str, Any]) -> Any:
         _C.is_synced(),
     )
     try:
-        return _frozen(map_tensors((args, kwargs), _shown)), shared, modes
+        given = replace_each((args, kwargs), torch.Tensor, [_shown(x) for x in tensors])
+        return _frozen(given), shared, modes
     except TypeError:
         return None
 
@@ -48,7 +49,8 @@ def kind_of(key: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     the optimizers already have their state.
     """
     _, *others = key
-    return _frozen(map_tensors((args, kwargs), _unsized)), *others
+    unsized = [_unsized(x) for x in tensors_in((args, kwargs))]
+    return _frozen(replace_each((args, kwargs), torch.Tensor, unsized)), *others
 
 
 def _unsized(x: Any) -> Any:

@@ -25,7 +25,7 @@ from ..dispatch.plans.gradients import set_raw_grad
 from ..dispatch.plans.shards import attach, is_global
 from ..forms.random import generator
 from ..forms.seeds import signed
-from ..spec.nested import map_each
+from ..spec.nested import each_in, replace_each
 from ..spec.tracer import Tracer, callbacks
 from .opaque import SENDING, Call, known, shape_of
 from .watching import Pieces, Watching
@@ -201,6 +201,7 @@ class Program:
 
     def __post_init__(self) -> None:
         reads = [read for part in self.segments for read in part.reads]
+        self._places = each_in(self.result, Place)
         self._passing = {i for i, source in reads if source.kind == "argument"}
         _programs.add(self)
 
@@ -232,7 +233,16 @@ class Program:
                 if part.graph_break is not None:
                     with torch.enable_grad():
                         watch.graph_break(part) if watch else part.graph_break()
-            return _built(self.result, values, arguments)
+            return self._built(values, arguments)
+
+    def _built(self, values: Sequence[Any], arguments: Sequence[torch.Tensor]) -> Any:
+        """Return the result of the step, with each ``Place`` in it replaced by its tensor.
+
+        Lists and dicts in it are new in each call.
+        """
+        tensors = [place.get(values, arguments) for place in self._places]
+        made = replace_each(self.result, Place, tensors)
+        return copy.deepcopy(made) if made is self.result else made
 
     def messages(self) -> list[Call]:
         """Return the messages in which this rank takes part, in order."""
@@ -261,15 +271,6 @@ def _forget_shards() -> None:
 
 
 Tracer(on_move=_forget_shards).always()
-
-
-def _built(template: Any, values: Sequence[Any], arguments: Sequence[torch.Tensor]) -> Any:
-    """Return the result of a step: ``template`` with each ``Place`` replaced by its tensor.
-
-    Lists and dicts in it are new in each call.
-    """
-    made = map_each(template, Place, lambda place: place.get(values, arguments))
-    return copy.deepcopy(made) if made is template else made
 
 
 def _advance(draws: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -35,6 +35,13 @@ def each_in(value: Any, kind: type) -> list[Any]:
 
     map_each(value, kind, look)
     return found
+
+
+def replace_each(value: Any, kind: type, items: Iterable[Any]) -> Any:
+    """Return ``value`` with its instances of ``kind``, in the order of ``each_in``, replaced by
+    ``items``."""
+    left = iter(items)
+    return map_each(value, kind, lambda _: next(left))
 
 
 def map_each(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:

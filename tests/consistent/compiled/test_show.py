@@ -90,9 +90,10 @@ def test_other_pages(rank: int) -> None:
     assert "The step has 1 other program" in text and "1 message sends 96 B" in text
 
     reading: Any = consistent.compile(lambda x: x * x.sum().item(), backend="ops")
-    with pytest.warns(UserWarning, match="not as a program"):
+    with pytest.warns(UserWarning, match="not as a program") as warned:
         for _ in range(2):
             reading(x)
+    assert warned[0].filename == __file__
     assert "reads a value that the step computes" in Page(_written(reading)).text
 
 
