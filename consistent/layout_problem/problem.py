@@ -14,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ..graph.global_ops import PARAMETER, Value
 from ..rules.signature import Signature
 from ..spec import NdSbp, TensorSpec
 from .figures import Figures
@@ -52,6 +53,8 @@ class Node:
         ins, outs: numbers of the values that it reads and makes.
         alike: nodes with equal keys are parts of equal blocks and take equal options; None for a
             node outside of blocks.
+        in_place: whether the node writes its first operand in place, so that boxing the operand,
+            which writes a copy, is forbidden.
     """
 
     name: str
@@ -59,6 +62,7 @@ class Node:
     ins: tuple[int, ...] = ()
     outs: tuple[int, ...] = ()
     alike: object = None
+    in_place: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,33 @@ class Problem:
     figures: Figures
     nodes: list[Node] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
+    # Value -> (the node that makes it, index of the output).
+    made: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def add(
+        self, node: Node, values: Sequence[Value], tracked: Sequence[bool] | None = None
+    ) -> None:
+        """Add a node, and an edge for each of its operands, which earlier nodes make.
+
+        Args:
+            values: the values of the step.
+            tracked: for each operand, whether a gradient flows back to it; by default, to each
+                value that is tracked.
+        """
+        self.nodes.append(node)
+        for want, v in enumerate(node.ins):
+            value = values[v]
+            back = value.tracked if tracked is None else tracked[want]
+            edge = Edge(
+                *self.made[v], len(self.nodes) - 1, want, value.spec, back, value.kind == PARAMETER
+            )
+            self.edges.append(edge)
+        self.made.update({v: (len(self.nodes) - 1, i) for i, v in enumerate(node.outs)})
+
+    def counted(self, kept: int, sent: int) -> int:
+        """Return the bytes of an op that a solution is limited by: here those that it keeps for
+        backward, and not those that it sends."""
+        return kept
 
     def boxing(self, edge: Edge, have: NdSbp, want: NdSbp) -> tuple[float, int]:
         """Return (seconds, bytes held until backward) of boxing the value of ``edge`` from ``have``

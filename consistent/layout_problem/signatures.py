@@ -6,8 +6,7 @@ Both the search for a model's plan and the search for a recorded step's layouts 
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from ..rules.choose import Choice
 from ..rules.signature import Call, Signature
@@ -31,12 +30,6 @@ def may_be(signature: Signature, call: Call, parts: int) -> bool:
     pairs = [(e, x.shape) for e, x in zip(signature.ins, call.operands, strict=True)]
     pairs += [(e, x.shape) for e, x in zip(signature.outs, call.outs, strict=True)]
     return all(not isinstance(e, Split) or shape[e.dim] >= parts for e, shape in pairs)
-
-
-def joint(axes: Sequence[Sequence[Signature]]) -> Iterator[tuple[Signature, ...]]:
-    """Yield the combinations of one signature per mesh axis that a single form (implementation on
-    shards) can run."""
-    return filter(has_one_form, itertools.product(*axes))
 
 
 def has_one_form(chosen: Sequence[Signature]) -> bool:

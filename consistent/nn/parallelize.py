@@ -53,13 +53,13 @@ def parallelize(
         placement: the placement of all tensors; by default that of the ``placement_scope``.
         plan: one of
 
-            * a strategy: ``"data"``, ``"zero1"``, ``"zero2"``, ``"zero3"``, ``"tensor"``,
+            * a name: ``"data"``, ``"zero1"``, ``"zero2"``, ``"zero3"``, ``"tensor"``,
               ``"tensor+sequence"``, ``"context"`` (each rank has a part of each sequence),
               ``"expert"``, ``"zero1+expert"`` to ``"zero3+expert"`` (experts divided among the
               ranks, and the rest as the other plan says), ``"hf"`` (the model's own plan);
             * ``zero3(gather="int8", reduce="int8")``, ``zero1(reduce="int8")``,
               ``data_parallel(reduce="powersgd:4")``: these plans with fewer bytes communicated;
-            * a strategy for each axis: ``{"dp": "zero3", "tp": "tensor"}``, by the names of the
+            * a name for each axis: ``{"dp": "zero3", "tp": "tensor"}``, by the names of the
               placement's axes, or in their order if they have no names;
             * patterns -> layouts (SBP: one of S, B, P for each placement axis), such as
               ``{"*.fc1.weight": S(0), "lm_head.*": S(0)}``. A pattern matches whole names of
@@ -68,7 +68,7 @@ def parallelize(
               applies where no other pattern does;
             * a ``Plan``, such as ``Plan.load(path)``;
             * ``"auto"``: the plan with the least estimated time on ``example``, among layouts
-              chosen for the whole module at once and the strategies by name. The notes of the plan,
+              chosen for the whole module at once and the plans by name. The notes of the plan,
               which are printed with it, have the estimated time of each.
 
             By default all tensors are B, as with ``"data"``. Tensors that are global already stay

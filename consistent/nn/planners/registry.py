@@ -1,4 +1,4 @@
-"""Strategies by name, and the join of the strategies of several axes into one plan."""
+"""Plans by name, and the join of the plans of several axes into one."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def plan_for(
 ) -> Plan:
     """Return the full plan that the argument ``plan`` of ``parallelize`` stands for.
 
-    Strategies are planned and patterns resolved: the result has the layouts of each tensor by its
+    Names are planned and patterns resolved: the result has the layouts of each tensor by its
     first name, checked against its shape.
 
     Args:
         module: the module.
         tensors: for each tensor, the places in the module that hold it.
         placement: the placement of the module.
-        given: that argument: a strategy's name, one for each axis, patterns, a ``Plan``, or None
+        given: that argument: a plan's name, one for each axis, patterns, a ``Plan``, or None
             for all B (replicated).
 
     Raises:
@@ -73,7 +73,7 @@ def plan_for(
         given = Plan(given)
     if not isinstance(given, Plan):
         raise TypeError(
-            f"parallelize: plan is {given!r} of type {type(given).__name__}. Give a strategy "
+            f"parallelize: plan is {given!r} of type {type(given).__name__}. Give a name "
             f"({', '.join(PLANNERS)}), one for each axis as {{'dp': 'zero3', 'tp': 'tensor'}}, "
             "patterns -> SBP, or a Plan."
         )
@@ -85,7 +85,7 @@ def axis_names(placement: Placement) -> tuple[str, ...]:
     return placement.axes or tuple(str(axis) for axis in range(placement.ndim))
 
 
-# -- strategies ------------------------------------------------------------------------------------
+# -- plans by name ---------------------------------------------------------------------------------
 
 
 def _one_name(name: str | WithCodecs, placement: Placement) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def _joined(
 ) -> Plan:
     """Return one plan from a plan for each axis.
 
-    Axes with a zero strategy are planned last, because they split dims that the other axes leave
+    Axes with a zero plan are planned last, because they split dims that the other axes leave
     whole; among them, those that divide experts come first.
     """
     axes = _axes_of(given, placement)
@@ -186,7 +186,7 @@ def _sbp_for_all(given: Any) -> TypeError:
     shown = repr(given) if isinstance(given, str) else f"{given}"
     return TypeError(
         f"parallelize: the plan is {shown}, which says how one tensor lies and not of which. "
-        f"Give patterns -> SBP, such as {{'*': {shown}}}, or a strategy ({', '.join(PLANNERS)})."
+        f"Give patterns -> SBP, such as {{'*': {shown}}}, or a name ({', '.join(PLANNERS)})."
     )
 
 

@@ -1,4 +1,4 @@
-"""ZeRO strategies (zero1, zero2, zero3): split tensors that ranks would otherwise hold redundantly.
+"""ZeRO plans (zero1, zero2, zero3): split tensors that ranks would otherwise hold redundantly.
 
 ```
          parameter     .grad          optimizer and its state

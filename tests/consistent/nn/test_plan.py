@@ -119,7 +119,7 @@ def test_a_plan_prints_one_line_for_what_repeats() -> None:
         ({"blocks.*.0.wieght": S(0)}, None, "matches no .* Did you mean 'blocks.2.0.weight'"),
         (Plan({}, {"block.0": {"outputs": B}}), None, "not a module .*Did you mean 'blocks.0'"),
         (Plan({}, {"blocks.0": {"outputs": (B, B)}}), None, "2 SBPs.* 1 axes"),
-        (1.5, None, "Give a strategy"),
+        (1.5, None, "Give a name"),
         (0, None, r"says how one tensor lies.*Give patterns -> SBP, such as \{'\*': 0\}"),
         ("S(0)", None, r"such as \{'\*': 'S\(0\)'\}"),
         ({"dp": S(0), "tp": "tensor"}, ("dp", "tp"), r"such as \{'\*': S\(0\)\}"),

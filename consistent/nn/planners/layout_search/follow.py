@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from ....dispatch.plans.arguments import fill
 from ....graph.global_ops import INPUT, OP, PARAMETER, Op
+from ....layout_problem.build import cost_of_op
 from ....layout_problem.figures import Figures
 from ....layout_problem.problem import box
 from ....layout_problem.signatures import chosen_on
@@ -20,7 +21,7 @@ from ....rules.choose import Choice, choose
 from ....rules.signature import Call, Operand, Signature
 from ....spec import B, NdSbp
 from ...plan import Layouts, Nd, Plan
-from .options import cost_of_op, reducing_seconds, step_seconds
+from .options import reducing_seconds, step_seconds
 from .program import Enter, Exit, Program
 
 
@@ -139,7 +140,7 @@ class _Following:
             ins, outs = list(choice.ins), list(choice.outs)
         for v, want in zip(op.ins, ins, strict=True):
             self._box(v, want, values[v].tracked)
-        more = cost_of_op(self.program, op, self.figures, (ins, outs), sent)
+        more = cost_of_op(self.figures, values, op, (ins, outs), sent)
         self.seconds, self.nbytes = self.seconds + more[0], self.nbytes + more[1]
         for v, sbp in zip(op.outs, outs, strict=True):
             self.now[v] = sbp

@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ....graph.global_ops import INPUT, OP, PARAMETER, Op, Value
+from ....layout_problem.build import cheapest, joint, op_options
 from ....layout_problem.figures import Figures
-from ....layout_problem.problem import Edge, Node, Option, Problem
-from ....layout_problem.signatures import joint, layouts_of, may_be, work
+from ....layout_problem.problem import Node, Option, Problem
+from ....layout_problem.signatures import layouts_of, may_be
 from ....rules.candidates import candidates
 from ....rules.signature import Signature
 from ....spec import B, NdSbp, Placement, Split, TensorSpec
@@ -39,21 +40,18 @@ def problem_of(program: Program, figures: Figures, given: Sequence[Axes] | None 
     problem = Problem(figures)
     axes = given or axes_of(program)
     alike = keys(program)
-    made: dict[int, tuple[int, int]] = {}  # value -> (the node that makes it, index of the output)
     for index, (value, op) in enumerate(_nodes(program)):
-        chosen = list(joint(axes[index]))
+        chosen = joint(axes[index])
         if op is None:
             assert value is not None
             options = [_given(program, value, figures, s) for s in chosen]
-            node = Node(program.values[value].name, _unique(options), (), (value,))
+            node = Node(program.values[value].name, cheapest(options), (), (value,))
         else:
-            options = [_of_op(program, op, figures, s) for s in chosen]
-            node = Node(op.name, _unique(options), op.ins, op.outs)
+            options = op_options(problem, program.values, op, chosen)
+            node = Node(op.name, options, op.ins, op.outs)
         node.alike = alike[index]
-        problem.nodes.append(node)
-        _join(problem, program, made, len(problem.nodes) - 1)
-        made.update({v: (len(problem.nodes) - 1, i) for i, v in enumerate(node.outs)})
-    _end(problem, program, made)
+        problem.add(node, program.values)
+    _end(problem, program)
     return problem
 
 
@@ -147,73 +145,17 @@ def step_seconds(figures: Figures, nbytes: int) -> float:
     return _STEP * nbytes / figures.memory
 
 
-def _of_op(program: Program, op: Op, figures: Figures, chosen: Sequence[Signature]) -> Option:
-    ins, outs = layouts_of(chosen)
-    nbytes = sum(s.nbytes for s in chosen)
-    cost = cost_of_op(program, op, figures, (ins, outs), nbytes)
-    return Option(ins, outs, *cost, tuple(chosen))
-
-
-def cost_of_op(
-    program: Program,
-    op: Op,
-    figures: Figures,
-    layouts: tuple[Sequence[NdSbp], Sequence[NdSbp]],
-    sent: int,
-) -> tuple[float, int]:
-    """Return (seconds of forward and backward, bytes kept for backward) of an op in these layouts.
-
-    ``layouts`` are those of its operands and of its results. ``sent`` is the number of bytes that
-    the op's implementation itself sends, apart from boxing its operands.
-    """
-    if op.view:
-        return 0.0, 0
-    values = program.values
-    specs = [values[v].spec for v in op.ins], [values[v].spec for v in op.outs]
-    tracked = any(values[v].tracked for v in op.outs)
-    seconds, made = work(figures, op.call, specs, layouts, tracked)
-    seconds += figures.sending(sent) if sent else 0.0
-    return seconds, made if tracked else 0
-
-
-def _unique(options: Sequence[Option]) -> list[Option]:
-    """Keep the cheapest of several options with equal layouts; the order is otherwise unchanged."""
-    best: dict[tuple, Option] = {}
-    for option in options:
-        key = option.ins, option.outs
-        if key not in best or option.seconds < best[key].seconds:
-            best[key] = option
-    return list(best.values())
-
-
-def _join(problem: Problem, program: Program, made: dict[int, tuple[int, int]], node: int) -> None:
-    """Add an edge to ``problem`` for each operand of ``node``.
-
-    ``made`` maps a value to (the node that makes it, index of the output).
-    """
-    for want, v in enumerate(problem.nodes[node].ins):
-        maker, have = made[v]
-        value = program.values[v]
-        is_parameter = value.kind == PARAMETER
-        problem.edges.append(Edge(maker, have, node, want, value.spec, value.tracked, is_parameter))
-
-
-def _end(problem: Problem, program: Program, made: dict[int, tuple[int, int]]) -> None:
+def _end(problem: Problem, program: Program) -> None:
     """Add a node for each result of the step.
 
     Losses must be replicated, because the user reads their values; other results may stay split.
-    ``made`` maps a value to (the node that makes it, index of the output).
     """
     whole: NdSbp = (B,) * program.placement.ndim
-    ends = dict.fromkeys([*program.losses, *program.results])
-    for v in ends:
-        maker, have = made[v]
-        spec: TensorSpec = program.values[v].spec
-        layouts = [whole]
+    for v in dict.fromkeys([*program.losses, *program.results]):
+        layouts, back = [whole], v not in program.losses and program.values[v].tracked
         if v not in program.losses:
+            maker, have = problem.made[v]
             found = (option.outs[have] for option in problem.nodes[maker].options)
             layouts += [s for s in found if not any(e.is_partial for e in s)]
         options = [Option((sbp,), (), 0.0, 0) for sbp in dict.fromkeys(layouts)]
-        problem.nodes.append(Node("result", options, (v,)))
-        back = v not in program.losses and program.values[v].tracked
-        problem.edges.append(Edge(maker, have, len(problem.nodes) - 1, 0, spec, back))
+        problem.add(Node("result", options, (v,)), program.values, [back])

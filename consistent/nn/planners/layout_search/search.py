@@ -23,8 +23,8 @@ from .options import axes_of, problem_of
 from .program import Enter, Program
 from .record import record
 
-# The named strategies that a found plan is compared with, and the layouts of their inputs.
-_STRATEGIES = {"data": S(0), "zero3": S(0), "tensor": B, "tensor+sequence": B}
+# The plans by name that a found plan is compared with, and the layouts of their inputs.
+_NAMED = {"data": S(0), "zero3": S(0), "tensor": B, "tensor+sequence": B}
 # The most options of a problem of several axes that is solved for all axes at once.
 _AT_ONCE = 300
 _ROUNDS = 3
@@ -185,18 +185,17 @@ def _product(counts: Iterator[int]) -> int:
 
 
 def _by_name(program: Program, model: torch.nn.Module, placement: Placement) -> dict[str, Plan]:
-    """Return the plans of the named strategies ("data", "zero3", ...), to compare with the one
-    found.
+    """Return the plans by name ("data", "zero3", ...), to compare with the one found.
 
-    There is one plan for each combination of a strategy per mesh axis, by its names. The layouts of
-    the model's inputs are added to each plan.
+    There is one for each combination of a name per mesh axis. The layouts of the model's inputs are
+    added to each plan.
     """
     names = axis_names(placement)
     made = {}
-    for chosen in itertools.product(_STRATEGIES, repeat=placement.ndim):
+    for chosen in itertools.product(_NAMED, repeat=placement.ndim):
         given = dict(zip(names, chosen, strict=True))
         plan = plan_for(model, plain_slots(model), placement, given)
-        _add_inputs(plan, program, tuple(_STRATEGIES[name] for name in chosen))
+        _add_inputs(plan, program, tuple(_NAMED[name] for name in chosen))
         made[", ".join(chosen)] = plan
     return made
 

@@ -1,0 +1,102 @@
+"""Options of an op in a layout problem: the layouts that its rules allow, with their costs.
+
+A search says which signatures an op may take on each mesh axis; the options are their combinations
+that one call can run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+
+from ..graph.global_ops import Op, Value
+from ..rules.signature import Signature
+from ..spec import NdSbp, is_one_way
+from .figures import Figures
+from .problem import Option, Problem
+from .signatures import has_one_form, layouts_of, work
+
+_MOST_JOINT = 64  # combinations of signatures on all axes; beyond, only one axis may change
+
+
+def op_options(
+    problem: Problem, values: Sequence[Value], op: Op, joint: Iterable[Sequence[Signature]]
+) -> list[Option]:
+    """Return the options of ``op`` in ``problem``, one for each of the layouts that ``joint`` has.
+
+    Args:
+        values: the values of the step.
+        joint: combinations of one signature per mesh axis.
+    """
+    return cheapest(_op_option(problem, values, op, signatures) for signatures in joint)
+
+
+def _op_option(
+    problem: Problem, values: Sequence[Value], op: Op, signatures: Sequence[Signature]
+) -> Option:
+    layouts, sent = layouts_of(signatures), sum(s.nbytes for s in signatures)
+    seconds, kept = cost_of_op(problem.figures, values, op, layouts, sent)
+    return Option(*layouts, seconds, problem.counted(kept, sent), tuple(signatures))
+
+
+def cost_of_op(
+    figures: Figures,
+    values: Sequence[Value],
+    op: Op,
+    layouts: tuple[Sequence[NdSbp], Sequence[NdSbp]],
+    sent: int,
+) -> tuple[float, int]:
+    """Return (seconds of forward and backward, bytes kept for backward) of an op in these layouts.
+
+    ``layouts`` are those of its operands and of its results. ``sent`` is the number of bytes that
+    the op's implementation itself sends, apart from boxing its operands.
+    """
+    seconds, kept = 0.0, 0
+    if not op.view:
+        specs = [values[v].spec for v in op.ins], [values[v].spec for v in op.outs]
+        tracked = any(values[v].tracked for v in op.outs)
+        seconds, made = work(figures, op.call, specs, layouts, tracked)
+        kept = made if tracked else 0
+    return seconds + (figures.sending(sent) if sent else 0.0), kept
+
+
+def cheapest(options: Iterable[Option]) -> list[Option]:
+    """Return the cheapest of several options with equal layouts; the order is otherwise
+    unchanged."""
+    best: dict[tuple, Option] = {}
+    for option in options:
+        key = option.ins, option.outs
+        known = best.get(key)
+        if known is None or (option.nbytes, option.seconds) < (known.nbytes, known.seconds):
+            best[key] = option
+    return list(best.values())
+
+
+def joint(
+    axes: Sequence[Sequence[Signature]], around: Sequence[Signature] | None = None
+) -> list[tuple[Signature, ...]]:
+    """Return the combinations of one signature per mesh axis that a single call can run.
+
+    In each of them one form (an op's own implementation on shards) serves all axes, and no tensor
+    has two kinds of partial value, such as a sum and a maximum. With ``around``, and if there are
+    many combinations, only those that differ from it on one axis at most.
+    """
+    if around is None or math.prod(map(len, axes)) <= _MOST_JOINT:
+        found: Iterable[tuple[Signature, ...]] = itertools.product(*axes)
+    else:
+        found = _neighbours(around, axes)
+    return [chosen for chosen in found if has_one_form(chosen) and _is_one_way(chosen)]
+
+
+def _is_one_way(chosen: Sequence[Signature]) -> bool:
+    return all(is_one_way(sbp) for side in layouts_of(chosen) for sbp in side)
+
+
+def _neighbours(
+    base: Sequence[Signature], axes: Sequence[Sequence[Signature]]
+) -> list[tuple[Signature, ...]]:
+    found = [tuple(base)]
+    for axis, options in enumerate(axes):
+        found += [(*base[:axis], s, *base[axis + 1 :]) for s in options]
+    return list(dict.fromkeys(found))
