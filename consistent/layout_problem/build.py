@@ -10,10 +10,11 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 
+from ..boxing.cost import Device
 from ..graph.global_ops import Op, Value
 from ..rules.signature import Signature
 from ..spec import NdSbp, is_one_way
-from .figures import Figures
+from .costs import sending_seconds
 from .problem import Option, Problem
 from .signatures import has_one_form, layouts_of, work
 
@@ -36,12 +37,12 @@ def _op_option(
     problem: Problem, values: Sequence[Value], op: Op, signatures: Sequence[Signature]
 ) -> Option:
     layouts, sent = layouts_of(signatures), sum(s.nbytes for s in signatures)
-    seconds, kept = cost_of_op(problem.figures, values, op, layouts, sent)
+    seconds, kept = cost_of_op(problem.device, values, op, layouts, sent)
     return Option(*layouts, seconds, problem.counted(kept, sent), tuple(signatures))
 
 
 def cost_of_op(
-    figures: Figures,
+    device: Device,
     values: Sequence[Value],
     op: Op,
     layouts: tuple[Sequence[NdSbp], Sequence[NdSbp]],
@@ -56,9 +57,9 @@ def cost_of_op(
     if not op.view:
         specs = [values[v].spec for v in op.ins], [values[v].spec for v in op.outs]
         tracked = any(values[v].tracked for v in op.outs)
-        seconds, made = work(figures, op.call, specs, layouts, tracked)
+        seconds, made = work(device, op.call, specs, layouts, tracked)
         kept = made if tracked else 0
-    return seconds + (figures.sending(sent) if sent else 0.0), kept
+    return seconds + (sending_seconds(device, sent) if sent else 0.0), kept
 
 
 def cheapest(options: Iterable[Option]) -> list[Option]:

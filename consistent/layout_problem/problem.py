@@ -14,10 +14,11 @@ from functools import cached_property
 
 import numpy as np
 
+from ..boxing.cost import Device
 from ..graph.global_ops import PARAMETER, Value
 from ..rules.signature import Signature
 from ..spec import NdSbp, TensorSpec
-from .figures import Figures
+from .costs import boxing_seconds
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Problem:
     """Layout problem of a step. A solution is a list with the index of the chosen option of each
     node."""
 
-    figures: Figures
+    device: Device
     nodes: list[Node] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
     # Value -> (the node that makes it, index of the output).
@@ -125,7 +126,7 @@ class Problem:
     def boxing(self, edge: Edge, have: NdSbp, want: NdSbp) -> tuple[float, int]:
         """Return (seconds, bytes held until backward) of boxing the value of ``edge`` from ``have``
         to ``want``."""
-        return box(self.figures, edge.spec, have, want, edge.back, edge.gathered)
+        return box(self.device, edge.spec, have, want, edge.back, edge.gathered)
 
     def have(self, edge: Edge) -> list[NdSbp]:
         """Return the layout in which the value of ``edge`` is made, for each option of the
@@ -164,7 +165,7 @@ class Problem:
 
 
 def box(
-    figures: Figures,
+    device: Device,
     spec: TensorSpec,
     have: NdSbp,
     want: NdSbp,
@@ -179,12 +180,12 @@ def box(
     if have == want:
         return 0.0, 0
     source, target = spec.with_sbp(have), spec.with_sbp(want)
-    seconds = figures.boxing(source, target)
+    seconds = boxing_seconds(device, source, target)
     if not back:
         return seconds, 0
-    seconds += figures.boxing(target.dual, source.dual)
+    seconds += boxing_seconds(device, target.dual, source.dual)
     if gathered and may_gather(have, want):
-        return seconds + figures.boxing(source, target), 0
+        return seconds + boxing_seconds(device, source, target), 0
     return seconds, target.largest_nbytes
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..boxing.cost import Device
 from ..rules.choose import Choice
 from ..rules.signature import Call, Signature
 from ..spec import NdSbp, Split, TensorSpec
-from .figures import Figures, flops_of, shares
+from .costs import flops_of, shares
 
 # Forward, and in backward a gradient for each of its two operands: three times the work.
 _WITH_BACKWARD = 3
@@ -57,7 +58,7 @@ def chosen_on(axis: int, choice: Choice, options: Sequence[Signature]) -> Signat
 
 
 def work(
-    figures: Figures,
+    device: Device,
     call: Call,
     specs: tuple[Sequence[TensorSpec], Sequence[TensorSpec]],
     layouts: tuple[Sequence[NdSbp], Sequence[NdSbp]],
@@ -77,5 +78,5 @@ def work(
     )
     grid = next(spec.placement.shape for side in specs for spec in side)
     flops = flops_of(call) / shares(grid, (*layouts[0], *layouts[1]))
-    seconds = flops / figures.flops + (taken + made) / figures.memory
+    seconds = flops / device.flops + (taken + made) / device.memory
     return seconds * (_WITH_BACKWARD if tracked else 1), made

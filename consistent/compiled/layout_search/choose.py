@@ -4,9 +4,9 @@ default, in which each op chooses its layouts alone when it is called ("op by op
 from __future__ import annotations
 
 from ...graph.global_ops import CHOSEN
-from ...layout_problem.figures import figures_of
 from ...layout_problem.problem import Option
 from ...layout_problem.solve import DoesNotFitInMemory, solve
+from ...movement.speeds import device_speeds
 from ...rules.signature import Call
 from .chain import Chain, Decision, Solution
 from .problem import problem_of
@@ -25,8 +25,8 @@ def chosen(chain: Chain) -> Solution | str:
         return chain.why
     if not chain.steps:
         return "it has no global ops"
-    figures = figures_of(chain.values[0].spec.placement.type)
-    problem, alone = problem_of(chain, figures)
+    device = device_speeds(chain.values[0].spec.placement.type)
+    problem, alone = problem_of(chain, device)
     seconds, sent = problem.cost(alone)
     if sent == 0:
         return "nothing is sent between its ops"

@@ -10,22 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from consistent.boxing.plan import plan
-from consistent.layout_problem.figures import Figures
+from consistent.boxing.cost import Device
 from consistent.layout_problem.problem import Problem
 from consistent.nn.planners.layout_search.options import problem_of
 from consistent.nn.planners.layout_search.record import record
-from consistent.spec import Placement, TensorSpec
-
-
-def _boxing(src: TensorSpec, dst: TensorSpec) -> float:
-    return sum(20.0 + 3 * move.nbytes for move in plan(src, dst))
-
+from consistent.spec import Placement
 
 # A slow computer with fast links, so that small tensors are worth splitting.
-FIGURES = Figures(
-    flops=1.0, memory=0.5, boxing=_boxing, sending=lambda nbytes: 20 + 3 * nbytes, latency=0.0
-)
+DEVICE = Device(latency=20.0, bandwidth=1 / 3, overhead=0.0, memory=0.5, python=0.0, flops=1.0)
 SIZES = (2, 3, 4, 6)
 OPS = "matmul add bias relu sum layer_norm softmax transpose".split()
 
@@ -91,7 +83,7 @@ def random_problem(seed: int, placement: Placement, count: int) -> Problem:
     """The problem of a random program of ``count`` ops; its sum in the end is one more."""
     model = RandomProgram(seed, count - 1)
     program = record(model, model, placement, (model.example,), {})
-    return problem_of(program, FIGURES)
+    return problem_of(program, DEVICE)
 
 
 def sizes(problem: Problem) -> list[int]:

@@ -2,7 +2,7 @@
 
 ```
 step --record--> program: ops, values, calls of modules         record, program
-     --options-> nodes and edges with the cost of each choice    options, figures
+     --options-> nodes and edges with the cost of each choice    options
      --solve---> one choice for each node, the least seconds     solve (blocks: equal layers)
      --emit----> a Plan: parameters, boxing at module calls      emit
      --follow--> estimate of a run under that plan, op by op     follow

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ....boxing.cost import Device
 from ....dispatch.plans.arguments import fill
 from ....graph.global_ops import INPUT, OP, PARAMETER, Op
 from ....layout_problem.build import cost_of_op
-from ....layout_problem.figures import Figures
+from ....layout_problem.costs import boxing_seconds
 from ....layout_problem.problem import box
 from ....layout_problem.signatures import chosen_on
 from ....rules.candidates import candidates
@@ -40,17 +41,17 @@ class Estimate:
         return f"{self.seconds * 1e3:.3f} ms a step, {self.nbytes / 1e6:,.1f} MB a rank"
 
 
-def follow(program: Program, figures: Figures, plan: Plan) -> Estimate:
+def follow(program: Program, device: Device, plan: Plan) -> Estimate:
     """Return the estimated time and memory of a step of ``program`` under ``plan``.
 
     ``plan`` refers to tensors and modules by the names that they have in ``program``.
     """
-    return _Following(program, figures, plan).all()
+    return _Following(program, device, plan).all()
 
 
 class _Following:
-    def __init__(self, program: Program, figures: Figures, plan: Plan) -> None:
-        self.program, self.figures, self.plan = program, figures, plan
+    def __init__(self, program: Program, device: Device, plan: Plan) -> None:
+        self.program, self.device, self.plan = program, device, plan
         self.seconds, self.nbytes = 0.0, 0
         self.now: dict[int, NdSbp] = {}  # value -> its layout at this point of the program
         self.before: list[dict[int, NdSbp]] = []  # layouts outside, of the inputs of each open call
@@ -90,13 +91,13 @@ class _Following:
         self.now[index] = found.use
         # A parameter is boxed to its layout for use at each op that reads it.
         readers = sum(index in op.ins for op in self.program.ops)
-        self.seconds += readers * self.figures.boxing(lies, used)
+        self.seconds += readers * boxing_seconds(self.device, lies, used)
         if value.tracked:
             if found.use != found.sbp:  # not kept, so gathered again in backward
-                self.seconds += readers * self.figures.boxing(lies, used)
-            self.seconds += reducing_seconds(self.program, self.figures, used.dual, grad)
-            self.seconds += reducing_seconds(self.program, self.figures, step, lies)
-            self.seconds += step_seconds(self.figures, step.largest_nbytes)
+                self.seconds += readers * boxing_seconds(self.device, lies, used)
+            self.seconds += reducing_seconds(self.program, self.device, used.dual, grad)
+            self.seconds += reducing_seconds(self.program, self.device, step, lies)
+            self.seconds += step_seconds(self.device, step.largest_nbytes)
             self.nbytes += grad.largest_nbytes + 2 * step.largest_nbytes
 
     # -- calls of modules --------------------------------------------------------------------------
@@ -125,7 +126,7 @@ class _Following:
         self.now[v] = want
 
     def _box(self, v: int, want: NdSbp, back: bool) -> None:
-        more = box(self.figures, self.program.values[v].spec, self.now[v], want, back)
+        more = box(self.device, self.program.values[v].spec, self.now[v], want, back)
         self.seconds, self.nbytes = self.seconds + more[0], self.nbytes + more[1]
 
     # -- ops ---------------------------------------------------------------------------------------
@@ -140,7 +141,7 @@ class _Following:
             ins, outs = list(choice.ins), list(choice.outs)
         for v, want in zip(op.ins, ins, strict=True):
             self._box(v, want, values[v].tracked)
-        more = cost_of_op(self.figures, values, op, (ins, outs), sent)
+        more = cost_of_op(self.device, values, op, (ins, outs), sent)
         self.seconds, self.nbytes = self.seconds + more[0], self.nbytes + more[1]
         for v, sbp in zip(op.outs, outs, strict=True):
             self.now[v] = sbp

@@ -1,55 +1,33 @@
-"""Performance figures of the machine, and the cost of one op or boxing computed from them."""
+"""Cost of one op or boxing on devices of some speeds."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from ..boxing.cost import DEVICES
+from ..boxing.cost import Device
 from ..boxing.plan import plan, plan_bytes
-from ..movement.speeds import device_speeds
 from ..rules.signature import Call
 from ..spec import NdSbp, TensorSpec
 
 
-@dataclass(frozen=True)
-class Figures:
-    """Speed of one rank, and functions for the cost of moving data between ranks.
-
-    Args:
-        flops: additions and multiplications per second in matrix products.
-        memory: memory bandwidth of an op, in bytes read or written per second.
-        boxing: function that returns the seconds of a boxing from one spec to another.
-        sending: function that returns the seconds of a message of some bytes that an op itself
-            sends.
-        latency: the part of a message's seconds that does not depend on its size.
-    """
-
-    flops: float
-    memory: float
-    boxing: Callable[[TensorSpec, TensorSpec], float]
-    sending: Callable[[float], float]
-    latency: float
+def start_seconds(device: Device) -> float:
+    """Return the part of a message's seconds that does not depend on its size, with the Python time
+    of the message."""
+    return device.latency + device.python
 
 
-def figures_of(device_type: str) -> Figures:
-    """Return the figures of the ranks of this world.
+def sending_seconds(device: Device, nbytes: float) -> float:
+    """Return the seconds of a message of ``nbytes`` that an op itself sends."""
+    return start_seconds(device) + nbytes / device.bandwidth
 
-    The Python time of a message is included in its seconds.
-    """
-    known, measured = DEVICES[device_type], device_speeds(device_type)
-    latency = measured.latency + measured.python
 
-    def boxing(src: TensorSpec, dst: TensorSpec) -> float:
-        moves = plan(src, dst)
-        seconds = sum(move.seconds_on(measured) for move in moves)
-        return seconds + (measured.python if plan_bytes(moves) else 0.0)
-
-    def sending(nbytes: float) -> float:
-        return latency + nbytes / measured.bandwidth
-
-    return Figures(known.flops, known.memory, boxing, sending, latency)
+def boxing_seconds(device: Device, src: TensorSpec, dst: TensorSpec) -> float:
+    """Return the seconds of boxing from ``src`` to ``dst``, with the Python time of its
+    messages."""
+    moves = plan(src, dst)
+    seconds = sum(move.seconds_on(device) for move in moves)
+    return seconds + (device.python if plan_bytes(moves) else 0.0)
 
 
 def shares(grid: Sequence[int], sbps: Sequence[NdSbp]) -> int:
