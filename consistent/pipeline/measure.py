@@ -10,6 +10,8 @@ import torch
 
 from mirrored.every_rank import from_first
 
+from ..graph.module_calls import module_calls
+from ..spec.nested import arguments_of
 from .cut import Unit
 
 RUNS = 3
@@ -41,31 +43,19 @@ def measured(
 def _once(model: torch.nn.Module, units: Sequence[Unit], sample: Any) -> dict[str, float]:
     found: dict[str, float] = {}
     begun: dict[str, float] = {}
-    hooks = []
 
-    def before(name: str) -> Callable[..., None]:
-        def begin(*_: Any) -> None:
-            found.setdefault(name, 0.0)
-            begun[name] = _now()
+    def begin(name: str, *_: Any) -> None:
+        found.setdefault(name, 0.0)
+        begun[name] = _now()
 
-        return begin
+    def end(name: str, *_: Any) -> None:
+        found[name] += _now() - begun[name]
 
-    def after(name: str) -> Callable[..., None]:
-        def end(*_: Any) -> None:
-            found[name] += _now() - begun[name]
-
-        return end
-
-    for unit in units:
-        hooks.append(unit.module.register_forward_pre_hook(before(unit.name)))
-        hooks.append(unit.module.register_forward_hook(after(unit.name)))
-    try:
-        # A measurement must not advance the random numbers of the program.
-        with torch.random.fork_rng(), torch.no_grad():
-            _call(model, sample)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    modules = ((unit.name, unit.module) for unit in units)
+    # A measurement must not advance the random numbers of the program.
+    with module_calls(modules, begin, end), torch.random.fork_rng(), torch.no_grad():
+        args, kwargs = arguments_of(sample)
+        model(*args, **kwargs)
     return found
 
 
@@ -74,9 +64,3 @@ def _now() -> float:
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     return time.perf_counter()
-
-
-def _call(model: torch.nn.Module, sample: Any) -> Any:
-    if isinstance(sample, dict):
-        return model(**sample)
-    return model(*sample) if isinstance(sample, tuple) else model(sample)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ...graph.module_calls import module_calls
 from ...graph.reads import is_followed
 from ...pipeline.cut import Unit, parts
 from ...pipeline.pipeline import loss_of
@@ -156,21 +158,10 @@ class _Following:
         outs = [x for x in map(self._blank, tensors_in(out)) if isinstance(x, Blank)]
         self.calls.append(Call(name, (ops, held, name == ""), given, outs))
 
-    def listening(self) -> Any:
+    def listening(self) -> AbstractContextManager[None]:
         """Return a context manager inside which calls of units are recorded."""
-        hooks = []
-        for name in self._names:
-            module = self._model.get_submodule(name)
-            hooks.append(
-                module.register_forward_pre_hook(
-                    lambda _, args, kwargs, name=name: self.enter(name, (args, kwargs)),
-                    with_kwargs=True,
-                )
-            )
-            hooks.append(
-                module.register_forward_hook(lambda _, args, out, name=name: self.leave(name, out))
-            )
-        return _Removed(hooks)
+        units = ((name, self._model.get_submodule(name)) for name in self._names)
+        return module_calls(units, lambda name, *given: self.enter(name, given), self.leave)
 
     def _copied(self, given: Any) -> Any:
         """Return a copy of the arguments of a call with a ``Blank`` in place of each tensor.
@@ -204,17 +195,3 @@ class _CopyingTensors(TorchFunctionMode):
         if func is Tensor.__deepcopy__:
             return self._change(args[0])
         return func(*args, **(kwargs or {}))
-
-
-class _Removed:
-    """Context manager that removes the given hooks at the end of its block."""
-
-    def __init__(self, hooks: list[Any]) -> None:
-        self._hooks = hooks
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *error: Any) -> None:
-        for hook in self._hooks:
-            hook.remove()

@@ -17,6 +17,7 @@ import torch
 from ....dispatch.plans.arguments import fill
 from ....dispatch.plans.shards import HookOff, is_global
 from ....graph.global_ops import BUFFER, INPUT, PARAMETER, GlobalOps
+from ....graph.module_calls import module_calls
 from ....graph.reads import is_followed
 from ....graph.stand_ins import of_spec, outside
 from ....spec import B, Placement, TensorSpec
@@ -145,37 +146,30 @@ class _Recorder:
     @contextmanager
     def listening(self, model: torch.nn.Module) -> Iterator[None]:
         """Record ops, module calls, backward and to_global inside the ``with`` block."""
-        with ExitStack() as stack:
-            for name, module in model.named_modules():
-                self._listen_to(stack, module, name)
-            tracer = Tracer(
-                on_op_end=self._op,
-                value_of=self._value_of,
-                handle_backward=self._backward,
-                handle_to_global=self._to_global,
-            )
-            stack.enter_context(tracer.tracing())
+        tracer = Tracer(
+            on_op_end=self._op,
+            value_of=self._value_of,
+            handle_backward=self._backward,
+            handle_to_global=self._to_global,
+        )
+        modules = model.named_modules()
+        with module_calls(modules, self._enter, self._leave), tracer.tracing():
             yield
 
-    def _listen_to(self, stack: ExitStack, module: torch.nn.Module, name: str) -> None:
-        def enter(_: Any, args: tuple, kwargs: dict) -> None:
-            self._calling.append(name)
-            given = {**dict(enumerate(args)), **kwargs}
-            self.program.events.append(Enter(name, self._values(given)))
+    def _enter(self, name: str, args: tuple, kwargs: dict[str, Any]) -> None:
+        self._calling.append(name)
+        given = {**dict(enumerate(args)), **kwargs}
+        self.program.events.append(Enter(name, self._values(given)))
 
-        def leave(_: Any, args: tuple, result: Any) -> None:
-            self._calling.pop()
-            if isinstance(result, torch.Tensor):
-                given: Any = {0: result}
-            elif isinstance(result, Mapping):
-                given = result
-            else:
-                given = dict(enumerate(result)) if isinstance(result, tuple | list) else {}
-            self.program.events.append(Exit(name, self._values(given)))
-
-        hooks = module.register_forward_pre_hook(enter, with_kwargs=True)
-        stack.callback(hooks.remove)
-        stack.callback(module.register_forward_hook(leave).remove)
+    def _leave(self, name: str, result: Any) -> None:
+        self._calling.pop()
+        if isinstance(result, torch.Tensor):
+            given: Any = {0: result}
+        elif isinstance(result, Mapping):
+            given = result
+        else:
+            given = dict(enumerate(result)) if isinstance(result, tuple | list) else {}
+        self.program.events.append(Exit(name, self._values(given)))
 
     def _values(self, given: Mapping[Any, Any]) -> dict[int | str, int]:
         known = {key: self._ops.known(x) for key, x in given.items() if is_global(x)}
