@@ -51,6 +51,8 @@ AREAS = {
     "consistent/doctor": "The command line",
     "consistent/__main__": "The command line",
     "consistent/auto": "Planning",
+    "consistent/layout_problem": "Planning",
+    "consistent/nn/planners/layout_search": "Planning",
     "consistent/integrations": "Other libraries",
     "consistent/flow": "consistent.flow",
     "mirrored": "Mirrored tensors, collectives and transports",
