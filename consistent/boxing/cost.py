@@ -28,7 +28,7 @@ class Device:
     latency: float  # seconds before the first byte of a collective arrives
     bandwidth: float  # bytes per second that a rank sends
     overhead: float  # seconds to start one local copy
-    memory: float  # bytes per second of a local copy
+    memory: float  # bytes per second of a local copy, and of what an op reads and writes
     python: float  # seconds that a communication keeps Python busy, on top of its own time
     flops: float  # operations per second of one rank in a product of matrices
 

@@ -22,7 +22,7 @@ def sending_seconds(device: Device, nbytes: float) -> float:
     return start_seconds(device) + nbytes / device.bandwidth
 
 
-def boxing_seconds(device: Device, src: TensorSpec, dst: TensorSpec) -> float:
+def boxing_seconds_on(device: Device, src: TensorSpec, dst: TensorSpec) -> float:
     """Return the seconds of boxing from ``src`` to ``dst``, with the Python time of its
     messages."""
     moves = plan(src, dst)

@@ -18,7 +18,7 @@ from ..boxing.cost import Device
 from ..graph.global_ops import PARAMETER, Value
 from ..rules.signature import Signature
 from ..spec import NdSbp, TensorSpec
-from .costs import boxing_seconds
+from .costs import boxing_seconds_on
 
 
 @dataclass(frozen=True)
@@ -180,12 +180,12 @@ def box(
     if have == want:
         return 0.0, 0
     source, target = spec.with_sbp(have), spec.with_sbp(want)
-    seconds = boxing_seconds(device, source, target)
+    seconds = boxing_seconds_on(device, source, target)
     if not back:
         return seconds, 0
-    seconds += boxing_seconds(device, target.dual, source.dual)
+    seconds += boxing_seconds_on(device, target.dual, source.dual)
     if gathered and may_gather(have, want):
-        return seconds + boxing_seconds(device, source, target), 0
+        return seconds + boxing_seconds_on(device, source, target), 0
     return seconds, target.largest_nbytes
 
 

@@ -20,7 +20,7 @@ from ...boxing.cost import Device
 from ...boxing.plan import boxing_bytes
 from ...graph.global_ops import CHOSEN, MOVE, Op
 from ...layout_problem.build import joint, op_options
-from ...layout_problem.costs import boxing_seconds
+from ...layout_problem.costs import boxing_seconds_on
 from ...layout_problem.problem import Edge, Node, Option, Problem
 from ...layout_problem.signatures import chosen_on, layouts_of, may_be
 from ...rules.candidates import candidates
@@ -55,7 +55,7 @@ class ChainProblem(Problem):
         source, target = edge.spec.with_sbp(have), edge.spec.with_sbp(want)
         ways = [(source, target)] + [(target.dual, source.dual)] * edge.back
         try:
-            seconds = sum(boxing_seconds(self.device, a, b) for a, b in ways)
+            seconds = sum(boxing_seconds_on(self.device, a, b) for a, b in ways)
             return seconds, sum(boxing_bytes(a, b) for a, b in ways)
         except ValueError:  # there is no such boxing, such as from a maximum to a sum
             return _NEVER, self.never

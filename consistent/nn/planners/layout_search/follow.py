@@ -14,7 +14,7 @@ from ....boxing.cost import Device
 from ....dispatch.plans.arguments import fill
 from ....graph.global_ops import INPUT, OP, PARAMETER, Op
 from ....layout_problem.build import cost_of_op
-from ....layout_problem.costs import boxing_seconds
+from ....layout_problem.costs import boxing_seconds_on
 from ....layout_problem.problem import box
 from ....layout_problem.signatures import chosen_on
 from ....rules.candidates import candidates
@@ -91,10 +91,10 @@ class _Following:
         self.now[index] = found.use
         # A parameter is boxed to its layout for use at each op that reads it.
         readers = sum(index in op.ins for op in self.program.ops)
-        self.seconds += readers * boxing_seconds(self.device, lies, used)
+        self.seconds += readers * boxing_seconds_on(self.device, lies, used)
         if value.tracked:
             if found.use != found.sbp:  # not kept, so gathered again in backward
-                self.seconds += readers * boxing_seconds(self.device, lies, used)
+                self.seconds += readers * boxing_seconds_on(self.device, lies, used)
             self.seconds += reducing_seconds(self.program, self.device, used.dual, grad)
             self.seconds += reducing_seconds(self.program, self.device, step, lies)
             self.seconds += step_seconds(self.device, step.largest_nbytes)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from ....boxing.cost import Device
 from ....graph.global_ops import INPUT, OP, PARAMETER, Op, Value
 from ....layout_problem.build import cheapest, joint, op_options
-from ....layout_problem.costs import boxing_seconds, start_seconds
+from ....layout_problem.costs import boxing_seconds_on, start_seconds
 from ....layout_problem.problem import Node, Option, Problem
 from ....layout_problem.signatures import layouts_of, may_be
 from ....rules.candidates import candidates
@@ -134,7 +134,7 @@ def reducing_seconds(program: Program, device: Device, src: TensorSpec, dst: Ten
     Gradients of several parameters travel together in one message, so each bears only its share of
     one latency.
     """
-    seconds = boxing_seconds(device, src, dst)
+    seconds = boxing_seconds_on(device, src, dst)
     start = start_seconds(device)
     if seconds <= start:
         return seconds
