@@ -100,9 +100,9 @@ class Outer:
         _check(named, every, parts, dtype)
         self.steps, self._every, self._dtype = 0, every, dtype
         self._params = named
-        taken = came and self._meetings.hold(
-            "first", came, lambda line, _: _from_first(line, named)
-        )
+        taken = None
+        if came is not None:
+            taken = self._meetings.hold("first", came, lambda line, _: _from_first(line, named))
         with torch.no_grad():
             for name, shard in (taken or {}).items():
                 named[name].copy_(_laid_as(named[name], shard))
@@ -203,10 +203,12 @@ class Outer:
         # would come to all later meetings at another time than the others.
         note["steps"] = self.steps if due else 0
         came = self._meetings.come(part.meeting, note)
-        found = came and self._meetings.hold(
-            part.meeting, came, lambda line, came: self._exchange(part, line, came)
-        )
-        if not came or found is None:
+        found = None
+        if came is not None:
+            found = self._meetings.hold(
+                part.meeting, came, lambda line, came: self._exchange(part, line, came)
+            )
+        if came is None or found is None:
             # Skip all meetings that were already held, up to the first one that this island can
             # still join.
             while self._meetings.is_over(part.meeting):

@@ -45,9 +45,12 @@ def train(given: dict[str, Any]) -> None:
         while step in waits and not (folder / waits[step]).exists():
             time.sleep(0.01)
 
+    def values() -> list[Any]:
+        found: list[Any] = [p.detach() for p in net.parameters()]
+        return [x.full() for x in found] if given["plan"] else found
+
     def shown(loss: float) -> None:
-        values = [p.detach().full() if given["plan"] else p.detach() for p in net.parameters()]
-        number = zlib.crc32(b"".join(x.contiguous().numpy().tobytes() for x in values))
+        number = zlib.crc32(b"".join(x.contiguous().numpy().tobytes() for x in values()))
         print(json.dumps([loss, [part.met for part in outer._parts], number]), flush=True)
 
     reached(0)
@@ -73,8 +76,7 @@ def train(given: dict[str, Any]) -> None:
         reached(step)
     outer.finish()
     shown(0.0)
-    values = [p.detach().full() if given["plan"] else p.detach() for p in net.parameters()]
-    print(json.dumps([x.flatten().tolist() for x in values]), flush=True)
+    print(json.dumps([x.flatten().tolist() for x in values()]), flush=True)
 
 
 if __name__ == "__main__":
