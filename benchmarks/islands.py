@@ -34,12 +34,12 @@ from consistent import Placement  # noqa: E402
 from consistent.data import loader  # noqa: E402
 from mirrored import counting  # noqa: E402
 
-# Arguments of islands.outer; "often" is how often islands meet in the ``--every`` steps.
+# Arguments of islands.outer.
 WAYS: dict[str, dict[str, Any]] = {
     "data": {},
     "islands": {},
     "4 parts, bfloat16": {"parts": 4, "dtype": torch.bfloat16},
-    "four times as often, int8": {"often": 4, "dtype": torch.int8},
+    "int8": {"dtype": torch.int8},
 }
 
 
@@ -59,9 +59,8 @@ def train(args: argparse.Namespace) -> dict[str, float]:
         lambda p: torch.optim.SGD(
             p, lr=args.outer_lr, momentum=args.momentum, nesterov=args.momentum > 0
         ),
-        every=args.every // options.get("often", 1),
-        parts=options.get("parts", 1),
-        dtype=options.get("dtype"),
+        every=args.every,
+        **options,
     )
     text = train_gpt.sources(1 << 20)
     cut = len(text) * 9 // 10

@@ -8,14 +8,15 @@ Both train the small model of ``benchmarks/surviving.py`` in float64 with 12 win
 under its DistributedDataParallel with one replica group for each rank, over gloo, with the
 lighthouse's and the manager's settings of its README and of its train_ddp.py; this library under
 the plan "data". Each is run once undisturbed and so many times with ``kill -9`` of one rank. It
-prints the seconds from the kill to the end of the first step of the others alone, how many windows
-a step had from then on, and how far losses are from those of the undisturbed run: that of each step
-from then on, over all its windows, and the one on held-out text after the last step.
+prints for how long no step ended after the kill, how many windows a step had from then on, and how
+far losses are from those of the undisturbed run: that of each step from then on, over all its
+windows, and the one on held-out text after the last step.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -64,7 +65,8 @@ def torchft_rank(given: argparse.Namespace) -> None:
     batches = torch.utils.data.DataLoader(data, BATCH // count, sampler=sampler, drop_last=True)
     net = GPT(2, 32, 2, CONTEXT)
     inner = torch.optim.AdamW(net.parameters(), lr=3e-3)
-    kept: dict[str, Any] = {"model": net, "optimizer": inner}
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(inner, given.steps)
+    kept: dict[str, Any] = {"model": net, "optimizer": inner, "scheduler": scheduler}
 
     def load(state: dict[str, Any]) -> None:
         for key, each in kept.items():
@@ -93,7 +95,8 @@ def torchft_rank(given: argparse.Namespace) -> None:
             loss = F.cross_entropy(model(ids).flatten(0, 1), wanted.flatten())
             loss.backward()
             optimizer.step()
-            done = manager.current_step() > before
+            if done := manager.current_step() > before:
+                scheduler.step()
             print(json.dumps([before + 1, time.time(), len(ids), loss.item(), done]), flush=True)
             if manager.current_step() >= given.steps:
                 break
@@ -202,13 +205,16 @@ def main() -> None:
     parser.add_argument("--at", type=int, default=20, help="the step after which a rank is killed")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--heartbeat", type=int, default=5000, help="torchft's time-out, ms")
+    parser.add_argument("--of", default="torchft,consistent")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rank is not None:
         torchft_rank(given)
         return
-    for name, run in {"torchft": by_torchft, "consistent": by_ours}.items():
+    runs = {"torchft": by_torchft, "consistent": by_ours}
+    for name in given.of.split(","):
+        run = runs[name]
         whole, _, wanted = run(given, kill=False)
         losses = {step: loss for step, *_, loss in whole}
         print(f"{name}: undisturbed, {len(whole)} steps, held-out loss {wanted:.4f}", flush=True)
@@ -216,10 +222,11 @@ def main() -> None:
         for _ in range(given.runs):
             rows, killed, found = run(given, kill=True)
             after = [row for row in rows if row[2] < given.ranks]
-            seconds.append(after[0][1] - killed)
+            ends = [killed, *(end for _, end, *_ in rows if end > killed)]
+            seconds.append(max(b - a for a, b in itertools.pairwise(ends)))
             gap = max(abs(loss - losses[step]) for step, *_, loss in after)
             print(
-                f"  killed before step {after[0][0]}: {seconds[-1]:.2f} s to its end, {len(rows)} "
+                f"  killed at step {after[0][0]}: no step ended for {seconds[-1]:.2f} s; {len(rows)} "
                 f"steps, {after[-1][3]} windows a step, losses differ by up to {gap:.1e}, held-out "
                 f"loss {found:.4f}",
                 flush=True,
