@@ -226,9 +226,9 @@ def main() -> None:
             seconds.append(max(b - a for a, b in itertools.pairwise(ends)))
             gap = max(abs(loss - losses[step]) for step, *_, loss in after)
             print(
-                f"  killed at step {after[0][0]}: no step ended for {seconds[-1]:.2f} s; {len(rows)} "
-                f"steps, {after[-1][3]} windows a step, losses differ by up to {gap:.1e}, held-out "
-                f"loss {found:.4f}",
+                f"  killed at step {after[0][0]}: no step ended for {seconds[-1]:.2f} s; "
+                f"{len(rows)} steps, {after[-1][3]} windows a step, losses differ by up to "
+                f"{gap:.1e}, held-out loss {found:.4f}",
                 flush=True,
             )
         print(f"  median {statistics.median(seconds):.2f} s, worst {max(seconds):.2f} s")
