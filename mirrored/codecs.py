@@ -198,9 +198,15 @@ def _as(message: Tensor, dtype: torch.dtype) -> Tensor:
     return (message if aligned else message.clone()).view(dtype)
 
 
-CODECS: dict[str, Codec] = {
+CODECS: dict[str, Rounded | Blocks] = {
     "bf16": Rounded("bf16", torch.bfloat16),
     "int8": Blocks("int8", torch.int8, 127.0),
     "fp8": Blocks("fp8", torch.float8_e4m3fn, 448.0),
 }
 """Codecs by the name that a plan uses."""
+
+
+def of_dtype(dtype: torch.dtype) -> Rounded | Blocks:
+    """Return the codec that sends numbers as ``dtype``: one of ``CODECS``, or a plain cast."""
+    found = [codec for codec in CODECS.values() if codec.dtype == dtype]
+    return found[0] if found else Rounded(str(dtype), dtype)

@@ -10,6 +10,7 @@ from torch.utils.data import Dataset, Subset
 
 from mirrored.transports.torch_dist.islands import Between, enter, enter_whole
 
+from .meetings import Meetings
 from .outer import Outer
 
 T = TypeVar("T")
@@ -25,7 +26,7 @@ class Islands:
 
     def __init__(self, between: Between, patience: float | None) -> None:
         self.number, self.count, self._between = between.number, between.count, between
-        self._patience = patience
+        self._patience, self._outers = patience, 0
 
     def part(self, data: Dataset[T]) -> Subset[T]:
         """Return the subset of ``data`` that this island trains on: every ``count``-th item.
@@ -73,14 +74,18 @@ class Islands:
             parts: number of parts into which the parameters are divided. Each part meets at its own
                 step, once in ``every`` steps. The total number of bytes is unchanged, but they are
                 sent one part at a time.
-            dtype: dtype in which values are sent; by default each parameter's own dtype. bfloat16
-                sends half the bytes of float32.
+            dtype: dtype in which values are sent; by default each parameter's own dtype.
+                torch.bfloat16 sends half the bytes of float32. torch.int8 sends a quarter, and
+                torch.float8_e4m3fn too: one byte for each value, and a float32 scale for each 256.
 
         Raises:
             ValueError: an argument is invalid, or the islands passed different parameters, layouts
                 or arguments. All islands raise.
         """
-        return Outer(self._between, self._patience, model, optimizer, every, parts, dtype)
+        # A number for each call, so that a second model does not meet the first one's keys.
+        self._outers += 1
+        meetings = Meetings(self._between, self._patience, f"outer {self._outers}")
+        return Outer(meetings, model, optimizer, every, parts, dtype)
 
     def __repr__(self) -> str:
         return f"Islands(number={self.number}, count={self.count})"

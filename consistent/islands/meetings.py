@@ -42,17 +42,23 @@ class Meetings:
         between: the connection to the other islands.
         patience_s: seconds that a meeting waits for missing islands. None: it waits for the general
             time-out of ranks, and raises after it.
+        name: the name of these meetings, the same on all islands and different from that of others.
 
     Attributes:
         sent: number of bytes that this rank has sent to other islands.
     """
 
-    def __init__(self, between: Between, patience_s: float | None) -> None:
-        self._between, self._patience = between, patience_s
+    def __init__(self, between: Between, patience_s: float | None, name: str) -> None:
+        self._between, self._patience = between.named(name), patience_s
         self._limit = between.timeout_s if patience_s is None else patience_s
         self._regular = list(range(between.count))  # the islands at the last meeting
         self._line: tuple[list[int], Line] | None = None  # connects the last members
         self._sent = 0
+
+    @property
+    def number(self) -> int:
+        """The number of this rank's island."""
+        return self._between.number
 
     @property
     def sent(self) -> int:
@@ -103,22 +109,27 @@ class Meetings:
         """
         return self._told(lambda: self._between.store.check([f"{name}/members"]))
 
-    def hold(self, name: str, came: list[Came], exchange: Callable[[Line, list[Came]], T]) -> T:
+    def hold(
+        self, name: str, came: list[Came], exchange: Callable[[Line, list[Came]], T]
+    ) -> T | None:
         """Run ``exchange`` until it succeeds on all members of the meeting, and return its result.
 
-        If an island is lost during an attempt, the exchange runs again among the others. A
-        collective of the islands.
+        If an island is lost during an attempt, the exchange runs again among the others. None if
+        the others have held the meeting without this island, because it took too long. A collective
+        of the islands.
 
         Args:
             name: the name of the meeting.
             came: the islands that take part, from ``come``.
-            exchange: (connection, islands) -> the result.
+            exchange: (connection, islands) -> the result. It may be called several times, with
+                fewer islands each time, so it must not change what it reads.
 
         Raises:
-            RuntimeError: this island was left out, no patience was set, or every attempt failed.
+            RuntimeError: an island is lost and no patience was set, or every attempt failed.
         """
         error: RuntimeError | None = None
-        for attempt in range(self._between.count):
+        attempt = failed = 0
+        while failed < self._between.count:
             try:
                 found = exchange(self._line_of(f"{name}/{attempt}", came), came)
                 error = None
@@ -133,10 +144,15 @@ class Meetings:
             if left is None:
                 self._regular = [each.island for each in came]
                 return found  # type: ignore[return-value]
-            if self._patience is None or self._between.number not in left:
+            if self._patience is None:
                 raise RuntimeError(_GONE.format(self._between.number, error or "")) from error
             self._close_line()
+            if self._between.number not in left:
+                return None
+            # Failures count from the last island that was lost: without it an exchange may succeed.
+            failed = failed + 1 if len(left) == len(came) else 0
             came = [each for each in came if each.island in left]
+            attempt += 1
         raise RuntimeError(_FAILED.format(self._between.number, self._between.count)) from error
 
     # ---- the rank that speaks for its island ----------------------------------------------------

@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mirrored.codecs import of_dtype
 from mirrored.every_rank import gathered
-from mirrored.transports.torch_dist.islands import Between, Line
+from mirrored.transports.torch_dist.islands import Line
 
 from ..dispatch.plans.shards import is_global, plain
 from .meetings import Came, Meetings
@@ -56,19 +57,36 @@ class Part:
         return f"part {self.name}/{self.number}"
 
 
+@dataclass
+class Exchanged:
+    """What an exchange gives this rank. It takes effect only if all islands report success.
+
+    Attributes:
+        means: the mean over islands of (start - current), for this rank's shard of each parameter.
+        starts, states: shards of the parameters of the last meeting, and the outer optimizer's
+            state of each parameter. Empty if all islands attended the last meeting.
+        ends: whether training ends with this meeting.
+    """
+
+    means: dict[str, Tensor]
+    starts: dict[str, Tensor]
+    states: dict[str, dict[str, Tensor]]
+    ends: bool
+
+
 class Outer:
     """Outer optimizer, which ``Islands.outer`` returns: it averages parameters between islands.
 
     Attributes:
-        steps: number of calls of `step` so far.
+        steps: number of calls of `step` so far. An island that was late, or that was started
+            again, takes over the count of the islands that it meets.
         optimizer: the outer optimizer; its learning rate may be changed. It steps copies of the
             parameters as they were when islands last met.
     """
 
     def __init__(
         self,
-        between: Between,
-        patience: float | None,
+        meetings: Meetings,
         model: nn.Module,
         optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
         every: int,
@@ -76,19 +94,22 @@ class Outer:
         dtype: torch.dtype | None,
     ) -> None:
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._meetings = Meetings(between, patience)
-        came = self._first_meeting(between, named, (every, parts, dtype))
+        self._meetings = meetings
+        came = self._first_meeting(named, (every, parts, dtype))
         # Only after the first meeting: islands now have the same arguments, so all raise.
         _check(named, every, parts, dtype)
         self.steps, self._every, self._dtype = 0, every, dtype
         self._params = named
+        taken = None
         if came is not None:
-            self._meetings.hold("first", came, lambda line, _: _from_first(line, named.values()))
+            taken = self._meetings.hold("first", came, lambda line, _: _from_first(line, named))
         with torch.no_grad():
+            for name, shard in (taken or {}).items():
+                named[name].copy_(_laid_as(named[name], shard))
             self._start = {n: nn.Parameter(p.detach().clone()) for n, p in named.items()}
         self._parts = [Part(str(k), names) for k, names in enumerate(_dealt(named, parts))]
         for part in self._parts:
-            part.is_new = came is None
+            part.is_new = taken is None
         self.optimizer = optimizer(list(self._start.values()))
 
     @property
@@ -114,7 +135,7 @@ class Outer:
             # Part k of n is due at step every * k / n of each interval, the last part at its end.
             due = self.steps % self._every == self._every * k // len(self._parts) % self._every
             if due or part.late and self._meetings.begun(part.meeting):
-                met = self._meet(part, ends=False) or met
+                met = self._meet(part, due, ends=False) or met
         return met
 
     def finish(self) -> None:
@@ -125,7 +146,7 @@ class Outer:
         meet.
         """
         for part in self._parts:
-            self._meet(part, ends=True)
+            self._meet(part, due=True, ends=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the step count, the parameters as of the last meeting, and the optimizer's state.
@@ -144,7 +165,7 @@ class Outer:
         self.optimizer.load_state_dict(state["optimizer"])
 
     def _first_meeting(
-        self, between: Between, named: Mapping[str, Tensor], figures: tuple[Any, ...]
+        self, named: Mapping[str, Tensor], figures: tuple[Any, ...]
     ) -> list[Came] | None:
         """Return the islands in the first meeting, after checking that they train the same model.
 
@@ -159,40 +180,50 @@ class Outer:
         others = [each.island for each in came or () if each.note["digest"] != mine]
         if others:
             raise ValueError(
-                f"islands.outer: island {between.number} has {len(named)} parameters and (every, "
-                f"parts, dtype) = {figures}, and islands {others} have others. Build the same "
-                "model under the same plan on every island, and give the same figures."
+                f"islands.outer: island {self._meetings.number} has {len(named)} parameters and "
+                f"(every, parts, dtype) = {figures}, and islands {others} have others. Build the "
+                "same model under the same plan on every island, and give the same figures."
             )
         return came
 
     @torch.no_grad()
-    def _meet(self, part: Part, ends: bool) -> bool:
+    def _meet(self, part: Part, due: bool, ends: bool) -> bool:
         """Average the parameters of ``part`` with the other islands, as the outer optimizer does.
 
         Args:
             part: the part.
+            due: whether this island meets at its own time, and not because others have begun.
             ends: at the end of training: make parameters the plain mean, without an optimizer step.
 
         Returns:
             whether this island took part.
         """
         note = {"met": part.met, "new": part.is_new, "ends": ends}
+        # Islands that are late follow the count of those that meet at their time: otherwise they
+        # would come to all later meetings at another time than the others.
+        note["steps"] = self.steps if due else 0
         came = self._meetings.come(part.meeting, note)
-        if came is None:
+        found = None
+        if came is not None:
+            found = self._meetings.hold(
+                part.meeting, came, lambda line, came: self._exchange(part, line, came)
+            )
+        if came is None or found is None:
             # Skip all meetings that were already held, up to the first one that this island can
             # still join.
-            while came is None and self._meetings.is_over(part.meeting):
+            while self._meetings.is_over(part.meeting):
                 part.number += 1
             part.late = True
             self._meetings.want(part.meeting)
             return False
-        means = self._meetings.hold(
-            part.meeting, came, lambda line, came: self._exchange(part, line, came)
-        )
-        for name, mean in means.items():
+        self.steps = max(each.note["steps"] for each in came)
+        for name, shard in found.starts.items():
+            self._start[name].copy_(_laid_as(self._start[name], shard))
+            self.optimizer.state[self._start[name]].update(found.states[name])
+        for name, mean in found.means.items():
             start = self._start[name]
             start.grad = _laid_as(start, mean.view(_shard(start).shape))
-        if any(each.note["ends"] for each in came):
+        if found.ends:
             for start in (self._start[name] for name in part.names):
                 start.sub_(start.grad)  # type: ignore[arg-type]
         else:
@@ -206,24 +237,26 @@ class Outer:
         part.late = part.is_new = False
         return True
 
-    def _exchange(self, part: Part, line: Line, came: list[Came]) -> dict[str, Tensor]:
-        """Return the mean over islands of (start - current), for this rank's shards.
+    def _exchange(self, part: Part, line: Line, came: list[Came]) -> Exchanged:
+        """Average (start - current) over islands, where start is as of each island's last meeting.
 
-        Start is the parameter as of the last meeting. Islands that missed meetings or are new first
-        get the state of an island that attended the last meeting.
+        Islands that missed meetings or are new also get the parameters and the optimizer's state of
+        an island that attended the last meeting.
 
         Args:
             part: the parameters.
             line: the connection between the islands.
             came: the islands that take part, with their notes.
         """
-        # Computed before _bring overwrites the start: the progress of an island that missed
-        # meetings counts from its own start.
         apart = {n: (_shard(self._start[n]) - _shard(self._params[n])).cpu() for n in part.names}
-        last = max(each.note["met"] for each in came)
-        holder = next(k for k, each in enumerate(came) if each.note["met"] == last)
+        # A new island has nothing that others need, even if no island has met before.
+        holder = max(range(len(came)), key=lambda k: (not came[k].note["new"], came[k].note["met"]))
+        last = came[holder].note["met"]
+        starts: dict[str, Tensor] = {}
+        states: dict[str, dict[str, Tensor]] = {}
         if any(each.note["met"] != last or each.note["new"] for each in came):
-            self._bring(part, line, holder)
+            starts = {n: _sent(line, holder, _shard(self._start[n])) for n in part.names}
+            states = {n: self._sent_state(self._start[n], line, holder) for n in part.names}
         if part.is_new:
             apart = {n: torch.zeros_like(x) for n, x in apart.items()}
         # New islands contribute zeros, so they do not count in the mean.
@@ -232,48 +265,36 @@ class Outer:
         for dtype in sorted({self._params[n].dtype for n in part.names}, key=str):
             names = [n for n in part.names if self._params[n].dtype == dtype]
             flat = torch.cat([apart[n].reshape(-1) for n in names])
-            mean = line.mean(flat, self._dtype or dtype, max(1, old))
+            mean = line.mean(flat, of_dtype(self._dtype or dtype), max(1, old))
             means |= dict(zip(names, mean.split([apart[n].numel() for n in names]), strict=True))
-        return means
+        return Exchanged(means, starts, states, any(each.note["ends"] for each in came))
 
-    def _bring(self, part: Part, line: Line, holder: int) -> None:
-        """Copy the parameters of the last meeting, and the optimizer's state, to all islands.
+    def _sent_state(self, start: Tensor, line: Line, holder: int) -> dict[str, Tensor]:
+        """Return the holder's state of the outer optimizer for one parameter, on all islands.
+
+        It consists of tensors that are laid out like the parameter or have one element.
 
         Args:
-            part: the parameters.
+            start: the parameter, as of the last meeting.
             line: the connection between the islands.
             holder: the position in ``line`` of the island that sends.
         """
-        for name in part.names:
-            start = self._start[name]
-            given = _shard(start).cpu().contiguous()
-            line.from_one(given, holder)
-            start.copy_(_laid_as(start, given))
-        self._bring_state(part, line, holder)
+        state, found = self.optimizer.state[start], {}
+        kinds = [(key, x.dtype, x.ndim > 0) for key, x in state.items() if isinstance(x, Tensor)]
+        for key, dtype, is_laid in _sent_object(line, holder, kinds):
+            if is_laid:
+                mine = state[key] if key in state else torch.zeros_like(start, dtype=dtype)
+                found[key] = _laid_as(mine, _sent(line, holder, _shard(mine)))
+            else:
+                found[key] = _sent(line, holder, state.get(key, torch.zeros((), dtype=dtype)))
+        return found
 
-    def _bring_state(self, part: Part, line: Line, holder: int) -> None:
-        """Copy the state of the sending island's outer optimizer to all islands.
 
-        For each parameter, the state consists of tensors that are laid out like the parameter or
-        have one element.
-        """
-        for name in part.names:
-            start = self._start[name]
-            state = self.optimizer.state[start]
-            kinds = [
-                (key, x.dtype, x.ndim > 0) for key, x in state.items() if isinstance(x, Tensor)
-            ]
-            for key, dtype, is_laid in _sent_object(line, holder, kinds):
-                mine = state.get(key)
-                if mine is None:
-                    mine = (
-                        torch.zeros_like(start, dtype=dtype)
-                        if is_laid
-                        else torch.zeros((), dtype=dtype)
-                    )  # noqa: E501
-                given = _shard(mine).cpu().contiguous()
-                line.from_one(given, holder)
-                state[key] = _laid_as(mine, given) if is_laid else given
+def _sent(line: Line, holder: int, mine: Tensor) -> Tensor:
+    """Return the ``mine`` of the island at position ``holder``, in new memory of the CPU."""
+    given = mine.detach().cpu().clone(memory_format=torch.contiguous_format)
+    line.from_one(given, holder)
+    return given
 
 
 def _sent_object(line: Line, holder: int, mine: Any) -> Any:
@@ -300,12 +321,9 @@ def _shard(x: Tensor) -> Tensor:
     return shard.detach() if not shard.is_meta else torch.empty(0, dtype=x.dtype)
 
 
-def _from_first(line: Line, params: Iterable[nn.Parameter]) -> None:
-    with torch.no_grad():
-        for p in params:
-            given = _shard(p).cpu().contiguous()
-            line.from_one(given, 0)
-            p.copy_(_laid_as(p, given))
+def _from_first(line: Line, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the first island's shards of all parameters."""
+    return {name: _sent(line, 0, _shard(p)) for name, p in named.items()}
 
 
 def _laid_as(x: Tensor, shard: Tensor) -> Tensor:
@@ -338,8 +356,11 @@ def _check(named: Mapping[str, Tensor], every: int, parts: int, dtype: torch.dty
             f"islands.outer: parts={parts} with every={every}. Each part meets at a step of its "
             f"own: give 1 to {every}."
         )
-    if dtype is not None and not dtype.is_floating_point:
-        raise ValueError(f"islands.outer: dtype={dtype}. Give a floating dtype, torch.bfloat16.")
+    if dtype is not None and not dtype.is_floating_point and dtype != torch.int8:
+        raise ValueError(
+            f"islands.outer: dtype={dtype}. Give torch.bfloat16 or another floating dtype, or "
+            "torch.int8."
+        )
 
 
 def _described(named: Mapping[str, Any]) -> Iterator[str]:

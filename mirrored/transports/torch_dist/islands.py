@@ -16,7 +16,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.rendezvous import rendezvous
 
+from ...codecs import Codec
 from . import rejoin
 from .launcher import end_with_process, init_from_environment
 
@@ -48,6 +49,12 @@ class Between:
     place: int = 0
     store: Any = None
     timeout_s: float = 0.0
+
+    def named(self, name: str) -> Between:
+        """Return the same connection with a store of its own for what has this name."""
+        if self.store is None:
+            return self
+        return replace(self, store=c10d.PrefixStore(name, self.store))
 
     def line(self, name: str, members: Sequence[int], limit_s: float) -> Line:
         """Connect the ranks with this ``place`` on the islands ``members``, which all call this.
@@ -78,7 +85,7 @@ class Line:
         self._at, self._count, self._group = at, count, group
         self.sent = 0
 
-    def mean(self, x: Tensor, dtype: torch.dtype, of: int) -> Tensor:
+    def mean(self, x: Tensor, codec: Codec, of: int) -> Tensor:
         """Return the sum of ``x`` over islands, divided by ``of``; the same bits on all of them.
 
         Each island adds up one part of the numbers, in the order of islands, and sends its means to
@@ -86,22 +93,22 @@ class Line:
 
         Args:
             x: flat, on the CPU.
-            dtype: the dtype in which numbers are sent.
+            codec: encodes the numbers that are sent.
             of: the number of islands that do not contribute zeros.
         """
         if self._group is None:
             return x.clone()
         part = -(-len(x) // self._count)
-        given = x.new_zeros(part * self._count, dtype=dtype)
-        given[: len(x)] = x
+        padded = x.new_zeros(self._count, part)
+        padded.view(-1)[: len(x)] = x
+        given = torch.stack([codec.write(row) for row in padded])
         pieces = torch.empty_like(given)
         self._group.alltoall_base(pieces, given, [], []).wait()
-        # Summed in x's dtype: only what is sent has `dtype`.
-        mean = pieces.view(self._count, part).to(x.dtype).sum(0).div_(of).to(dtype)
+        mean = codec.write(codec.read(list(pieces), part, x.dtype).div_(of))
         found = torch.empty_like(given)
-        self._group._allgather_base(found, mean).wait()
-        self.sent += 2 * (self._count - 1) * part * dtype.itemsize
-        return found[: len(x)].to(x.dtype)
+        self._group._allgather_base(found.view(-1), mean).wait()
+        self.sent += 2 * (self._count - 1) * len(mean)
+        return torch.cat([codec.read([message], part, x.dtype) for message in found])[: len(x)]
 
     def from_one(self, x: Tensor, at: int) -> None:
         """Overwrite ``x``, on the CPU, with the ``x`` of position ``at`` of this line."""

@@ -1,13 +1,15 @@
-"""An island of one rank that is launched by itself: ``alone.py OPTIONS`` with a JSON object.
+"""A rank of an island that is launched by itself: ``alone.py OPTIONS`` with a JSON object.
 
-It trains until there is a file ``stop``, and prints for each step whether it has met others and a
-number for its parameters, and after the end the parameters.
+It trains for so many steps, and prints after each the loss, the number of each part's last meeting,
+and a number for the parameters; after the end, the parameters. ``waits`` and ``makes`` are files by
+step: it waits for the one before it counts the step, and makes the other after that.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 import zlib
@@ -18,32 +20,63 @@ import torch
 import torch.nn.functional as F
 
 import consistent
+from consistent import Placement
 from mirrored.transports.torch_dist.islands import Line
-from tests.consistent.islands.program import batches, model
+from tests.consistent.islands.program import batches, model, outer_on
 
 
 def train(given: dict[str, Any]) -> None:
     islands = consistent.islands.join(
         given["count"], number=given["number"], endpoint=given["endpoint"], patience=2.0
     )
+    placement = Placement.all("cpu")
     net = model()
-    inner = torch.optim.SGD(net.parameters(), lr=0.1)
-    outer = islands.outer(net, lambda p: torch.optim.SGD(p, lr=0.7, momentum=0.5), every=2)
-    stop = Path(given["folder"]) / "stop"
-    for step, (x, y) in enumerate(batches(islands.number, 10_000), 1):
-        if step == given.get("dies"):  # once it has come, while others send
-            Line.mean = lambda *_: os._exit(1)  # type: ignore[assignment]
+    if given["plan"]:
+        consistent.parallelize(net, placement, given["plan"])
+    inner = getattr(torch.optim, given["inner"])(net.parameters(), lr=given["lr"])
+    waits, makes = ({int(k): v for k, v in given.get(x, {}).items()} for x in ("waits", "makes"))
+    folder, place = Path(given["folder"]), int(os.environ.get("RANK", "0"))
+
+    def reached(step: int) -> None:
+        if place == 0 and step in makes:
+            (folder / makes[step]).touch()
+
+    def wait(step: int) -> None:
+        while step in waits and not (folder / waits[step]).exists():
+            time.sleep(0.01)
+
+    def values() -> list[Any]:
+        found: list[Any] = [p.detach() for p in net.parameters()]
+        return [x.full() for x in found] if given["plan"] else found
+
+    def shown(loss: float) -> None:
+        number = zlib.crc32(b"".join(x.contiguous().numpy().tobytes() for x in values()))
+        print(json.dumps([loss, [part.met for part in outer._parts], number]), flush=True)
+
+    reached(0)
+    wait(0)
+    outer = outer_on(islands, net, given)
+    data = batches(islands.number, 1000)
+    step = 0
+    while outer.steps < given["steps"]:
+        step += 1
         inner.zero_grad()
-        F.cross_entropy(net(x), y).backward()
+        x, y = next(data)
+        if given["plan"]:
+            x, y = (consistent.distribute(t, placement, consistent.S(0)) for t in (x, y))
+        loss = F.cross_entropy(net(x), y)
+        loss.backward()
         inner.step()
-        time.sleep(4.0 if step == given.get("sleeps") else 0.05)
-        met = outer.step()
-        number = zlib.crc32(b"".join(p.detach().numpy().tobytes() for p in net.parameters()))
-        print(json.dumps([met, number]), flush=True)
-        if stop.exists():
-            break
+        wait(step)
+        if step == given.get("dies") and place == given["place"]:
+            # It has come to the meeting, and others send.
+            Line.mean = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+        outer.step()
+        shown(loss.item())
+        reached(step)
     outer.finish()
-    print(json.dumps([p.flatten().tolist() for p in net.parameters()]), flush=True)
+    shown(0.0)
+    print(json.dumps([x.flatten().tolist() for x in values()]), flush=True)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 import consistent
 from consistent import Placement, checkpoint
+from consistent.islands import Islands, Outer
 
 STEPS, ROWS = 8, 6
 
@@ -37,18 +39,35 @@ def outer_of(given: dict[str, Any]) -> Any:
     return lambda p: torch.optim.SGD(p, **given["outer"])
 
 
+def outer_on(islands: Islands, net: nn.Module, given: dict[str, Any]) -> Outer:
+    dtype = getattr(torch, given["dtype"]) if "dtype" in given else None
+    every = given["every"] + (islands.number if given.get("differs") else 0)
+    return islands.outer(
+        net, outer_of(given), every=every, parts=given.get("parts", 1), dtype=dtype
+    )
+
+
+def refused(call: Callable[[], Any]) -> str:
+    """The error that it raises; empty if it raises none."""
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def train(given: dict[str, Any]) -> dict[str, Any]:
+    wrong = given.get("wrong", ())
+    errors = [refused(lambda: consistent.islands.join(3))] if wrong else []
     islands = consistent.islands.join(given["islands"])
     placement = Placement.all("cpu")
     net = model()
+    errors += [refused(partial(outer_on, islands, net, each)) for each in wrong]
     if islands.number:  # island 0's are taken by all
         nn.init.zeros_(net[0].weight)  # type: ignore[arg-type]
     consistent.parallelize(net, placement, given["plan"])
     inner = getattr(torch.optim, given["inner"])(net.parameters(), lr=0.1)
-    dtype = getattr(torch, given["dtype"]) if "dtype" in given else None
-    outer = islands.outer(
-        net, outer_of(given), every=given["every"], parts=given.get("parts", 1), dtype=dtype
-    )
+    outer = outer_on(islands, net, given)
     losses, sent = [], outer.sent_bytes
     kept = {"net": net, "inner": inner, "outer": outer}
     first = given.get("resume", 0)
@@ -67,42 +86,7 @@ def train(given: dict[str, Any]) -> dict[str, Any]:
         outer.step()
         losses.append(loss.item())
     values = [p.detach().full().flatten().tolist() for p in net.parameters()]  # type: ignore
-    return {"losses": losses, "values": values, "sent": outer.sent_bytes - sent}
-
-
-def alone(given: dict[str, Any]) -> dict[str, Any]:
-    """The same in plain torch: islands by turns, in one process."""
-    count, every, parts = given["islands"], given["every"], given.get("parts", 1)
-    nets = [model() for _ in range(count)]
-    inners = [getattr(torch.optim, given["inner"])(n.parameters(), lr=0.1) for n in nets]
-    starts = [nn.Parameter(p.detach().clone()) for p in nets[0].parameters()]
-    outer = outer_of(given)(starts)
-    data, losses = [list(batches(k)) for k in range(count)], [[] for _ in range(count)]
-    total, seen, part_of = sum(p.numel() for p in starts), 0, []
-    for p in starts:
-        part_of.append(min(parts - 1, seen * parts // total))
-        seen += p.numel()
-    for step in range(STEPS):
-        for k, (net, inner) in enumerate(zip(nets, inners, strict=True)):
-            inner.zero_grad()
-            loss = F.cross_entropy(net(data[k][step][0]), data[k][step][1])
-            loss.backward()
-            inner.step()
-            losses[k].append(loss.item())
-        for part in range(parts):
-            if (step + 1) % every != every * (part + 1) // parts % every:
-                continue
-            for i, start in enumerate(starts):
-                ours = [list(net.parameters())[i].detach() for net in nets]
-                gap = sum(start.detach() - p for p in ours) / count
-                start.grad = gap if part_of[i] == part else None
-            outer.step()
-            for net in nets:
-                for i, p in enumerate(net.parameters()):
-                    if part_of[i] == part:
-                        p.data.copy_(starts[i].detach())
-    values = [[p.flatten().tolist() for p in net.parameters()] for net in nets]
-    return {"losses": losses, "values": values}
+    return {"losses": losses, "values": values, "sent": outer.sent_bytes - sent, "errors": errors}
 
 
 if __name__ == "__main__":

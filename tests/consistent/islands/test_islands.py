@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
+import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +16,12 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 import consistent
 from consistent.islands.meetings import Came, Meetings
-from tests.launch import Started, launch
+from mirrored.transports.torch_dist.islands import Line
+from tests.launch import Started, free_port, launch, of_rank
+from tests.ranks import ALL
 
-from .program import alone
+from .program import batches, model
+from .reference import Run, alone, replay
 
 PROGRAM = Path(__file__).with_name("program.py")
 NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
@@ -45,7 +47,6 @@ def check(found: list[dict[str, Any]], wanted: dict[str, Any], count: int, atol:
 @pytest.mark.parametrize(
     ("ranks", "options"),
     [
-        (4, {"every": 3}),  # the last two steps are each island's own
         (4, {"every": 4, "parts": 2, "plan": "tensor"}),
         (3, {"every": 2, "islands": 3, "plan": "data", "inner": "SGD"}),
     ],
@@ -58,23 +59,32 @@ def test_islands_train_as_in_one_process(ranks: int, options: dict[str, Any]) ->
 def test_meeting_after_each_step_is_data_parallelism() -> None:
     options: dict[str, Any] = {"every": 1, "inner": "SGD", "outer": {"lr": 1.0}}
     found = run(**options)
-    one = alone(GIVEN | options)
-    check(found, one, 2, 1e-12)
-    assert one["values"][0] == one["values"][1] and found[0]["values"] == found[3]["values"]
+    check(found, alone(GIVEN | options), 2, 1e-12)
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for both in zip(batches(0), batches(1), strict=True):
+        optimizer.zero_grad()
+        losses = [torch.nn.functional.cross_entropy(net(x), y) for x, y in both]
+        (sum(losses, torch.tensor(0.0)) / 2).backward()
+        optimizer.step()
+    for rank in found:
+        for ours, p in zip(rank["values"], net.parameters(), strict=True):
+            assert ours == pytest.approx(p.flatten().tolist(), abs=1e-12)
 
 
-def test_shorter_numbers_and_bytes() -> None:
+@pytest.mark.parametrize("dtype", [None, "bfloat16", "int8"])
+def test_bytes_and_how_near_values_are(dtype: str | None) -> None:
     # Each rank holds half of each parameter, one of them more of an odd one. It sends the other
     # island half of what it holds, and then its half of the means.
-    exact = run(every=4)
-    shorter = run(every=4, dtype="bfloat16")
+    options: dict[str, Any] = {"dtype": dtype} if dtype else {}
+    found = run(every=4, **options)
     for rank in range(4):
         held = {0: 4 * 5 + 4 + 2 * 7 + 2, 1: 3 * 5 + 3 + 1 * 7 + 1}[rank % 2]
-        assert exact[rank]["sent"] == 2 * 2 * -(-held // 2) * 8
-        assert shorter[rank]["sent"] == 2 * 2 * -(-held // 2) * 2
-        for ours, theirs in zip(shorter[rank]["values"], exact[rank]["values"], strict=True):
-            assert ours == pytest.approx(theirs, abs=0.01)
-    assert shorter[0]["values"] == shorter[3]["values"]
+        numbers = -(-held // 2)
+        wanted = {None: 8 * numbers, "bfloat16": 2 * numbers, "int8": numbers + 4}[dtype]
+        assert found[rank]["sent"] == 2 * 2 * wanted
+    check(found, alone(GIVEN | {"every": 4}), 2, 0.01 if dtype else 1e-12)
+    assert found[0]["values"] == found[3]["values"]
 
 
 def test_a_checkpoint_goes_on(tmp_path: Path) -> None:
@@ -83,20 +93,19 @@ def test_a_checkpoint_goes_on(tmp_path: Path) -> None:
     check(run(every=3, resume=5, folder=str(tmp_path)), wanted, 2, 1e-12)
 
 
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "islands": ({"islands": 3, "every": 1}, r"4 ranks were launched.*Give one of \[1, 2, 4\]"),
-    "every": ({"every": 0}, "every=0. Give 1 step or more"),
-    "parts": ({"every": 2, "parts": 3}, "parts=3 with every=2"),
-    "dtype": ({"every": 2, "dtype": "int8"}, "dtype=torch.int8"),
-}
-
-
-@pytest.mark.parametrize("what", WRONG)
-def test_what_is_wrong_raises_on_every_rank(what: str) -> None:
-    options, words = WRONG[what]
-    done = launch(PROGRAM, json.dumps(GIVEN | options), ranks=4)
-    for error in done.errors:
-        assert re.search(words, error), error
+def test_what_is_wrong_raises_on_every_rank_and_a_second_model_meets_apart() -> None:
+    wrong = {
+        "every=0. Give 1 step or more": {"every": 0},
+        "parts=3 with every=2": {"every": 2, "parts": 3},
+        "dtype=torch.int16": {"every": 2, "dtype": "int16"},
+        "have others. Build the same model": {"every": 2, "differs": True},
+    }
+    found = run(every=3, wrong=[GIVEN | each for each in wrong.values()])
+    texts = [r"4 ranks were launched.*Give one of \[1, 2, 4\]", *wrong]
+    for rank in found:
+        for error, words in zip(rank["errors"], texts, strict=True):
+            assert re.search(words, error), error
+    check(found, alone(GIVEN | {"every": 3}), 2, 1e-12)
 
 
 def test_one_rank_is_an_island() -> None:
@@ -115,81 +124,105 @@ def test_one_rank_is_an_island() -> None:
 
 
 class Alone:
-    """An island that is launched by itself, and what it has printed."""
+    """An island that is launched by itself, and what its ranks have printed."""
 
-    def __init__(self, folder: Path, number: int, port: int, **options: Any) -> None:
-        given = {"number": number, "count": 3, "endpoint": f"127.0.0.1:{port}"}
-        text = json.dumps(given | {"folder": str(folder)} | options)
-        self.started = Started(PROGRAM.with_name("alone.py"), text)
-
-    @property
-    def lines(self) -> list[str]:
-        """Those that have come to their end."""
-        return [
-            each for each in self.started.printed.splitlines(keepends=True) if each.endswith("\n")
+    def __init__(self, given: dict[str, Any], number: int, ranks: int, **options: Any) -> None:
+        text, port = json.dumps(given | {"number": number} | options), free_port()
+        self.number, self.is_new = number, bool(options.get("is_new"))
+        self.ranks = [
+            Started(
+                PROGRAM.with_name("alone.py"),
+                text,
+                environment=of_rank(rank, ranks, port) if ranks > 1 else {},
+            )
+            for rank in range(ranks)
         ]
 
-    def meetings(self) -> list[int]:
-        """Numbers of the parameters after each meeting with others."""
-        rows = [json.loads(line) for line in self.lines if line.startswith(("[true", "[false"))]
-        return [number for met, number in rows if met]
+    def end(self, limit: float = 90.0) -> Run:
+        """What each rank did, the same on all, once all have ended."""
+        until = time.monotonic() + limit
+        for each in self.ranks:
+            each.wait(max(0.0, until - time.monotonic()))
+        self.kill()
+        rows = [[json.loads(line) for line in each.printed.splitlines()] for each in self.ranks]
+        steps = min(map(len, rows))
+        assert all(row[:steps] == rows[0][:steps] for row in rows), rows
+        ended = all(each.status == 0 for each in self.ranks)
+        assert ended or self.is_dead(), "".join(each.errors for each in self.ranks)
+        told = rows[0][: steps - ended]
+        run = Run(self.number, [met for _, met, _ in told], ended, self.is_new)
+        run.losses = [loss for loss, _, _ in told[: len(told) - ended]]
+        run.values = rows[0][-1] if ended else []
+        return run
 
-    def end(self) -> list[str]:
-        self.started.wait(60)
-        return self.lines
+    def is_dead(self) -> bool:
+        return any(each.status == -signal.SIGKILL for each in self.ranks)
+
+    def kill(self) -> None:
+        for each in self.ranks:
+            each.kill()
 
 
-def test_islands_that_are_lost_or_late_are_left_out_and_one_that_comes_again_takes_part(
-    tmp_path: Path,
+LATE: dict[str, Any] = {"every": 2, "parts": 1, "steps": 16, "inner": "AdamW", "lr": 0.02}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        (1, {"plan": None}),
+        (2, {"plan": "zero3", "place": 0}),
+        (2, {"plan": "tensor", "place": 1, "parts": 2}),
+        *([(2, {"plan": "zero3", "place": 1, "parts": 2, "dtype": "int8"})] if ALL else []),
+    ],
+)
+def test_an_island_that_is_late_or_dies_is_left_out_and_takes_part_again(
+    ranks: int, options: dict[str, Any], tmp_path: Path
 ) -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    first = Alone(tmp_path, 0, store.port)
-    second = Alone(tmp_path, 1, store.port, sleeps=10)
-    third = Alone(tmp_path, 2, store.port, dies=6)
-    started = [first, second, third]
+    given = LATE | {"outer": NESTEROV, "count": 2, "endpoint": f"127.0.0.1:{store.port}"}
+    given |= {"folder": str(tmp_path), "place": 0} | options
+    # Island 1 comes to step 4 when the other has passed it, and dies in a meeting of step 8 or 9.
+    first = Alone(
+        given, 0, ranks, waits={0: "here 1", 5: "late", 11: "again"}, makes={0: "here 0", 4: "four"}
+    )
+    second = Alone(
+        given, 1, ranks, waits={0: "here 0", 4: "four"}, makes={0: "here 1", 4: "late"}, dies=8
+    )
+    started = [first, second]
     try:
-        until(lambda: third.started.status == 1, first)  # in the third meeting
-        until(lambda: len(first.meetings()) >= 5, first)
-        until(lambda: not json.loads(second.lines[9])[0], second)  # the fifth was held without it
-        again = Alone(tmp_path, 2, store.port)
+        lost = second.end()
+        again = Alone(given, 1, ranks, is_new=True, makes={2: "again"})
         started.append(again)
-        until(lambda: len(again.meetings()) >= 2, again)
-        until(lambda: second.meetings()[-1] in first.meetings()[6:], second)
-        (tmp_path / "stop").touch()
-        ends = [each.end()[-1] for each in (first, second, again)]
+        runs = [first.end(), lost, again.end()]
     finally:
         for each in started:
-            each.started.kill()
-    assert ends[0] == ends[1] == ends[2]
-    ours, theirs, news = first.meetings(), second.meetings(), again.meetings()
-    assert theirs[:4] == ours[:4] and ours[4] not in theirs
-    assert set(theirs) <= set(ours) and set(news) <= set(ours)
+            each.kill()
+    attended = [{tuple(met) for met in run.met} for run in runs]
+    assert second.is_dead() and not lost.ended
+    assert attended[0] - attended[1] - attended[2], "no meeting was held without island 1"
+    assert runs[1].met[3] != runs[0].met[3] and runs[1].met[-1] in runs[0].met, "it was not late"
+    assert runs[2].met[-1] == runs[0].met[-1] and runs[2].values == runs[0].values
+    wanted = replay(given, [Run(r.island, r.met, r.ended, r.is_new) for r in runs])
+    atol = 0.02 if "dtype" in given else 1e-12
+    for ours, theirs in zip(runs, wanted, strict=True):
+        assert ours.losses == pytest.approx(theirs.losses, abs=atol)
+        for a, b in zip(ours.values, theirs.values if ours.ended else [], strict=True):
+            assert a == pytest.approx(b, abs=atol)
 
 
-def until(ready: Callable[[], bool], of: Alone, limit: float = 90.0) -> None:
-    end = time.monotonic() + limit
-    while True:
-        with contextlib.suppress(IndexError):
-            if ready():
-                return
-        if time.monotonic() > end or of.started.status not in (None, 1):
-            of.started.kill()
-            raise AssertionError("".join([*of.lines, of.started.errors]))
-        time.sleep(0.02)
+class _Voted(Meetings):
+    """The meetings of island 0 of two, after each of which the vote has the given result."""
 
-
-class _StillThere(Meetings):
-    """The meetings of one of two islands, both of which are there whatever fails."""
-
-    def __init__(self) -> None:
+    def __init__(self, left: list[int]) -> None:
         self._between: Any = SimpleNamespace(count=2, number=0, place=0, store=object())
-        self._patience, self._line, self._sent = 1.0, None, 0
+        self._limit = self._patience = 1.0
+        self._line, self._sent, self._left = None, 0, left
 
     def _line_of(self, name: str, came: Any) -> Any:
         return None
 
     def _vote(self, name: str, came: Any, well: bool) -> list[int] | None:
-        return [0, 1]
+        return self._left
 
 
 def test_an_exchange_that_always_fails_says_why() -> None:
@@ -197,5 +230,34 @@ def test_an_exchange_that_always_fails_says_why() -> None:
         raise RuntimeError("no route")
 
     with pytest.raises(RuntimeError, match="exchanged 2 times") as raised:
-        _StillThere().hold("meeting", [Came(0, {}), Came(1, {})], fail)
+        _Voted([0, 1]).hold("meeting", [Came(0, {}), Came(1, {})], fail)
     assert str(raised.value.__cause__) == "no route"
+
+
+def test_an_island_that_others_did_not_wait_for_goes_on() -> None:
+    assert _Voted([1]).hold("meeting", [Came(0, {}), Came(1, {})], lambda *_: "means") is None
+
+
+class _Fives(Line):
+    """A connection to an island that holds fives."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 2, None)
+
+    def from_one(self, x: torch.Tensor, at: int) -> None:
+        if x.is_floating_point():
+            x.fill_(5.0)
+
+
+def test_an_exchange_that_is_repeated_counts_from_the_same_start() -> None:
+    outer = consistent.islands.join(1).outer(
+        torch.nn.Linear(2, 2), lambda p: torch.optim.SGD(p, lr=0.5), every=2
+    )
+    came = [
+        Came(0, {"met": 1, "new": False, "ends": False}),
+        Came(1, {"met": 3, "new": False, "ends": False}),
+    ]
+    first, second = (outer._exchange(outer._parts[0], _Fives(), came) for _ in range(2))
+    for name, mean in first.means.items():
+        assert torch.equal(mean, torch.zeros_like(mean)) and torch.equal(mean, second.means[name])
+        assert (first.starts[name] == 5.0).all() and (outer._start[name] != 5.0).all()

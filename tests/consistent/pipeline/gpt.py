@@ -61,9 +61,11 @@ def batch(step: int, rows: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
     return made[:, :-1].contiguous(), made[:, 1:].contiguous()
 
 
-def trained(net: GPT, steps: int, rows: int = 8) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Losses, and the gradients of the last step, in plain torch."""
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+def trained(
+    net: GPT, steps: int, rows: int = 8, kind: Any = torch.optim.AdamW
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses, and the gradients of the last step, in plain torch, by an optimizer of the kind."""
+    optimizer = kind(net.parameters(), lr=0.01)
     losses = []
     for step in range(steps):
         ids, target = batch(step, rows)
