@@ -46,18 +46,35 @@ struct UnitOf<1> {
   using type = uint8_t;
 };
 
-// `from` must be aligned to the pack's size, or to 16 bytes for a larger pack. The memcpy between
-// registers avoids aliasing T through the unit's type and costs no instruction.
+// A pack as it is loaded. A variable that is loaded only under a condition should have this type:
+// nvcc keeps the two-byte numbers of a Pack apart, and where two paths meet it would wait for the
+// load to take them apart. The memcpy between registers avoids aliasing T through the unit's type
+// and costs no instruction.
+template <class P>
+struct Loaded {
+  using Unit = typename UnitOf<int(sizeof(P))>::type;
+  static constexpr int kUnits = int(sizeof(P) / sizeof(Unit));
+  Unit units[kUnits];
+  __device__ __forceinline__ P pack() const {
+    P made;
+    memcpy(&made, units, sizeof(made));
+    return made;
+  }
+};
+
+// `from` must be aligned to the pack's size, or to 16 bytes for a larger pack.
+template <class P>
+__device__ __forceinline__ Loaded<P> load(const void* from) {
+  using Unit = typename Loaded<P>::Unit;
+  Loaded<P> made;
+#pragma unroll
+  for (int i = 0; i < Loaded<P>::kUnits; ++i) made.units[i] = static_cast<const Unit*>(from)[i];
+  return made;
+}
+
 template <class P>
 __device__ __forceinline__ P load_pack(const void* from) {
-  using Unit = typename UnitOf<int(sizeof(P))>::type;
-  constexpr int kUnits = int(sizeof(P) / sizeof(Unit));
-  Unit units[kUnits];
-#pragma unroll
-  for (int i = 0; i < kUnits; ++i) units[i] = static_cast<const Unit*>(from)[i];
-  P pack;
-  memcpy(&pack, units, sizeof(pack));
-  return pack;
+  return load<P>(from).pack();
 }
 
 // nvcc splits the assignment of a uint4 and does not always merge the stores of its four words
