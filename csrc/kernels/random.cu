@@ -84,13 +84,13 @@ __device__ __forceinline__ void each_stretch(const Box& box, const Visit& visit,
   const int64_t thread = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   int64_t i = thread, step = int64_t(gridDim.x) * kThreads;
   const uint64_t begin = (uint64_t(box.offset) + kStretch - 1) / kStretch * kStretch;
-  const int64_t head = int64_t(begin) - box.offset, whole = (box.run - head) / kStretch;
+  const int64_t head = int64_t(begin) - box.offset, count = (box.run - head) / kStretch;
   if (box.runs == 1 && (aligned_to<sizeof(T) * kStretch>(arrays + head) && ...)) {
-    for (; i < whole; i += step) {
+    for (; i < count; i += step) {
       visit(WholePlace{begin + uint64_t(i) * kStretch, head + i * kStretch});
     }
     // Of the stretches at the ends, thread 0 takes the first one and thread 1 the last one.
-    i = thread == 0 && head > 0 ? 0 : thread == 1 ? whole + (head > 0) : total;
+    i = thread == 0 && head > 0 ? 0 : thread == 1 ? count + (head > 0) : total;
     step = total;
   }
   for (; i < total; i += step) {
@@ -143,7 +143,7 @@ struct KeyedDraw {
   KeyedDraw(Draw draw) : keys(Seed{draw.seed}), counter(draw.counter) {}
 };
 
-// The random words of a stretch's elements, in order. `first` is element 0 of the stretch.
+// The random words of the elements of the stretch that begins at element `first`, in order.
 template <class Word, int kCount>
 struct Words {
   static constexpr int kPerBlock = 16 / int(sizeof(Word));

@@ -111,9 +111,7 @@ def turn_of(
     wide = max(code.widths("STG"), default=0) if stores else None
     ends = [i for i, step in enumerate(steps) if _moves(step, "STG", wide)] or [None]
     ways = [i for i, step in enumerate(steps) if through and re.match(through, step.op)] or [None]
-    rounds = [
-        _round(steps, [end, load, way]) for end in ends for load in loads for way in ways
-    ]
+    rounds = [_round(steps, [end, load, way]) for end in ends for load in loads for way in ways]
     found = [Turn(tuple(steps[i] for i in path)) for path in rounds if path]
     # Of the ways through a given instruction the longer ones join several loops; of others, the
     # shorter ones leave out elements that may lie outside.
