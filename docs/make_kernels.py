@@ -52,7 +52,12 @@ SHOWN = (
     Row("reduce_kernel<BFloat16, 8, max>"),
     Row("reduce_kernel<float, 4, sum>"),
     Row("copy_kernel<16>", loop=False),
-    Row("forward_rows<BFloat16>", EXPONENTIAL, stores=False),
+    Row(
+        "forward_rows<BFloat16, false>",
+        EXPONENTIAL,
+        stores=False,
+        was="forward_rows<BFloat16>",
+    ),
     Row("forward_lanes<BFloat16>", loop=False),
     Row("backward_rows<BFloat16>", EXPONENTIAL),
     Row("backward_lanes<BFloat16>", loop=False),

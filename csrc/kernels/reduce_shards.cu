@@ -66,9 +66,11 @@ __device__ __forceinline__ R activated(Activation kind, R x) {
   }
 }
 
-template <class V>
-__device__ __forceinline__ auto widened(V x) {
-  return Storage<V>::load(x);
+template <class R, int kCount>
+__device__ __forceinline__ void activate_all(Activation kind, R (&values)[kCount]) {
+  if (kind == Activation::none) return;  // one branch for all of them, not one for each
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) values[j] = activated(kind, values[j]);
 }
 
 // kCount elements of a vector along the columns, from `column` on: loaded 16 bytes at a time if the
@@ -90,32 +92,28 @@ __device__ __forceinline__ Pack<Real<T>, kCount> vector_at(const void* vector, i
   if (sizeof(T) == sizeof(Real<T>) || !epilogue.narrow) {
     return read_vector<kCount, Real<T>>(vector, column);
   }
-  const auto read = read_vector<kCount, T>(vector, column);
-  Pack<Real<T>, kCount> made;
-#pragma unroll
-  for (int j = 0; j < kCount; ++j) made.value[j] = Storage<T>::load(read.value[j]);
-  return made;
+  return widened(read_vector<kCount, T>(vector, column));
 }
 
-// Adds parts [first, first + kParts) to `sums`, in order. All loads are issued before the first
-// addition, so that their latencies overlap.
+template <class R, int kCount>
+__device__ __forceinline__ void add_to(R (&sums)[kCount], const Pack<R, kCount>& more) {
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) sums[j] += more.value[j];
+}
+
+// Adds parts [first, first + kParts) to `sums`, in order, and returns the number of the part after
+// them. All loads are issued before the first addition, so that their latencies overlap.
 template <class T, int kCount, int kParts>
-__device__ __forceinline__ void add_parts(Real<T> (&sums)[kCount], const Parts& parts, int first,
-                                          int64_t from) {
+__device__ __forceinline__ int add_parts(Real<T> (&sums)[kCount], const Parts& parts, int first,
+                                         int64_t from) {
   Pack<T, kCount> packs[kParts];
 #pragma unroll
   for (int p = 0; p < kParts; ++p) {
     packs[p] = load_pack<Pack<T, kCount>>(static_cast<const T*>(parts.data[first + p]) + from);
   }
 #pragma unroll
-  for (int p = 0; p < kParts; ++p) {
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) {
-      const Real<T> next = Storage<T>::load(packs[p].value[j]);
-      // Not 0 + next: that would turn a sum of -0 alone into +0.
-      sums[j] = p == 0 && first == 0 ? next : sums[j] + next;
-    }
-  }
+  for (int p = 0; p < kParts; ++p) add_to(sums, widened(packs[p]));
+  return first + kParts;
 }
 
 // Computes the totals of kCount elements of a row, from `column` on. The first one is element
@@ -126,26 +124,24 @@ __device__ __forceinline__ void totals(Real<T> (&sums)[kCount], Out* total, cons
                                        const Epilogue& epilogue, int64_t from, int64_t at,
                                        int64_t column) {
   using R = Real<T>;
-  const bool biased = epilogue.bias != nullptr;
   const T* residual = static_cast<const T*>(epilogue.residual);
-  Pack<R, kCount> shift = {};
-  Pack<T, kCount> more = {};
-  if (biased) shift = vector_at<T, kCount>(epilogue.bias, column, epilogue);
-  if (residual != nullptr) more = load_pack<Pack<T, kCount>>(residual + at);
+  Loaded<Pack<T, kCount>> more = {};
+  if (residual != nullptr) more = load<Pack<T, kCount>>(residual + at);
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) sums[j] = R(-0.0);  // -0 + x is x, also where x is -0
+  // The first parts before the loop: their pointers are then at fixed places among the parameters,
+  // and no register holds them.
   int p = 0;
-  for (; parts.count - p >= kAtOnce; p += kAtOnce) {
-    add_parts<T, kCount, kAtOnce>(sums, parts, p, from);
-  }
-  if (parts.count - p >= 2) add_parts<T, kCount, 2>(sums, parts, p, from), p += 2;
+  if (parts.count >= kAtOnce) p = add_parts<T, kCount, kAtOnce>(sums, parts, 0, from);
+  while (parts.count - p >= kAtOnce) p = add_parts<T, kCount, kAtOnce>(sums, parts, p, from);
+  if (parts.count - p >= 2) p = add_parts<T, kCount, 2>(sums, parts, p, from);
   if (parts.count - p >= 1) add_parts<T, kCount, 1>(sums, parts, p, from);
   const R by = R(epilogue.scale);
 #pragma unroll
-  for (int j = 0; j < kCount; ++j) {
-    R value = sums[j] * by;
-    if (biased) value += shift.value[j];
-    if (residual != nullptr) value += Storage<T>::load(more.value[j]);
-    sums[j] = value;
-  }
+  for (int j = 0; j < kCount; ++j) sums[j] *= by;
+  // Loaded only now, a bias takes no registers while the parts are loaded.
+  if (epilogue.bias != nullptr) add_to(sums, vector_at<T, kCount>(epilogue.bias, column, epilogue));
+  if (residual != nullptr) add_to(sums, widened(more.pack()));
   if (total != nullptr) store_pack(total + at, rounded<Out>(sums));
 }
 
@@ -164,10 +160,9 @@ __global__ void __launch_bounds__(kThreads, kFlatBlocks)
       column = at - row * slice.columns;
       from = slice.start(row) + column;
     }
-    Real<T> sums[kCount] = {};
+    Real<T> sums[kCount];
     totals<T, Out, kCount>(sums, total, parts, epilogue, from, at, column);
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) sums[j] = activated(epilogue.activation, sums[j]);
+    activate_all(epilogue.activation, sums);
     store_pack(out + at, rounded<Out>(sums));
   }
 }
@@ -200,24 +195,24 @@ struct InRegisters {
   using R = Real<T>;
   R kept[kPacks][kCount];
   static constexpr bool kFetches = kPacks <= kMostFetched;
-  Pack<V, kCount> weights[kPacks], biases[kPacks];
+  Loaded<Pack<V, kCount>> weights[kPacks], biases[kPacks];
 
   template <class Visit>
   __device__ __forceinline__ void each(int64_t columns, const Visit& visit) {
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
-      const int64_t c = int64_t(i * blockDim.x + threadIdx.x) * kCount;
-      if (c < columns) visit(i, c);
+      const unsigned c = (i * blockDim.x + threadIdx.x) * kCount;
+      if (c < unsigned(columns)) visit(i, c);
     }
   }
   template <class Make, class Visit>
   __device__ __forceinline__ void first(int64_t columns, const Make& make, const Visit& visit) {
-    each(columns, [&](int i, int64_t c) { make(c, kept[i]); });
+    each(columns, [&](int i, unsigned c) { make(c, kept[i]); });
     again(columns, make, visit);
   }
   template <class Make, class Visit>
   __device__ __forceinline__ void again(int64_t columns, const Make&, const Visit& visit) {
-    each(columns, [&](int i, int64_t c) { visit(c, kept[i]); });
+    each(columns, [&](int i, unsigned c) { visit(c, kept[i]); });
   }
   __device__ __forceinline__ void fetch(int64_t columns, const Epilogue& epilogue) {
     if (!kFetches) return;
@@ -226,17 +221,18 @@ struct InRegisters {
     // Without this initialization, packs that no branch below writes would be live from row to row
     // and occupy registers across the loop.
 #pragma unroll
-    for (int i = 0; i < kPacks; ++i) weights[i] = biases[i] = Pack<V, kCount>();
-    each(columns, [&](int i, int64_t c) {
-      if (weight != nullptr) weights[i] = load_pack<Pack<V, kCount>>(weight + c);
-      if (bias != nullptr) biases[i] = load_pack<Pack<V, kCount>>(bias + c);
+    for (int i = 0; i < kPacks; ++i) weights[i] = biases[i] = {};
+    each(columns, [&](int i, unsigned c) {
+      if (weight != nullptr) weights[i] = load<Pack<V, kCount>>(weight + c);
+      if (bias != nullptr) biases[i] = load<Pack<V, kCount>>(bias + c);
     });
   }
   template <class Make, class Visit>
   __device__ __forceinline__ void last(int64_t columns, const Make& make, const Epilogue& epilogue,
                                        const Visit& visit) {
     if constexpr (!kFetches) return last_of<T, kCount>(*this, columns, make, epilogue, visit);
-    each(columns, [&](int i, int64_t c) { visit(c, kept[i], weights[i], biases[i]); });
+    each(columns,
+         [&](int i, unsigned c) { visit(c, kept[i], weights[i].pack(), biases[i].pack()); });
   }
 };
 
@@ -332,18 +328,16 @@ __global__ void __launch_bounds__(kThreads, kRowBlocks)
     const int64_t start = slice.start(r), first = r * columns;
     Kept row;
     const auto make = [&](int64_t c, R(&values)[kCount], bool writes = true) {
-#pragma unroll
-      for (int j = 0; j < kCount; ++j) values[j] = 0;
       Out* const to = writes ? total : nullptr;
       totals<T, Out, kCount>(values, to, parts, epilogue, start + c, first + c, c);
-#pragma unroll
-      for (int j = 0; j < kCount; ++j) values[j] = activated(epilogue.activation, values[j]);
+      activate_all(epilogue.activation, values);
     };
     R sum = 0, squares = 0, mean = 0;
     row.first(columns, make, [&](int64_t, const R(&values)[kCount]) {
 #pragma unroll
-      for (int j = 0; j < kCount; ++j)
+      for (int j = 0; j < kCount; ++j) {
         centred ? sum += values[j] : squares += values[j] * values[j];
+      }
     });
     if (centred) {
       mean = block_sum(sum, shared[turn ^= 1]) * share;
@@ -358,12 +352,13 @@ __global__ void __launch_bounds__(kThreads, kRowBlocks)
     const bool weighted = epilogue.weight != nullptr, biased = epilogue.norm_bias != nullptr;
     row.last(columns, make, epilogue,
              [&](int64_t c, const R(&values)[kCount], const auto& weight, const auto& bias) {
+               const auto factor = widened(weight), shift = widened(bias);
                R made[kCount];
 #pragma unroll
                for (int j = 0; j < kCount; ++j) {
                  made[j] = (values[j] - mean) * by;
-                 if (weighted) made[j] *= widened(weight.value[j]);
-                 if (biased) made[j] += widened(bias.value[j]);
+                 if (weighted) made[j] *= factor.value[j];
+                 if (biased) made[j] += shift.value[j];
                }
                store_pack(out + first + c, rounded<Out>(made));
              });

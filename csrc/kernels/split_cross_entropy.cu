@@ -12,7 +12,7 @@
 // exp is approximate_exponential(). The order of the sums is that of the threads, so their bits are
 // not those of the CPU, which adds chunks in R and the chunks' sums in double.
 //
-// A block reads a row once, 32 bytes per thread at a time. It keeps the largest logit so far and
+// A block reads a row once, 64 bytes per thread at a time. It keeps the largest logit so far and
 // the sum of exponentials relative to that logit, and rescales the sum when it meets a larger one
 // (online softmax). If the classes of a row are not contiguous (inner > 1), the lanes of a warp
 // take adjacent rows.
@@ -32,6 +32,10 @@ namespace consistent {
 namespace {
 
 constexpr int kThreads = 256;
+// Of a block that sums up a row: blocks of four warps end one after the other, so that some load
+// while others reduce.
+constexpr int kRowThreads = 128;
+constexpr int kTogether = 4;  // packs of a row that a thread loads before it uses the first
 // Resident blocks per multiprocessor where rows are strided: leaves a thread 80 registers, or 128
 // for double.
 template <class T>
@@ -101,14 +105,16 @@ __device__ __forceinline__ void write_row(Real<T>* statistics, int64_t row, cons
   to[4 * rows] = r.weights;
 }
 
-// One block per row, whose classes are contiguous.
-template <class T>
-__global__ void __launch_bounds__(kThreads)
+// One block per row, whose classes are contiguous. kSmooth is split.smooth: without it the loops
+// have no weights.
+template <class T, bool kSmooth>
+__global__ void __launch_bounds__(kRowThreads)
     forward_rows(Real<T>* statistics, const T* logits, const int64_t* target, const Real<T>* weight,
                  ClassSplit split) {
   using R = Real<T>;
   constexpr int kCount = kPackOf<T>;
-  __shared__ Row<R> shared[2][kGroups];
+  __shared__ Row<R> shared[2][kRowThreads / kWarp];
+  const auto weight_of = [&](int64_t c) { return kSmooth && weight != nullptr ? weight[c] : R(1); };
   int turn = 0;
   for (int64_t row = blockIdx.x; row < split.outer; row += gridDim.x) {
     const T* x = logits + row * split.held;
@@ -116,42 +122,41 @@ __global__ void __launch_bounds__(kThreads)
     const auto one = [&](int64_t c) {
       const R value = Storage<T>::load(x[c]);
       mine.raise(value);
-      mine.add(value, weight == nullptr ? R(1) : weight[c], split.smooth);
+      mine.add(value, weight_of(c), kSmooth);
     };
     const int64_t head = head_of(x, split.held), packs = (split.held - head) / kCount;
-    for (int64_t c = threadIdx.x; c < head; c += kThreads) one(c);
-    // Adds this thread's packs p, p + kThreads, ... (`together` of them). All are loaded before the
-    // first is used, and the sums are rescaled at most once.
+    for (int64_t c = threadIdx.x; c < head; c += kRowThreads) one(c);
+    // Adds this thread's packs p, p + kRowThreads, ... (`together` of them). All are loaded before
+    // the first is used, and the sums are rescaled at most once.
     const auto several = [&](int64_t p, auto together) {
-      constexpr int kTogether = decltype(together)::value;
-      PackOf<T> read[kTogether];
-      R values[kTogether][kCount], top = least<R>();
+      constexpr int kHere = decltype(together)::value;
+      Loaded<PackOf<T>> read[kHere];
+      Pack<R, kCount> values[kHere];
+      R top = least<R>();
 #pragma unroll
-      for (int k = 0; k < kTogether; ++k) {
-        read[k] = load_pack<PackOf<T>>(x + head + (p + k * kThreads) * kCount);
+      for (int k = 0; k < kHere; ++k) {
+        read[k] = load<PackOf<T>>(x + head + (p + k * kRowThreads) * kCount);
       }
 #pragma unroll
-      for (int k = 0; k < kTogether; ++k) {
+      for (int k = 0; k < kHere; ++k) {
+        values[k] = widened(read[k].pack());
 #pragma unroll
-        for (int j = 0; j < kCount; ++j) {
-          values[k][j] = Storage<T>::load(read[k].value[j]);
-          top = fmax(top, values[k][j]);
-        }
+        for (int j = 0; j < kCount; ++j) top = fmax(top, values[k].value[j]);
       }
       mine.raise(top);
 #pragma unroll
-      for (int k = 0; k < kTogether; ++k) {
-        const int64_t c = head + (p + k * kThreads) * kCount;
+      for (int k = 0; k < kHere; ++k) {
+        const int64_t c = head + (p + k * kRowThreads) * kCount;
 #pragma unroll
-        for (int j = 0; j < kCount; ++j) {
-          mine.add(values[k][j], weight == nullptr ? R(1) : weight[c + j], split.smooth);
-        }
+        for (int j = 0; j < kCount; ++j) mine.add(values[k].value[j], weight_of(c + j), kSmooth);
       }
     };
     int64_t p = threadIdx.x;
-    for (; p + kThreads < packs; p += 2 * kThreads) several(p, std::integral_constant<int, 2>());
-    if (p < packs) several(p, std::integral_constant<int, 1>());
-    for (int64_t c = head + packs * kCount + threadIdx.x; c < split.held; c += kThreads) one(c);
+    for (; p + (kTogether - 1) * kRowThreads < packs; p += kTogether * kRowThreads) {
+      several(p, std::integral_constant<int, kTogether>());
+    }
+    for (; p < packs; p += kRowThreads) several(p, std::integral_constant<int, 1>());
+    for (int64_t c = head + packs * kCount + threadIdx.x; c < split.held; c += kRowThreads) one(c);
     mine = block_reduce(mine, shared[turn ^= 1], Join());
     if (threadIdx.x == 0) write_row(statistics, row, mine, x, target, split);
   }
@@ -270,8 +275,10 @@ struct LaunchForward {
   template <class T>
   void operator()(T) const {
     using R = Real<T>;
-    const auto kernel = split.inner == 1 ? forward_rows<T> : forward_lanes<T>;
-    launch({blocks_for(split), kThreads, 0, stream}, kernel, static_cast<R*>(statistics),
+    const auto rows = split.smooth ? forward_rows<T, true> : forward_rows<T, false>;
+    const auto kernel = split.inner == 1 ? rows : forward_lanes<T>;
+    const unsigned threads = split.inner == 1 ? kRowThreads : kThreads;
+    launch({blocks_for(split), threads, 0, stream}, kernel, static_cast<R*>(statistics),
            static_cast<const T*>(logits), target, static_cast<const R*>(weight), split);
   }
 };

@@ -46,18 +46,35 @@ struct UnitOf<1> {
   using type = uint8_t;
 };
 
-// `from` must be aligned to the pack's size, or to 16 bytes for a larger pack. The memcpy between
-// registers avoids aliasing T through the unit's type and costs no instruction.
+// A pack as it is loaded. A variable that is loaded only under a condition should have this type:
+// nvcc keeps the two-byte numbers of a Pack apart, and where two paths meet it would wait for the
+// load to take them apart. The memcpy between registers avoids aliasing T through the unit's type
+// and costs no instruction.
+template <class P>
+struct Loaded {
+  using Unit = typename UnitOf<int(sizeof(P))>::type;
+  static constexpr int kUnits = int(sizeof(P) / sizeof(Unit));
+  Unit units[kUnits];
+  __device__ __forceinline__ P pack() const {
+    P made;
+    memcpy(&made, units, sizeof(made));
+    return made;
+  }
+};
+
+// `from` must be aligned to the pack's size, or to 16 bytes for a larger pack.
+template <class P>
+__device__ __forceinline__ Loaded<P> load(const void* from) {
+  using Unit = typename Loaded<P>::Unit;
+  Loaded<P> made;
+#pragma unroll
+  for (int i = 0; i < Loaded<P>::kUnits; ++i) made.units[i] = static_cast<const Unit*>(from)[i];
+  return made;
+}
+
 template <class P>
 __device__ __forceinline__ P load_pack(const void* from) {
-  using Unit = typename UnitOf<int(sizeof(P))>::type;
-  constexpr int kUnits = int(sizeof(P) / sizeof(Unit));
-  Unit units[kUnits];
-#pragma unroll
-  for (int i = 0; i < kUnits; ++i) units[i] = static_cast<const Unit*>(from)[i];
-  P pack;
-  memcpy(&pack, units, sizeof(pack));
-  return pack;
+  return load<P>(from).pack();
 }
 
 // nvcc splits the assignment of a uint4 and does not always merge the stores of its four words
@@ -95,18 +112,50 @@ __device__ __forceinline__ uint32_t two_rounded(float low, float high) {
 }
 #endif
 
-// The values rounded to T. From sm_80 on, two at a time, unless one is a NaN: the instruction gives
-// other NaN bits than Storage<T>::store.
+// The numbers of a pack. A word holds two bf16: a shift makes a float of the lower one and a mask
+// of the upper one. Taken out of the word as 16 bits, the upper one would need two instructions.
+template <class T, int kCount>
+__device__ __forceinline__ Pack<Real<T>, kCount> widened(const Pack<T, kCount>& from) {
+  Pack<Real<T>, kCount> made;
+  if constexpr (std::is_same<T, BFloat16>::value && kCount % 2 == 0) {
+    uint32_t words[kCount / 2];
+    memcpy(words, &from, sizeof(words));
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) {
+      made.value[2 * i] = bits_as<float>(words[i] << 16);
+      made.value[2 * i + 1] = bits_as<float>(words[i] & 0xFFFF0000u);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) made.value[i] = Storage<T>::load(from.value[i]);
+  }
+  return made;
+}
+
+// Whether a sum of the values is a number: false if one is a NaN, or if infinities of both signs
+// meet. Additions have twice the throughput of comparisons.
+template <int kCount>
+__device__ __forceinline__ bool sum_is_number(const float (&from)[kCount]) {
+  float sums[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sums[i] = from[i];
+#pragma unroll
+  for (int step = 1; step < kCount; step *= 2) {
+#pragma unroll
+    for (int i = 0; i + step < kCount; i += 2 * step) sums[i] += sums[i + step];
+  }
+  return sums[0] == sums[0];
+}
+
+// The values rounded to T. From sm_80 on, two at a time, unless one may be a NaN: the instruction
+// gives other NaN bits than Storage<T>::store.
 template <class T, int kCount, class V>
 __device__ __forceinline__ Pack<T, kCount> rounded(const V (&from)[kCount]) {
   Pack<T, kCount> pack;
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   constexpr bool kIsNarrow = std::is_same<T, Half>::value || std::is_same<T, BFloat16>::value;
   if constexpr (kIsNarrow && std::is_same<V, float>::value && kCount % 2 == 0) {
-    bool numbers = true;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) numbers &= from[i] == from[i];
-    if (numbers) {
+    if (sum_is_number(from)) {
       uint32_t words[kCount / 2];
 #pragma unroll
       for (int i = 0; i < kCount / 2; ++i) {

@@ -110,10 +110,11 @@ inline int64_t apart(const Bytes& a, const Bytes& b, Dtype dtype, double toleran
 constexpr Dtype kFloats[] = {Dtype::f32, Dtype::f64, Dtype::f16, Dtype::bf16};
 
 inline std::vector<ClassSplit> class_splits() {
-  return {{3, 5, 1, 2, false},    {2, 64, 1, 0, true},  {2, 2049, 1, 100, true},
+  return {{3, 5, 1, 2, false},    {2, 64, 1, 0, true},  {2, 4613, 1, 100, true},
           {1, 300, 17, 0, false}, {2, 257, 5, 3, true}, {2, 7, 33, 0, true},
-          {4, 0, 1, 0, true},     {0, 5, 1, 0, false},  {7, 33, 1, 30, true},
-          {3, 19, 65, 4, true},   {5, 4, 40, 0, false}, {2, 0, 3, 0, true}};
+          {1, 4613, 1, 0, false}, {4, 0, 1, 0, true},   {0, 5, 1, 0, false},
+          {7, 33, 1, 30, true},   {3, 19, 65, 4, true}, {5, 4, 40, 0, false},
+          {2, 0, 3, 0, true}};
 }
 
 inline std::vector<int64_t> targets(const ClassSplit& split) {

@@ -107,11 +107,11 @@ def turn_of(
     """The shortest loop through the widest load and the widest store, where the kernel has them and
     the loop `stores` at all, and through an instruction of which the name matches `through`."""
     steps = code.instructions
-    load = _widest(steps, "LDG")
+    loads = _widest(steps, "LDG") or [None]
     wide = max(code.widths("STG"), default=0) if stores else None
     ends = [i for i, step in enumerate(steps) if _moves(step, "STG", wide)] or [None]
     ways = [i for i, step in enumerate(steps) if through and re.match(through, step.op)] or [None]
-    rounds = [_round(steps, [end, load, way]) for end in ends for way in ways]
+    rounds = [_round(steps, [end, load, way]) for end in ends for load in loads for way in ways]
     found = [Turn(tuple(steps[i] for i in path)) for path in rounds if path]
     # Of the ways through a given instruction the longer ones join several loops; of others, the
     # shorter ones leave out elements that may lie outside.
@@ -130,22 +130,19 @@ def _round(steps: list[Instruction], given: list[int | None]) -> list[int]:
     return [i for part in parts for i in part] if all(parts) else []
 
 
-def _widest(steps: list[Instruction], op: str) -> int | None:
-    """The last of the longest row of widest ones: a row ends where something waits for it."""
+def _widest(steps: list[Instruction], op: str) -> list[int]:
+    """The last of each longest row of widest ones: a row ends where something waits for it."""
     found = [i for i, step in enumerate(steps) if step.op.split(".")[0] == op]
-    if not found:
-        return None
-    wide = max(bytes_of(steps[i].op) for i in found)
-    best, best_length, length, last = None, 0, 0, None
+    wide = max((bytes_of(steps[i].op) for i in found), default=0)
+    rows: dict[int, int] = {}  # the last of a row -> the row's length
+    last = None
     for i in found:
         if bytes_of(steps[i].op) != wide:
             continue
         apart = last is None or any(steps[last].writes & steps[k].reads for k in range(last + 1, i))
-        length = 1 if apart else length + 1
+        rows[i] = 1 if last is None or apart else rows.pop(last) + 1
         last = i
-        if length >= best_length:
-            best, best_length = i, length
-    return best
+    return [i for i, length in rows.items() if length == max(rows.values())]
 
 
 def _length(step: Instruction) -> int:

@@ -87,8 +87,8 @@ FAULTS = [
     ),
     Fault(
         "a tail that goes one too far", ENTROPY,
-        "c < split.held; c += kThreads) one(c);\n    mine =",
-        "c <= split.held; c += kThreads) one(c);\n    mine =",
+        "c < split.held; c += kRowThreads) one(c);\n    mine =",
+        "c <= split.held; c += kRowThreads) one(c);\n    mine =",
         "split_cross_entropy", MEMORY, "heap-buffer-overflow",
     ),
     Fault(
@@ -125,6 +125,11 @@ FAULTS = [
     Fault(
         "a block index of 32 bits", RANDOM,
         "uint32_t(block >> 32)", "0u",
+        "random", MEMORY, DIFFER,
+    ),
+    Fault(
+        "a last stretch that no thread takes", RANDOM,
+        "count + (head > 0)", "count",
         "random", MEMORY, DIFFER,
     ),
     Fault(
