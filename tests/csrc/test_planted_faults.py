@@ -171,8 +171,33 @@ FAULTS = [
     ),
     Fault(
         "a row that another rank holds", EMBEDDING,
-        "if (row >= held || (k > 0", "if (row > held || (k > 0",
-        "masked_embedding", MEMORY, "heap-buffer-overflow",
+        "row < window.held && row != look_ups", "row <= window.held && row != look_ups",
+        "masked_embedding", MEMORY, f"heap-buffer-overflow|{DIFFER}",
+    ),
+    Fault(
+        "look-ups in the order of their list", EMBEDDING,
+        "ordered[smaller] = own;", "ordered[k] = own;",
+        "masked_embedding", MEMORY, DIFFER,
+    ),
+    Fault(
+        "no barrier before lanes read the list", EMBEDDING,
+        "__syncwarp();  // before lanes read what others have found", "",
+        "masked_embedding", THREADS, RACE,
+    ),
+    Fault(
+        "no barrier before the bits of a window are cleared", EMBEDDING,
+        "__syncthreads();  // other warps may still read the bits of the window before", "",
+        "masked_embedding", THREADS, RACE,
+    ),
+    Fault(
+        "no window after the first", EMBEDDING,
+        "start < look_ups.count; start", "start < kWindow; start",
+        "masked_embedding", MEMORY, DIFFER,
+    ),
+    Fault(
+        "a long row of the last look-ups alone", EMBEDDING,
+        "lists.placed[lists.begin[row] + lists.among[i]]", "lists.placed[lists.begin[row]]",
+        "masked_embedding", MEMORY, f"heap-buffer-overflow|{DIFFER}",
     ),
     Fault(
         "a NaN that is taken for the largest", ENTROPY,
