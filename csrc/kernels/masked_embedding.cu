@@ -272,7 +272,6 @@ __global__ void __launch_bounds__(kAddThreads)
     const int* const placed = lists.placed + lists.begin[row];
     int* sorted = lists.sorted + lists.begin[row];
     for (int64_t start = 0; start < look_ups.count; start += kWindow) {
-      __syncthreads();  // other warps may still read the bits of the window before
 #pragma unroll
       for (int w = 0; w < kWords; ++w) bits[threadIdx.x][w] = 0;
       __syncthreads();  // before other threads set bits in these words

@@ -171,8 +171,13 @@ FAULTS = [
     ),
     Fault(
         "a row that another rank holds", EMBEDDING,
-        "row < window.held && row != look_ups", "row <= window.held && row != look_ups",
-        "masked_embedding", MEMORY, f"heap-buffer-overflow|{DIFFER}",
+        "kRowThreads; row < window.held;", "kRowThreads; row <= window.held;",
+        "masked_embedding", MEMORY, "heap-buffer-overflow",
+    ),
+    Fault(
+        "look-ups of the padding row", EMBEDDING,
+        "row < window.held && row != look_ups.padding_row ?", "row < window.held ?",
+        "masked_embedding", MEMORY, DIFFER,
     ),
     Fault(
         "look-ups in the order of their list", EMBEDDING,
@@ -185,19 +190,19 @@ FAULTS = [
         "masked_embedding", THREADS, RACE,
     ),
     Fault(
-        "no barrier before the bits of a window are cleared", EMBEDDING,
-        "__syncthreads();  // other warps may still read the bits of the window before", "",
+        "no barrier before bits are set in the words of other threads", EMBEDDING,
+        "__syncthreads();  // before other threads set bits in these words", "",
         "masked_embedding", THREADS, RACE,
     ),
     Fault(
         "no window after the first", EMBEDDING,
         "start < look_ups.count; start", "start < kWindow; start",
-        "masked_embedding", MEMORY, DIFFER,
+        "masked_embedding", MEMORY, "AddressSanitizer",
     ),
     Fault(
-        "a long row of the last look-ups alone", EMBEDDING,
+        "look-ups of a long row in one place", EMBEDDING,
         "lists.placed[lists.begin[row] + lists.among[i]]", "lists.placed[lists.begin[row]]",
-        "masked_embedding", MEMORY, f"heap-buffer-overflow|{DIFFER}",
+        "masked_embedding", MEMORY, "AddressSanitizer",
     ),
     Fault(
         "a NaN that is taken for the largest", ENTROPY,
