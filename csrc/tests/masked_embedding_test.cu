@@ -84,7 +84,9 @@ void time_backward(const char* name, bool same) {
   std::vector<int64_t> index(size_t(count), 0);
   int64_t held = 0;
   for (size_t i = 0; i < index.size(); ++i) {
-    if (!same) index[i] = int64_t((i * 0x9E3779B97F4A7C15u) >> 47);  // 17 bits
+    uint64_t x = i * 0x9E3779B97F4A7C15u;
+    x = (x ^ x >> 32) * 0xD6E8FEB86659FD93u;
+    if (!same) index[i] = int64_t(x >> 47);  // 17 bits
     held += index[i] < window.held;
   }
   const DeviceBytes grad(size_t(count * row_bytes)), back(size_t(window.held * row_bytes));

@@ -62,7 +62,7 @@ LIMITS = {
     r"copy_rows<.*>": Limit(40),
     r"scale_rows<.*, [248]>": Limit(40, 16, 16, 16),
     r"scale_rows<.*, 1>": Limit(40),
-    r"add_rows<.*, 8>": Limit(64, 16, 16, 64, 80),
+    r"add_rows<.*, 8>": Limit(80, 16, 16, 64),
     r"add_(rows|long)<.*, [248]>": Limit(64, 16, 16, 64),
     r"add_(rows|long)<.*, 1>": Limit(64),
     r"(link_rows|place_long|sort_long)": Limit(40),
