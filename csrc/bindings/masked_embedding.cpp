@@ -7,7 +7,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
-#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include "common.h"
@@ -60,6 +59,46 @@ Tensor masked_embedding(const Tensor& table, const Tensor& index, int64_t start,
   return out;
 }
 
+// What both versions of the backward take.
+struct Backward {
+  Tensor gradient, index, out;  // contiguous; the index is int64
+  RowWindow window;
+  int64_t padding_row;
+  double scale;
+  bool by_count;
+};
+
+void run_on_cpu(Dtype dtype, const Backward& it) {
+  const auto [width, start, rows] = it.window;
+  const Tensor local = it.index.flatten().sub(start);
+  const Tensor elsewhere =
+      local.lt(0).logical_or_(local.ge(rows)).logical_or_(local.eq(it.padding_row));
+  const auto [row, order] = local.masked_fill(elsewhere, rows).sort(/*stable=*/true, 0, false);
+  const SortedRows sorted{row.const_data_ptr<int64_t>(), order.const_data_ptr<int64_t>(),
+                          it.index.numel()};
+  void* to = it.out.data_ptr();
+  const void* read = it.gradient.const_data_ptr();
+  at::parallel_for(0, sorted.count, std::max<int64_t>(1, kWorthAThread / width),
+                   [&](int64_t begin, int64_t end) {
+                     masked_embedding_backward_cpu(to, dtype, read, sorted, it.scale, it.by_count,
+                                                   it.window, begin, end);
+                   });
+}
+
+void run_on_cuda(const char* op, Dtype dtype, const Backward& it) {
+  const int64_t count = it.index.numel();
+  TORCH_CHECK(count <= INT32_MAX, op, ": index has ", count,
+              " elements, and a GPU numbers them by int32; call it with parts of fewer than 2^31, "
+              "and add the results.");
+  const c10::DeviceGuard guard(it.out.device());
+  const Tensor memory =
+      at::empty({memory_words(count, it.window.held)}, it.index.options().dtype(at::kInt));
+  const LookUps look_ups{it.index.const_data_ptr<int64_t>(), count, it.padding_row,
+                         memory.data_ptr<int32_t>()};
+  masked_embedding_backward_cuda(it.out.data_ptr(), dtype, it.gradient.const_data_ptr(), look_ups,
+                                 it.scale, it.by_count, it.window, current_stream(it.out.device()));
+}
+
 Tensor masked_embedding_backward(const Tensor& gradient, const Tensor& index, int64_t rows,
                                  int64_t start, int64_t padding_idx, bool by_count, double scale) {
   const char* op = "masked_embedding_backward";
@@ -78,34 +117,14 @@ Tensor masked_embedding_backward(const Tensor& gradient, const Tensor& index, in
     return at::view_as_complex(made.view({rows, -1, 2}));
   }
   const Dtype dtype = float_dtype_of(op, "gradient", gradient);
-  const Tensor places = places_of(op, index, gradient).flatten(), from = dense(gradient);
+  const Tensor places = places_of(op, index, gradient);
   const RowWindow window{gradient.size(-1), start, rows};
-  Tensor out = at::zeros({rows, window.width}, gradient.options());
-  if (out.numel() == 0 || places.numel() == 0) return out;
-  const Tensor local = places.sub(start);
-  Tensor elsewhere = local.lt(0).logical_or_(local.ge(rows));
-  if (padding_idx >= 0) elsewhere.logical_or_(places.eq(padding_idx));
-  // A GPU's radix sort takes some bits of the keys per pass, so narrow keys need fewer passes. The
-  // key `rows`, of look-ups that belong to no row, must fit too.
-  const at::ScalarType narrow = !places.is_cuda()   ? at::kLong
-                                : rows <= INT16_MAX ? at::kShort
-                                : rows <= INT32_MAX ? at::kInt
-                                                    : at::kLong;
-  const auto [keys, order] =
-      local.masked_fill(elsewhere, rows).to(narrow).sort(/*stable=*/true, 0, false);
-  const Tensor row = keys.to(at::kLong);
-  const SortedRows sorted{row.const_data_ptr<int64_t>(), order.const_data_ptr<int64_t>(),
-                          places.numel()};
-  void* to = out.data_ptr();
-  const void* read = from.const_data_ptr();
-  launch_over(
-      out, sorted.count, kWorthAThread / std::max<int64_t>(1, window.width),
-      [&](int64_t begin, int64_t end) {
-        masked_embedding_backward_cpu(to, dtype, read, sorted, scale, by_count, window, begin, end);
-      },
-      [&](void* stream) {
-        masked_embedding_backward_cuda(to, dtype, read, sorted, scale, by_count, window, stream);
-      });
+  Tensor out = at::empty({rows, window.width}, gradient.options());
+  if (out.numel() == 0) return out;
+  if (places.numel() == 0) return out.zero_();
+  const int64_t padding_row = padding_idx >= 0 ? padding_idx - start : -1;
+  const Backward given{dense(gradient), places, out, window, padding_row, scale, by_count};
+  places.is_cpu() ? run_on_cpu(dtype, given) : run_on_cuda(op, dtype, given);
   return out;
 }
 

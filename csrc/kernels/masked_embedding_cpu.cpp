@@ -92,15 +92,23 @@ void masked_embedding_cpu(void* out, Dtype dtype, const void* table, const int64
 void masked_embedding_backward_cpu(void* out, Dtype dtype, const void* gradient,
                                    const SortedRows& sorted, double scale, bool by_count,
                                    const RowWindow& window, int64_t begin, int64_t end) {
-  const int64_t size = size_of(dtype);
+  const int64_t size = size_of(dtype), bytes = window.width * size;
+  if (bytes == 0) return;
+  // Clears the rows between that of look-up k - 1 and `row`.
+  const auto clear_before = [&](int64_t k, int64_t row) {
+    const int64_t first = k == 0 ? 0 : sorted.row[k - 1] + 1;
+    if (first >= row) return;
+    std::memset(static_cast<char*>(out) + first * bytes, 0, size_t((row - first) * bytes));
+  };
   for (int64_t k = begin; k < end;) {
     const int64_t row = sorted.row[k];
+    const bool begins_here = k == 0 || sorted.row[k - 1] != row;
+    if (begins_here) clear_before(k, std::min(row, window.held));
     if (row >= window.held) return;
     int64_t stop = k + 1;
     // Up to sorted.count, not `end`: the thread that has the first look-up of a run adds the whole
     // run, and a thread whose share begins inside a run skips the rest of that run.
     while (stop < sorted.count && sorted.row[stop] == row) ++stop;
-    const bool begins_here = k == 0 || sorted.row[k - 1] != row;
     const double by = by_count ? scale / double(stop - k) : scale;
     for (int64_t c = 0; begins_here && c < window.width; c += kColumns) {
       const int64_t columns = std::min(kColumns, window.width - c);
@@ -110,6 +118,7 @@ void masked_embedding_backward_cpu(void* out, Dtype dtype, const void* gradient,
     }
     k = stop;
   }
+  if (end == sorted.count) clear_before(end, window.held);
 }
 
 }  // namespace consistent

@@ -37,7 +37,7 @@ void masked_embedding_cuda(void*, Dtype, const void*, const int64_t*, double, co
                            int64_t, void*) {
   built_without_cuda();
 }
-void masked_embedding_backward_cuda(void*, Dtype, const void*, const SortedRows&, double, bool,
+void masked_embedding_backward_cuda(void*, Dtype, const void*, const LookUps&, double, bool,
                                     const RowWindow&, void*) {
   built_without_cuda();
 }

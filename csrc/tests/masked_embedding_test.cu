@@ -26,7 +26,7 @@ int64_t compare(Dtype dtype, const Look& look, double scale, int skew, bool spec
   }
   std::vector<int64_t> row, order;
   sort_rows(look, index, row, order);
-  Bytes out(grad.size()), back(table.size());
+  Bytes out(grad.size()), back(table.size(), 1);
   masked_embedding_cpu(out.data(), dtype, table.data(), index.data(), scale, window, 0, look.count);
   masked_embedding_backward_cpu(back.data(), dtype, grad.data(),
                                 SortedRows{row.data(), order.data(), look.count}, scale, scale != 1,
@@ -35,15 +35,15 @@ int64_t compare(Dtype dtype, const Look& look, double scale, int skew, bool spec
   const size_t beyond = size_t(skew * size_of(dtype));
   const DeviceBytes dtable(table.data(), table.size(), beyond);
   const DeviceBytes dgrad(grad.data(), grad.size(), beyond);
-  const DeviceBytes at(index.data(), index.size() * 8), drow(row.data(), row.size() * 8);
-  const DeviceBytes dorder(order.data(), order.size() * 8), dout(out.size(), beyond);
+  const DeviceBytes at(index.data(), index.size() * 8), dout(out.size(), beyond);
   const DeviceBytes dback(back.size(), beyond);
-  CONSISTENT_CHECK_CUDA(cudaMemset(dback.data, 0, back.size()));
+  CONSISTENT_CHECK_CUDA(cudaMemset(dback.data, 1, back.size()));  // every row must be written
+  const DeviceBytes memory(size_t(memory_words(look.count, window.held)) * 4);
   masked_embedding_cuda(dout.data, dtype, dtable.data, static_cast<const int64_t*>(at.data), scale,
                         window, look.count, nullptr);
-  const SortedRows sorted{static_cast<const int64_t*>(drow.data),
-                          static_cast<const int64_t*>(dorder.data), look.count};
-  masked_embedding_backward_cuda(dback.data, dtype, dgrad.data, sorted, scale, scale != 1, window,
+  const LookUps look_ups{static_cast<const int64_t*>(at.data), look.count, look.padding_row,
+                         static_cast<int32_t*>(memory.data)};
+  masked_embedding_backward_cuda(dback.data, dtype, dgrad.data, look_ups, scale, scale != 1, window,
                                  nullptr);
   return apart(dout.back(out.size()), out, dtype, 0) +
          apart(dback.back(back.size()), back, dtype, 0);
@@ -77,6 +77,30 @@ void timing() {
   });
 }
 
+// An eighth of 65,536 look-ups are of rows that are held; `same` makes all of them of one row.
+void time_backward(const char* name, bool same) {
+  const RowWindow window{4096, 0, 128 * 1024 / 8};
+  const int64_t count = 65536, row_bytes = window.width * 2;
+  std::vector<int64_t> index(size_t(count), 0);
+  int64_t held = 0;
+  for (size_t i = 0; i < index.size(); ++i) {
+    uint64_t x = i * 0x9E3779B97F4A7C15u;
+    x = (x ^ x >> 32) * 0xD6E8FEB86659FD93u;
+    if (!same) index[i] = int64_t(x >> 47);  // 17 bits
+    held += index[i] < window.held;
+  }
+  const DeviceBytes grad(size_t(count * row_bytes)), back(size_t(window.held * row_bytes));
+  const DeviceBytes at(index.data(), index.size() * 8);
+  const DeviceBytes memory(size_t(memory_words(count, window.held)) * 4);
+  CONSISTENT_CHECK_CUDA(cudaMemset(grad.data, 0, size_t(count * row_bytes)));
+  const LookUps look_ups{static_cast<const int64_t*>(at.data), count, -1,
+                         static_cast<int32_t*>(memory.data)};
+  time_beside_copy(name, (held + window.held) * row_bytes + count * 8, [&] {
+    masked_embedding_backward_cuda(back.data, Dtype::bf16, grad.data, look_ups, 1, false, window,
+                                   nullptr);
+  });
+}
+
 }  // namespace
 }  // namespace consistent
 
@@ -98,6 +122,9 @@ int main(int words, char** given) {
     }
   }
   printf(wrong ? "CUDA and CPU differ\n" : "CUDA and CPU agree\n");
-  if (words < 2) timing();
+  if (words > 1) return wrong != 0;
+  timing();
+  time_backward("backward", false);
+  time_backward("backward, one row", true);
   return wrong != 0;
 }

@@ -176,8 +176,38 @@ FAULTS = [
     ),
     Fault(
         "a row that another rank holds", EMBEDDING,
-        "if (row >= held || (k > 0", "if (row > held || (k > 0",
+        "kRowThreads; row < window.held;", "kRowThreads; row <= window.held;",
         "masked_embedding", MEMORY, "heap-buffer-overflow",
+    ),
+    Fault(
+        "look-ups of the padding row", EMBEDDING,
+        "row < window.held && row != look_ups.padding_row ?", "row < window.held ?",
+        "masked_embedding", MEMORY, DIFFER,
+    ),
+    Fault(
+        "look-ups in the order of their list", EMBEDDING,
+        "ordered[smaller] = own;", "ordered[k] = own;",
+        "masked_embedding", MEMORY, DIFFER,
+    ),
+    Fault(
+        "no barrier before lanes read the list", EMBEDDING,
+        "__syncwarp();  // before lanes read what others have found", "",
+        "masked_embedding", THREADS, RACE,
+    ),
+    Fault(
+        "no barrier before bits are set in the words of other threads", EMBEDDING,
+        "__syncthreads();  // before other threads set bits in these words", "",
+        "masked_embedding", THREADS, RACE,
+    ),
+    Fault(
+        "no window after the first", EMBEDDING,
+        "start < look_ups.count; start", "start < kWindow; start",
+        "masked_embedding", MEMORY, "AddressSanitizer",
+    ),
+    Fault(
+        "look-ups of a long row in one place", EMBEDDING,
+        "lists.placed[lists.begin[row] + lists.among[i]]", "lists.placed[lists.begin[row]]",
+        "masked_embedding", MEMORY, "AddressSanitizer",
     ),
     Fault(
         "a NaN that is taken for the largest", ENTROPY,

@@ -171,6 +171,10 @@ T atomicMin(T* at, std::common_type_t<T> by) {
   return atomicChange(at, [by](T seen) { return by < seen ? by : seen; });
 }
 template <class T>
+T atomicOr(T* at, std::common_type_t<T> bits) {
+  return atomicChange(at, [bits](T seen) { return T(seen | bits); });
+}
+template <class T>
 T atomicExch(T* at, std::common_type_t<T> by) {
   return atomicChange(at, [by](T) { return by; });
 }

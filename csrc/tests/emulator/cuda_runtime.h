@@ -67,7 +67,7 @@ inline cudaError_t cudaMemset(void* to, int value, size_t bytes) {
   if (bytes != 0) memset(to, value, bytes);
   return cudaSuccess;
 }
-inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes) {
+inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t = nullptr) {
   return cudaMemset(to, value, bytes);
 }
 inline cudaError_t cudaEventCreate(cudaEvent_t*) { return cudaSuccess; }
@@ -82,9 +82,9 @@ inline uint64_t __umul64hi(uint64_t a, uint64_t b) {
   return uint64_t((static_cast<unsigned __int128>(a) * b) >> 64);
 }
 
-// Counted from 1, 0 if there is none; and of 0 all 32.
+// The lowest bit that is set, counted from 1, 0 if there is none; and how many are set.
 inline int __ffs(int x) { return __builtin_ffs(x); }
-inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(unsigned(x)); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
 
 // What the GPU computes with an instruction of its own, here with all its bits.
 inline float __fdividef(float a, float b) {

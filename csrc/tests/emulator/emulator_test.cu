@@ -48,11 +48,12 @@ __global__ void neighbours(int* out) {
   out[threadIdx.x] = at[threadIdx.x ^ 1u];
 }
 
-__global__ void totals(int* sum, int* most, float* least, unsigned* last) {
+__global__ void totals(int* sum, int* most, float* least, unsigned* last, unsigned* bits) {
   atomicAdd(sum, 1);
   atomicMax(most, int(threadIdx.x));
   atomicMin(least, -float(threadIdx.x));
   if (atomicCAS(last, 7u, 8u) == 7u) atomicExch(last, 9u);
+  atomicOr(bits, 1u << threadIdx.x % kWarp);
 }
 
 enum class Fault {
@@ -150,13 +151,13 @@ int check_warps() {
 }
 
 int check_atomics() {
-  const int none[4] = {0, 0, 0, 7};
+  const int none[5] = {0, 0, 0, 7, 0};
   const DeviceBytes to(none, sizeof none);
   int* const at = static_cast<int*>(to.data);
   launch({2, kThreads, 0, nullptr}, totals, at, at + 1, reinterpret_cast<float*>(at + 2),
-         reinterpret_cast<unsigned*>(at + 3));
-  const std::vector<int> made = read_back<int>(to, 4);
-  return check(made[0] == 192 && made[1] == 95 && made[3] == 9, "atomics") +
+         reinterpret_cast<unsigned*>(at + 3), reinterpret_cast<unsigned*>(at + 4));
+  const std::vector<int> made = read_back<int>(to, 5);
+  return check(made[0] == 192 && made[1] == 95 && made[3] == 9 && made[4] == -1, "atomics") +
          check(read_back<float>(to, 3)[2] == -95, "atomics of floats");
 }
 
