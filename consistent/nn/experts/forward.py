@@ -173,8 +173,6 @@ class ExpertsForward:
             return None
         if spec.placement.size != current().size and not is_apart():
             return None  # ranks outside the placement infer the result by following the ops
-        if self.inside and current().records:
-            return None  # messages inside the experts do not fit into one recorded message
         split = [isinstance(entry, Split) and entry.dim < lead for entry in spec.sbp]
         split = [each and axis not in self.inside for axis, each in enumerate(split)]
         wide = [axis for axis in self.axes if spec.placement.shape[axis] > 1]

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from mirrored.transports.default import current
 
 from ...dispatch.planning.without_modes import without_modes
-from ...dispatch.plans.shards import attach
+from ...dispatch.plans.shards import attach, plain
 from ...movement.world import apart
 from ...spec import B, TensorSpec
 from .exchange import Owners, Routes
@@ -122,7 +122,8 @@ def in_one_message(run: Routed, tensors: list[Tensor]) -> Tensor:
     """Return ``run(*tensors)``, with all of its communication as one message of the transport.
 
     A recorded step needs this, since sizes that depend on values must not be visible outside a
-    message. The backward is another message, which runs the forward again.
+    message. The backward is another message, which runs the forward again. Messages inside experts
+    that another axis splits are part of it, so all ranks of the placement take part.
     """
     return _InOneMessage.apply(run, *tensors)
 
@@ -143,7 +144,7 @@ class _InOneMessage(torch.autograd.Function):
 
 
 def _sent(run: _Forward | _Backward, tensors: list[Tensor]) -> list[Tensor]:
-    return current().as_one(run, [x.detach() for x in tensors], run.run.owners.ranks)
+    return current().as_one(run, [x.detach() for x in tensors], run.run.owners.told)
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,8 @@ class _Forward:
     run: Routed
 
     def __call__(self, xs: list[Tensor]) -> list[Tensor]:
-        return [self.run(*xs)]
+        with without_modes(), torch.no_grad():
+            return [self.run(*xs)]
 
 
 @dataclass(frozen=True)
@@ -165,4 +167,5 @@ class _Backward:
         with without_modes():  # a recorded program runs below autograd, which is needed here
             x, *others = (each.detach().requires_grad_() for each in (x, *others))
             out = self.run(x, index, *others)
-            return list(torch.autograd.grad(out, (x, *others), grad))
+            # Stacks that other ranks split, too, have become global tensors.
+            return list(map(plain, torch.autograd.grad(out, (x, *others), grad)))
