@@ -114,14 +114,13 @@ class Routes:
         """Send the rows of ``x`` [tokens, ...] to their experts' ranks, and return what arrives.
 
         Returns:
-            the rows that arrive from all ranks, and for each row the index of its expert among the
-            experts of this rank.
+            the rows that arrive from all ranks, and on the CPU for each row the index of its expert
+            among the experts of this rank.
         """
         rows = x.index_select(0, self.order // self.k)
         arrived = swap(rows, self.counts, self.owners.me, self.owners.ranks)
         number = torch.arange(len(self.coming[0])).repeat(len(self.coming))
-        expert = number.repeat_interleave(torch.tensor(self.coming).flatten())
-        return arrived, expert.to(x.device)
+        return arrived, number.repeat_interleave(torch.tensor(self.coming).flatten())
 
     def give_back(self, made: Tensor, weights: Tensor) -> Tensor:
         """Send results back to their tokens' ranks, and return each token's weighted sum.
