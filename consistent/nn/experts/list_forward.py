@@ -9,8 +9,8 @@ experts, each once    experts.0, experts.1       experts.2, experts.3        pla
 sent back, weighted   tokens of its batch        tokens of its batch         global, S(0)
 ```
 
-Parameters keep their names. Each is split so that one rank has all of it. Another axis may split it,
-too, if it is gathered for use (``zero3``): it is gathered before its expert runs.
+Parameters keep their names. Each is split so that one rank has all of it. Another axis may split
+it, too, if it is gathered for use (``zero3``): it is gathered before its expert runs.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def install_list(found: ExpertList, plan: Plan) -> None:
 
 
 def _axes(experts: Sequence[nn.Module], used: Sequence[Mapping[str, Nd]]) -> tuple[int, ...]:
-    """Return the axes that put each expert on one rank; () if another axis splits experts in use."""
+    """Return the axis that puts each expert on one rank; () if another one splits them in use."""
     found = list[int]()
     shapes = [dict(each.named_parameters()) for each in experts]
     for axis in range(len(next(iter(used[0].values())))):
@@ -252,8 +252,8 @@ def _columns(every: Sequence[Made], x: Any) -> tuple[Any, Any, list[int], list[i
         entries = _by_tokens(made.rows)
         masks.append(entries)
         columns += [made.expert] * entries.shape[1]
-        key = tuple((id(each.source), each.dims) for each in made.scales)
-        key = (key, made.rows.dims, entries.shape[1])
+        key: Any = [(id(s.source), s.dims) if isinstance(s, Picked) else s for s in made.scales]
+        key = (*key, made.rows.dims, entries.shape[1])
         if key not in known:
             known[key] = sum(each.shape[1] for each in weights)
             weights.append(_weights(made, entries, x))
@@ -278,21 +278,24 @@ def _ordered(x: Any, order: Sequence[int], tokens: int) -> Any:
 
 def _weights(made: Made, entries: Any, x: Any) -> Any:
     """Return the product of the weights of ``made``, [tokens, entries of a token]."""
-    found: Any = None
-    for each in made.scales:
-        source = each.source.squeeze(-1) if each.source.ndim > len(each.dims) else each.source
-        if each.mask is made.rows.mask:
-            order, mask = _order(made.rows), each.mask
-            kept = [each.dims.index(d) for d in order if d in each.dims]
-            wide = source.permute(*kept)[
-                tuple(slice(None) if d in each.dims else None for d in order)
-            ]
-            wide = wide.expand([mask.shape[d] for d in order])
-            one = _ordered(wide, range(len(order)), len(made.rows.dims))
-        else:  # another view of the same mask
-            one = source.reshape(entries.shape)
-        found = one if found is None else found * one
-    return torch.ones_like(entries, dtype=x.dtype) if found is None else found
+    weights = [
+        _weight(each, made.rows, entries) for each in made.scales if isinstance(each, Picked)
+    ]
+    found = weights[0] if weights else torch.ones_like(entries, dtype=x.dtype)
+    for weight in (*weights[1:], *(n for n in made.scales if not isinstance(n, Picked))):
+        found = found * weight
+    return found
+
+
+def _weight(scale: Picked, rows: Picked, entries: Any) -> Any:
+    source = scale.source.squeeze(-1) if scale.source.ndim > len(scale.dims) else scale.source
+    if scale.mask is not rows.mask:  # another view of the same mask
+        return source.reshape(entries.shape)
+    order = _order(rows)
+    source = source.permute(*(scale.dims.index(d) for d in order if d in scale.dims))
+    wide = source[tuple(slice(None) if d in scale.dims else None for d in order)]
+    sizes = [rows.mask.shape[d] for d in order]
+    return _ordered(wide.expand(sizes), range(len(order)), len(rows.dims))
 
 
 # -- on plain tensors ------------------------------------------------------------------------------

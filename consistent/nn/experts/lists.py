@@ -57,8 +57,8 @@ class ExpertList:
 def expert_lists(module: nn.Module) -> Iterator[ExpertList]:
     """Return the lists (or dicts) of experts inside ``module``.
 
-    All members of a list have one class, parameters of the same names, shapes and dtypes, of which
-    none is shared, and no buffers.
+    All members of a list that have parameters are of one class, with parameters of the same names,
+    shapes and dtypes, none of which is shared, and no buffers.
     """
     for name, part in module.named_modules():
         last = name.rpartition(".")[2]
@@ -66,7 +66,8 @@ def expert_lists(module: nn.Module) -> Iterator[ExpertList]:
             continue
         if "shared" in last:  # by all tokens
             continue
-        experts = dict(part.named_children())
+        children = part.named_children()
+        experts = {key: each for key, each in children if any(True for _ in each.parameters())}
         if len(experts) < 2 or not _are_alike(list(experts.values())):
             continue
         has_forward = type(part).forward is not nn.Module.forward

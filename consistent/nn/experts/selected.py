@@ -216,7 +216,7 @@ class Made(Selected):
     Args:
         expert: the index of the expert.
         rows: its argument.
-        scales: the weights by which it is multiplied.
+        scales: the weights and numbers by which it is multiplied.
         steps: the functions that torch would have called on the expert's result, in order.
     """
 
@@ -225,14 +225,15 @@ class Made(Selected):
         loop: Any,
         expert: int,
         rows: Picked,
-        scales: tuple[Picked, ...] = (),
+        scales: tuple[Picked | float, ...] = (),
         steps: tuple[Callable[[Tensor], Tensor], ...] = (),
     ) -> None:
         super().__init__(loop)
         self.expert, self.rows, self.scales, self.steps = expert, rows, scales, steps
 
     def sources(self) -> list[Tensor]:
-        return [x for each in (self.rows, *self.scales) for x in each.sources()]
+        picked = [each for each in self.scales if isinstance(each, Picked)]
+        return [x for each in (self.rows, *picked) for x in each.sources()]
 
     def compute(self) -> Tensor:
         made = self.loop.of_one(self.expert, self.rows.real())
@@ -240,7 +241,7 @@ class Made(Selected):
             made = step(made)
         return made
 
-    def _then(self, step: Callable[[Tensor], Tensor], *scales: Picked) -> Any:
+    def _then(self, step: Callable[[Tensor], Tensor], *scales: Picked | float) -> Any:
         if self.is_closed:
             return step(self.real())
         every = (*self.scales, *scales)
@@ -250,6 +251,8 @@ class Made(Selected):
         is_scale = isinstance(other, Picked) and other.is_column and not other.is_closed
         if is_scale and self.loop.alike(other, self.rows):
             return self._then(lambda x: x * other.real(), other)
+        if type(other) in (int, float):
+            return self._then(lambda x: x * other, other)
         return self.real() * real(other)
 
     __rmul__ = __imul__ = mul = __mul__
