@@ -77,6 +77,7 @@ class Routes:
         self.coming = [each[:here] for each in told]
         # counts[i, j]: the number of rows from rank i to rank j.
         self.counts = torch.tensor([each[here + 1 :] for each in told])
+        self.dropped = known == n
         # Positions of the rows in the order of their experts. Dropped ones sort last and are cut.
         self.order = known.argsort(stable=True)[: int(self.counts[owners.me].sum())]
         for notify in _ON_ROUTED:
@@ -135,6 +136,7 @@ class Routes:
         back = swap(made, self.counts.T, self.owners.me, self.owners.ranks)
         every = back.new_zeros(self.rows, *back.shape[1:]).index_copy(0, self.order, back)
         every = every.unflatten(0, weights.shape)
+        weights = weights.masked_fill(self.dropped.view(weights.shape), 0)  # they may be NaN
         wide = weights.reshape(*weights.shape, *(1,) * (every.ndim - weights.ndim))
         return (every * wide).sum(1).to(made.dtype)
 

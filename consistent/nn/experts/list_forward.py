@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from ...dispatch.plans.shards import attach, is_global
 from ...forms.whole_numbers import whole_numbers
@@ -61,7 +60,7 @@ def _axes(experts: Sequence[nn.Module], used: Sequence[Mapping[str, Nd]]) -> tup
     found = list[int]()
     shapes = [dict(each.named_parameters()) for each in experts]
     for axis in range(len(next(iter(used[0].values())))):
-        entries = [each[key][axis] for each in used for key in each]
+        entries: list[Any] = [each[key][axis] for each in used for key in each]
         sizes = next((e.cut.sizes for e in entries if e.is_split and e.cut), None)
         alone = sizes is not None and all(
             each[key][axis] is on_its_rank(shapes[e][key].shape[0], e, len(experts), len(sizes))
@@ -227,8 +226,13 @@ def _has_hooks(part: nn.Module) -> bool:
     )
 
 
+_DROPOUTS = (
+    nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout
+)  # fmt: skip
+
+
 def _drops(part: nn.Module) -> bool:
-    if isinstance(part, _DropoutNd):
+    if isinstance(part, _DROPOUTS):
         return part.p > 0
     code = getattr(type(part).forward, "__code__", None)
     is_called = code is not None and "dropout" in code.co_names

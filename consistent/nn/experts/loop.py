@@ -84,7 +84,7 @@ class Loop(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._as_written:
             return func(*args, **kwargs)
-        args, kwargs = closed(args), closed(kwargs)
+        args, kwargs = closed(args), dict(closed(kwargs))
         note = _NOTED.get(getattr(func, "__name__", ""))
         made = NotImplemented if note is None else note(self, func, *args, **kwargs)
         return self._run(func, args, kwargs) if made is NotImplemented else made

@@ -248,10 +248,10 @@ class Made(Selected):
         return Made(self.loop, self.expert, self.rows, every, (*self.steps, step))
 
     def __mul__(self, other: Any) -> Any:
-        is_scale = isinstance(other, Picked) and other.is_column and not other.is_closed
-        if is_scale and self.loop.alike(other, self.rows):
-            return self._then(lambda x: x * other.real(), other)
-        if type(other) in (int, float):
+        if isinstance(other, Picked):
+            if other.is_column and not other.is_closed and self.loop.alike(other, self.rows):
+                return self._then(lambda x: x * other.real(), other)
+        elif type(other) in (int, float):
             return self._then(lambda x: x * other, other)
         return self.real() * real(other)
 

@@ -1,5 +1,5 @@
-"""Mixtures whose experts are a list of modules: a step is that of one process, each expert is on one
-rank under its own names, and tokens are sent to it where the loop over experts allows that."""
+"""Mixtures whose experts are a list of modules: a step is that of one process, each expert is on
+one rank under its own names, and tokens are sent to it where the loop over experts allows that."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Block(nn.Module):
     def __init__(self, count: int = COUNT) -> None:
         super().__init__()
         torch.manual_seed(3)
-        self.gate = nn.Linear(D, count)
+        self.gate: Any = nn.Linear(D, count)
         self.experts: Any = nn.ModuleList(Expert() for _ in range(count))
         self.double()
 
@@ -211,7 +211,7 @@ def check(model: nn.Module, x: Tensor, placement: Placement, plan: Any, sbp: Any
         if value is None:  # an expert that was not called
             assert found[name] is None, name
         else:
-            torch.testing.assert_close(found[name].full(), value)
+            torch.testing.assert_close(found[name].full(), value, equal_nan=True)
     return sum(report.rows_of_experts.values())
 
 
@@ -239,6 +239,14 @@ def test_all_tokens_go_to_one_expert(rank: int) -> None:
     assert f"Rank {last} got most rows for its experts, 72" in report.summary()
 
 
+@on_ranks(3)
+def test_tokens_that_are_no_numbers(rank: int) -> None:
+    x = batch()
+    x[2, 1] = torch.nan  # and so are its scores
+    for kind in (Rows, Dims):
+        check(kind(), x, Placement.all("cpu"), "expert")
+
+
 @on_ranks(4)
 def test_two_axes(rank: int) -> None:
     grid, x = Placement("cpu", [[0, 1], [2, 3]], axes=("dp", "ep")), batch()
@@ -253,7 +261,7 @@ def test_two_axes(rank: int) -> None:
 @on_ranks(3)
 def test_bytes_are_those_of_tokens_on_other_ranks(rank: int) -> None:
     line, size = Placement.all("cpu"), 3
-    model = consistent.parallelize(Rows(6), line, "expert")
+    model: Any = consistent.parallelize(Rows(6), line, "expert")
     with torch.no_grad():  # all tokens choose the first two experts, which are rank 0's
         model.gate.bias[:2] = 100
     forward: ListForward = model.__dict__["forward"]
@@ -285,7 +293,7 @@ def check_rows(model: nn.Module, line: Placement) -> int:
 def test_parameters_keep_their_names_and_each_is_on_one_rank(rank: int) -> None:
     line = Placement.all("cpu")
     plain = OneHot()
-    model = consistent.parallelize(copy.deepcopy(plain), line, "zero3+expert")
+    model: Any = consistent.parallelize(copy.deepcopy(plain), line, "zero3+expert")
     assert list(model.state_dict()) == list(plain.state_dict())
     assert model.experts[3].w1.weight.sbp == (S(0, sizes=(0, INNER, 0)),)
     full = consistent.checkpoint.full_state_dict(model)
@@ -360,7 +368,7 @@ def test_lists_that_are_left_whole(rank: int) -> None:
 @on_ranks(2)
 def test_experts_that_draw_random_numbers_run_one_by_one(rank: int) -> None:
     line = Placement.all("cpu")
-    model = Rows()
+    model: Any = Rows()
     for expert in model.experts:
         expert.w1 = nn.Sequential(expert.w1, nn.Dropout(0.5))
     consistent.parallelize(model.train(), line, "expert")
