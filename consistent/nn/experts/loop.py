@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
@@ -77,6 +77,15 @@ class Loop(TorchFunctionMode):
         self._fresh: dict[int, Tensor] = {}
         self._roots: dict[int, tuple[Tensor, Tensor]] = {}
         self._as_written = False
+        self.state = _state()
+
+    @property
+    def is_paused(self) -> bool:
+        """Return whether gradients or autocast are set otherwise than where the loop began.
+
+        What is noted runs later, as they are set there.
+        """
+        return _state() != self.state
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
@@ -85,7 +94,7 @@ class Loop(TorchFunctionMode):
         if self._as_written:
             return func(*args, **kwargs)
         args, kwargs = closed(args), dict(closed(kwargs))
-        note = _NOTED.get(getattr(func, "__name__", ""))
+        note = None if self.is_paused else _NOTED.get(getattr(func, "__name__", ""))
         made = NotImplemented if note is None else note(self, func, *args, **kwargs)
         return self._run(func, args, kwargs) if made is NotImplemented else made
 
@@ -103,7 +112,8 @@ class Loop(TorchFunctionMode):
         made = func(*real(args), **real(kwargs))
         if not given and isinstance(made, Tensor) and not is_global(made):
             self._fresh[id(made)] = made
-        if getattr(func, "__name__", "") in _IN_ORDER and isinstance(made, Tensor):
+        is_mask = isinstance(made, Tensor) and made.dtype is torch.bool and given
+        if is_mask and getattr(func, "__name__", "") in _IN_ORDER:
             self._roots[id(made)] = made, self._root(given[0])
         return made
 
@@ -137,10 +147,16 @@ class Loop(TorchFunctionMode):
 
     @contextmanager
     def as_written(self) -> Iterator[None]:
-        """Run calls of torch inside the context as they are."""
+        """Run calls of torch inside the context as they are, in the state where the loop began."""
         before, self._as_written = self._as_written, True
+        grad, casts = self.state
         try:
-            yield
+            with ExitStack() as stack:
+                if self.is_paused:
+                    stack.enter_context(torch.set_grad_enabled(grad))
+                    for device, is_on, dtype in casts:
+                        stack.enter_context(torch.autocast(device, dtype, is_on))
+                yield
         finally:
             self._as_written = before
 
@@ -172,12 +188,12 @@ class Loop(TorchFunctionMode):
 
     def expert(self, number: int, rows: Picked) -> Any:
         """Return the result of an expert for ``rows``."""
+        if not rows.are_rows:
+            return self.of_one(number, rows.real())
         with self.as_written():
             if self._pending is not None and memory(rows.source) == memory(self._pending.out):
                 self.flush()
-            if rows.are_rows:
-                return Made(self, number, rows)
-            return self.of_one(number, rows.real())
+        return Made(self, number, rows)
 
     # -- calls that are noted ----------------------------------------------------------------------
 
@@ -251,6 +267,13 @@ class Loop(TorchFunctionMode):
         self._pending.made.append(made)
         self._pending.again.append(again)
         return True
+
+
+def _state() -> tuple[bool, list[tuple[str, bool, torch.dtype]]]:
+    return torch.is_grad_enabled(), [
+        (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+        for device in ("cpu", "cuda")
+    ]
 
 
 # Functions whose result has the entries of their first argument, in the same order.

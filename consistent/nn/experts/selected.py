@@ -30,7 +30,7 @@ Form = tuple[int | None, ...]  # a shape; None stands for the number of selected
 
 def memory(x: Any) -> int:
     """Return a number that tensors share if they share memory."""
-    return plain(x).untyped_storage()._cdata
+    return plain(x).untyped_storage()._cdata if x.layout is torch.strided else id(x)
 
 
 def real(value: Any) -> Any:
@@ -61,7 +61,7 @@ class Selected:
     """
 
     _real: Any = None
-    is_closed = False  # whether its sources have changed since, so that only its value counts
+    _is_closed = False
     __hash__ = object.__hash__
 
     def __init__(self, loop: Any) -> None:
@@ -77,7 +77,12 @@ class Selected:
     def close(self) -> None:
         """Compute the value, before one of its sources changes."""
         self.real()
-        self.is_closed = True
+        self._is_closed = True
+
+    @property
+    def is_closed(self) -> bool:
+        """Return whether only its value counts: its sources have changed, or the loop pauses."""
+        return self._is_closed or self.loop.is_paused
 
     def compute(self) -> Tensor:
         raise NotImplementedError
