@@ -154,7 +154,8 @@ class Loop(TorchFunctionMode):
             with ExitStack() as stack:
                 if self.is_paused:
                     stack.enter_context(torch.set_grad_enabled(grad))
-                    for device, is_on, dtype in casts:
+                    for cast in set(casts).difference(_state()[1]):
+                        device, is_on, dtype = cast
                         stack.enter_context(torch.autocast(device, dtype, is_on))
                 yield
         finally:
@@ -237,6 +238,7 @@ class Loop(TorchFunctionMode):
         if at.mask is made.rows.mask and at.dims != made.rows.dims:
             return NotImplemented
 
+        # Of an index that selects an entry twice torch does not define the result.
         def again() -> None:
             where = real(index)
             func(x, where, x[where] + made.real())
