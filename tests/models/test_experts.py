@@ -70,7 +70,7 @@ def _list_of(name: str) -> tuple[torch.nn.Module, dict[str, Any]]:
     """A model whose experts are a dict of modules."""
     import transformers
 
-    off = dict.fromkeys(NO_DROPOUT, 0.0)
+    off: dict[str, Any] = dict.fromkeys(NO_DROPOUT, 0.0)
     if name == "SwitchTransformers":
         config: Any = transformers.SwitchTransformersConfig(
             vocab_size=96, d_model=24, d_kv=4, d_ff=36, num_layers=2, num_heads=4, num_experts=7,
