@@ -71,14 +71,15 @@ def _list_of(name: str) -> tuple[torch.nn.Module, dict[str, Any]]:
     import transformers
 
     off: dict[str, Any] = dict.fromkeys(NO_DROPOUT, 0.0)
+    made: Any = getattr(transformers, f"{name}Config")
     if name == "SwitchTransformers":
-        config: Any = transformers.SwitchTransformersConfig(
+        config = made(
             vocab_size=96, d_model=24, d_kv=4, d_ff=36, num_layers=2, num_heads=4, num_experts=7,
             num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, decoder_start_token_id=0,
             dropout_rate=0.0,
         )  # fmt: skip
     else:
-        config = transformers.NllbMoeConfig(
+        config = made(
             vocab_size=96, d_model=24, encoder_layers=1, decoder_layers=1, num_experts=7,
             encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=36,
             decoder_ffn_dim=36, encoder_sparse_step=1, decoder_sparse_step=1, **off,
