@@ -38,8 +38,9 @@ def run_exchanges(
     """
     alone = [i for i, ends in enumerate(routes) if any(spec.layout.is_cut for spec in ends)]
     for i in alone:  # the shard of a rank is no single box, so one transfer cannot describe it
+        made = run(locals_[i], *routes[i])  # also by ranks that keep their shards
         if into[i] is not locals_[i]:
-            into[i].copy_(run(locals_[i], *routes[i]))
+            into[i].copy_(made)
     for bucket in _buckets(routes, alone):
         xs, outs = ([given[i] for i in bucket] for given in (locals_, into))
         run_together(xs, [routes[i] for i in bucket], outs)

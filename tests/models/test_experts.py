@@ -12,7 +12,7 @@ pytest.importorskip("transformers", reason="the models are those of the transfor
 
 import consistent
 from consistent import B, Placement, S
-from tests.models.architectures import MIXTURES, MODELS
+from tests.models.architectures import MIXTURES, MODELS, NO_DROPOUT, tokens
 from tests.models.steps import allowed, step, worst
 from tests.ranks import ALL, pool
 
@@ -64,3 +64,44 @@ def test_experts_that_tensor_splits_inside(name: str) -> None:
     plan = {"ep": "zero3+expert", "tp": "tensor"}
     for where, error in pool(4).run(_compared, name, grid, plan, (S(0), B)):
         assert error < allowed(name), (where, error)
+
+
+def _list_of(name: str) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """A model whose experts are a dict of modules."""
+    import transformers
+
+    off: dict[str, Any] = dict.fromkeys(NO_DROPOUT, 0.0)
+    made: Any = getattr(transformers, f"{name}Config")
+    if name == "SwitchTransformers":
+        config = made(
+            vocab_size=96, d_model=24, d_kv=4, d_ff=36, num_layers=2, num_heads=4, num_experts=7,
+            num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, decoder_start_token_id=0,
+            dropout_rate=0.0,
+        )  # fmt: skip
+    else:
+        config = made(
+            vocab_size=96, d_model=24, encoder_layers=1, decoder_layers=1, num_experts=7,
+            encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=36,
+            decoder_ffn_dim=36, encoder_sparse_step=1, decoder_sparse_step=1, **off,
+        )  # fmt: skip
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
+    return model.eval(), {"input_ids": tokens(), "labels": tokens(3)}
+
+
+def _compared_list(rank: int, name: str) -> tuple[Any, int]:
+    wanted = step(*_list_of(name))
+    model, inputs = _list_of(name)
+    line = Placement.all("cpu")
+    consistent.parallelize(model, line, "zero3+expert")
+    given = {key: consistent.distribute(x, line, S(0)) for key, x in inputs.items()}
+    with consistent.plain_may_differ(), consistent.report() as report:
+        found = step(model, given)
+    return worst(found, wanted), sum(report.rows_of_experts.values())
+
+
+@pytest.mark.parametrize("name", ["SwitchTransformers", "NllbMoe"][: 2 if ALL else 1])
+def test_experts_that_are_a_dict_of_modules(name: str) -> None:
+    for (where, error), rows in pool(3).run(_compared_list, name):
+        assert error < 1e-5, (where, error)
+        assert rows > 0

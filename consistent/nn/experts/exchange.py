@@ -77,6 +77,7 @@ class Routes:
         self.coming = [each[:here] for each in told]
         # counts[i, j]: the number of rows from rank i to rank j.
         self.counts = torch.tensor([each[here + 1 :] for each in told])
+        self.dropped = known == n
         # Positions of the rows in the order of their experts. Dropped ones sort last and are cut.
         self.order = known.argsort(stable=True)[: int(self.counts[owners.me].sum())]
         for notify in _ON_ROUTED:
@@ -114,14 +115,13 @@ class Routes:
         """Send the rows of ``x`` [tokens, ...] to their experts' ranks, and return what arrives.
 
         Returns:
-            the rows that arrive from all ranks, and for each row the index of its expert among the
-            experts of this rank.
+            the rows that arrive from all ranks, and on the CPU for each row the index of its expert
+            among the experts of this rank.
         """
         rows = x.index_select(0, self.order // self.k)
         arrived = swap(rows, self.counts, self.owners.me, self.owners.ranks)
         number = torch.arange(len(self.coming[0])).repeat(len(self.coming))
-        expert = number.repeat_interleave(torch.tensor(self.coming).flatten())
-        return arrived, expert.to(x.device)
+        return arrived, number.repeat_interleave(torch.tensor(self.coming).flatten())
 
     def give_back(self, made: Tensor, weights: Tensor) -> Tensor:
         """Send results back to their tokens' ranks, and return each token's weighted sum.
@@ -136,6 +136,7 @@ class Routes:
         back = swap(made, self.counts.T, self.owners.me, self.owners.ranks)
         every = back.new_zeros(self.rows, *back.shape[1:]).index_copy(0, self.order, back)
         every = every.unflatten(0, weights.shape)
+        weights = weights.masked_fill(self.dropped.view(weights.shape), 0)  # they may be NaN
         wide = weights.reshape(*weights.shape, *(1,) * (every.ndim - weights.ndim))
         return (every * wide).sum(1).to(made.dtype)
 

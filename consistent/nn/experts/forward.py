@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -34,59 +35,16 @@ from torch import nn
 
 from mirrored.transports.default import current
 
-from ...dispatch.plans.shards import attach, is_global
+from ...dispatch.plans.shards import is_global
 from ...dispatch.running.agreed import ranks_of
 from ...movement import check_mode
 from ...movement.world import is_apart, my_coordinate
 from ...spec import B, Placement, Split, TensorSpec
-from ..plan import Plan
 from .exchange import Owners
-from .kinds import takes_routed
-from .routed import Routed, in_one_message
+from .routed import RoutedStacks, run_routed
 
 # A number means the same module on all ranks: they parallelize modules in the same order.
 _numbers = itertools.count()
-
-
-def install_experts(module: nn.Module, plan: Plan) -> None:
-    """Make modules whose experts ``plan`` divides among ranks send tokens to these ranks."""
-    for name, part in module.named_modules():
-        if not isinstance(part.__dict__.get("forward"), ExpertsForward) and takes_routed(part):
-            axes, inside = _axes([plan.layouts(f"{name}.{key}") for key in part._parameters])
-            if axes:
-                part.__dict__["forward"] = ExpertsForward(part, axes, inside)
-
-
-def _axes(found: list[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return (axes that divide the experts among ranks, axes that split each expert's weights).
-
-    On an axis of the first kind, every tensor of the module must be S(0). Both tuples are empty if
-    the layouts do not allow sending tokens.
-
-    Args:
-        found: the layouts of the module's tensors, None for one without layouts.
-    """
-    if None in found:
-        return (), ()
-    axes, inside = list[int](), list[int]()
-    for axis, entries in enumerate(zip(*(layouts.use for layouts in found), strict=True)):
-        if all(entry == Split(0) for entry in entries):
-            axes.append(axis)
-        elif any(entry == Split(0) or not (entry is B or entry.is_split) for entry in entries):
-            return (), ()
-        elif any(entry is not B for entry in entries):
-            inside.append(axis)
-    return tuple(axes), tuple(inside)
-
-
-def take_off_experts(module: nn.Module) -> None:
-    """Undo ``install_experts``."""
-    for part in module.modules():
-        found = part.__dict__.get("forward")
-        if isinstance(found, ExpertsForward):
-            del part.__dict__["forward"]
-            if found.inner is not None:
-                part.__dict__["forward"] = found.inner
 
 
 class ExpertsForward:
@@ -122,10 +80,8 @@ class ExpertsForward:
         laid = [each.to_global(sbp=spec.sbp) for each in three]  # type: ignore[union-attr]
         local = [each.to_local() for each in (*laid, *stacks.values())]
         specs = tuple(self._on_inside(each._spec, at) for each in stacks.values() if self.inside)
-        run = Routed(self, tuple(stacks), owners(spec.placement, self.axes, count, at), specs)
-        out = in_one_message(run, local) if current().records else run(*local)
-        shape = (*spec.shape[:-1], out.shape[-1])
-        return attach(out, TensorSpec.of(spec.placement, spec.sbp, shape, out.dtype))
+        found = owners(spec.placement, self.axes, count, at)
+        return run_routed(RoutedStacks(found, self, tuple(stacks), specs), local, spec)
 
     def _on_inside(self, spec: TensorSpec, at: tuple[int, ...]) -> TensorSpec:
         """Return the spec of this rank's experts on the ranks among which each expert is split.
@@ -160,32 +116,45 @@ class ExpertsForward:
         return out.to_global(sbp=sbp)
 
     def _sent_from(self, x: Any, index: Any, weights: Any) -> TensorSpec | None:
-        """Return the spec to which the arguments are boxed to send tokens; None to run op by op.
-
-        The decision depends only on specs, so it is the same on all ranks.
-        """
-        if not all(map(is_global, (x, index, weights, *self._tensors().values()))):
+        """Return the spec to which the arguments are boxed to send tokens; None to run op by op."""
+        given = [x, index, weights, *self._tensors().values()]
+        if not all(map(is_global, given)) or index.is_floating_point():
             return None
-        spec, lead = x._spec, index.ndim - 1
-        fits = index.shape == weights.shape and index.shape[:-1] == x.shape[:-1] and lead > 0
-        others = {each._spec.placement for each in (index, weights, *self._tensors().values())}
-        if not fits or index.is_floating_point() or others != {spec.placement}:
+        lead = index.ndim - 1
+        if index.shape != weights.shape or index.shape[:-1] != x.shape[:-1] or lead == 0:
             return None
-        if spec.placement.size != current().size and not is_apart():
-            return None  # ranks outside the placement infer the result by following the ops
-        if self.inside and current().records:
-            return None  # messages inside the experts do not fit into one recorded message
-        split = [isinstance(entry, Split) and entry.dim < lead for entry in spec.sbp]
-        split = [each and axis not in self.inside for axis, each in enumerate(split)]
-        wide = [axis for axis in self.axes if spec.placement.shape[axis] > 1]
-        if not wide or not all(split[axis] for axis in wide):
-            return None
-        return spec.with_sbp(tuple(e if s else B for e, s in zip(spec.sbp, split, strict=True)))
+        return sent_from(given, lead, self.axes, self.inside)
 
     def _tensors(self) -> dict[str, Any]:
         """Return the module's tensors in the layout in which forward sees them, by name."""
         keys = self.module._parameters
         return {key: getattr(self.module, key) for key in keys if keys[key] is not None}
+
+
+def sent_from(
+    given: Sequence[Any], lead: int, axes: Collection[int], inside: Collection[int] = ()
+) -> TensorSpec | None:
+    """Return the spec to which tokens are boxed to be sent to their experts; None to send none.
+
+    The decision depends only on specs, so it is the same on all ranks.
+
+    Args:
+        given: the tokens, what they choose, and the tensors of the experts; global tensors.
+        lead: the number of dims of the tokens before their features.
+        axes: the axes along which the experts are divided.
+        inside: the axes along which each expert is split.
+    """
+    spec = given[0]._spec
+    if any(each._spec.placement != spec.placement for each in given):
+        return None
+    if spec.placement.size != current().size and not is_apart():
+        return None  # ranks outside the placement infer the result by following the ops
+    split = [isinstance(entry, Split) and entry.dim < lead for entry in spec.sbp]
+    split = [each and axis not in inside for axis, each in enumerate(split)]
+    wide = [axis for axis in axes if spec.placement.shape[axis] > 1]
+    if not wide or not all(split[axis] for axis in wide):
+        return None
+    return spec.with_sbp(tuple(e if s else B for e, s in zip(spec.sbp, split, strict=True)))
 
 
 @lru_cache(maxsize=1 << 10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,11 +17,47 @@ from torch.nn.functional import pad
 from mirrored.transports.default import current
 
 from ...dispatch.planning.without_modes import without_modes
-from ...dispatch.plans.shards import attach
+from ...dispatch.plans.shards import attach, plain
 from ...movement.world import apart
 from ...spec import B, TensorSpec
 from .exchange import Owners, Routes
 from .kinds import COUNTS
+
+
+@dataclass(frozen=True)
+class Routed(ABC):
+    """Function that routes this rank's tokens through the experts of all ranks.
+
+    Maps (tokens, choices, weights, this rank's tensors of the experts) to the experts' output for
+    this rank's tokens. Its ``repr`` is the same on all ranks, and identifies it in a recorded
+    program.
+
+    Args:
+        owners: the assignment of experts to ranks.
+    """
+
+    owners: Owners
+
+    def __call__(self, x: Tensor, choices: Tensor, weights: Tensor, *tensors: Tensor) -> Tensor:
+        index, weights = self.choices(choices, weights)
+        routes = Routes(index, self.owners)
+        rows, expert = routes.send(x.reshape(-1, x.shape[-1]))
+        out = routes.give_back(self.of_rows(rows, expert, tensors), weights)
+        return out.reshape(*x.shape[:-1], out.shape[-1])
+
+    @abstractmethod
+    def choices(self, choices: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (index, weights) [tokens, k]: the experts of each token, and their weights."""
+
+    @abstractmethod
+    def of_rows(self, rows: Tensor, expert: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the results for ``rows``, which belong to experts of this rank.
+
+        Args:
+            rows: [rows, features], from all ranks.
+            expert: [rows], on the CPU: the index of each row's expert among those of this rank.
+            tensors: the tensors of the experts.
+        """
 
 
 class Forward(Protocol):
@@ -35,44 +72,37 @@ class Forward(Protocol):
     def own(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
-@dataclass(frozen=True)
-class Routed:
-    """Function that routes this rank's tokens through the experts of all ranks.
-
-    Maps (tokens, index, weights, this rank's stacks of weights) to the experts' output for this
-    rank's tokens.
+@dataclass(frozen=True, repr=False)
+class RoutedStacks(Routed):
+    """Routing through a module whose tensors are stacks with one entry for each expert.
 
     Args:
         forward: the module's own forward.
         keys: the names of its stacks.
-        owners: the assignment of its experts to ranks.
         specs: the specs of its stacks on the ranks among which each expert is split; empty if
             experts are not split.
     """
 
     forward: Forward
     keys: tuple[str, ...]
-    owners: Owners
     specs: tuple[TensorSpec, ...]
 
-    def __call__(self, x: Tensor, index: Tensor, weights: Tensor, *stacks: Tensor) -> Tensor:
-        routes = Routes(index.reshape(-1, index.shape[-1]), self.owners)
-        rows, expert = routes.send(x.reshape(-1, x.shape[-1]))
+    def choices(self, choices: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        return choices.reshape(-1, choices.shape[-1]), weights.reshape(-1, weights.shape[-1])
+
+    def of_rows(self, rows: Tensor, expert: Tensor, tensors: Sequence[Tensor]) -> Tensor:
         # A rank that receives no rows runs a row of zeros, so that its weights are part of the
         # graph and get a gradient of zeros.
         empty = rows.shape[0] == 0
         if empty:
             rows, expert = pad(rows, (0, 0, 0, 1)), pad(expert, (0, 1))
-        made = self._of_rows(rows, expert[:, None], torch.ones_like(rows[:, :1]), stacks)
-        self._check(made, rows)
-        out = routes.give_back(made[:0] if empty else made, weights.reshape(-1, weights.shape[-1]))
-        return out.reshape(*x.shape[:-1], out.shape[-1])
+        one_each = expert[:, None].to(rows.device)
+        made = self._run([rows, one_each, torch.ones_like(rows[:, :1])], tensors)
+        check_rows(made, rows, self.forward.module)
+        return made[:0] if empty else made
 
-    def _of_rows(
-        self, rows: Tensor, expert: Tensor, weights: Tensor, stacks: Sequence[Tensor]
-    ) -> Any:
-        """Run the module's forward on ``rows``, one expert each, with the weights ``stacks``."""
-        given = [rows, expert, weights]
+    def _run(self, given: list[Tensor], stacks: Sequence[Tensor]) -> Any:
+        """Run the module's forward on ``given``, one expert for each row, with ``stacks``."""
         if not self.specs:
             with _shown(self.forward.module, dict(zip(self.keys, stacks, strict=True))):
                 return self.forward.own(*given)
@@ -83,16 +113,18 @@ class Routed:
         with _shown(self.forward.module, dict(zip(self.keys, shown, strict=True))), apart():
             return self.forward.own(*laid).to_global(sbp=whole).to_local()
 
-    def _check(self, made: Any, rows: Tensor) -> None:
-        if not isinstance(made, Tensor) or made.ndim != 2 or made.shape[0] != rows.shape[0]:
-            raise TypeError(
-                f"experts: {type(self.forward.module).__name__} made {short(made)} of "
-                f"{rows.shape[0]} rows, and experts to which tokens are sent give a row for each. "
-                "Lay its weights out in another way than S(0)."
-            )
-
     def __repr__(self) -> str:
         return f"experts {self.forward.number} {type(self.forward.module).__name__} {self.owners}"
+
+
+def check_rows(made: Any, rows: Tensor, experts: nn.Module) -> None:
+    """Raise ``TypeError`` unless ``made`` has a row for each of ``rows``."""
+    if not isinstance(made, Tensor) or made.ndim != 2 or made.shape[0] != rows.shape[0]:
+        raise TypeError(
+            f"experts: {type(experts).__name__} made {short(made)} of {rows.shape[0]} rows, and "
+            "experts to which tokens are sent give a row for each. Lay its weights out in another "
+            "way than S(0)."
+        )
 
 
 @contextmanager
@@ -118,13 +150,17 @@ def _shown(module: nn.Module, stacks: Mapping[str, Tensor]) -> Iterator[None]:
 # -- in a step that is recorded --------------------------------------------------------------------
 
 
-def in_one_message(run: Routed, tensors: list[Tensor]) -> Tensor:
-    """Return ``run(*tensors)``, with all of its communication as one message of the transport.
+def run_routed(run: Routed, local: list[Tensor], spec: TensorSpec) -> Any:
+    """Return ``run(*local)`` as a global tensor, laid out like the tokens, which have ``spec``.
 
-    A recorded step needs this, since sizes that depend on values must not be visible outside a
-    message. The backward is another message, which runs the forward again.
+    A recorded step makes all communication one message of the transport, since sizes that depend on
+    values must not be visible outside a message. The backward is another message, which runs the
+    forward again. Messages inside experts that another axis splits are part of it, so all ranks of
+    the placement take part.
     """
-    return _InOneMessage.apply(run, *tensors)
+    out = _InOneMessage.apply(run, *local) if current().records else run(*local)
+    shape = (*spec.shape[:-1], out.shape[-1])
+    return attach(out, TensorSpec.of(spec.placement, spec.sbp, shape, out.dtype))
 
 
 class _InOneMessage(torch.autograd.Function):
@@ -143,7 +179,7 @@ class _InOneMessage(torch.autograd.Function):
 
 
 def _sent(run: _Forward | _Backward, tensors: list[Tensor]) -> list[Tensor]:
-    return current().as_one(run, [x.detach() for x in tensors], run.run.owners.ranks)
+    return current().as_one(run, [x.detach() for x in tensors], run.run.owners.told)
 
 
 @dataclass(frozen=True)
@@ -151,7 +187,8 @@ class _Forward:
     run: Routed
 
     def __call__(self, xs: list[Tensor]) -> list[Tensor]:
-        return [self.run(*xs)]
+        with without_modes(), torch.no_grad():
+            return [self.run(*xs)]
 
 
 @dataclass(frozen=True)
@@ -165,4 +202,5 @@ class _Backward:
         with without_modes():  # a recorded program runs below autograd, which is needed here
             x, *others = (each.detach().requires_grad_() for each in (x, *others))
             out = self.run(x, index, *others)
-            return list(torch.autograd.grad(out, (x, *others), grad))
+            # Stacks that other ranks split, too, have become global tensors.
+            return list(map(plain, torch.autograd.grad(out, (x, *others), grad)))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
+import itertools
 from collections.abc import Callable, Collection, Iterator
 
-from torch import nn
-
 from ...spec import B, Split
-from ..experts import count_of, takes_routed
+from ..experts import ExpertList, count_of, expert_lists, on_its_rank, takes_routed
+from ..experts.lists import NAMED
 from ..plan import Border, Layouts, Plan
 from .asked import Asked
 
-_EXPERTS = re.compile(r"(^|\.|_)experts?($|\.|_)", re.IGNORECASE)
 _DOWN = frozenset("down_proj w2 wo down output_linear w2_weight".split())
 _UP = frozenset("gate_up_proj gate_proj up_proj w1 w3 input_linear".split())
 
@@ -24,7 +22,7 @@ def stacked_experts(asked: Asked) -> Iterator[tuple[str, str, int]]:
     """
     for name, part in asked.module.named_modules():
         count = count_of(part)
-        named = _EXPERTS.search(name) or "Experts" in type(part).__name__
+        named = NAMED.search(name) or "Experts" in type(part).__name__
         for key, value in part._parameters.items():
             if value is not None and named and value.ndim >= 2 and value.shape[0] == count:
                 yield asked.first_name(f"{name}.{key}"), key, value.shape[0]
@@ -39,15 +37,33 @@ def plan_expert(asked: Asked) -> Plan:
         else:
             plan.tensors[name] = Layouts((Split(0),))
     _add_up_after(plan, asked, {n for n, p in asked.module.named_modules() if takes_routed(p)})
-    lists = list(_lists(asked))
-    for name, size in lists:
-        plan.notes.append(
-            f"{name}: a list of {size} modules is not split by experts, for each is a module of "
-            "its own; zero3 shards their weights, tensor splits each"
-        )
-    if not plan.tensors and not lists:
+    for found in expert_lists(asked.module):
+        _add_list(plan, asked, found)
+    if not plan.tensors and not plan.notes:
         plan.notes.append("no experts were found: all is whole on every rank")
     return plan
+
+
+def _add_list(plan: Plan, asked: Asked, found: ExpertList) -> None:
+    """Put each expert of a list on one rank."""
+    count, keys = len(found.experts), found.keys
+    names = [[asked.first_name(f"{found.name}.{e}.{key}") for key in keys] for e in found.experts]
+    if count < asked.ranks:
+        why = f"{count} experts on {asked.ranks} ranks are left whole"
+    elif not found.selects:
+        why = (
+            f"{type(found.host).__name__}.forward seems to give each of these experts all tokens, "
+            "so each rank has all of them; zero3 shards their weights, tensor splits each"
+        )
+    elif any(asked.split_by_others(name) for name in itertools.chain(*names)):
+        why = "another axis splits these experts, so this one does not divide them"
+    else:
+        for e, tensors in enumerate(names):
+            for name in tensors:
+                size = asked.tensors[name].shape[0]
+                plan.tensors[name] = Layouts((on_its_rank(size, e, count, asked.ranks),))
+        return
+    plan.notes.append(f"{found.name}: {why}")
 
 
 def beside_experts(planner: Callable[[Asked], Plan]) -> Callable[[Asked], Plan]:
@@ -59,12 +75,6 @@ def beside_experts(planner: Callable[[Asked], Plan]) -> Callable[[Asked], Plan]:
         return Plan(tensors, experts.modules, notes=[*experts.notes, *rest.notes])
 
     return plan
-
-
-def _lists(asked: Asked) -> Iterator[tuple[str, int]]:
-    for name, part in asked.module.named_modules():
-        if isinstance(part, nn.ModuleList) and name.rpartition(".")[2] == "experts":
-            yield name, len(part)
 
 
 def split_experts_inside(plan: Plan, asked: Asked) -> None:

@@ -150,7 +150,8 @@ def _joined(
 
 def _late(name: str) -> tuple[bool, bool]:
     # A sort key: False precedes True.
-    return name.startswith("zero"), not name.endswith("expert")
+    ends = name.endswith("expert")
+    return ends or name.startswith("zero"), not ends
 
 
 def _axes_of(given: Mapping[str, Any], placement: Placement) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from torch import nn
 from ...dispatch.plans.shards import is_global
 from ...movement.coders import Coder
 from ..codecs import coder_of
+from ..experts import parameters_of_lists
 from ..module_calls import undo_on_raise
 from ..plan import Plan
 from .gathered import GatheredParameters, GatheredTogether, ShardedParameter
@@ -71,8 +72,9 @@ def _gathered_bytes(parameters: list[ShardedParameter]) -> int:
 def _places(module: nn.Module, plan: Plan) -> list[list[tuple[str, ShardedParameter]]]:
     """Return the named places of each parameter that is used in another layout than stored."""
     found: dict[int, list[tuple[str, ShardedParameter]]] = {}
+    of_lists = parameters_of_lists(module)  # each expert gathers its own
     for name, param in module.named_parameters(remove_duplicate=False):
-        layouts = plan.layouts(name)
+        layouts = None if id(param) in of_lists else plan.layouts(name)
         if is_global(param) and layouts is not None and layouts.use != param._spec.sbp:  # type: ignore[attr-defined]
             path, _, key = name.rpartition(".")
             places = found.setdefault(id(param), [])

@@ -13,7 +13,7 @@ import consistent
 from consistent import B, Placement, S
 from mirrored.transports.counting import counting
 from tests.consistent.compiled.steps import Made, beside
-from tests.consistent.nn.experts.test_forward import Mixture
+from tests.consistent.nn.experts.test_forward import Mixture, gated
 from tests.ranks import on_ranks
 from tests.rounding import gamma
 from tests.twins import randn
@@ -106,8 +106,8 @@ def test_products_of_groups(rank: int) -> None:
         _sends_as_much(make, batches, beside(make, batches, rtol=MIXED))
 
 
-def _routed() -> Made:
-    model = consistent.parallelize(Mixture(7), Placement.all("cpu"), "zero3+expert")
+def _routed(mixture: nn.Module, placement: Placement, plan: Any) -> Made:
+    model = consistent.parallelize(mixture, placement, plan)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(x: Any) -> Any:
@@ -124,9 +124,20 @@ def _routed() -> Made:
 @on_ranks(3)
 def test_tokens_that_are_sent_to_their_experts(rank: int) -> None:
     batches = _batches(8, 3, 4)
-    program = beside(_routed, batches)
+    program = beside(lambda: _routed(Mixture(7), Placement.all("cpu"), "zero3+expert"), batches)
     kinds = [call.kind for call in program.programs[-1].program.messages()]
     assert kinds.count("as_one") == 2, kinds  # forward, and backward, which runs it again
+
+
+@on_ranks(4)
+def test_tokens_that_are_sent_to_experts_split_by_another_axis(rank: int) -> None:
+    grid = Placement("cpu", [[0, 1], [2, 3]], axes=("ep", "tp"))
+    plan = {"ep": "zero3+expert", "tp": "tensor"}
+    values = [randn(7, 3, 4, seed=i) * (i + 1) for i in range(3)]
+    batches = [(consistent.distribute(x, grid, (S(0), B)),) for x in values]
+    program = beside(lambda: _routed(gated(5), grid, plan), batches)
+    calls = [call for call in program.programs[-1].program.messages() if call.kind == "as_one"]
+    assert [call.ranks for call in calls] == [(0, 1, 2, 3)] * 2, calls
 
 
 def _table() -> Made:

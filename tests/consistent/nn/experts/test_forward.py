@@ -70,6 +70,7 @@ class Mixture(nn.Module):
         if self.drop:
             last = torch.arange(self.k) == self.k - 1
             index = index.masked_fill(last, self.experts.num_experts)
+            weights = weights.masked_fill(last, torch.nan)  # does not count
         made = self.experts(x.flatten(0, 1), index.flatten(0, 1), weights.flatten(0, 1))
         return made.unflatten(0, x.shape[:2]) + self.shared(x), scores.square().mean((0, 1)).sum()
 

@@ -371,3 +371,23 @@ def test_a_loader_goes_on_where_the_one_before_was(rank: int) -> None:
 
     two, three = (Placement("cpu", range(n)) for n in (2, 3))
     assert items(two, three) == items(two, None)
+
+
+@on_ranks(4)
+def test_some_ranks_keep_their_shards_of_a_dim_that_is_cut(rank: int) -> None:
+    line, wanted = Placement.all("cpu"), torch.arange(48.0).view(12, 4)
+    cuts = [
+        S(0, sizes=(12, 0, 0, 0)),
+        S(0, sizes=(0, 12, 0, 0)),
+        S(0, sizes=(6, 6, 0, 0)),
+        S(0, blocks=3),
+    ]
+    cuts += [S(0, cut="zigzag"), S(0, sizes=(4, 2, 6, 0)), S(0), B]
+    model: Any = nn.Linear(4, 12, bias=False)
+    consistent.parallelize(model, line, {"weight": cuts[-1]})
+    with torch.no_grad():
+        model.weight.copy_(wanted)
+    for sbp in (*cuts, *reversed(cuts), *cuts[::3]):
+        consistent.move(model, None, line, {"weight": sbp})
+        assert model.weight.sbp == (sbp,)
+        assert torch.equal(model.weight.full(), wanted), sbp

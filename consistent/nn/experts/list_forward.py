@@ -1,0 +1,398 @@
+"""Run the forward of a module with a list of experts on the ranks that hold each token's experts.
+
+```
+                      rank 0                     rank 1
+tokens, masks         of its batch               of its batch                global, S(0)
+the forward           its loop is noted (loop.py), and no expert runs
+sent                  rows of experts 0, 1       rows of experts 2, 3        plain
+experts, each once    experts.0, experts.1       experts.2, experts.3        plain
+sent back, weighted   tokens of its batch        tokens of its batch         global, S(0)
+```
+
+Parameters keep their names. Each is split so that one rank has all of it. Another axis may split
+it, too, if it is gathered for use (``zero3``): it is gathered before its expert runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...dispatch.plans.shards import attach, is_global
+from ...forms.whole_numbers import whole_numbers
+from ...movement.differentiable import spread
+from ...movement.world import my_coordinate
+from ...spec import B
+from ..plan import Nd, Plan
+from .forward import owners, sent_from
+from .lists import ExpertList, on_its_rank
+from .loop import Addends, Loop
+from .routed import Routed, check_rows, run_routed
+from .selected import Made, Picked, real
+
+_numbers = itertools.count()  # equal on all ranks for one module
+
+
+def install_list(found: ExpertList, plan: Plan) -> None:
+    """Make ``found`` send tokens to its experts, if ``plan`` puts each expert on one rank."""
+    uses = [
+        {key: plan.layouts(f"{found.name}.{e}.{key}") for key in found.keys} for e in found.experts
+    ]
+    if any(layouts is None for each in uses for layouts in each.values()):
+        return
+    used = [{key: layouts.use for key, layouts in each.items()} for each in uses]  # type: ignore[union-attr]
+    axes = _axes(list(found.experts.values()), used)
+    if axes and not isinstance(found.host.__dict__.get("forward"), ListForward):
+        forward = ListForward(found, axes, used)
+        found.host.__dict__["forward"] = forward
+        for e, expert in enumerate(forward.experts):
+            expert.__dict__["forward"] = ExpertCall(forward, e)
+
+
+def _axes(experts: Sequence[nn.Module], used: Sequence[Mapping[str, Nd]]) -> tuple[int, ...]:
+    """Return the axis that puts each expert on one rank; () if another one splits them in use."""
+    found = list[int]()
+    shapes = [dict(each.named_parameters()) for each in experts]
+    for axis in range(len(next(iter(used[0].values())))):
+        entries: list[Any] = [each[key][axis] for each in used for key in each]
+        sizes = next((e.cut.sizes for e in entries if e.is_split and e.cut), None)
+        alone = sizes is not None and all(
+            each[key][axis] is on_its_rank(shapes[e][key].shape[0], e, len(experts), len(sizes))
+            for e, each in enumerate(used)
+            for key in each
+        )
+        if alone:
+            found.append(axis)
+        elif any(entry is not B for entry in entries):
+            return ()
+    return tuple(found) if len(found) == 1 else ()
+
+
+def take_off_list(part: nn.Module) -> None:
+    """Undo ``install_list`` for the module whose forward calls the experts."""
+    forward = part.__dict__.get("forward")
+    if isinstance(forward, ListForward):
+        for module in (part, *forward.experts):
+            inner = module.__dict__.pop("forward").inner
+            if inner is not None:
+                module.__dict__["forward"] = inner
+
+
+def parameters_of_lists(module: nn.Module) -> set[int]:
+    """Return the ids of the parameters inside ``module`` that a ``ListForward`` gathers."""
+    forwards = [part.__dict__.get("forward") for part in module.modules()]
+    experts = [x for each in forwards if isinstance(each, ListForward) for x in each.experts]
+    return {id(p) for expert in experts for p in expert.parameters()}
+
+
+class ListForward:
+    """Forward of a module that calls a list of experts, each of which is on one rank.
+
+    It is stored in the module's ``__dict__``, where Python finds it before the class's ``forward``.
+
+    Args:
+        found: the list.
+        axes: the axis of the parameters' placement along which the experts are divided.
+        used: for each expert, the layouts in which its parameters are used.
+    """
+
+    def __init__(
+        self, found: ExpertList, axes: tuple[int, ...], used: Sequence[Mapping[str, Nd]]
+    ) -> None:
+        self.host, self.name, self.axes, self.used = found.host, found.name, axes, used
+        self.experts = list(found.experts.values())
+        self.number = next(_numbers)
+        self.inner = self.host.__dict__.get("forward")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._may_wait():
+            return self._own(*args, **kwargs)
+        loop = Loop(self.of_one, self._add_at_once)
+        with loop:
+            out = self._own(*args, **kwargs)
+        loop.finish()
+        return real(out)
+
+    def _own(self, *args: Any, **kwargs: Any) -> Any:
+        return _own(self.host, self.inner, *args, **kwargs)
+
+    def _may_wait(self) -> bool:
+        """Return whether experts may run later, on other rows, and away from their hooks.
+
+        Experts that draw random numbers may not: the numbers of global tensors do not depend on
+        their layout, and those of plain rows would.
+        """
+        parts = [part for expert in self.experts for part in expert.modules()]
+        params = [p for expert in self.experts for p in expert.parameters()]
+        return (
+            all(map(is_global, params))
+            and not any(_has_hooks(part) for part in parts)
+            and not any(part.training and _drops(part) for part in parts)
+        )
+
+    def of_one(self, e: int, *args: Any, **kwargs: Any) -> Any:
+        """Return what expert ``e`` returns, on global tensors."""
+        expert: Any = self.experts[e]
+        with shown(expert, self._in_use(e)):
+            return _own(expert, expert.__dict__["forward"].inner, *args, **kwargs)
+
+    def _in_use(self, e: int) -> dict[str, Any]:
+        """Return the parameters of expert ``e`` in the layouts in which they are used."""
+        used = self.used[e]
+        params = self.experts[e].named_parameters()
+        return {key: p.to_global(sbp=used[key]) for key, p in params}  # type: ignore[attr-defined]
+
+    def _add_at_once(self, found: Addends) -> bool:
+        """Send tokens to the experts of ``found``, add the results, and return True.
+
+        Returns False if the layouts do not allow it, which is decided by specs, alike on all ranks.
+        """
+        called = sorted({made.expert for made in found.made})
+        params = [p for e in called for p in self.experts[e].parameters()]
+        if not is_global(found.x):
+            return False
+        x = found.x.flatten(0, -2)
+        if sent_from([x, *params], 1, self.axes) is None:
+            return False
+        masks, weights, columns, picks = _columns(found.made, x)
+        spec = sent_from([x, masks, weights, *params], 1, self.axes)
+        if spec is None:
+            return False
+        out = self._routed([x, masks, weights], spec, called, columns, picks)
+        out = out.reshape(found.out.shape)
+        if found.is_fresh and not is_global(found.out):
+            found.out.data = spread(found.out.detach(), out._spec.with_dtype(found.out.dtype))
+            attach(found.out, out._spec.with_dtype(found.out.dtype))
+        found.out.add_(out.to(found.out.dtype))
+        return True
+
+    def _routed(
+        self,
+        given: list[Any],
+        spec: Any,
+        called: Sequence[int],
+        columns: Sequence[int],
+        picks: Sequence[int],
+    ) -> Any:
+        at = my_coordinate(spec.placement)
+        assert at is not None
+        in_use = [p for e in called for p in self._in_use(e).values()]
+        laid = [each.to_global(sbp=spec.sbp) for each in given]
+        shapes = tuple(tuple(p.shape) for p in self.experts[0].parameters())
+        run = RoutedList(
+            owners(spec.placement, self.axes, len(self.experts), at),
+            self,
+            tuple(called),
+            tuple(columns),
+            tuple(picks),
+            shapes,
+        )
+        return run_routed(run, [each.to_local() for each in (*laid, *in_use)], spec)
+
+
+class ExpertCall:
+    """Forward of an expert in a list: it is noted by the loop that calls it, or runs by itself."""
+
+    def __init__(self, forward: ListForward, number: int) -> None:
+        self.forward, self.number = forward, number
+        self.inner = forward.experts[number].__dict__.get("forward")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        rows = args[0] if len(args) == 1 and not kwargs else None
+        if isinstance(rows, Picked) and not rows.is_closed:
+            if rows.loop.of_one == self.forward.of_one:
+                return rows.loop.expert(self.number, rows)
+        return self.forward.of_one(self.number, *real(args), **real(kwargs))
+
+
+def _own(module: nn.Module, inner: Any, *args: Any, **kwargs: Any) -> Any:
+    if inner is not None:
+        return inner(*args, **kwargs)
+    return type(module).forward(module, *args, **kwargs)
+
+
+def _has_hooks(part: nn.Module) -> bool:
+    return bool(
+        part._forward_hooks
+        or part._forward_pre_hooks
+        or part._backward_hooks
+        or part._backward_pre_hooks
+    )
+
+
+_DROPOUTS = (
+    nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout
+)  # fmt: skip
+
+
+def _drops(part: nn.Module) -> bool:
+    if isinstance(part, _DROPOUTS):
+        return part.p > 0
+    code = getattr(type(part).forward, "__code__", None)
+    is_called = code is not None and "dropout" in code.co_names
+    return is_called and not hasattr(part, "dropout")  # a function, not a module inside
+
+
+# -- a loop as tensors of fixed shapes -------------------------------------------------------------
+
+
+def _columns(every: Sequence[Made], x: Any) -> tuple[Any, Any, list[int], list[int]]:
+    """Return the masks and the weights of all results, each [tokens, columns].
+
+    Returns:
+        masks; weights, whose columns may be shared; for each column of the masks its expert; and
+        that of its weights.
+    """
+    masks, weights = list[Any](), list[Any]()
+    columns, picks = list[int](), list[int]()
+    known: dict[Any, int] = {}
+    for made in every:
+        entries = _by_tokens(made.rows)
+        masks.append(entries)
+        columns += [made.expert] * entries.shape[1]
+        key: Any = [(id(s.source), s.dims) if isinstance(s, Picked) else s for s in made.scales]
+        key = (*key, made.rows.dims, entries.shape[1])
+        if key not in known:
+            known[key] = sum(each.shape[1] for each in weights)
+            weights.append(_weights(made, entries, x))
+        picks += range(known[key], known[key] + entries.shape[1])
+    return torch.cat(masks, 1), torch.cat(weights, 1), columns, picks
+
+
+def _by_tokens(rows: Picked) -> Any:
+    """Return the mask of ``rows`` as bools [tokens, entries of a token]."""
+    mask = rows.mask if rows.mask.dtype is torch.bool else rows.mask != 0
+    return _ordered(mask, _order(rows), len(rows.dims))
+
+
+def _order(rows: Picked) -> list[int]:
+    """Return the dims of the mask of ``rows``, those of tokens first."""
+    return [*rows.dims, *(d for d in range(rows.mask.ndim) if d not in rows.dims)]
+
+
+def _ordered(x: Any, order: Sequence[int], tokens: int) -> Any:
+    return x.permute(*order).flatten(0, tokens - 1).flatten(1) if x.ndim > 1 else x[:, None]
+
+
+def _weights(made: Made, entries: Any, x: Any) -> Any:
+    """Return the product of the weights of ``made``, [tokens, entries of a token]."""
+    weights = [
+        _weight(each, made.rows, entries) for each in made.scales if isinstance(each, Picked)
+    ]
+    found = weights[0] if weights else torch.ones_like(entries, dtype=x.dtype)
+    for weight in (*weights[1:], *(n for n in made.scales if not isinstance(n, Picked))):
+        found = found * weight
+    return found
+
+
+def _weight(scale: Picked, rows: Picked, entries: Any) -> Any:
+    source = scale.source.squeeze(-1) if scale.source.ndim > len(scale.dims) else scale.source
+    if scale.mask is not rows.mask:  # another view of the same mask
+        return source.reshape(entries.shape)
+    order = _order(rows)
+    source = source.permute(*(scale.dims.index(d) for d in order if d in scale.dims))
+    wide = source[tuple(slice(None) if d in scale.dims else None for d in order)]
+    sizes = [rows.mask.shape[d] for d in order]
+    return _ordered(wide.expand(sizes), range(len(order)), len(rows.dims))
+
+
+# -- on plain tensors ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class RoutedList(Routed):
+    """Routing through a list of experts.
+
+    Args:
+        forward: the forward of the module that calls them.
+        called: the experts that were called, ascending. Their tensors are passed in this order.
+        columns: the expert of each column of the masks.
+        picks: for each column of the masks, the column of its weights.
+        shapes: the shapes of the tensors of an expert.
+    """
+
+    forward: ListForward
+    called: tuple[int, ...]
+    columns: tuple[int, ...]
+    picks: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    def choices(self, choices: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep as many columns as a token chooses at most; most of the masks choose no expert."""
+        most = torch.cat([choices.sum(1), choices.new_ones(1, dtype=torch.int64)]).max()
+        otherwise = len(self.columns) // len(self.called)
+        (k,) = whole_numbers(most[None], lambda: [otherwise])
+        order = (~choices).to(torch.uint8).argsort(dim=1, stable=True)[:, :k]
+        columns, picks = (order.new_tensor(x)[order] for x in (self.columns, self.picks))
+        dropped = sum(self.owners.sizes)
+        return columns.where(choices.gather(1, order), dropped), weights.gather(1, picks)
+
+    def of_rows(self, rows: Tensor, expert: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+        first, here = sum(self.owners.sizes[: self.owners.me]), self.owners.sizes[self.owners.me]
+        order = expert.argsort(stable=True).to(rows.device)
+        sizes = expert.bincount(minlength=here).tolist()
+        parts = rows.index_select(0, order).split(sizes)
+        made, left = list[Tensor](), list[Tensor]()
+        for i, e in enumerate(self.called):
+            own = tensors[i * len(self.shapes) : (i + 1) * len(self.shapes)]
+            if first <= e < first + here:
+                made.append(self._run(e, parts[e - first], own))
+            else:
+                left += own
+        if not made:  # the shape and the dtype of what other ranks make
+            like = [x.new_zeros(shape) for x, shape in zip(left, self.shapes, strict=False)]
+            made = [self._run(self.called[0], rows, like)]
+        out = torch.cat(made)
+        out = out.new_empty(out.shape).index_copy(0, order, out)
+        return _Beside.apply(out, *left) if torch.is_grad_enabled() else out
+
+    def _run(self, e: int, rows: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+        expert: Any = self.forward.experts[e]
+        keys = [key for key, _ in expert.named_parameters()]
+        with shown(expert, dict(zip(keys, tensors, strict=True))):
+            made = _own(expert, expert.__dict__["forward"].inner, rows)
+        check_rows(made, rows, expert)
+        return made
+
+    def __repr__(self) -> str:
+        name = f"experts of list {self.forward.number} {self.forward.name}"
+        return f"{name} {self.called} {self.columns} {self.picks} {self.owners}"
+
+
+class _Beside(torch.autograd.Function):
+    """Returns ``out``, with gradients of zeros for the parts of experts that other ranks have.
+
+    So all ranks of a parameter have a gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, *parts: Tensor) -> Tensor:
+        ctx.save_for_backward(*parts)
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        return grad, *map(torch.zeros_like, ctx.saved_tensors)
+
+
+@contextmanager
+def shown(module: nn.Module, tensors: Mapping[str, Any]) -> Iterator[None]:
+    """Let ``module`` see ``tensors`` in place of its parameters of these names, in the context."""
+    places = []
+    for name, value in tensors.items():
+        path, _, key = name.rpartition(".")
+        seen = module.get_submodule(path).__dict__  # found before parameters
+        places.append((seen, key, value))
+    for seen, key, value in places:
+        seen[key] = value
+    try:
+        yield
+    finally:
+        for seen, key, _ in places:
+            seen.pop(key, None)

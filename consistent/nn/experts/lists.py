@@ -1,0 +1,103 @@
+"""Recognize lists of modules of which each is an expert, and lay each expert on one rank.
+
+```
+self.experts = nn.ModuleList(Expert() for _ in range(4))      2 ranks
+rank 0: experts.0, experts.1        rank 1: experts.2, experts.3
+experts.1.w1.weight [12, 8]         S(0, sizes=(12, 0))
+experts.2.w1.weight [12, 8]         S(0, sizes=(0, 12))
+```
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from ...spec import S, Sbp, piece
+
+NAMED = re.compile(r"(^|\.|_)experts?($|\.|_)", re.IGNORECASE)
+"""Pattern of the names of modules that hold experts."""
+
+# Names of functions by which a loop over experts selects the tokens of each.
+_SELECTS = frozenset("where nonzero index_add index_add_ any".split())
+
+
+@dataclass(frozen=True)
+class ExpertList:
+    """A list of modules of equal structure, which are experts.
+
+    Args:
+        name: the name of the list in the whole module.
+        host: the module whose forward calls them: the list itself, or the one that holds it.
+        experts: the modules by their names, in order.
+    """
+
+    name: str
+    host: nn.Module
+    experts: dict[str, nn.Module]
+
+    @property
+    def keys(self) -> list[str]:
+        """Return the names of the parameters of each expert, inside it."""
+        return [key for key, _ in next(iter(self.experts.values())).named_parameters()]
+
+    @property
+    def selects(self) -> bool:
+        """Return whether the forward that calls the experts seems to select tokens for each.
+
+        Otherwise each expert may get all tokens, and it is better to have it on every rank.
+        """
+        code = getattr(type(self.host).forward, "__code__", None)
+        return code is not None and not _SELECTS.isdisjoint(code.co_names)
+
+
+def expert_lists(module: nn.Module) -> Iterator[ExpertList]:
+    """Return the lists (or dicts) of experts inside ``module``.
+
+    All members of a list that have parameters are of one class, with parameters of the same names,
+    shapes and dtypes, none of which is shared, and no buffers.
+    """
+    for name, part in module.named_modules():
+        last = name.rpartition(".")[2]
+        if not isinstance(part, nn.ModuleList | nn.ModuleDict) or not NAMED.search(last):
+            continue
+        if "shared" in last:  # by all tokens
+            continue
+        children = part.named_children()
+        experts = {key: each for key, each in children if any(True for _ in each.parameters())}
+        if len(experts) < 2 or not _are_alike(list(experts.values())):
+            continue
+        has_forward = type(part).forward is not nn.Module.forward
+        host = part if has_forward else module.get_submodule(name.rpartition(".")[0])
+        yield ExpertList(name, host, experts)
+
+
+def _are_alike(experts: list[nn.Module]) -> bool:
+    shapes = [
+        [(key, p.shape, p.dtype) for key, p in each.named_parameters(remove_duplicate=False)]
+        for each in experts
+    ]
+    every = [p for each in experts for p in each.parameters()]
+    return (
+        len({type(each) for each in experts}) == 1
+        and all(found == shapes[0] for found in shapes)
+        and all(len(shape) > 0 for _, shape, _ in shapes[0])
+        and 0 < len({id(p) for p in every}) == sum(map(len, shapes))
+        and not any(True for each in experts for _ in each.buffers())
+    )
+
+
+def on_its_rank(size: int, expert: int, count: int, ranks: int) -> Sbp:
+    """Return the SBP by which one rank has the whole of a tensor of an expert.
+
+    Experts are assigned to ranks in balanced runs, as ``S(0)`` of a stack of them is.
+
+    Args:
+        size: the first size of the tensor.
+        expert: the index of the expert among ``count``.
+    """
+    runs = [piece(count, ranks, rank) for rank in range(ranks)]
+    return S(0, sizes=[size * (a <= expert < a + n) for a, n in runs])

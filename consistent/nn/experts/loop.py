@@ -1,0 +1,301 @@
+"""Follow a loop over a list of experts, and run all of its experts at once.
+
+```
+for e, expert in enumerate(self.experts):
+    at, slot = torch.where(index == e)                     not run: see selected.py
+    out[at] += weights[at, slot, None] * expert(x[at])     not run: one more addend of out
+return out                                                 out is read: all addends are made now
+```
+
+A function mode sees the calls of torch that the loop makes. Calls of the form above are noted. Each
+other call runs as it is written, on values that are computed first where they are needed. So a loop
+of another form, and one whose sums are read half way, are right, too; their experts run one by one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ...dispatch.plans.shards import is_global
+from ...spec.nested import tensors_in
+from .selected import Chosen, Made, Picked, Raised, Selected, closed, memory, picked, real
+
+
+@dataclass
+class Addends:
+    """Results of experts that are to be added to one tensor.
+
+    Args:
+        out: the tensor [..., features].
+        x: the tensor whose rows the experts take.
+        made: the results, in order.
+        again: for each of them a function that adds it as the loop does.
+        is_fresh: whether the loop created ``out`` as a plain tensor, and no other tensor shares its
+            memory.
+    """
+
+    out: Tensor
+    x: Tensor
+    made: list[Made] = field(default_factory=list)
+    again: list[Callable[[], Any]] = field(default_factory=list)
+    is_fresh: bool = False
+
+    def memories(self) -> set[int]:
+        """Return the memories from which the results are computed."""
+        return {memory(x) for made in self.made for x in made.sources()}
+
+
+class Loop(TorchFunctionMode):
+    """Mode in which one call of a module with a loop over experts runs.
+
+    Args:
+        of_one: runs one expert: (its index, its argument) -> its result.
+        add_at_once: makes and adds all results at once, and returns whether it could.
+    """
+
+    def __init__(
+        self,
+        of_one: Callable[[int, Any], Any],
+        add_at_once: Callable[[Addends], bool],
+    ) -> None:
+        super().__init__()
+        self.of_one, self._add_at_once = of_one, add_at_once
+        self.numbers = itertools.count()
+        # All ranks compute values that are left in the same order.
+        self.live: WeakValueDictionary[int, Selected] = WeakValueDictionary()
+        self._pending: Addends | None = None
+        self._indices: dict[int, tuple[Tensor, tuple[Tensor, ...]]] = {}
+        self._fresh: dict[int, Tensor] = {}
+        self._roots: dict[int, tuple[Tensor, Tensor]] = {}
+        self._as_written = False
+        self.state = _state()
+
+    @property
+    def is_paused(self) -> bool:
+        """Return whether gradients or autocast are set otherwise than where the loop began.
+
+        What is noted runs later, as they are set there.
+        """
+        return _state() != self.state
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._as_written:
+            return func(*args, **kwargs)
+        args, kwargs = closed(args), dict(closed(kwargs))
+        note = None if self.is_paused else _NOTED.get(getattr(func, "__name__", ""))
+        made = NotImplemented if note is None else note(self, func, *args, **kwargs)
+        return self._run(func, args, kwargs) if made is NotImplemented else made
+
+    def _run(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Run a call as it is written."""
+        given = tensors_in((args, kwargs))
+        if self._pending is not None and memory(self._pending.out) in map(memory, given):
+            self.flush()
+        if given and _writes(func, kwargs):
+            written = kwargs.get("out", args[0] if args else None)
+            for x in tensors_in(written):
+                self._before_write(x)
+        for x in given:
+            self._fresh.pop(id(x), None)
+        made = func(*real(args), **real(kwargs))
+        if not given and isinstance(made, Tensor) and not is_global(made):
+            self._fresh[id(made)] = made
+        is_mask = isinstance(made, Tensor) and made.dtype is torch.bool and given
+        if is_mask and getattr(func, "__name__", "") in _IN_ORDER:
+            self._roots[id(made)] = made, self._root(given[0])
+        return made
+
+    def _before_write(self, x: Tensor, but: tuple[Selected, ...] = ()) -> None:
+        """Compute what still depends on the present values of ``x``, except for ``but``."""
+        where = memory(x)
+        if self._pending is not None and where in self._pending.memories():
+            self.flush()
+        for each in list(self.live.values()):
+            if all(each is not x for x in but) and where in map(memory, each.sources()):
+                each.close()
+        for known in (self._indices, self._roots):
+            for key in [key for key, found in known.items() if memory(found[0]) == where]:
+                del known[key]
+
+    def finish(self) -> None:
+        """Add what is left, and compute the values that the program still holds."""
+        self.flush()
+        for each in list(self.live.values()):
+            each.real()
+
+    def flush(self) -> None:
+        """Add the results that have been noted."""
+        found, self._pending = self._pending, None
+        if found is None:
+            return
+        with self.as_written():
+            if not self._add_at_once(found):
+                for add in found.again:
+                    add()
+
+    @contextmanager
+    def as_written(self) -> Iterator[None]:
+        """Run calls of torch inside the context as they are, in the state where the loop began."""
+        before, self._as_written = self._as_written, True
+        grad, casts = self.state
+        try:
+            with ExitStack() as stack:
+                if self.is_paused:
+                    stack.enter_context(torch.set_grad_enabled(grad))
+                    for cast in set(casts).difference(_state()[1]):
+                        device, is_on, dtype = cast
+                        stack.enter_context(torch.autocast(device, dtype, is_on))
+                yield
+        finally:
+            self._as_written = before
+
+    # -- for the values ----------------------------------------------------------------------------
+
+    def computed(self, value: Selected) -> Tensor:
+        """Compute ``value``."""
+        with self.as_written():
+            if self._pending is not None:
+                if memory(self._pending.out) in map(memory, value.sources()):
+                    self.flush()
+            return value.compute()
+
+    def indices(self, mask: Tensor) -> tuple[Tensor, ...]:
+        """Return ``torch.where(mask)``, computed once."""
+        if id(mask) not in self._indices:
+            self._indices[id(mask)] = mask, torch.where(mask)
+        return self._indices[id(mask)][1]
+
+    def _root(self, mask: Tensor) -> Tensor:
+        """Return the tensor of which ``mask`` is a view that has the same entries in one order."""
+        return self._roots.get(id(mask), (mask, mask))[1]
+
+    def alike(self, a: Picked, b: Picked) -> bool:
+        """Return whether ``a`` and ``b`` select the same entries, in the same order."""
+        if a.mask is b.mask:
+            return True
+        return a.is_of_whole and b.is_of_whole and self._root(a.mask) is self._root(b.mask)
+
+    def expert(self, number: int, rows: Picked) -> Any:
+        """Return the result of an expert for ``rows``."""
+        if not rows.are_rows:
+            return self.of_one(number, rows.real())
+        with self.as_written():
+            if self._pending is not None and memory(rows.source) == memory(self._pending.out):
+                self.flush()
+        return Made(self, number, rows)
+
+    # -- calls that are noted ----------------------------------------------------------------------
+
+    def where(self, func: Any, mask: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs or not is_global(mask) or mask.ndim == 0:
+            return NotImplemented
+        return tuple(Chosen(self, mask, dim) for dim in range(mask.ndim))
+
+    def nonzero(self, func: Any, mask: Any, *args: Any, as_tuple: bool = False) -> Any:
+        return self.where(func, mask, *args) if as_tuple else NotImplemented
+
+    def get(self, func: Any, x: Any, index: Any) -> Any:
+        found = picked(self, x, index) if isinstance(x, Tensor) else None
+        return NotImplemented if found is None else found
+
+    def multiply(self, func: Any, a: Any, b: Any = None, **kwargs: Any) -> Any:
+        if isinstance(a, Made) and not kwargs:
+            return a * b
+        return b * a if isinstance(b, Made) and not kwargs else NotImplemented
+
+    def index_add(self, func: Any, out: Any, dim: Any, index: Any, made: Any, **kwargs: Any) -> Any:
+        if dim != 0 or not isinstance(index, Chosen) or not isinstance(made, Made) or kwargs:
+            return NotImplemented
+        if index.mask is not made.rows.mask or made.rows.dims != (index.dim,):
+            return NotImplemented
+
+        def again() -> None:
+            func(out, 0, index.real(), made.real())
+
+        return out if self._noted(out, made, again) else NotImplemented
+
+    def set(self, func: Any, x: Any, index: Any, value: Any) -> Any:
+        if not isinstance(value, Raised) or value.base.source is not x:
+            return NotImplemented
+        base, made = value.base, value.made
+        at = picked(self, x, index)
+        if at is None or not (self.alike(at, base) and self.alike(at, made.rows)):
+            return NotImplemented
+        if at.dims != base.dims or at.form != base.form:
+            return NotImplemented
+        if at.mask is made.rows.mask and at.dims != made.rows.dims:
+            return NotImplemented
+
+        # Of an index that selects an entry twice torch does not define the result.
+        def again() -> None:
+            where = real(index)
+            func(x, where, x[where] + made.real())
+
+        return None if self._noted(x, made, again, value, base, at) else NotImplemented
+
+    def _noted(self, out: Any, made: Made, again: Callable[[], Any], *but: Selected) -> bool:
+        """Note an addend of ``out``, and return whether its shape and history allow that.
+
+        Args:
+            out: the tensor to which ``made`` is added.
+            made: the addend.
+            again: adds it as the loop does.
+            but: values of the statement that adds it; they are not needed any more.
+        """
+        x = made.rows.source
+        fits = out.ndim > 1 and out.shape[-1] > 1 and out.shape[:-1].numel() == x.shape[:-1].numel()
+        if not fits or (out.is_leaf and out.requires_grad):
+            return False
+        if memory(out) in map(memory, made.sources()):
+            return False  # the next expert takes what this one adds
+        last = self._pending
+        if last is not None and (last.out is not out or last.x is not x):
+            self.flush()
+        self._before_write(out, but)
+        if self._pending is None:
+            self._pending = Addends(out, x, is_fresh=id(out) in self._fresh)
+        self._pending.made.append(made)
+        self._pending.again.append(again)
+        return True
+
+
+def _state() -> tuple[bool, list[tuple[str, bool, torch.dtype]]]:
+    return torch.is_grad_enabled(), [
+        (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+        for device in ("cpu", "cuda")
+    ]
+
+
+# Functions whose result has the entries of their first argument, in the same order.
+_IN_ORDER = frozenset("view reshape flatten ravel view_as reshape_as squeeze unsqueeze".split())
+
+_NOTED: dict[str, Callable[..., Any]] = {
+    "where": Loop.where,
+    "nonzero": Loop.nonzero,
+    "__getitem__": Loop.get,
+    "__setitem__": Loop.set,
+    "mul": Loop.multiply,
+    "index_add_": Loop.index_add,
+}
+
+
+def _writes(func: Any, kwargs: dict[str, Any]) -> bool:
+    name = getattr(func, "__name__", "")
+    in_place = (
+        name.startswith("__i")
+        or name == "__setitem__"
+        or (name.endswith("_") and not name.endswith("__"))
+    )
+    return in_place or kwargs.get("out") is not None

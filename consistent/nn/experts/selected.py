@@ -1,0 +1,382 @@
+"""Values of a loop over experts that stand for ops which have not been run: selected tokens, the
+results of an expert, and results times weights.
+
+```
+idx, top_x = torch.where(mask[e])        Chosen, Chosen            mask[e]: [k, tokens]
+rows = x[None, top_x].reshape(-1, d)     Picked of x
+made = expert(rows)                      Made by the expert of rows
+made = made * w[top_x, idx, None]        Made, scaled by Picked of w
+out.index_add_(0, top_x, made)           an addend of out (loop.py)
+```
+
+Each knows which entries of which mask it follows, so a whole loop becomes (tokens, masks, weights)
+of fixed shapes. Anything else that a program does with such a value computes it: ``real`` is what
+torch would have returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...dispatch.plans.shards import is_global, plain
+
+Form = tuple[int | None, ...]  # a shape; None stands for the number of selected entries
+
+
+def memory(x: Any) -> int:
+    """Return a number that tensors share if they share memory."""
+    return plain(x).untyped_storage()._cdata if x.layout is torch.strided else id(x)
+
+
+def real(value: Any) -> Any:
+    """Return ``value``, which may be nested, with each ``Selected`` in it computed."""
+    return _mapped(value, Selected.real)
+
+
+def closed(value: Any) -> Any:
+    """Return ``value``, which may be nested, with each closed ``Selected`` in it computed."""
+    return _mapped(value, lambda x: x.real() if x.is_closed else x)
+
+
+def _mapped(value: Any, made: Callable[[Selected], Any]) -> Any:
+    if isinstance(value, Selected):
+        return made(value)
+    if type(value) in (list, tuple):
+        return type(value)(_mapped(x, made) for x in value)
+    if type(value) is dict:
+        return {key: _mapped(x, made) for key, x in value.items()}
+    return value
+
+
+class Selected:
+    """A value that is computed when it is needed for anything but the form of the loop.
+
+    Args:
+        loop: the loop to which it belongs (``loop.Loop``).
+    """
+
+    _real: Any = None
+    _is_closed = False
+    __hash__ = object.__hash__
+
+    def __init__(self, loop: Any) -> None:
+        self.loop = loop
+        loop.live[next(loop.numbers)] = self
+
+    def real(self) -> Tensor:
+        """Return the tensor that torch would have returned."""
+        if self._real is None:
+            self._real = self.loop.computed(self)
+        return self._real
+
+    def close(self) -> None:
+        """Compute the value, before one of its sources changes."""
+        self.real()
+        self._is_closed = True
+
+    @property
+    def is_closed(self) -> bool:
+        """Return whether only its value counts: its sources have changed, or the loop pauses."""
+        return self._is_closed or self.loop.is_paused
+
+    def compute(self) -> Tensor:
+        raise NotImplementedError
+
+    def sources(self) -> list[Tensor]:
+        """Return the tensors from which ``compute`` starts."""
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real(), name)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Inside the loop its mode comes first; this is for values that are kept longer.
+        return func(*real(args), **real(kwargs or {}))
+
+
+def _delegated(name: str) -> Callable[..., Any]:
+    def method(self: Selected, *args: Any) -> Any:
+        return getattr(self.real(), name)(*real(args))
+
+    return method
+
+
+for _name in """len iter bool int float index contains getitem setitem neg pos abs invert
+    add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow matmul rmatmul
+    and rand or ror xor rxor lt le gt ge eq ne""".split():
+    setattr(Selected, f"__{_name}__", _delegated(f"__{_name}__"))
+
+
+class Chosen(Selected):
+    """The indices along one dim of the entries of a mask that are not zero: [entries].
+
+    Args:
+        mask: a global tensor.
+        dim: one of its dims.
+    """
+
+    def __init__(self, loop: Any, mask: Tensor, dim: int) -> None:
+        super().__init__(loop)
+        self.mask, self.dim = mask, dim
+
+    def sources(self) -> list[Tensor]:
+        return [self.mask]
+
+    def compute(self) -> Tensor:
+        return self.loop.indices(self.mask)[self.dim]
+
+
+class Picked(Selected):
+    """The entries of a tensor that a mask selects.
+
+    Args:
+        source: [d0, ..., trailing dims], where d0, ... are dims of the mask.
+        mask: the mask.
+        dims: the dim of the mask that each of d0, ... follows.
+        index: the index of ``source`` that selects them.
+        form: the shape of the result.
+    """
+
+    def __init__(
+        self,
+        loop: Any,
+        source: Tensor,
+        mask: Tensor,
+        dims: tuple[int, ...],
+        index: tuple[Any, ...],
+        form: Form,
+    ) -> None:
+        super().__init__(loop)
+        self.source, self.mask, self.dims, self.index, self.form = source, mask, dims, index, form
+
+    def sources(self) -> list[Tensor]:
+        return [self.source, self.mask]
+
+    def compute(self) -> Tensor:
+        shape = [-1 if size is None else size for size in self.form]
+        return self.source[real(self.index)].reshape(shape)
+
+    @property
+    def are_rows(self) -> bool:
+        """Return whether it is [entries, features]."""
+        return len(self.form) == 2 and self.form[0] is None
+
+    @property
+    def is_column(self) -> bool:
+        """Return whether it is [entries, 1]."""
+        return self.form == (None, 1)
+
+    @property
+    def is_of_whole(self) -> bool:
+        """Return whether the leading dims of ``source`` are the dims of the mask, in order."""
+        return self.dims == tuple(range(self.mask.ndim))
+
+    def _formed(self, form: Form | None, again: Callable[[Tensor], Tensor]) -> Any:
+        if form is None or self.is_closed:
+            return again(self.real())
+        return Picked(self.loop, self.source, self.mask, self.dims, self.index, form)
+
+    def reshape(self, *sizes: Any) -> Any:
+        return self._formed(_reshaped(self.form, sizes), lambda x: x.reshape(*real(sizes)))
+
+    view = reshape
+
+    def unsqueeze(self, dim: int) -> Any:
+        at = dim + len(self.form) + 1 if dim < 0 else dim
+        form = (*self.form[:at], 1, *self.form[at:])
+        return self._formed(form, lambda x: x.unsqueeze(dim))
+
+    def __getitem__(self, index: Any) -> Any:
+        form = _indexed(self.form, index)
+        return self._formed(form, lambda x: x[real(index)])
+
+    def __mul__(self, other: Any) -> Any:
+        is_scale = isinstance(other, Made) and not self.is_closed
+        return other * self if is_scale else self.real() * real(other)
+
+    mul = __mul__
+
+    def __add__(self, other: Any) -> Any:
+        if isinstance(other, Made) and not (self.is_closed or other.is_closed):
+            return Raised(self.loop, self, other)
+        return self.real() + real(other)
+
+    __iadd__ = __add__
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        if self.source.dtype in (args[0] if args else None, kwargs.get("dtype")):
+            return self
+        return self.real().to(*real(args), **real(kwargs))
+
+
+class Made(Selected):
+    """The result of an expert for selected rows, times weights: [entries, features].
+
+    Args:
+        expert: the index of the expert.
+        rows: its argument.
+        scales: the weights and numbers by which it is multiplied.
+        steps: the functions that torch would have called on the expert's result, in order.
+    """
+
+    def __init__(
+        self,
+        loop: Any,
+        expert: int,
+        rows: Picked,
+        scales: tuple[Picked | float, ...] = (),
+        steps: tuple[Callable[[Tensor], Tensor], ...] = (),
+    ) -> None:
+        super().__init__(loop)
+        self.expert, self.rows, self.scales, self.steps = expert, rows, scales, steps
+
+    def sources(self) -> list[Tensor]:
+        picked = [each for each in self.scales if isinstance(each, Picked)]
+        return [x for each in (self.rows, *picked) for x in each.sources()]
+
+    def compute(self) -> Tensor:
+        made = self.loop.of_one(self.expert, self.rows.real())
+        for step in self.steps:
+            made = step(made)
+        return made
+
+    def _then(self, step: Callable[[Tensor], Tensor], *scales: Picked | float) -> Any:
+        if self.is_closed:
+            return step(self.real())
+        every = (*self.scales, *scales)
+        return Made(self.loop, self.expert, self.rows, every, (*self.steps, step))
+
+    def __mul__(self, other: Any) -> Any:
+        if isinstance(other, Picked):
+            if other.is_column and not other.is_closed and self.loop.alike(other, self.rows):
+                return self._then(lambda x: x * other.real(), other)
+        elif type(other) in (int, float):
+            return self._then(lambda x: x * other, other)
+        return self.real() * real(other)
+
+    __rmul__ = __imul__ = mul = __mul__
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        # An addend is cast to the dtype of the sum in any case.
+        return self._then(lambda x: x.to(*real(args), **real(kwargs)))
+
+    def type_as(self, other: Any) -> Any:
+        return self._then(lambda x: x.type_as(real(other)))
+
+    def squeeze(self, dim: int) -> Any:
+        # Only rows of several features are added (loop.py), and none of their dims goes.
+        return self._then(lambda x: x.squeeze(dim)) if dim == 1 else self.real().squeeze(dim)
+
+    def __radd__(self, other: Any) -> Any:
+        return real(other) + self.real()
+
+
+class Raised(Selected):
+    """The sum of selected rows and an expert's result, which ``x[index] += made`` stores."""
+
+    def __init__(self, loop: Any, base: Picked, made: Made) -> None:
+        super().__init__(loop)
+        self.base, self.made = base, made
+
+    def sources(self) -> list[Tensor]:
+        return [*self.base.sources(), *self.made.sources()]
+
+    def compute(self) -> Tensor:
+        return self.base.real() + self.made.real()
+
+
+# -- shapes ----------------------------------------------------------------------------------------
+
+
+def picked(loop: Any, source: Tensor, index: Any) -> Picked | None:
+    """Return ``source[index]``, if the index selects the entries of one mask.
+
+    Indices are ``Chosen``, or masks themselves; before and after them None, and after them whole
+    slices; and ints.
+    """
+    items = list(index) if isinstance(index, tuple) else [index]
+    found = [_mask_and_dims(each) for each in items]
+    at = [i for i, each in enumerate(found) if each is not None]
+    ints = [i for i, each in enumerate(items) if type(each) is int]
+    if not at or len({id(found[i][0]) for i in at}) > 1:  # type: ignore[index]
+        return None
+    between = [each for i, each in enumerate(items[at[0] : at[-1]], at[0]) if i not in (*at, *ints)]
+    if between or any(each is not None for i, each in enumerate(items[: at[0]]) if i not in ints):
+        return None
+    mask, dims = found[at[0]][0], tuple(d for i in at for d in found[i][1])  # type: ignore[index]
+    plain, kept = _without_ints(source, items, found)
+    lead = tuple(1 for i, each in enumerate(items[: at[0]]) if i not in ints)
+    rest = [each for i, each in enumerate(items) if i > at[-1] and i not in ints]
+    if plain.ndim < len(dims) or len(set(dims)) < len(dims):
+        return None
+    if any(plain.shape[i] != mask.shape[d] for i, d in enumerate(dims)):
+        return None
+    trailing = _indexed((None, *plain.shape[len(dims) :]), (slice(None), *rest))
+    if trailing is None:
+        return None
+    return Picked(loop, plain, mask, dims, tuple(kept), lead + trailing)
+
+
+def _mask_and_dims(item: Any) -> tuple[Tensor, tuple[int, ...]] | None:
+    if isinstance(item, Chosen):
+        return item.mask, (item.dim,)
+    if isinstance(item, Tensor) and item.dtype is torch.bool and item.ndim and is_global(item):
+        return item, tuple(range(item.ndim))
+    return None
+
+
+def _without_ints(source: Tensor, items: list[Any], found: list[Any]) -> tuple[Tensor, list[Any]]:
+    """Return ``source`` after its ints, and the indices of a mask that are left."""
+    kept, dim = [], 0
+    for item, each in zip(items, found, strict=True):
+        if type(item) is int:
+            source = source.select(dim, item)
+        elif each is not None:
+            kept.append(item)
+            dim += 1 if isinstance(item, Chosen) else item.ndim
+        elif item is not None:
+            dim += 1
+    return source, kept
+
+
+def _indexed(form: Form, index: Any) -> Form | None:
+    """Return the shape after an index of whole slices, None and an ellipsis; None for others."""
+    items = list(index) if isinstance(index, tuple) else [index]
+    kinds = {type(each) for each in items}
+    slices = [each for each in items if type(each) is slice]
+    if kinds - {type(None), type(Ellipsis), slice} or any(each != slice(None) for each in slices):
+        return None
+    if items.count(Ellipsis) > 1 or len(slices) > len(form):
+        return None
+    if Ellipsis not in items:
+        items.append(Ellipsis)
+    left, made = list(form), list[int | None]()
+    for each in items:
+        if each is None:
+            made.append(1)
+        else:
+            n = len(form) - len(slices) if each is Ellipsis else 1
+            made += left[:n]
+            left = left[n:]
+    return tuple(made)
+
+
+def _reshaped(form: Form, sizes: Any) -> Form | None:
+    """Return the shape after ``reshape(*sizes)``, if -1 stands for the entries; None otherwise."""
+    if len(sizes) == 1 and isinstance(sizes[0], list | tuple):
+        (sizes,) = sizes
+    if not all(type(each) is int for each in sizes) or sizes.count(-1) != 1:
+        return None
+    made = tuple(None if each == -1 else each for each in sizes)
+    return made if _around(made) == _around(form) else None
+
+
+def _around(form: Form) -> tuple[int, list[int | None]]:
+    at = form.index(None)
+    return prod(form[:at]), [each for each in form[at + 1 :] if each != 1]  # type: ignore[arg-type]
