@@ -6,8 +6,8 @@ import json
 import os
 import pickle
 import resource
-import sys
 import struct
+import sys
 import threading
 import warnings
 import zlib
