@@ -56,50 +56,93 @@ def cost_here(given: argparse.Namespace) -> None:
     import torch.nn.functional as F
 
     import consistent
+    from consistent.elastic.copies import Copies
     from examples.train_gpt import GPT, Windows, sources
+    from mirrored import counting
+    from mirrored.every_rank import gathered
     from mirrored.transports.default import current
 
     torch.set_num_threads(1)
+    axes = {"dp": -1} if given.peers else {"dp": -1, "fsdp": 2}
+    plan = "zero3" if given.peers else {"dp": "data", "fsdp": "zero3"}
+    parts = {name: timed(Copies, name) for name in ("prepare", "take")}
 
     def train(job: consistent.elastic.Job) -> None:
         torch.manual_seed(0)
-        placement = job.placement({"dp": -1, "fsdp": 2})
+        placement = job.placement(axes)
         model = GPT(given.layers, given.width, 4, 128)
-        consistent.parallelize(model, placement, {"dp": "data", "fsdp": "zero3"}, verbose=False)
+        consistent.parallelize(model, placement, plan, verbose=False)
         optimizer = torch.optim.AdamW(model.parameters())
         data = Windows(sources(1 << 20), 128)
         batches = consistent.data.loader(data, placement, batch_size=given.batch, shuffle=True)
         job.keep(model=model, optimizer=optimizer, batches=batches)
-        it, ratios, absolute = iter(batches), [], []
+        it = iter(batches)
 
-        def block(commits: bool) -> float:
+        def step(commits: bool) -> float:
             begin = time.perf_counter()
-            for _ in range(given.block):
-                ids, wanted = next(it)
-                optimizer.zero_grad()
-                loss = F.cross_entropy(model(ids).flatten(0, 1), wanted.flatten())
-                loss.backward()
-                optimizer.step()
-                if commits:
-                    job.commit()
-            return (time.perf_counter() - begin) / given.block
+            ids, wanted = next(it)
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(ids).flatten(0, 1), wanted.flatten())
+            loss.backward()
+            optimizer.step()
+            if commits:
+                job.commit()
+            return time.perf_counter() - begin
 
-        block(True)
-        for k in range(given.rounds):
-            found = {commits: block(commits) for commits in ((True, False), (False, True))[k % 2]}
-            ratios.append(found[True] / found[False])
-            absolute.append(found[False])
-        if current().rank == 0:
-            kept = job._copies.kept
-            assert kept is not None
-            size = sum(x.nbytes for _, x in kept.pieces.values())
-            print(
-                f"a step {statistics.median(absolute) * 1e3:.1f} ms; with commit / without: "
-                f"median {statistics.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f}; "
-                f"a rank's copies {size:,} bytes"
-            )
+        for _ in range(5):
+            step(True)
+        sent = {}
+        for commits in (False, True):
+            with counting() as log:
+                step(commits)
+            sent[commits] = log.bytes
+        [times.clear() for times in parts.values()]
+        pairs = [
+            {commits: step(commits) for commits in ((True, False), (False, True))[k % 2]}
+            for k in range(given.rounds)
+        ]
+        work = {name: gathered(statistics.median(times)) for name, times in parts.items()}
+        kept = job._copies.kept
+        assert kept is not None
+        shards = sum(x.nbytes for piece, x in kept.pieces.values() if piece.box is not None)
+        own, of_peers = zip(*gathered(kept.nbytes()))
+        shards, sent_by = gathered(shards), gathered((sent[False], sent[True] - sent[False]))
+        if current().rank:
+            return
+        ratios = sorted(pair[True] / pair[False] for pair in pairs)
+        without = statistics.median(pair[False] for pair in pairs)
+        spent = {name: statistics.mean(seconds) for name, seconds in work.items()}
+        print(
+            f"{plan}, peers={given.peers}\n"
+            f"  a step {without * 1e3:.1f} ms; with commit / without it, of {len(ratios)} pairs of "
+            f"steps: median {statistics.median(ratios):.3f}, quartiles "
+            f"{ratios[len(ratios) // 4]:.3f} to {ratios[3 * len(ratios) // 4]:.3f}\n"
+            f"  of that a rank's own work, in time of its processor: "
+            + ", ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in spent.items())
+            + f": {1 + sum(spent.values()) / without:.4f}\n"
+            f"  bytes that a rank sends in a step: {max(a for a, _ in sent_by):,}, and "
+            f"{max(b for _, b in sent_by):,} more in commit\n"
+            f"  bytes that a rank copies: {max(own):,} of its own; of the rank before "
+            f"{', '.join(f'{n:,}' for n in of_peers)}, whose shards are "
+            f"{', '.join(f'{shards[rank - 1]:,}' for rank in range(len(shards)))}",
+            flush=True,
+        )
 
-    consistent.elastic.run(train)
+    consistent.elastic.run(train, peers=given.peers)
+
+
+def timed(owner: type, name: str) -> list[float]:
+    """Let a method note the time of this thread on a processor that each call takes."""
+    function, seconds = getattr(owner, name), []
+
+    def call(*args: object) -> object:
+        begin = time.thread_time()
+        found = function(*args)
+        seconds.append(time.thread_time() - begin)
+        return found
+
+    setattr(owner, name, call)
+    return seconds
 
 
 def train_here(folder: Path, timeout: float) -> None:
@@ -109,6 +152,7 @@ def train_here(folder: Path, timeout: float) -> None:
     import consistent
     from examples import train_gpt
     from tests.consistent.elastic import places
+    from tests.consistent.elastic.progress import Progress
 
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
@@ -127,25 +171,8 @@ def train_here(folder: Path, timeout: float) -> None:
 
     train_gpt.GPT.forward = watched
 
-    class Log(train_gpt.Log):
-        """With the number of ranks and the time."""
-
-        def write(self, history: list[train_gpt.Row]) -> None:
-            if train_gpt.is_first():
-                with open(folder / "progress", "a") as file:
-                    for step, loss, _ in history[self.lines :]:
-                        print(step, job.size, time.time(), loss, file=file)
-            self.lines = max(self.lines, len(history))
-
-    args, log = train_gpt.arguments(), Log(folder / "progress")
-    job: consistent.elastic.Job
-
-    def train(given: consistent.elastic.Job) -> list[train_gpt.Row]:
-        nonlocal job
-        job = given
-        return train_gpt.train(job, args, log)
-
-    history = consistent.elastic.run(train, timeout=timeout)
+    args, log = train_gpt.arguments(), Progress(folder)
+    history = consistent.elastic.run(lambda job: train_gpt.train(job, args, log), timeout=timeout)
     losses = [loss for _, loss, _ in history]
     (folder / f"losses.{os.getpid()}").write_text(json.dumps(losses))
 
@@ -203,7 +230,7 @@ def joins() -> None:
         run.stop()
         assert run.end() == 0, run.text
         found, progress = run.losses(), run.progress
-        wanted = undisturbed(Path(name) / "alone", "--steps", str(len(found[0])))
+        wanted = undisturbed(Path(name) / "alone", "--pause", "0", "--steps", str(len(found[0])))
     gaps = [
         f"{a} -> {b} ranks: {t - s:.2f} s"
         for (_, a, s, _), (_, b, t, _) in zip(progress, progress[1:])
@@ -305,8 +332,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--block", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=60, help="pairs of steps")
+    parser.add_argument("--peers", action="store_true", help="zero3 alone, with peers=True")
     parser.add_argument("--runs", type=int, default=40)
     parser.add_argument("--kinds", default=",".join(KINDS), help="all by default")
     parser.add_argument("--seed", type=int, default=0)
@@ -321,7 +348,9 @@ def main() -> None:
     else:
         command = [sys.executable, "-m", "consistent", "run", "--nproc-per-node", str(given.ranks)]
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        subprocess.run([*command, __file__, "rank", *sys.argv[2:]], env=environment, check=True)
+        for peers in ([], ["--peers"]):
+            words = [*command, __file__, "rank", *sys.argv[2:], *peers]
+            subprocess.run(words, env=environment, check=True)
 
 
 if __name__ == "__main__":

@@ -119,7 +119,9 @@ void Meeting::tell_failures(int64_t count) {
 
 // Acquire, pairs with the adds in arrive(): without it slots could be read as they were before the
 // meeting.
-bool Meeting::met() const { return all_arrived(control_->arrivals.load(std::memory_order_acquire)); }
+bool Meeting::met() const {
+  return all_arrived(control_->arrivals.load(std::memory_order_acquire));
+}
 
 bool Meeting::all_arrived(uint32_t arrivals) const {
   // Members that have met may arrive at the next step, but not at the one after it. So the count is

@@ -33,8 +33,8 @@ void check(bool fact, const std::string& what) {
 }
 
 char* shared_memory() {
-  void* found = mmap(nullptr, Meeting::bytes(2), PROT_READ | PROT_WRITE,
-                     MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  void* found =
+      mmap(nullptr, Meeting::bytes(2), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   check(found != MAP_FAILED, "shared memory");
   return static_cast<char*>(found);
 }

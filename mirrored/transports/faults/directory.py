@@ -85,10 +85,13 @@ class Directory:
             for rank in missing:
                 self._known[rank] = Address.loads(store.get(f"address/{rank}"))
 
-    def find(self, limit_s: float) -> dict[int, Address]:
+    def find(
+        self, limit_s: float, check: Callable[[], None] = lambda: None
+    ) -> dict[int, Address]:
         """Return the addresses of the other ranks, read again from the store.
 
-        If the store does not answer in time, they are those known so far.
+        If the store does not answer in time, or ``check``, which is called meanwhile, raises, they
+        are those known so far.
         """
 
         def look(store: Any) -> None:
@@ -96,14 +99,16 @@ class Directory:
                 if rank != self._rank and store.check([f"address/{rank}"]):
                     self._known[rank] = Address.loads(store.get(f"address/{rank}"))
 
-        self._in_time(look, limit_s)
+        self._in_time(look, limit_s, check)
         return self.known()
 
-    def _in_time(self, ask: Callable[[Any], None], limit_s: float) -> None:
+    def _in_time(
+        self, ask: Callable[[Any], None], limit_s: float, check: Callable[[], None] = lambda: None
+    ) -> None:
         """Call ``ask(store)``; ignore errors and a missing answer within ``limit_s`` seconds."""
         with contextlib.suppress(Exception):
             if self._store is not None:
-                self._store.ask(ask, limit_s)
+                self._store.ask(ask, limit_s, check)
 
     def _missing(self) -> list[int]:
         return [rank for rank in range(self._size) if rank not in self._known]

@@ -142,9 +142,9 @@ def end_all() -> None:
         _started.pop().kill()
 
 
-def undisturbed(folder: Path, *options: str) -> list[float]:
+def undisturbed(folder: Path, *options: str, program: Path = PROGRAM) -> list[float]:
     """The losses of one process."""
     folder.mkdir(exist_ok=True)
-    done = launch(PROGRAM, str(folder), "--pause", "0", *options, ranks=1)
+    done = launch(program, str(folder), *options, ranks=1)
     assert done.status == 0, done.errors
     return json.loads(next(folder.glob("losses.*")).read_text())

@@ -29,7 +29,7 @@ def check(run: Run, ended: int, *options: str) -> None:
     assert run.end() == 0, run.text
     found = run.losses()
     assert len(found) == ended, run.text
-    wanted = undisturbed(run.folder / "alone", *options, "--steps", str(len(found[0])))
+    wanted = undisturbed(run.folder / "alone", "--pause", "0", *options, "--steps", str(len(found[0])))
     for losses in found:
         assert losses == pytest.approx(wanted, abs=1e-6), run.text
     assert [step for step, *_ in run.progress] == list(range(1, len(found[0]) + 1)), run.text
@@ -123,7 +123,7 @@ def test_holders_of_the_only_copies_die(tmp_path):
     run.stop()
     assert run.end() == 0, run.text
     found = run.losses()
-    wanted = undisturbed(tmp_path / "alone", "--steps", str(len(found[0])))
+    wanted = undisturbed(tmp_path / "alone", "--pause", "0", "--steps", str(len(found[0])))
     assert all(losses == pytest.approx(wanted, abs=1e-6) for losses in found)
     assert "run again, from" in run.text
 
