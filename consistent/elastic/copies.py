@@ -82,7 +82,8 @@ class Copy:
 
     def nbytes(self) -> tuple[int, int]:
         """Return the bytes of this rank's own pieces, and of those of another rank."""
-        return sum(x.nbytes for _, x in self.pieces.values()), sum(x.nbytes for _, x in self.of_peers)
+        own, of_peers = self.pieces.values(), self.of_peers
+        return sum(x.nbytes for _, x in own), sum(x.nbytes for _, x in of_peers)
 
 
 class Copies:

@@ -85,9 +85,7 @@ class Directory:
             for rank in missing:
                 self._known[rank] = Address.loads(store.get(f"address/{rank}"))
 
-    def find(
-        self, limit_s: float, check: Callable[[], None] = lambda: None
-    ) -> dict[int, Address]:
+    def find(self, limit_s: float, check: Callable[[], None] = lambda: None) -> dict[int, Address]:
         """Return the addresses of the other ranks, read again from the store.
 
         If the store does not answer in time, or ``check``, which is called meanwhile, raises, they

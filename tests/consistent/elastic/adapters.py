@@ -1,4 +1,4 @@
-"""A pipeline, or a Trainer of transformers or Lightning, whose ranks end at places that a test arms.
+"""A pipeline, or a Trainer of transformers or Lightning, whose ranks end where a test wants it.
 
     python -m consistent run --nproc-per-node 3 tests/consistent/elastic/adapters.py FOLDER KIND
 
@@ -43,9 +43,7 @@ def pipeline(job: Job) -> list[float]:
     """A stage on each rank, of a model without a second copy: ``peers=True`` keeps one."""
     stages = [consistent.Placement("cpu", [rank]) for rank in range(job.size)]
     cuts = {1: [], 2: ["blocks.3"], 3: ["blocks.2", "blocks.4"]}[job.size]
-    pipe = consistent.nn.pipeline(
-        GPT(6, dropout=0.1), stages, cuts, loss=loss_of, micro_batches=2
-    )
+    pipe = consistent.nn.pipeline(GPT(6, dropout=0.1), stages, cuts, loss=loss_of, micro_batches=2)
     optimizer = torch.optim.AdamW(pipe.model.parameters(), lr=0.01)
     losses = job.keep(model=pipe.model, optimizer=optimizer).get("losses", [])
     while job.step < STEPS:

@@ -24,12 +24,12 @@ more = pytest.mark.skipif(not ALL, reason="CONSISTENT_TEST_ALL=1 runs it: minute
 
 
 def check(run: Run, ended: int, *options: str) -> None:
-    """All that came to the end have the losses of one process, each step has one line, and no
-    process is left."""
+    """All that came to the end have the losses of one process, and each step has one line."""
     assert run.end() == 0, run.text
     found = run.losses()
     assert len(found) == ended, run.text
-    wanted = undisturbed(run.folder / "alone", "--pause", "0", *options, "--steps", str(len(found[0])))
+    steps = ("--steps", str(len(found[0])), "--pause", "0")
+    wanted = undisturbed(run.folder / "alone", *options, *steps)
     for losses in found:
         assert losses == pytest.approx(wanted, abs=1e-6), run.text
     assert [step for step, *_ in run.progress] == list(range(1, len(found[0]) + 1)), run.text
