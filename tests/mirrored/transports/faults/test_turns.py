@@ -43,6 +43,7 @@ def said_by(call: Callable[[], Any]) -> str:
 
 # ---- calls in the middle of a call --------------------------------------------------------------
 
+
 @contextmanager
 def by_signal(call: Callable[[], None], done: Path) -> Iterator[None]:
     """`call` is run by the handler of a signal that comes while this rank waits for another one in
