@@ -37,7 +37,6 @@ class Job:
         step: number of finished steps: the next one is ``step + 1``.
         size: number of present ranks.
         received: bytes that this rank received from others in ``keep``.
-        recovery: the times of this rank's last recovery.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class Job:
         self.step = 0
         self.size = 1
         self.received = 0
-        self.recovery = Recovery()
+        self.recovery = Recovery()  # this rank's last one, which ``run`` measures with this job
         # Without goes_on no copies are made, since nothing would ever read them.
         self._every, self._goes_on = every, goes_on
         self._slow, self._leave_out = slow, leave_out

@@ -27,7 +27,7 @@ class Recovery:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self._since = time.monotonic()
+        self._since: float | None = None  # None in a new process, until its first part has ended
 
     def begin(self, at: float | None) -> None:
         """Start to measure a recovery, at the time ``at`` of ``time.monotonic``, or now."""
@@ -37,7 +37,8 @@ class Recovery:
     def end(self, part: str) -> None:
         """Note that a part, one of ``PARTS``, has ended, and the next one begins."""
         now = time.monotonic()
-        self.seconds[part] = now - self._since
+        if self._since is not None:
+            self.seconds[part] = now - self._since
         self._since = now
 
 
