@@ -8,8 +8,9 @@
 
 ``cost`` trains the model of ``examples/train_gpt.py`` on 2 x 2 ranks (plan data beside zero3), and
 on one axis with zero3 and ``peers=True``, in one world: steps with ``commit`` and without it in
-turn. It prints the median ratio, a rank's own work in ``commit``, the bytes that a rank sends in a
-step and in ``commit``, and the bytes that it keeps of its own state and of the rank before it.
+turn. It prints the median ratio, a rank's time on a processor in ``commit``, the bytes that a rank
+sends in a step and in ``commit``, by kind of call, and the bytes that ranks keep of their own state
+and of the rank before.
 
 ``deaths`` runs the example on 2 x 2 ranks with dropout, in float64 so that a difference is no
 rounding, once undisturbed and then so many times for each kind of disturbance. A random rank gets a
@@ -41,7 +42,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -101,11 +105,13 @@ def cost_here(given: argparse.Namespace) -> None:
 
         for _ in range(5):
             step(True)
-        sent = {}
+        sent: dict[bool, Counter[str]] = {}
         for commits in (False, True):
             with counting() as log:
                 step(commits)
-            sent[commits] = log.bytes
+            sent[commits] = Counter()
+            for call in log.calls:
+                sent[commits][call.name] += call.bytes
         [times.clear() for times in parts.values()]
         pairs = [
             {commits: step(commits) for commits in ((True, False), (False, True))[k % 2]}
@@ -116,7 +122,7 @@ def cost_here(given: argparse.Namespace) -> None:
         assert kept is not None
         shards = sum(x.nbytes for piece, x in kept.pieces.values() if piece.box is not None)
         own, of_peers = zip(*gathered(kept.nbytes()))
-        shards, sent_by = gathered(shards), gathered((sent[False], sent[True] - sent[False]))
+        shards = gathered(shards)
         if current().rank:
             return
         ratios = sorted(pair[True] / pair[False] for pair in pairs)
@@ -127,18 +133,29 @@ def cost_here(given: argparse.Namespace) -> None:
             f"  a step {without * 1e3:.1f} ms; with commit / without it, of {len(ratios)} pairs of "
             f"steps: median {statistics.median(ratios):.3f}, quartiles "
             f"{ratios[len(ratios) // 4]:.3f} to {ratios[3 * len(ratios) // 4]:.3f}\n"
-            f"  of that a rank's own work, in time of its processor: "
+            f"  a rank's time on a processor in commit: "
             + ", ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in spent.items())
             + f": {1 + sum(spent.values()) / without:.4f}\n"
-            f"  bytes that a rank sends in a step: {max(a for a, _ in sent_by):,}, and "
-            f"{max(b for _, b in sent_by):,} more in commit\n"
-            f"  bytes that a rank copies: {max(own):,} of its own; of the rank before "
-            f"{', '.join(f'{n:,}' for n in of_peers)}, whose shards are "
-            f"{', '.join(f'{shards[rank - 1]:,}' for rank in range(len(shards)))}",
+            f"  bytes that the first rank sends in a step: {listed(sent[False])}\n"
+            f"  and in commit: {listed(sent[True] - sent[False])}\n"
+            f"  bytes of copies on each rank: {listed(dict(enumerate(own)))}",
             flush=True,
         )
+        if given.peers:
+            before = {rank: shards[rank - 1] for rank in range(len(shards))}
+            print(
+                f"  of the rank before: {listed(dict(enumerate(of_peers)))}\n"
+                f"  whose shards are: {listed(before)}",
+                flush=True,
+            )
 
     consistent.elastic.run(train, peers=given.peers)
+
+
+def listed(counts: Mapping[Any, int]) -> str:
+    """The numbers with their names, and their sum."""
+    each = ", ".join(f"{name}: {count:,}" for name, count in counts.items())
+    return f"{each}; together {sum(counts.values()):,}"
 
 
 def timed(owner: type, name: str) -> list[float]:
