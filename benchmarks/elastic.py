@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -42,7 +43,8 @@ class Run:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         self.process = subprocess.Popen(
             [sys.executable, *launcher, *program, "--steps", str(steps), "--out", str(out)],
-            env=environment, stdout=subprocess.DEVNULL, stderr=open(out / "errors.txt", "a"),
+            env=environment, stdout=open(out / "printed.txt", "a"),
+            stderr=open(out / "errors.txt", "a"),
         )  # fmt: skip
 
     @property
@@ -73,7 +75,7 @@ class Run:
 
 
 def rows(out: Path) -> list[tuple[int, float]]:
-    """(step, loss) of all lines, steps that were run again included."""
+    """(step, loss) of all steps; those that are to run again are taken out when they begin to."""
     path = out / "steps.txt"
     lines = path.read_text().splitlines() if path.exists() else []
     return [(int(step), float(loss)) for step, loss, _ in map(str.split, lines)]
@@ -106,10 +108,10 @@ def strike(run: Run, kind: str, in_save: bool, choose: random.Random) -> bool:
     return True
 
 
-def lost(found: list[tuple[int, float]]) -> list[int]:
-    """How many steps were run again at each restart."""
-    steps = [step for step, _ in found]
-    return [a - b + 1 for a, b in zip(steps, steps[1:]) if b != a + 1]
+def lost(out: Path) -> list[int]:
+    """How many steps were run again, of the restarts at which there were any."""
+    printed = (out / "printed.txt").read_text()
+    return [int(count) for count in re.findall(r"; (\d+) steps run again", printed)]
 
 
 def difference(found: list[tuple[int, float]], wanted: dict[int, float]) -> float:
@@ -149,7 +151,7 @@ def main() -> None:
         reference.wait_until(lambda: len(rows(calm)) >= last, limit=600)
         reference.kill([*reference.ranks, reference.process.pid])
         reference.process.wait()
-        again = lost(found)
+        again = lost(out)
         print(f"\n{dict(struck)}")
         print(f"{last} steps; run again after a kill: {sorted(again)} (a save every {SAVE_EVERY})")
         print(f"largest difference of a loss: {difference(found, dict(rows(calm))):.1e}")

@@ -1,21 +1,32 @@
 """What it costs that a training survives a death: each step while nothing fails, and a death.
 
-    python benchmarks/surviving.py cost   [--ranks 4 --layers 4 --width 128]
     python benchmarks/surviving.py deaths [--runs 40 --kinds death,two]
     python benchmarks/surviving.py joins
+    python benchmarks/surviving.py cost   [--ranks 4 --layers 4 --width 128]
+    python benchmarks/surviving.py peers  [--runs 12]
+    python benchmarks/surviving.py links
 
-``cost`` trains the model of ``examples/train_gpt.py`` on 2 x 2 ranks (plan data beside zero3) in
-one world, blocks of steps with ``commit`` and without it in turn, and prints the median ratio.
+``cost`` trains the model of ``examples/train_gpt.py`` on 2 x 2 ranks (plan data beside zero3), and
+on one axis with zero3 and ``peers=True``, in one world: steps with ``commit`` and without it in
+turn. It prints the median ratio, a rank's time on a processor in ``commit``, the bytes that a rank
+sends in a step and in ``commit``, by kind of call, and the bytes that ranks keep of their own state
+and of the rank before.
 
 ``deaths`` runs the example on 2 x 2 ranks with dropout, in float64 so that a difference is no
 rounding, once undisturbed and then so many times for each kind of disturbance. A random rank gets a
 signal at a random place (in a loader, forward, backward, a boxing, the optimizer, the meeting of a
 step, a save; in a compiled step, for which it runs the tests' program) or at a random moment. It
-prints the seconds from the launcher's word of a loss to the end of the next step, and how many runs
-had all steps once, each with the loss of the undisturbed run.
+prints the seconds from the launcher's word of a loss to the end of the next step, how many runs had
+all steps once, each with the loss of the undisturbed run, and where the time of the longest went.
 
 ``joins`` goes from 4 ranks to 3, 4, 2 and 4 again with the tests' program, and prints for how long
 ranks stand still at each change, and the bytes that came from other ranks.
+
+``peers`` kills a rank of three, with zero3 on one axis, copies and peers' copies after every fourth
+step, and no checkpoint; it prints how many steps were run again.
+
+``links`` trains on two hosts (network namespaces), cuts their link for 1, 5 and 30 s and for good,
+and prints what each side does.
 """
 
 from __future__ import annotations
@@ -31,7 +42,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -56,50 +70,106 @@ def cost_here(given: argparse.Namespace) -> None:
     import torch.nn.functional as F
 
     import consistent
+    from consistent.elastic.copies import Copies
     from examples.train_gpt import GPT, Windows, sources
+    from mirrored import counting
+    from mirrored.every_rank import gathered
     from mirrored.transports.default import current
 
     torch.set_num_threads(1)
+    axes = {"dp": -1} if given.peers else {"dp": -1, "fsdp": 2}
+    plan = "zero3" if given.peers else {"dp": "data", "fsdp": "zero3"}
+    parts = {name: timed(Copies, name) for name in ("prepare", "take")}
 
     def train(job: consistent.elastic.Job) -> None:
         torch.manual_seed(0)
-        placement = job.placement({"dp": -1, "fsdp": 2})
+        placement = job.placement(axes)
         model = GPT(given.layers, given.width, 4, 128)
-        consistent.parallelize(model, placement, {"dp": "data", "fsdp": "zero3"}, verbose=False)
+        consistent.parallelize(model, placement, plan, verbose=False)
         optimizer = torch.optim.AdamW(model.parameters())
         data = Windows(sources(1 << 20), 128)
         batches = consistent.data.loader(data, placement, batch_size=given.batch, shuffle=True)
         job.keep(model=model, optimizer=optimizer, batches=batches)
-        it, ratios, absolute = iter(batches), [], []
+        it = iter(batches)
 
-        def block(commits: bool) -> float:
+        def step(commits: bool) -> float:
             begin = time.perf_counter()
-            for _ in range(given.block):
-                ids, wanted = next(it)
-                optimizer.zero_grad()
-                loss = F.cross_entropy(model(ids).flatten(0, 1), wanted.flatten())
-                loss.backward()
-                optimizer.step()
-                if commits:
-                    job.commit()
-            return (time.perf_counter() - begin) / given.block
+            ids, wanted = next(it)
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(ids).flatten(0, 1), wanted.flatten())
+            loss.backward()
+            optimizer.step()
+            if commits:
+                job.commit()
+            return time.perf_counter() - begin
 
-        block(True)
-        for k in range(given.rounds):
-            found = {commits: block(commits) for commits in ((True, False), (False, True))[k % 2]}
-            ratios.append(found[True] / found[False])
-            absolute.append(found[False])
-        if current().rank == 0:
-            kept = job._copies.kept
-            assert kept is not None
-            size = sum(x.nbytes for _, x in kept.pieces.values())
+        for _ in range(5):
+            step(True)
+        sent: dict[bool, Counter[str]] = {}
+        for commits in (False, True):
+            with counting() as log:
+                step(commits)
+            sent[commits] = Counter()
+            for call in log.calls:
+                sent[commits][call.name] += call.bytes
+        [times.clear() for times in parts.values()]
+        pairs = [
+            {commits: step(commits) for commits in ((True, False), (False, True))[k % 2]}
+            for k in range(given.rounds)
+        ]
+        work = {name: gathered(statistics.median(times)) for name, times in parts.items()}
+        kept = job._copies.kept
+        assert kept is not None
+        shards = sum(x.nbytes for piece, x in kept.pieces.values() if piece.box is not None)
+        own, of_peers = zip(*gathered(kept.nbytes()))
+        shards = gathered(shards)
+        if current().rank:
+            return
+        ratios = sorted(pair[True] / pair[False] for pair in pairs)
+        without = statistics.median(pair[False] for pair in pairs)
+        spent = {name: statistics.mean(seconds) for name, seconds in work.items()}
+        print(
+            f"{plan}, peers={given.peers}\n"
+            f"  a step {without * 1e3:.1f} ms; with commit / without it, of {len(ratios)} pairs of "
+            f"steps: median {statistics.median(ratios):.3f}, quartiles "
+            f"{ratios[len(ratios) // 4]:.3f} to {ratios[3 * len(ratios) // 4]:.3f}\n"
+            f"  a rank's time on a processor in commit: "
+            + ", ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in spent.items())
+            + f": {1 + sum(spent.values()) / without:.4f}\n"
+            f"  bytes that the first rank sends in a step: {listed(sent[False])}\n"
+            f"  and in commit: {listed(sent[True] - sent[False])}\n"
+            f"  bytes of copies on each rank: {listed(dict(enumerate(own)))}",
+            flush=True,
+        )
+        if given.peers:
+            before = {rank: shards[rank - 1] for rank in range(len(shards))}
             print(
-                f"a step {statistics.median(absolute) * 1e3:.1f} ms; with commit / without: "
-                f"median {statistics.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f}; "
-                f"a rank's copies {size:,} bytes"
+                f"  of the rank before: {listed(dict(enumerate(of_peers)))}\n"
+                f"  whose shards are: {listed(before)}",
+                flush=True,
             )
 
-    consistent.elastic.run(train)
+    consistent.elastic.run(train, peers=given.peers)
+
+
+def listed(counts: Mapping[Any, int]) -> str:
+    """The numbers with their names, and their sum."""
+    each = ", ".join(f"{name}: {count:,}" for name, count in counts.items())
+    return f"{each}; together {sum(counts.values()):,}"
+
+
+def timed(owner: type, name: str) -> list[float]:
+    """Let a method note the time of this thread on a processor that each call takes."""
+    function, seconds = getattr(owner, name), []
+
+    def call(*args: object) -> object:
+        begin = time.thread_time()
+        found = function(*args)
+        seconds.append(time.thread_time() - begin)
+        return found
+
+    setattr(owner, name, call)
+    return seconds
 
 
 def train_here(folder: Path, timeout: float) -> None:
@@ -109,6 +179,7 @@ def train_here(folder: Path, timeout: float) -> None:
     import consistent
     from examples import train_gpt
     from tests.consistent.elastic import places
+    from tests.consistent.elastic.progress import Progress
 
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
@@ -127,25 +198,8 @@ def train_here(folder: Path, timeout: float) -> None:
 
     train_gpt.GPT.forward = watched
 
-    class Log(train_gpt.Log):
-        """With the number of ranks and the time."""
-
-        def write(self, history: list[train_gpt.Row]) -> None:
-            if train_gpt.is_first():
-                with open(folder / "progress", "a") as file:
-                    for step, loss, _ in history[self.lines :]:
-                        print(step, job.size, time.time(), loss, file=file)
-            self.lines = max(self.lines, len(history))
-
-    args, log = train_gpt.arguments(), Log(folder / "progress")
-    job: consistent.elastic.Job
-
-    def train(given: consistent.elastic.Job) -> list[train_gpt.Row]:
-        nonlocal job
-        job = given
-        return train_gpt.train(job, args, log)
-
-    history = consistent.elastic.run(train, timeout=timeout)
+    args, log = train_gpt.arguments(), Progress(folder)
+    history = consistent.elastic.run(lambda job: train_gpt.train(job, args, log), timeout=timeout)
     losses = [loss for _, loss, _ in history]
     (folder / f"losses.{os.getpid()}").write_text(json.dumps(losses))
 
@@ -162,7 +216,8 @@ def deaths(given: argparse.Namespace) -> None:
         for kind in given.kinds.split(","):
             found = []
             places = [*PLACES, MOMENT, COMPILED]
-            for k in range(given.runs):
+            runs = given.runs if kind == "death" else min(given.runs, 12)
+            for k in range(runs):
                 if k % len(places) == 0:
                     drawn.shuffle(places)
                 place = places[k % len(places)]
@@ -170,11 +225,65 @@ def deaths(given: argparse.Namespace) -> None:
                 found.append(one)
                 if given.verbose or one[1] > 1e-6:
                     print(f"  {kind} {k}: {place}, {one[0]:.2f} s, {one[1]:.1e}", flush=True)
-            seconds, differences = zip(*found)
+            seconds, differences, parts = zip(*found)
             equal = f"{sum(x <= 1e-6 for x in differences)} of {len(found)}"
             print(
                 f"{KINDS[kind]:34}{equal:>9}{statistics.median(seconds):10.2f}"
                 f"{max(seconds):9.2f}{max(differences):12.1e}",
+                flush=True,
+            )
+            print(f"  the longest: {parts[seconds.index(max(seconds))]}", flush=True)
+
+
+def of_peers(given: argparse.Namespace) -> None:
+    """Kill a rank of zero3 on one axis, whose shards only the next rank keeps."""
+    from tests.consistent.elastic.control import Run, undisturbed
+
+    drawn, again, gaps = random.Random(given.seed), [], []
+    options = ("--steps", str(STEPS))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        wanted = undisturbed(folder / "alone", "--pause", "0", *options)
+        for k in range(min(given.runs, 12)):
+            zero3 = ("--alone", "--shards", "1", "--peers", "--every", "4")
+            run = Run(folder / str(k), 3, *zero3, *options)
+            at = drawn.randrange(4, 20)
+            run.wait_until(lambda: len(run.progress) >= at)  # noqa: B023
+            os.kill(drawn.choice(run.ranks), signal.SIGKILL)
+            reached = len(run.progress)
+            assert run.end() == 0, run.text
+            (after,) = re.findall(r"goes on after step (\d+), on 2 ranks", run.text)
+            again.append(max(0, reached - int(after)))
+            assert len(run.losses()) == 2 and len(run.progress) == STEPS, run.text
+            gaps += [abs(x - y) for losses in run.losses() for x, y in zip(losses, wanted)]
+    print(
+        f"{len(again)} deaths with copies after every fourth step: {statistics.median(again)} "
+        f"steps run again (median), at most {max(again)}; no file read; largest difference of a "
+        f"loss: {max(gaps):.1e}"
+    )
+
+
+def links() -> None:
+    """Cut the link of two hosts."""
+    from tests.consistent.elastic.control import undisturbed
+    from tests.consistent.elastic.links import cut
+
+    with tempfile.TemporaryDirectory() as name:
+        for seconds in (1, 5, 30, None):
+            folder = Path(name) / str(seconds)
+            with cut(folder, seconds) as found:
+                if found is None:
+                    raise SystemExit("Network namespaces need root and iproute2.")
+                losses = found.first.losses()
+                wanted = undisturbed(
+                    folder / "alone", "--pause", "0", "--steps", str(len(losses[0]))
+                )
+                gap = max(abs(x - y) for each in losses for x, y in zip(each, wanted))
+                once = [p[0] for p in found.first.progress] == [*range(1, len(wanted) + 1)]
+            how = "for good" if seconds is None else f"for {seconds} s"
+            print(
+                f"cut {how}: {found}; each step {'once' if once else 'NOT ONCE'}, largest "
+                f"difference of a loss {gap:.1e}",
                 flush=True,
             )
 
@@ -203,7 +312,7 @@ def joins() -> None:
         run.stop()
         assert run.end() == 0, run.text
         found, progress = run.losses(), run.progress
-        wanted = undisturbed(Path(name) / "alone", "--steps", str(len(found[0])))
+        wanted = undisturbed(Path(name) / "alone", "--pause", "0", "--steps", str(len(found[0])))
     gaps = [
         f"{a} -> {b} ranks: {t - s:.2f} s"
         for (_, a, s, _), (_, b, t, _) in zip(progress, progress[1:])
@@ -232,25 +341,25 @@ def undisturbed(folder: Path, compiled: bool) -> list[float]:
     return losses
 
 
-def once(
-    folder: Path, kind: str, place: str, drawn: random.Random, wanted: list[float]
-) -> tuple[float, float]:
-    """Seconds from the word of the loss to the end of the next step, and the largest difference of
-    a loss; infinite if a step is missing, or was done twice, or a process did not come to the end.
+Outcome = tuple[float, float, str]
+
+
+def once(folder: Path, kind: str, place: str, drawn: random.Random, wanted: list[float]) -> Outcome:
+    """Seconds from the word of the loss to the end of the next step, the largest difference of a
+    loss, and where the time went; infinite if a step is missing, or was done twice, or a process
+    did not come to the end.
     """
     run = launch(folder, place == COMPILED)
     try:
         return disturbed(run, kind, place, drawn, wanted)
-    except (AssertionError, subprocess.TimeoutExpired) as error:
+    except AssertionError as error:
         print(run.text, repr(error), flush=True)
-        return float("inf"), float("inf")
+        return float("inf"), float("inf"), ""
     finally:
         run.kill()
 
 
-def disturbed(
-    run, kind: str, place: str, drawn: random.Random, wanted: list[float]
-) -> tuple[float, float]:
+def disturbed(run, kind: str, place: str, drawn: random.Random, wanted: list[float]) -> Outcome:
     """As ``once``, of a launch."""
     at = drawn.randrange(2, STEPS // 2)
     run.wait_until(lambda: len(run.progress) >= at)
@@ -267,15 +376,20 @@ def disturbed(
     lost = 2 if kind in ("two", "recovery") else 1
     status = run.end(60)
     steps, found = [step for step, *_ in run.progress], run.losses()
-    whole = status == 0 and len(found) == 4 - lost and steps == sorted(set(steps))
+    whole = status == 0 and len(found) == 4 - lost and steps == [*range(1, STEPS + 1)]
     if not whole or any(len(losses) != STEPS for losses in found):
         print(run.text, status, steps, found, flush=True)
-        return float("inf"), float("inf")
+        return float("inf"), float("inf"), ""
     said = [float(t) for t in re.findall(r"^(\S+) elastic: ", run.text, re.MULTILINE)]
     told = min((t for t in said if t > began), default=began)
-    after = min(t for _, size, t, _ in run.progress if size == 4 - lost)
+    *_, (at, size, parts) = re.findall(
+        r"goes on after step (\d+), on (\d) ranks;.*?(\d+\.\d+ s to leave .*)\.", run.text
+    )
+    assert int(size) == 4 - lost, run.text
+    # The line of that step itself may be written late, if the one that was to write it is lost.
+    after = next(t for step, _, t, _ in run.progress if step == int(at) + 1)
     pairs = [pair for losses in found for pair in zip(losses, wanted)]
-    return after - told, max(abs(loss - other) for loss, other in pairs)
+    return after - told, max(abs(loss - other) for loss, other in pairs), parts
 
 
 def strike(run, place: str, by: str, drawn: random.Random) -> int:
@@ -300,14 +414,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["cost", "deaths", "joins", "rank"])
+    kinds = ["deaths", "joins", "cost", "peers", "links", "rank"]
+    parser.add_argument("what", choices=kinds)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--block", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--runs", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=60, help="pairs of steps")
+    parser.add_argument("--peers", action="store_true", help="zero3 alone, with peers=True")
+    parser.add_argument("--runs", type=int, default=40, help="deaths; of other kinds at most 12")
     parser.add_argument("--kinds", default=",".join(KINDS), help="all by default")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--verbose", action="store_true", help="a line of each run")
@@ -318,10 +433,16 @@ def main() -> None:
         deaths(given)
     elif given.what == "joins":
         joins()
+    elif given.what == "peers":
+        of_peers(given)
+    elif given.what == "links":
+        links()
     else:
         command = [sys.executable, "-m", "consistent", "run", "--nproc-per-node", str(given.ranks)]
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        subprocess.run([*command, __file__, "rank", *sys.argv[2:]], env=environment, check=True)
+        for peers in ([], ["--peers"]):
+            words = [*command, __file__, "rank", *sys.argv[2:], *peers]
+            subprocess.run(words, env=environment, check=True)
 
 
 if __name__ == "__main__":

@@ -129,9 +129,10 @@ def train(job: Job, args: argparse.Namespace, log: Log) -> list[Row]:
     kept = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "batches": batches}
     folder = args.out / "checkpoints"
     history = [tuple(row) for row in job.keep(folder=folder, **kept).get("history", [])]
-    log.goes_on(history)
+    again = log.goes_on(history)
     if history:
-        say(f"goes on after step {len(history)}, on {placement}")
+        more = f"; {again} steps run again" if again else ""
+        say(f"goes on after step {len(history)}, on {placement}{more}")
     meter = LossMeter()
     bar = tqdm(total=args.steps, initial=len(history), disable=not is_first(), mininterval=0.5)
     saved, began = len(history), time.perf_counter()
@@ -146,7 +147,7 @@ def train(job: Job, args: argparse.Namespace, log: Log) -> list[Row]:
             checked = step % args.check_every == 0 or step == args.steps
             history.append((step, meter.value, validate(model, test) if checked else float("nan")))
             job.commit(history=history)
-            log.write(history)
+            log.write(history[-1])
             seconds = (time.perf_counter() - began) / (step - saved)
             bar.set_postfix(loss=meter.value, tokens_per_s=round(ids.numel() / seconds))
             bar.update()
@@ -176,23 +177,36 @@ def validate(model: nn.Module, test: Loader) -> float:
 
 
 class Log:
-    """A line of each step, as it ends: once, however often ``train`` is called."""
+    """A line of each step, exactly once, whichever process is the first one when the step ends."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.lines = path, 0
+        self.path = path
 
-    def goes_on(self, history: list[Row]) -> None:
-        """What was written before this process was started stands there."""
-        self.lines = self.lines or len(history)
-        self.write(history)
+    def goes_on(self, history: list[Row]) -> int:
+        """Let the file have the lines of these steps, and no others; how many are taken out.
 
-    def write(self, history: list[Row]) -> None:
-        """The rows that are new."""
+        The process that wrote it may have ended between the end of a step and its line, or in the
+        middle of the line. Lines that are taken out are of steps that run again.
+        """
+        if not is_first():
+            return 0
+        text = self.path.read_text() if self.path.exists() else ""
+        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        kept = lines[: len(history)]
+        new = self.path.with_suffix(".new")
+        new.write_text("".join([*kept, *map(self.line, history[len(kept) :])]))
+        new.replace(self.path)
+        return len(lines) - len(kept)
+
+    def write(self, row: Row) -> None:
+        """Add the line of a step that all ranks have finished."""
         if is_first():
             with open(self.path, "a") as file:
-                for row in history[self.lines :]:
-                    print(*row, file=file)
-        self.lines = max(self.lines, len(history))
+                file.write(self.line(row))
+
+    def line(self, row: Row) -> str:
+        """What is written of a step."""
+        return " ".join(map(str, row)) + "\n"
 
 
 def plot(path: Path, history: list[Row]) -> None:

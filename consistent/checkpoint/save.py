@@ -80,12 +80,18 @@ def save(
         objects = {**objects, "random": RandomState()}
     options = (os.fspath(folder), step, keep, wait)
     what = f"checkpoint.save to {options[0]!r}"
-    contents, begun, notes = _agree(what, options, objects)
-    job = _job(contents, begun, step, keep, _planner.plan_of(notes, current().rank))
-    if wait:
-        _write_now(what, job)
-    else:
-        _write_later(what, job)
+    made: list[Begun] = []
+    try:
+        contents, begun, notes = _agree(what, options, objects, made)
+        job = _job(contents, begun, step, keep, _planner.plan_of(notes, current().rank))
+        if wait:
+            _write_now(what, job)
+        else:
+            _write_later(what, job)
+    except BaseException:  # also KeyboardInterrupt, so that no unfinished folder stays
+        for each in made:
+            folders.give_up(each)
+        raise
     return begun.path
 
 
@@ -150,15 +156,18 @@ def give_up_running() -> None:
 
 
 def _agree(
-    what: str, options: tuple[Any, ...], objects: dict[str, Any]
+    what: str, options: tuple[Any, ...], objects: dict[str, Any], begun: list[Begun]
 ) -> tuple[Contents, Begun, list[Note]]:
     """Collect what this rank saves, and compare it with the other ranks. A collective.
 
-    Returns this rank's contents, the folder that rank 0 has started, and the notes (messages about
-    what is saved) of all ranks.
+    Args:
+        begun: on rank 0, the folder is added to it as soon as it exists.
+
+    Returns:
+        This rank's contents, the folder that rank 0 has started, and the notes (messages about what
+        is saved) of all ranks.
     """
     made: list[Contents] = []
-    begun: list[Begun] = []
 
     def look() -> tuple[Note, Begun | None]:
         folder, step, keep, _ = options
@@ -173,15 +182,10 @@ def _agree(
             owner.release(folders.mark_of(folder))
         return note, begun[0] if begun else None
 
-    try:
-        told = on_every_rank(what, look)
-        notes = [note for note, _ in told]
-        check_alike(what, notes)
-        _planner.hear(what, made[0], notes)
-    except Exception:
-        if begun:  # on rank 0, which has created the folder
-            folders.give_up(begun[0])
-        raise
+    told = on_every_rank(what, look)
+    notes = [note for note, _ in told]
+    check_alike(what, notes)
+    _planner.hear(what, made[0], notes)
     where = told[0][1]
     assert where is not None
     return made[0], where, notes
@@ -220,13 +224,8 @@ def _name_in_file(item: Any) -> str:
 
 
 def _write_now(what: str, job: Job) -> None:
-    try:
-        parts = on_every_rank(what, lambda: write_part(job))
-        from_first(what, lambda: complete(job, parts))
-    except BaseException:  # also KeyboardInterrupt, so that no unfinished folder stays
-        if job.rank == 0:
-            folders.give_up(job.begun)
-        raise
+    parts = on_every_rank(what, lambda: write_part(job))
+    from_first(what, lambda: complete(job, parts))
 
 
 def _write_later(what: str, job: Job) -> None:

@@ -15,6 +15,7 @@ after step 8.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -59,6 +60,17 @@ class Found(NamedTuple):
     piece: tuple[Piece, torch.Tensor] | None
 
 
+class Plan(NamedTuple):
+    """An exchange in which each rank sends the next one the pieces that no other rank has.
+
+    It is made again when ``notes``, in which each rank sums up its pieces, are others.
+    """
+
+    notes: list[bytes]
+    once: dict[torch.dtype, list[Piece]]  # of this rank
+    coming: dict[torch.dtype, list[Piece]]  # of the rank before
+
+
 @dataclass
 class Copy:
     """The training state of one step, which a rank keeps once all ranks have finished the step."""
@@ -67,6 +79,11 @@ class Copy:
     contents: Contents
     pieces: dict[str, tuple[Piece, torch.Tensor]]
     of_peers: list[tuple[Piece, torch.Tensor]] = field(default_factory=list)  # of another rank
+
+    def nbytes(self) -> tuple[int, int]:
+        """Return the bytes of this rank's own pieces, and of those of another rank."""
+        own, of_peers = self.pieces.values(), self.of_peers
+        return sum(x.nbytes for _, x in own), sum(x.nbytes for _, x in of_peers)
 
 
 class Copies:
@@ -84,6 +101,7 @@ class Copies:
         self._boxes: dict[TensorSpec, Box | None] = {}  # of this rank, in this world
         self._memory = Memory()
         self._found: dict[str, Found] = {}  # name -> tensor at the last call of ``prepare``
+        self._plan: Plan | None = None  # of the last exchange with peers, in this world
 
     def prepare(self, version: Version, objects: dict[str, Any]) -> None:
         """List the tensors of ``objects`` to copy at the end of a step. Nothing is copied yet.
@@ -112,7 +130,7 @@ class Copies:
                 pieces[name] = found.piece
         self.prepared = Copy(version, contents, pieces)
         if self._peers and current().size > 1:
-            self.prepared.of_peers = _of_rank_before(list(pieces.values()))
+            self.prepared.of_peers = self._of_rank_before(list(pieces.values()))
 
     def take(self) -> None:
         """Copy the prepared state to memory of its own and keep it. Nothing is sent."""
@@ -137,10 +155,43 @@ class Copies:
         Args:
             kept_by_others: the version of the copy that each rank keeps.
         """
-        self._boxes, self._found = {}, {}
+        self._boxes, self._found, self._plan = {}, {}, None
         if self.prepared is not None and self.prepared.version in kept_by_others:
             self.take()
         self.prepared = None
+
+    def _of_rank_before(
+        self, own: list[tuple[Piece, torch.Tensor]]
+    ) -> list[tuple[Piece, torch.Tensor]]:
+        """Return copies of the pieces that only the rank before this one has. A collective.
+
+        The rank before the first is the last. If that rank is lost, this one can replace its state.
+        """
+        size = current().size
+        everyone = tuple(range(size))
+        mine = [piece for piece, _ in own if piece.box is not None]
+        # The number differs by process, and is compared with the same process's alone.
+        note = hash(tuple(mine)).to_bytes(8, "little", signed=True)
+        notes = current().gather_notes(note, everyone)
+        # Equal on all ranks, as each has seen the notes of all since the world began.
+        if self._plan is None or self._plan.notes != notes:
+            self._plan = _plan(notes, mine)
+        # One message for each dtype: in a message of many tensors each costs its overhead.
+        plan, after, before = self._plan, (current().rank + 1) % size, (current().rank - 1) % size
+        held = dict(own)
+        sends = [
+            (after, torch.cat([held[piece].reshape(-1) for piece in pieces]).cpu())
+            for pieces in plan.once.values()
+        ]
+        receives = [
+            (before, (sum(map(_numel, pieces)),), dtype) for dtype, pieces in plan.coming.items()
+        ]
+        got = current().exchange(sends, receives, everyone)
+        return [
+            (piece, part.view(_size(piece)))
+            for x, pieces in zip(got, plan.coming.values(), strict=True)
+            for piece, part in zip(pieces, x.split([*map(_numel, pieces)]), strict=True)
+        ]
 
     def _piece(self, name: str, x: Any) -> tuple[Piece, torch.Tensor] | None:
         """Return this rank's part of a tensor; None if it has none."""
@@ -169,17 +220,27 @@ def _place(x: Any) -> tuple[Any, ...]:
     return x.data_ptr(), x.shape, x.stride()
 
 
-def _of_rank_before(own: list[tuple[Piece, torch.Tensor]]) -> list[tuple[Piece, torch.Tensor]]:
-    """Return copies of the pieces that only the rank before this one has. A collective.
-
-    The rank before the first is the last. If that rank is lost, this one can replace its state.
-    """
-    size, me = current().size, current().rank
-    told = gathered([piece for piece, _ in own if piece.box is not None])
+def _plan(notes: list[bytes], own: list[Piece]) -> Plan:
+    """Plan the exchange of pieces that lie on one rank only. A collective."""
+    told = gathered(own)
     count = Counter((piece.name, piece.box) for pieces in told for piece in pieces)
-    before, after = (me - 1) % size, (me + 1) % size
-    coming = [piece for piece in told[before] if count[piece.name, piece.box] == 1]
-    sends = [(after, x.contiguous()) for piece, x in own if count[piece.name, piece.box] == 1]
-    receives = [(before, piece.box[1], piece.dtype) for piece in coming if piece.box is not None]
-    got = current().exchange(sends, receives, tuple(range(size)))
-    return list(zip(coming, got, strict=True))
+    once = [[p for p in pieces if count[p.name, p.box] == 1] for pieces in told]
+    rank = current().rank
+    return Plan(notes, _by_dtype(once[rank]), _by_dtype(once[rank - 1]))
+
+
+def _by_dtype(pieces: list[Piece]) -> dict[torch.dtype, list[Piece]]:
+    found: dict[torch.dtype, list[Piece]] = {}
+    for piece in pieces:
+        found.setdefault(piece.dtype, []).append(piece)
+    return found
+
+
+def _size(piece: Piece) -> tuple[int, ...]:
+    """Return the shape of the part of a global tensor."""
+    assert piece.box is not None
+    return tuple(piece.box[1])
+
+
+def _numel(piece: Piece) -> int:
+    return math.prod(_size(piece))

@@ -19,6 +19,7 @@ from ..spec import Placement
 from .copies import Copies, Copy, Version
 from .fetch import Kept, load, note_of
 from .member import Stopped, World
+from .recovery import Recovery, said
 from .slow import Slow
 
 
@@ -50,12 +51,14 @@ class Job:
         self.step = 0
         self.size = 1
         self.received = 0
+        self.recovery = Recovery()  # this rank's last one, which ``run`` measures with this job
         # Without goes_on no copies are made, since nothing would ever read them.
         self._every, self._goes_on = every, goes_on
         self._slow, self._leave_out = slow, leave_out
         self._copies = Copies(peers)
         self._objects: dict[str, Any] = {}
         self._begins = True  # no rank keeps anything yet
+        self._says_sizes = False
         self._world: World | None = None
         self._changes = lambda: False  # whether the ranks are to leave the training function
 
@@ -116,6 +119,7 @@ class Job:
             ValueError: at the start: a tensor is on one rank only, and there is no ``folder``.
             RuntimeError: the ranks that kept some tensor are lost, and there is no checkpoint.
         """
+        self.recovery.end("to build the objects")
         agree(sorted(objects), _other_names)
         self._objects = objects
         values = self._restore(folder)
@@ -127,6 +131,7 @@ class Job:
             gathered(None)  # the meeting between prepare and take (copies.py)
             self._copies.take()
         self._copies.prepared = None
+        self._says_sizes = self._begins
         if self._slow is not None:
             self._slow.start()
         return values
@@ -151,6 +156,7 @@ class Job:
         notes = current().gather_notes(note, tuple(range(self.size)))
         if self._goes_on:
             self._copies.take()
+            self._say_sizes(self._copies.kept)
         changes = any(each[:1] == b"1" for each in notes)
         if self._slow is not None:
             changes = self._look_for_slow([each[1:] for each in notes]) or changes
@@ -213,7 +219,9 @@ class Job:
                 values = load(kept, self._objects)
                 self.step = step
                 self.received = kept.received
-                self._say(f"goes on after step {step}", kept.received)
+                self.recovery.end("to fill them")
+                times = said(gathered(self.recovery.seconds))
+                self._say(f"goes on after step {step}", kept.received, f"; {times}")
                 return values
         else:
             kept = None
@@ -261,11 +269,28 @@ class Job:
                 "  or save checkpoints, and give their folder: job.keep(folder=...)."
             )
 
-    def _say(self, text: str, received: int = 0) -> None:
+    def _say_sizes(self, kept: Copy | None) -> None:
+        """Print what copies cost in memory and messages, after the job's first step.
+
+        A collective.
+        """
+        if not self._says_sizes:
+            return
+        self._says_sizes = False
+        assert kept is not None
+        own, of_peers = map(max, zip(*gathered(kept.nbytes()), strict=True))
+        sent = f", and {of_peers:,} of the rank before, which are sent to it" if of_peers else ""
+        often = "each step" if self._every == 1 else f"every {self._every} steps"
+        if current().rank == 0:
+            words = f"elastic: {often} a rank copies up to {own:,} bytes of its own state{sent}."
+            print(words, file=sys.stderr, flush=True)
+
+    def _say(self, text: str, received: int = 0, more: str = "") -> None:
         received = sum(gathered(received))
         if current().rank == 0:
             sent = f"; {received:,} bytes came from other ranks" if received else ""
-            print(f"elastic: {text}, on {self.size} ranks{sent}.", file=sys.stderr, flush=True)
+            words = f"elastic: {text}, on {self.size} ranks{sent}{more}."
+            print(words, file=sys.stderr, flush=True)
 
 
 def _first_has_all(names: Sequence[str]) -> dict[str, int]:

@@ -9,6 +9,7 @@ import os
 import platform
 import queue
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from mirrored.transports.torch_dist import rejoin
 
 from .launch import mail
 from .launch.agent import VARIABLE
+from .recovery import Recovery
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class Member:
 
     Attributes:
         change: whether the ranks are to leave their world after this step.
+        lost_at: when this process learned that its world is over, as ``time.monotonic`` gives it;
+            None if it is not.
     """
 
     def __init__(self, host: str, port: int, name: str) -> None:
@@ -57,6 +61,7 @@ class Member:
         self._epoch = 0
         self._words: str | None = None  # why the world of that epoch is over
         self.change = False
+        self.lost_at: float | None = None
         # Created last, because its thread may call the methods below at once.
         self._mail = mail.Mailbox(host, port, mail.worker(name), self._take, self._out_of_reach)
 
@@ -69,10 +74,15 @@ class Member:
         address = json.loads(told)
         return Member(address["host"], address["port"], address["name"])
 
-    def next_world(self, timeout_s: float) -> World | None:
+    def next_world(self, timeout_s: float, recovery: Recovery) -> World | None:
         """Wait for the launcher's next world, and join it as a process group.
 
-        Returns None if the other ranks have finished the program.
+        Args:
+            timeout_s: the timeout of the process group.
+            recovery: gets the times.
+
+        Returns:
+            None if the other ranks have finished the program.
 
         Raises:
             Stopped: this process may not continue.
@@ -80,6 +90,7 @@ class Member:
         with contextlib.suppress(RuntimeError):  # store gone: the mail thread puts "stop" for it
             self._mail.send(mail.LEADER, {"is": "here", "name": self._name, "facts": facts()})
         said = self._worlds.get()
+        recovery.end("until all ranks were ready")
         if said["is"] == "stop":
             raise Stopped(said["words"])
         if said["is"] == "over":
@@ -89,6 +100,7 @@ class Member:
         rejoin.enter(store, world.rank, world.size, timeout_s, is_first=world.epoch == 1)
         if self._words is not None:  # the world was lost while this rank entered it
             rejoin.stop(self._words)
+        recovery.end("to enter the new group")
         return world
 
     def lost(self) -> str | None:
@@ -115,6 +127,7 @@ class Member:
             # Set in this thread, because the next message may already be about this world.
             if said["is"] == "world":
                 self._epoch, self._words, self.change = said["epoch"], None, False
+                self.lost_at = None
             self._worlds.put(said)
 
     def _out_of_reach(self) -> None:
@@ -126,7 +139,7 @@ class Member:
         self._give_up(words)
 
     def _give_up(self, words: str) -> None:
-        self._words = words
+        self._words, self.lost_at = words, self.lost_at or time.monotonic()
         rejoin.stop(words)
 
 

@@ -126,7 +126,7 @@ class _Runs:
 
     def _through_worlds(self) -> Any:
         while True:
-            world = self._member.next_world(self._timeout)
+            world = self._member.next_world(self._timeout, self._job.recovery)
             if world is None:
                 return self._results[0] if self._results else _came_too_late()
             try:
@@ -136,6 +136,7 @@ class _Runs:
             finally:
                 rejoin.leave()
                 gc.collect()
+                self._job.recovery.end("to leave the step")
 
     def _call(self, world: World) -> bool:
         """Return whether the training reached its end in this world."""
@@ -146,6 +147,7 @@ class _Runs:
             gathered(None)  # a rank that passes this knows that all ranks have a result
             return True
         except WorldChanges as error:
+            self._job.recovery.begin(None)
             _let_go(error)
         # Stopped is an Exception, and must not count as an error of the step.
         except Stopped:
@@ -154,6 +156,7 @@ class _Runs:
             words = self._lost()
             if words is None or self._is_the_programs(world):
                 raise
+            self._job.recovery.begin(self._member.lost_at)
             if world.rank == 0:
                 first = str(error).partition("\n")[0]
                 print(f"elastic: {first}", file=sys.stderr, flush=True)

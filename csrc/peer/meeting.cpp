@@ -61,8 +61,10 @@ std::string in_seconds(double seconds) {
 }  // namespace
 
 struct Meeting::Control {
-  alignas(64) std::atomic<uint64_t> arrivals;
-  alignas(64) std::atomic<uint32_t> met;  // the last step that all arrived at, modulo 2^32
+  // How many times a member has arrived, modulo 2^32; members sleep on this word. Whether all have
+  // arrived is read from it alone. If the last one to arrive stored that elsewhere, it could be
+  // killed in between, and the others would wait for nobody.
+  alignas(64) std::atomic<uint32_t> arrivals;
   std::atomic<uint32_t> sleepers;
   // 0: whole; 1: a member is writing `why`; 2: `why` can be read.
   alignas(64) std::atomic<uint32_t> broken;
@@ -94,20 +96,18 @@ Meeting::Meeting(char* memory, int me, std::vector<int> ranks, double timeout_s,
 void Meeting::arrive() {
   ++step_;
   // Release: this member's writes to its slot, and its reads of the step before, happen before the
-  // add. Acquire: the last member to arrive synchronizes with all others' adds, and its store of
-  // `met` passes that on. Without both, a member could read a slot before it is written, or
-  // overwrite one that is still being read.
-  const auto arrived = control_->arrivals.fetch_add(1, std::memory_order_acq_rel) + 1;
+  // add, and a member that reads the count of all in met() synchronizes with each add. Without it,
+  // a member could read a slot before it is written, or overwrite one that is still being read.
+  // Sequentially consistent, as is the add in sleep(): either the sleeper sees the new count before
+  // it sleeps, or this member sees it counted in `sleepers` and wakes it. With weaker orders both
+  // could miss each other, and the sleeper would sleep on until its slice of 50 ms ends.
+  control_->arrivals.fetch_add(1, std::memory_order_seq_cst);
   // Relaxed: `step` only tells who is missing; no data is read because of it. Stored after the add:
   // a member that is killed before its add must look missing to the others, which would otherwise
   // wait for it until the timeout.
   members_[me_].step.store(step_, std::memory_order_relaxed);
-  if (arrived != step_ * ranks_.size()) return;
-  // Sequentially consistent, as is the add in sleep(): either the sleeper sees the new `met` before
-  // it sleeps, or this member sees it counted in `sleepers` and wakes it. With weaker orders both
-  // could miss each other, and the sleeper would sleep on until its slice of 50 ms ends.
-  control_->met.store(uint32_t(step_), std::memory_order_seq_cst);
-  if (control_->sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(control_->met);
+  if (!met()) return;
+  if (control_->sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(control_->arrivals);
 }
 
 void Meeting::tell_failures(int64_t count) {
@@ -117,10 +117,16 @@ void Meeting::tell_failures(int64_t count) {
   members_[me_].failures.store(count, std::memory_order_release);
 }
 
-// Acquire, pairs with the store of `met` in arrive(): without it slots could be read as they were
-// before the meeting.
+// Acquire, pairs with the adds in arrive(): without it slots could be read as they were before the
+// meeting.
 bool Meeting::met() const {
-  return control_->met.load(std::memory_order_acquire) == uint32_t(step_);
+  return all_arrived(control_->arrivals.load(std::memory_order_acquire));
+}
+
+bool Meeting::all_arrived(uint32_t arrivals) const {
+  // Members that have met may arrive at the next step, but not at the one after it. So the count is
+  // near that of this step, and their difference has a sign though both are modulo 2^32.
+  return int32_t(arrivals - uint32_t(step_) * uint32_t(ranks_.size())) >= 0;
 }
 
 // Relaxed: no data is read because of it; throw_broken() waits until `why` is complete.
@@ -153,9 +159,10 @@ void Meeting::sleep(const std::function<std::string()>& what, int64_t failures) 
   const Asleep asleep(*this);
   const double begin = asleep_since_s_;
   while (!met()) {
-    // Before FUTEX_WAIT compares `met`: see arrive().
+    // Before FUTEX_WAIT compares `arrivals`: see arrive().
     control_->sleepers.fetch_add(1, std::memory_order_seq_cst);
-    futex_wait(control_->met, uint32_t(step_ - 1));
+    const uint32_t arrivals = control_->arrivals.load(std::memory_order_relaxed);
+    if (!all_arrived(arrivals)) futex_wait(control_->arrivals, arrivals);
     // Any order would do: a late decrement only causes a needless wake that wakes nobody.
     control_->sleepers.fetch_sub(1, std::memory_order_seq_cst);
     if (!met()) look_around(now_s() - begin, what, failures);
@@ -224,7 +231,7 @@ void Meeting::break_up(const std::string& words) {
     control_->why[length] = 0;
     // Release: a member that sees 2 must see all of `why`.
     control_->broken.store(2, std::memory_order_release);
-    futex_wake_all(control_->met);  // `met` is unchanged, but members that wake check `broken`
+    futex_wake_all(control_->arrivals);  // it is unchanged, but members that wake check `broken`
   }
   throw_broken();
 }

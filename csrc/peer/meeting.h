@@ -89,6 +89,7 @@ class Meeting {
   struct Asleep;
 
   bool met() const;
+  bool all_arrived(uint32_t arrivals) const;
   bool is_broken() const;
   void sleep(const std::function<std::string()>& what, int64_t failures);
   void look_around(double waited_s, const std::function<std::string()>& what, int64_t failures);

@@ -21,7 +21,7 @@ CSRC = ROOT / "csrc"
 EMULATOR = CSRC / "tests" / "emulator"
 KERNELS = {path.stem: path for path in sorted(CSRC.glob("*/*.cu")) if path.parent.name != "tests"}
 # Sanitizers; one program can't have all. EXACT is MEMORY with all that it can check.
-MEMORY, EXACT, THREADS = "memory", "exact memory", "threads"
+MEMORY, EXACT, THREADS, NONE = "memory", "exact memory", "threads", "none"
 
 needs_emulator = pytest.mark.skipif(
     CXX is None or shutil.which("nm") is None or sys.platform != "linux",
@@ -45,6 +45,8 @@ def _compiler() -> str:
 
 @functools.cache
 def _sanitizing(sanitizer: str) -> tuple[str, ...]:
+    if sanitizer == NONE:
+        return ()
     if sanitizer == THREADS:
         return "-fsanitize=thread", "-fno-sanitize-recover=all"
     exact = "-fsanitize=address,undefined", "-fno-sanitize-recover=all"

@@ -9,6 +9,7 @@ of several processes ends all of them when one fails.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -153,11 +154,15 @@ class Agent:
         self._say("began", name=name, pid=context.pids()[0])
 
     def _look(self, name: str, context: PContext) -> None:
-        """Report to the leader if a process has ended."""
+        """Report to the leader if a process has ended; after a failure, end its children."""
         ended = context.wait(0)
         if ended is None:
             return
         code = ended.failures[0].exitcode if ended.failures else 0
+        if code:
+            # What it has started, such as the workers of a DataLoader, is in its process group.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(context.pids()[0], signal.SIGKILL)
         del self._running[name], self._places[name]
         self._say("ended", name=name, how=_said_of(code))
 

@@ -30,7 +30,7 @@ from . import mail
 Message = tuple[str, dict[str, Any]]  # the queue, and what is said
 
 SILENT_S = 5.0  # seconds without a beat after which a host is gone
-GATHERING_S = 5.0  # seconds for which more than the least are waited for at the start
+GATHERING_S = 5.0  # seconds for which processes that are being started are waited for
 
 
 @dataclass
@@ -180,7 +180,7 @@ class Membership:
         if not left:
             return self._first(waiting, now)
         if len(absent) == len(left):
-            return self._ask_out(left)
+            return self._ask_out(left, waiting, now)
         if absent:
             return self._hurry(absent, min(self._since(n) for n in left if self._waits(n)), now)
         return self._form(waiting)
@@ -211,8 +211,15 @@ class Membership:
         enough = len(waiting) >= self.least and late and from_all
         return self._form(waiting) if whole or enough else []
 
-    def _ask_out(self, left: list[str]) -> list[Message]:
-        """Ask members that work to leave their world after this step, because newcomers wait."""
+    def _ask_out(self, left: list[str], waiting: list[str], now: float) -> list[Message]:
+        """Ask members that work to leave their world after this step, because newcomers wait.
+
+        Newcomers that were started and do not wait yet are waited for, since each change of worlds
+        stops the training.
+        """
+        late = now - min(map(self._since, waiting)) > GATHERING_S
+        if not late and len(self.workers) > len(left) + len(waiting):
+            return []
         new = [name for name in left if name not in self._asked]
         self._asked.update(new)
         return [(mail.worker(name), {"is": "change", "epoch": self.epoch}) for name in new]

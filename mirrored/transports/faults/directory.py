@@ -17,6 +17,7 @@ from typing import Any
 from .store import LimitedStore
 from .wire import Address
 
+_ABSENT = "absent"  # what `compare_set` returns, and does not enter, if a key is not there
 _FIRST_S, _LAST_S = 0.05, 10.0  # seconds between two reads of missing addresses; doubled each time
 
 
@@ -53,7 +54,7 @@ class Directory:
 
         def take_out(store: Any) -> None:
             # A later process group may have entered another address under this key already.
-            if store.check([key]) and Address.loads(store.get(key)) == own:
+            if _read(store, self._rank) == own:
                 store.delete_key(key)
 
         self._in_time(take_out, limit_s)
@@ -80,30 +81,42 @@ class Directory:
         if not self._entered:
             store.set(f"address/{self._rank}", self._known[self._rank].dumps())
             self._entered = True
-        missing = self._missing()
-        if store.check([f"address/{rank}" for rank in missing]):
-            for rank in missing:
-                self._known[rank] = Address.loads(store.get(f"address/{rank}"))
+        self._read_in(store, self._missing())
 
-    def find(self, limit_s: float) -> dict[int, Address]:
+    def find(self, limit_s: float, check: Callable[[], None] = lambda: None) -> dict[int, Address]:
         """Return the addresses of the other ranks, read again from the store.
 
-        If the store does not answer in time, they are those known so far.
+        If the store does not answer in time, or ``check``, which is called meanwhile, raises, they
+        are those known so far.
         """
 
-        def look(store: Any) -> None:
-            for rank in range(self._size):
-                if rank != self._rank and store.check([f"address/{rank}"]):
-                    self._known[rank] = Address.loads(store.get(f"address/{rank}"))
-
-        self._in_time(look, limit_s)
+        others = [rank for rank in range(self._size) if rank != self._rank]
+        self._in_time(lambda store: self._read_in(store, others), limit_s, check)
         return self.known()
 
-    def _in_time(self, ask: Callable[[Any], None], limit_s: float) -> None:
+    def _read_in(self, store: Any, ranks: list[int]) -> None:
+        for rank in ranks:
+            found = _read(store, rank)
+            if found is not None:
+                self._known[rank] = found
+
+    def _in_time(
+        self, ask: Callable[[Any], None], limit_s: float, check: Callable[[], None] = lambda: None
+    ) -> None:
         """Call ``ask(store)``; ignore errors and a missing answer within ``limit_s`` seconds."""
         with contextlib.suppress(Exception):
             if self._store is not None:
-                self._store.ask(ask, limit_s)
+                self._store.ask(ask, limit_s, check)
 
     def _missing(self) -> list[int]:
         return [rank for rank in range(self._size) if rank not in self._known]
+
+
+def _read(store: Any, rank: int) -> Address | None:
+    """Return the address of a rank; None if it has entered none, or has taken it out.
+
+    It does not wait. `get` does, for a key that is not there, and its rank may delete it between
+    `check` and `get`; no other call of the store could be made any more.
+    """
+    found: bytes = store.compare_set(f"address/{rank}", _ABSENT, _ABSENT)
+    return None if found == _ABSENT.encode() else Address.loads(found)

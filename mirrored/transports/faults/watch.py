@@ -191,8 +191,12 @@ class Watch:
 
     def _speak(self, why: str) -> str:
         own = self._own_line()
-        others = self._directory.find(ANSWER_S)
-        answers = ask(others, {"asks": "where", "rank": self._me.rank}, ANSWER_S)
+        others = self._directory.find(ANSWER_S, self.check)
+        request = {"asks": "where", "rank": self._me.rank}
+        answers = ask(others, request, ANSWER_S, until=lambda: self.alarm.words is not None)
+        told = self.alarm.words
+        if told is not None:  # whoever has told this rank meanwhile tells all ranks
+            return told
         answers = {rank: said if _is_ranks(said) else None for rank, said in answers.items()}
         # A rank that has given up before answers with its words, and all ranks must raise the same.
         known = next((a["words"] for a in answers.values() if a and "words" in a), None)

@@ -25,6 +25,7 @@ from typing import Any
 MOST = 1 << 20  # most bytes of a message
 TAKEN = b"\n"  # the answer of a process that keeps the connection for messages
 _SLICE_S = 0.5
+_LOOK_S = 0.02  # between two calls of `until`
 _UNREACHABLE = errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN
 
 
@@ -65,12 +66,15 @@ def state_and_start(pid: int) -> tuple[str, str]:
 
 
 def ask(
-    addresses: Mapping[int, Address], request: dict[str, Any], limit_s: float
+    addresses: Mapping[int, Address],
+    request: dict[str, Any],
+    limit_s: float,
+    until: Callable[[], bool] = lambda: False,
 ) -> dict[int, dict[str, Any] | None]:
     """Send ``request`` to each rank and return the answers; None for a rank that does not listen.
 
-    Left out are ranks that do not answer within ``limit_s`` seconds, that no network reaches, or
-    for which this process may open no socket.
+    Left out are ranks that do not answer within ``limit_s`` seconds, or before ``until()`` is true,
+    that no network reaches, or for which this process may open no socket.
     """
     answers: dict[int, dict[str, Any] | None] = {}
     deadline = time.monotonic() + limit_s
@@ -91,8 +95,8 @@ def ask(
                 continue
             text = address.secret.encode() + json.dumps(request).encode() + b"\n"
             ready.register(asked, selectors.EVENT_WRITE, _Question(rank, text))
-        while ready.get_map() and (left := deadline - time.monotonic()) > 0:
-            for key, _ in ready.select(left):
+        while ready.get_map() and (left := deadline - time.monotonic()) > 0 and not until():
+            for key, _ in ready.select(min(left, _LOOK_S)):
                 assert isinstance(key.fileobj, socket.socket)
                 if _go_on(ready, key.fileobj, key.data, answers):
                     ready.unregister(key.fileobj)

@@ -7,6 +7,7 @@ import os
 import pickle
 import resource
 import struct
+import sys
 import threading
 import warnings
 import zlib
@@ -280,6 +281,36 @@ def _cannot_finish(rank: int, folder: str, wait: bool) -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     names = sorted(path.name for path in Path(folder).iterdir())
     assert rank or names == [".in-use", "step-00000001"]
+
+
+@pytest.mark.parametrize("step", ["check_alike", "_reduced", "data_of", "write_part", "complete"])
+def test_an_interrupt_at_a_step_of_a_save_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    _nothing_is_left_if(step, tmp_path, monkeypatch, wait=True)
+
+
+@pytest.mark.parametrize("step", ["_copies", "Background"])
+def test_an_interrupt_before_a_save_runs_in_the_background_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    _nothing_is_left_if(step, tmp_path, monkeypatch, wait=False)
+
+
+def _nothing_is_left_if(
+    step: str, folder: Path, monkeypatch: pytest.MonkeyPatch, wait: bool
+) -> None:
+    class Interrupts:
+        def __call__(self, *_: object) -> None:
+            raise KeyboardInterrupt
+
+        of = __call__
+
+    checkpoint.save(folder, x=torch.ones(2), step=1)
+    monkeypatch.setattr(sys.modules["consistent.checkpoint.save"], step, Interrupts())
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.save(folder, x=torch.ones(2), step=2, wait=wait)
+    assert sorted(path.name for path in folder.iterdir()) == [".in-use", "step-00000001"]
 
 
 @pytest.mark.parametrize("wait", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,8 +10,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
+from mirrored.transports.faults.wire import state_and_start
 from tests.launch import launch
 
 ROOT = Path(__file__).parents[3]
@@ -53,8 +56,7 @@ class Run:
     @property
     def ranks(self) -> list[int]:
         """Process ids of the ranks that run."""
-        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return [int(each) for each in path.read_text().split()] if path.exists() else []
+        return children(self.process.pid)
 
     @property
     def progress(self) -> list[tuple[int, int, float, float]]:
@@ -85,6 +87,13 @@ class Run:
                 raise AssertionError(self.text)
             time.sleep(0.01)
 
+    def wait_until_gone(self, processes: Iterable[int], limit: float = 5.0) -> None:
+        """Raises AssertionError if one of the processes still runs after ``limit`` seconds."""
+        left, end = list(processes), time.monotonic() + limit
+        while left := [pid for pid in left if state_and_start(pid)[0] not in ("", "Z")]:
+            assert time.monotonic() < end, f"processes {left} run on"
+            time.sleep(0.01)
+
     def is_taken(self, place: str) -> bool:
         """Whether a rank has come there, since it was armed."""
         return not (self.folder / place).exists() and not any(self.folder.glob(f"{place}.*"))
@@ -94,9 +103,15 @@ class Run:
         (self.folder / "stop").touch()
 
     def end(self, limit: float = 120.0) -> int:
-        """The exit status, once it has ended."""
+        """The exit status, once it has ended.
+
+        Raises:
+            AssertionError: with what was printed, if it has not ended after ``limit`` seconds.
+        """
         try:
             return self.process.wait(limit)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"has not ended after {limit} s:\n{self.text}") from None
         finally:
             self.kill()
             self._reading.join(5.0)
@@ -104,12 +119,21 @@ class Run:
     def kill(self) -> None:
         """End whatever still runs."""
         for pid in self.ranks if self.process.poll() is None else []:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # one that ends meanwhile
+                os.kill(pid, signal.SIGKILL)
         self.process.kill()
 
     def losses(self) -> list[list[float]]:
         """Of each process that came to the end."""
         return [json.loads(path.read_text()) for path in sorted(self.folder.glob("losses.*"))]
+
+
+def children(process: int) -> list[int]:
+    """Process ids of the processes that one has started, and which have not been waited for."""
+    with contextlib.suppress(OSError):  # it ends meanwhile
+        threads = Path(f"/proc/{process}/task").iterdir()
+        return [int(pid) for t in threads for pid in (t / "children").read_text().split()]
+    return []
 
 
 def end_all() -> None:
@@ -118,9 +142,9 @@ def end_all() -> None:
         _started.pop().kill()
 
 
-def undisturbed(folder: Path, *options: str) -> list[float]:
+def undisturbed(folder: Path, *options: str, program: Path = PROGRAM) -> list[float]:
     """The losses of one process."""
     folder.mkdir(exist_ok=True)
-    done = launch(PROGRAM, str(folder), "--pause", "0", *options, ranks=1)
+    done = launch(program, str(folder), *options, ranks=1)
     assert done.status == 0, done.errors
     return json.loads(next(folder.glob("losses.*")).read_text())

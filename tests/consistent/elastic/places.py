@@ -15,6 +15,7 @@ from consistent.elastic.copies import Copies
 from mirrored.transports.shared_memory import SharedMemory
 
 PLACES = ("loader", "forward", "backward", "boxing", "optimizer", "meeting", "taken", "save")
+LOGGED = "logged"  # of the first rank: between the end of a step and its line in ``progress``
 
 _folder: Path
 

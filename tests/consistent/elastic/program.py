@@ -26,13 +26,14 @@ from mirrored.every_rank import gathered
 from mirrored.transports.default import current
 from tests.consistent.elastic import places
 from tests.consistent.elastic.places import at
+from tests.consistent.elastic.progress import Progress
 
 given: argparse.Namespace
 
 
 class Rows(Dataset):
     def __len__(self) -> int:
-        return 40
+        return given.rows
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         at("loader")
@@ -65,13 +66,17 @@ def train(job: consistent.elastic.Job) -> list[float]:
     consistent.parallelize(model, placement, plan)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
-    batches = consistent.data.loader(Rows(), placement, batch_size=12, shuffle=True)
+    batches = consistent.data.loader(
+        Rows(), placement, batch_size=12, shuffle=True, num_workers=given.workers
+    )
     saves = given.folder / "checkpoints"
     kept = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "batches": batches}
     at("recovery")
     values = job.keep(folder=saves if given.save_every else None, **kept)
     slow = given.slow == current().rank and job.size == 4
     losses: list[float] = list(values.get("losses", []))
+    progress = Progress(given.folder)
+    progress.goes_on([*enumerate(losses, start=1)])
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         optimizer.zero_grad()
@@ -90,18 +95,13 @@ def train(job: consistent.elastic.Job) -> list[float]:
             time.sleep(0.3 if slow else 0)
             losses = [*losses, loss]
             job.commit(losses=losses)
-            log(job, loss)
+            at("logged")
+            progress.write((job.step, loss))
             if given.save_every and job.step % given.save_every == 0:
                 checkpoint.save(saves, step=job.step, losses=losses, **kept)
             if job.step == given.steps or gathered((given.folder / "stop").exists())[0]:
                 return losses
     return losses
-
-
-def log(job: consistent.elastic.Job, loss: float) -> None:
-    if current().rank == 0:
-        with open(given.folder / "progress", "a") as file:
-            print(job.step, job.size, time.time(), loss, file=file)
 
 
 def main() -> None:
@@ -116,6 +116,8 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--pause", type=float, default=0.03)
+    parser.add_argument("--rows", type=int, default=40, help="of the data: 12 are read in a step")
+    parser.add_argument("--workers", type=int, default=0, help="of each rank's loader")
     parser.add_argument("--slow", type=int, default=-1, metavar="RANK", help="at the start")
     parser.add_argument("--timeout", type=float, default=30.0)
     parser.add_argument("--device", default="cpu")

@@ -16,6 +16,7 @@ from torch import nn
 import consistent
 from consistent.elastic import Job
 from consistent.elastic.member import Member
+from consistent.elastic.recovery import Recovery
 from consistent.elastic.slow import Slow
 from mirrored.every_rank import gathered
 from tests.consistent.pipeline.gpt import GPT, batch, loss_of
@@ -94,6 +95,10 @@ def test_peers_keep_what_lies_once(rank):
     placement = job.placement()
     model, optimizer = training_on_one_axis(placement)
     job.keep(model=model, optimizer=optimizer)
+    kept = job._copies.kept
+    assert kept is not None
+    shards = sum(x.nbytes for piece, x in kept.pieces.values() if piece.box is not None)
+    assert kept.nbytes()[1] == gathered(shards)[rank - 1]  # one more shard, and nothing else
     wanted = {name: x.full() for name, x in model.state_dict().items()}
     if rank == 2:
         job = Job(1, True)
@@ -278,7 +283,7 @@ def test_a_lost_stage_of_a_pipeline_is_filled_from_its_copy(rank):
 class TooLate:
     """A member whose launcher says that the program is over."""
 
-    def next_world(self, timeout_s: float) -> None:
+    def next_world(self, timeout_s: float, recovery: Recovery) -> None:
         return None
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from consistent.elastic.launch.membership import SILENT_S, Membership
+from consistent.elastic.launch.membership import GATHERING_S, SILENT_S, Membership
 
 FACTS = {"torch": "2.13.0", "the program": "1234"}
 
@@ -110,6 +110,20 @@ def test_newcomers_come_in_after_a_step():
     for name in "abc":
         script.here(name)
     assert script.world() == {"a": (0, 4), "b": (1, 4), "c": (2, 4), "d": (3, 4)}
+
+
+def test_newcomers_that_are_started_together_come_in_together_unless_one_is_late():
+    script = started(most=3)
+    script.began("d", "e")
+    assert script.here("d") == []
+    script.here("e")
+    assert script.kinds() == {(f"worker/{name}", "change") for name in "abc"}
+    script = started(most=3)
+    script.began("d", "e")
+    assert script.here("d") == []
+    script.now += GATHERING_S + 1
+    script.say("beat", agent=0)
+    assert script.kinds() == {(f"worker/{name}", "change") for name in "abc"}
 
 
 def test_a_newcomer_with_another_program_is_refused():

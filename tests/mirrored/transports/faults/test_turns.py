@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,10 +22,9 @@ import torch
 import consistent
 from consistent import Placement, S
 from mirrored.transports.torch_dist import transport
+from mirrored.transports.torch_dist.groups import world
 from tests.mirrored.kinds import run
 from tests.ranks import pool
-
-LATE = 0.3  # seconds that rank 1 is late, in which rank 0 waits in a call
 
 
 def made(rank: int, n: int) -> consistent.GlobalTensor:
@@ -43,22 +43,29 @@ def said_by(call: Callable[[], Any]) -> str:
 
 # ---- calls in the middle of a call --------------------------------------------------------------
 
-Provoke = Callable[[Callable[[], None]], Any]
-
 
 @contextmanager
-def by_signal(call: Callable[[], None]) -> Iterator[None]:
-    """`call` is run by the handler of a signal that comes during the block."""
-    before = signal.signal(signal.SIGUSR2, lambda number, frame: call())
-    sender = threading.Thread(target=_send_late)
+def by_signal(call: Callable[[], None], done: Path) -> Iterator[None]:
+    """`call` is run by the handler of a signal that comes while this rank waits for another one in
+    the block; then the file `done` is there."""
+
+    def handler(*_: Any) -> None:
+        call()
+        done.touch()
+
+    before = signal.signal(signal.SIGUSR2, handler)
+    sender = threading.Thread(target=_send_to_one_that_waits)
     sender.start()
     yield
     sender.join()
     signal.signal(signal.SIGUSR2, before)
 
 
-def _send_late() -> None:
-    time.sleep(LATE / 3)
+def _send_to_one_that_waits() -> None:
+    watch = world().watch
+    assert watch is not None
+    while watch._own_line().endswith("waits for no rank"):
+        time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGUSR2)
 
 
@@ -73,7 +80,7 @@ class Cycle:
 
 
 @contextmanager
-def by_collection(call: Callable[[], None]) -> Iterator[None]:
+def by_collection(call: Callable[[], None], done: Path) -> Iterator[None]:
     def collect() -> None:
         Cycle(call)
         other = Cycle(lambda: None)
@@ -87,19 +94,20 @@ def by_collection(call: Callable[[], None]) -> Iterator[None]:
         call()
 
     refs: list[Any] = []
-    with by_signal(collect):
+    with by_signal(collect, done):
         yield
 
 
-def in_the_middle(rank: int, n: int, provoke: str) -> list[str]:
+def in_the_middle(rank: int, n: int, provoke: str, done: Path) -> list[str]:
     x, said = made(rank, n), list[str]()
     call = lambda: said.append(said_by(x.full))  # noqa: E731
     expected = x.sum().item()
     if rank == 0:
-        with globals()[provoke](call):
+        with globals()[provoke](call, done):
             value = x.sum().item()
     else:
-        time.sleep(LATE)
+        while not done.exists():
+            time.sleep(0.01)
         value = x.sum().item()
     assert value == expected == sum(range(4 * n))
     assert torch.equal(x.full(), torch.arange(4.0 * n).view(n, 4))
@@ -108,8 +116,10 @@ def in_the_middle(rank: int, n: int, provoke: str) -> list[str]:
 
 @pytest.mark.parametrize("where", ["gloo", "shared memory"])
 @pytest.mark.parametrize("provoke", ["by_signal", "by_collection"])
-def test_a_call_in_the_middle_is_refused_and_the_call_goes_on(where: str, provoke: str) -> None:
-    found = run(where, in_the_middle, 2, 2, provoke)
+def test_a_call_in_the_middle_is_refused_and_the_call_goes_on(
+    where: str, provoke: str, tmp_path: Path
+) -> None:
+    found = run(where, in_the_middle, 2, 2, provoke, tmp_path / "done")
     assert found[1] == [] and found[0]
     for text in found[0]:
         assert "while this rank is in the middle of" in text or "in the middle of another" in text

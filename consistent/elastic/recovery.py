@@ -1,0 +1,52 @@
+"""Measures the parts of a recovery: from the launcher's word of a loss until the training goes on.
+
+```
+word of a loss | leave the step | wait for the others | enter the group | build | fill
+```
+"""
+
+from __future__ import annotations
+
+import time
+
+PARTS = (
+    "to leave the step",
+    "until all ranks were ready",
+    "to enter the new group",
+    "to build the objects",
+    "to fill them",
+)
+
+
+class Recovery:
+    """Seconds that each part of this rank's last recovery took.
+
+    Attributes:
+        seconds: part -> seconds. A rank that joins does not have the first parts.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since: float | None = None  # None in a new process, until its first part has ended
+
+    def begin(self, at: float | None) -> None:
+        """Start to measure a recovery, at the time ``at`` of ``time.monotonic``, or now."""
+        self.seconds = {}
+        self._since = time.monotonic() if at is None else at
+
+    def end(self, part: str) -> None:
+        """Note that a part, one of ``PARTS``, has ended, and the next one begins."""
+        now = time.monotonic()
+        if self._since is not None:
+            self.seconds[part] = now - self._since
+        self._since = now
+
+
+def said(of_ranks: list[dict[str, float]]) -> str:
+    """Return the longest time of each part as text.
+
+    Args:
+        of_ranks: the ``seconds`` of each rank.
+    """
+    longest = {part: max((s.get(part, 0.0) for s in of_ranks), default=0.0) for part in PARTS}
+    return ", ".join(f"{seconds:.2f} s {part}" for part, seconds in longest.items())
