@@ -78,13 +78,12 @@ class ThisMachine(Machine):
         seconds = self.host_seconds * times
         return replace(self, ranks_per_host=here, host_seconds=seconds, sharing=times)
 
-    @property
-    def message_host_seconds(self) -> float:
-        """Seconds of Python for a message.
+    def message_host_seconds(self, tensors: int = 1) -> float:
+        """Return the seconds of Python for a message of so many tensors.
 
         Where ranks outnumber cores, a message also waits until each of its ranks had a core.
         """
-        return super().message_host_seconds * self.sharing
+        return super().message_host_seconds(tensors) * self.sharing
 
     @property
     def cache_bytes(self) -> float:

@@ -28,6 +28,7 @@ from ...dispatch.planning.writes import written_tensors
 from ...dispatch.plans.shards import is_global
 from ...graph.reads import is_followed, may_be_followed
 from ...spec.nested import map_tensors, tensors_in
+from ..machines.machine import Caller
 from ..machines.op_signature import OpSignature
 from ..machines.work import Work, work_of
 from .cache_model import CacheModel
@@ -82,6 +83,23 @@ class Imagined(TorchDispatchMode):
         self.memory = Memory(log)
         self._shapes = Shapes()
         self._passing = 0
+        # Passes of autograd's engine that have begun, and whether an optimizer is at its step.
+        self._backwards, self._updates = 0, False
+
+    def backward(self, begins: bool) -> None:
+        """Note that a pass of autograd's engine begins or ends."""
+        self._backwards += 1 if begins else -1
+
+    def update(self, begins: bool) -> None:
+        """Note that the step of an optimizer begins or ends."""
+        self._updates = begins
+
+    def _caller(self) -> Caller:
+        if torch.is_grad_enabled():  # also where a checkpoint runs forward again in backward
+            return "forward"
+        if torch._C._current_graph_task_id() != -1:
+            return "backward"
+        return "update" if self._updates or self._backwards else "forward"
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, received: bool = False) -> Tensor:
         """Return an imagined tensor; with ``received``, one that arrived in a message and may be
@@ -105,7 +123,8 @@ class Imagined(TorchDispatchMode):
             # Views run for real: they must share the storage of their base.
             if self._passing or func.is_view or func in _AS_THEY_ARE:
                 if self._views and not self._passing and self.memory.number(args[0]) is not None:
-                    self._log.events.append(Op(self._rank_of(None), VIEW, ""))
+                    view = Op(self._rank_of(None), VIEW, "", caller=self._caller())
+                    self._log.events.append(view)
                 return func(*args, **kwargs)
             return self._op(func, args, kwargs)
 
@@ -139,7 +158,7 @@ class Imagined(TorchDispatchMode):
             work = work_of(func, args, kwargs, shards)
         else:
             work = work_of(func, args, kwargs, out)
-        self._log.events.append(Op(rank, work, user_line(), placement, cold))
+        self._log.events.append(Op(rank, work, user_line(), placement, cold, self._caller()))
         return out
 
     def _memories(self, tensors: Iterable[Tensor]) -> Iterator[tuple[int, int]]:

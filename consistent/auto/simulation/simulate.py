@@ -139,7 +139,11 @@ def simulate(
         inside.enter_context(stages.played(log, transport, imagined, lambda: made.stage_kinds))
         if found.device_type == "cuda":
             inside.enter_context(OnCpu())
-        tracer = Tracer(lacks_values=lambda x: imagined.memory.number(x) is not None)
+        tracer = Tracer(
+            lacks_values=lambda x: imagined.memory.number(x) is not None,
+            on_backward=imagined.backward,
+            on_optimizer_step=lambda optimizer: imagined.update(True),
+        )
         inside.enter_context(tracer.tracing())
         inside.enter_context(Reading(imagined.memory, log))
         inside.enter_context(imagined)
@@ -186,8 +190,9 @@ def _note(
     ranks: Ranks,
     start: int = 0,
     wait: int = 0,
+    tensors: int = 1,
 ) -> None:
-    log.events.append(Message(rank, name, nbytes, ranks, user_line(), start, wait))
+    log.events.append(Message(rank, name, nbytes, ranks, user_line(), start, wait, tensors))
 
 
 @contextmanager
@@ -231,6 +236,7 @@ def _marks(
     def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
         nonlocal running
         running = False
+        imagined.update(False)
         params = [p for group in optimizer.param_groups for p in group["params"]]
         note(params, "parameters")
         with _Off():
