@@ -64,6 +64,7 @@ class Imagined(TorchDispatchMode):
     Args:
         rank_of: function that returns the rank that runs an op on tensors of a placement (None for
             plain tensors).
+        caller: function that returns who calls the op that runs now.
         views: whether to note views too, which take Python time only.
         recency: model of what is in caches; None if no op's time depends on it.
     """
@@ -73,34 +74,18 @@ class Imagined(TorchDispatchMode):
         log: Log,
         values: Values,
         rank_of: Callable[[Any], int],
+        caller: Callable[[], Caller],
         views: bool,
         recency: CacheModel | None = None,
     ) -> None:
         super().__init__()
         self._recency = recency
         self._views = views
-        self._log, self._values, self._rank_of = log, values, rank_of
+        self._log, self._values = log, values
+        self._rank_of, self._caller = rank_of, caller
         self.memory = Memory(log)
         self._shapes = Shapes()
         self._passing = 0
-        # Passes of autograd's engine that have begun, and whether an optimizer is at its step.
-        self._backwards, self._updates = 0, False
-
-    def backward(self, begins: bool) -> None:
-        """Note that a pass of autograd's engine begins or ends."""
-        self._backwards += 1 if begins else -1
-
-    def update(self, begins: bool) -> None:
-        """Note that the step of an optimizer begins or ends."""
-        self._updates = begins
-
-    def _caller(self) -> Caller:
-        if torch.is_grad_enabled():  # also where a checkpoint runs forward again in backward
-            return "forward"
-        if torch._C._current_graph_task_id() != -1:
-            return "backward"
-        return "update" if self._updates or self._backwards else "forward"
-
     def empty(self, shape: Sequence[int], dtype: torch.dtype, received: bool = False) -> Tensor:
         """Return an imagined tensor; with ``received``, one that arrived in a message and may be
         written in place."""

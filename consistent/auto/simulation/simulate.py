@@ -26,6 +26,7 @@ from ..machines import Machine
 from ..machines.find import machine
 from . import stages
 from .cache_model import CacheModel
+from .callers import Callers
 from .devices import OnCpu, simulated_world
 from .imagined import Imagined
 from .log import Log, Mark, Message
@@ -111,7 +112,7 @@ def simulate(
     found = _checked(ranks, machine, rank, bound)
     log = Log()
     made = Simulation(found, ranks, log)
-    values = Values(log, bound)
+    values, callers = Values(log, bound), Callers()
     with ExitStack() as inside:
         transport = Simulated(
             ranks,
@@ -125,6 +126,7 @@ def simulate(
             log,
             values,
             lambda p: transport.rank if p is None else _in(p),
+            callers.now,
             views=not found.host_overlaps,
             recency=CacheModel(found.cache_bytes) if found.cache_bytes else None,
         )
@@ -135,15 +137,12 @@ def simulate(
         inside.enter_context(replace_current(transport))
         inside.enter_context(prefetch.switched_off(messages=False))
         inside.enter_context(plain_values.plain_may_differ())
+        inside.enter_context(callers.observing())
         inside.enter_context(_marks(log, made._kinds, imagined, transport.rank_in))
         inside.enter_context(stages.played(log, transport, imagined, lambda: made.stage_kinds))
         if found.device_type == "cuda":
             inside.enter_context(OnCpu())
-        tracer = Tracer(
-            lacks_values=lambda x: imagined.memory.number(x) is not None,
-            on_backward=imagined.backward,
-            on_optimizer_step=lambda optimizer: imagined.update(True),
-        )
+        tracer = Tracer(lacks_values=lambda x: imagined.memory.number(x) is not None)
         inside.enter_context(tracer.tracing())
         inside.enter_context(Reading(imagined.memory, log))
         inside.enter_context(imagined)
@@ -236,7 +235,6 @@ def _marks(
     def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
         nonlocal running
         running = False
-        imagined.update(False)
         params = [p for group in optimizer.param_groups for p in group["params"]]
         note(params, "parameters")
         with _Off():
