@@ -38,6 +38,7 @@ class Message:
         start, wait: number of an asynchronous message that begins or ends here; 0 for calls that do
             both at once.
         tensors: number of tensors that travel together in it.
+        caller: who sends it, as of an ``Op``.
     """
 
     rank: int
@@ -48,6 +49,7 @@ class Message:
     start: int = 0
     wait: int = 0
     tensors: int = 1
+    caller: Caller = "forward"
 
 
 @dataclass(slots=True)

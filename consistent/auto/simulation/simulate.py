@@ -24,6 +24,7 @@ from ...spec.nested import tensors_in
 from ...spec.tracer import Tracer
 from ..machines import Machine
 from ..machines.find import machine
+from ..machines.machine import Caller
 from . import stages
 from .cache_model import CacheModel
 from .callers import Callers
@@ -118,7 +119,7 @@ def simulate(
             ranks,
             rank,
             lambda shape, dtype, received: imagined.empty(shape, dtype, received),
-            lambda *args, **kwargs: _note(log, *args, **kwargs),
+            lambda *args, **kwargs: _note(log, callers.now(), *args, **kwargs),
             lambda kind: found.link(ranks),
             lambda group: _same_host(group, found),
         )
@@ -183,6 +184,7 @@ def _same_host(group: Ranks, found: Machine) -> bool:
 
 def _note(
     log: Log,
+    caller: Caller,
     rank: int,
     name: str,
     nbytes: int,
@@ -191,7 +193,8 @@ def _note(
     wait: int = 0,
     tensors: int = 1,
 ) -> None:
-    log.events.append(Message(rank, name, nbytes, ranks, user_line(), start, wait, tensors))
+    sent = Message(rank, name, nbytes, ranks, user_line(), start, wait, tensors, caller)
+    log.events.append(sent)
 
 
 @contextmanager

@@ -88,7 +88,7 @@ class Track:
             self.exposed += max(0.0, done - self.now)
             self.now = max(self.now, done)
             return
-        host = machine.message_host_seconds(event.tensors)
+        host = machine.message_host_seconds(event.caller, event.tensors)
         seconds = machine.message_seconds(event.name, event.bytes, event.ranks)
         if event.name == "send":  # continues during later work; the receiver waits for it
             self.now += host
@@ -183,7 +183,8 @@ def _schedule(made: Timeline, run: Followed, machine: Machine) -> None:
             return 0.0
         made = of(before)
         early = made.now - made.sending[found[1][1]]  # it sends before its gradients are summed
-        return machine.message_host_seconds() + machine.message_seconds("send", *found) - early
+        host = machine.message_host_seconds("forward")
+        return host + machine.message_seconds("send", *found) - early
 
     step, each = machine.schedule_host_seconds
     played = play(run.table, lambda action: each + of(action).now, sending)
