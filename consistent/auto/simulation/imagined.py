@@ -86,6 +86,7 @@ class Imagined(TorchDispatchMode):
         self.memory = Memory(log)
         self._shapes = Shapes()
         self._passing = 0
+
     def empty(self, shape: Sequence[int], dtype: torch.dtype, received: bool = False) -> Tensor:
         """Return an imagined tensor; with ``received``, one that arrived in a message and may be
         written in place."""
