@@ -38,8 +38,15 @@ class Callers:
         if torch._C._current_graph_task_id() != -1:
             return "backward"
         # Without a graph: inference, or what the library and optimizers do to shards.
-        inside = self._records or self._updates or self._backwards
-        return "update" if inside else "forward"
+        return "update" if self._records or not self._in_forward else "forward"
+
+    def sending(self) -> Caller:
+        """Return who sends a message now: boxing in forward does so without a graph."""
+        return "forward" if self._in_forward else self.now()
+
+    @property
+    def _in_forward(self) -> bool:
+        return not (self._updates or self._backwards)
 
     @contextmanager
     def observing(self) -> Iterator[None]:

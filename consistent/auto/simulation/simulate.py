@@ -119,7 +119,7 @@ def simulate(
             ranks,
             rank,
             lambda shape, dtype, received: imagined.empty(shape, dtype, received),
-            lambda *args, **kwargs: _note(log, callers.now(), *args, **kwargs),
+            lambda *args, **kwargs: _note(log, callers.sending(), *args, **kwargs),
             lambda kind: found.link(ranks),
             lambda group: _same_host(group, found),
         )
