@@ -15,6 +15,7 @@ from consistent import B, S
 from consistent.auto.machines.work import kind_of
 from consistent.auto.simulation.callers import Callers
 from consistent.auto.simulation.real_memory import Holding
+from consistent.dispatch.plans.shards import plain
 from consistent.spec.nested import tensors_in
 from mirrored.comm import Link
 from mirrored.transports.counting import Call, counting
@@ -116,7 +117,7 @@ class _Calling(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():
             out = func(*args, **(kwargs or {}))
-            given = [x for x in tensors_in((args, out)) if x.is_floating_point()]
+            given = [plain(x) for x in tensors_in((args, out)) if x.is_floating_point()]
             if kind_of(func) != "view" and any(x.numel() > LEAST for x in given):
                 self.found[self.callers.now(), str(func)] += 1
         return out
