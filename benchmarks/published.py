@@ -12,7 +12,8 @@ recomputation of each block as a whole, bfloat16 with an optimizer and a loss in
 micro-batch sizes the best one counts. The paper's program interleaved stages and sent of an
 activation each rank's part (sections 2.2.2 and 4.1); here stages are not interleaved, and
 activations are sent as they lie. The same machine figures serve all rows; they are data-sheet
-figures and a curve of products (consistent/auto/machines/known.py). Nothing is allocated or sent. The search is free to choose all of it, within the
+figures and a curve of products (consistent/auto/machines/known.py). Nothing is allocated or sent.
+The search is free to choose all of it, within the
 80 GB of a GPU; seconds are those of its process.
 """
 
