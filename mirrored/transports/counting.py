@@ -23,14 +23,15 @@ from .default import current, replace_current
 class Call:
     """Record of one communication call.
 
-    It has the call's name, the bytes that this rank sends in it, its ranks, and whether the caller
-    waits for it at once or only starts it.
+    It has the call's name, the bytes that this rank sends in it, its ranks, whether the caller
+    waits for it at once or only starts it, and how many tensors travel together in it.
     """
 
     name: str
     bytes: int
     ranks: Ranks
     waits: bool = True
+    tensors: int = 1
 
 
 class Counting(Wrapper):
@@ -175,7 +176,8 @@ def call_of(rank: int, given: dict[str, Any], name: str) -> Call:
     ranks = tuple(given["ranks"]) if "ranks" in given else (rank, given["to"])
     counted_as, sent = COUNTED[name]
     waits = not (name.startswith("start_") or name.endswith("_async"))
-    return Call(counted_as, sent(rank, given) if len(ranks) > 1 else 0, ranks, waits)
+    nbytes = sent(rank, given) if len(ranks) > 1 else 0
+    return Call(counted_as, nbytes, ranks, waits, len(given.get("xs", (None,))))
 
 
 @contextmanager

@@ -12,6 +12,8 @@ from functools import lru_cache
 
 import torch
 
+from . import stopwatch
+
 USUAL_S = 8.0  # seconds of the first measurement
 NOW_S = 0.02  # seconds of a later measurement
 VALID_S = 0.25  # seconds for which a measurement is valid
@@ -34,13 +36,18 @@ def fixed_calls() -> None:
 
 
 def fixed_seconds(during: float) -> float:
-    """Return the mean seconds of ``fixed_calls()``, repeated for ``during`` seconds."""
+    """Return the mean seconds of ``fixed_calls()``, repeated for ``during`` seconds.
+
+    They are timed as measured ops are (``stopwatch.once``): if ops count with their processor time,
+    and these calls with all time that passes, other programs would make ops seem too fast.
+    """
     fixed_calls()
-    begin, made = time.perf_counter(), 0
-    while (passed := time.perf_counter() - begin) < during or not made:
-        fixed_calls()
-        made += 1
-    return passed / made
+    alone, times, passed = torch.get_num_threads() == 1, [], 0.0
+    while passed < during or not times:
+        seconds, more = stopwatch.once(fixed_calls, 1, alone)
+        times.append(seconds)
+        passed += more
+    return sum(times) / len(times)
 
 
 class HostSpeed:

@@ -37,17 +37,17 @@ def _runs(run: Callable[[], object]) -> list[float]:
     """Return the seconds per call in each of several runs, in ascending order."""
     found: list[float] = []
     spent, alone = 0.0, torch.get_num_threads() == 1
-    first = _once(run, 1, alone)[0]
+    first = once(run, 1, alone)[0]
     count = max(1, round(RUN_S / max(first, 1e-6)))
     fewest = 1 if first > LONG_S else FEWEST_RUNS
     while len(found) < fewest or (spent < TIMED_S and len(found) < MOST_RUNS):
-        seconds, passed = _once(run, count, alone)
+        seconds, passed = once(run, count, alone)
         found.append(seconds / count)
         spent += passed
     return sorted(found)
 
 
-def _once(run: Callable[[], object], count: int, alone: bool) -> tuple[float, float]:
+def once(run: Callable[[], object], count: int, alone: bool) -> tuple[float, float]:
     """Time ``count`` calls, and return (seconds to report, wall-clock seconds).
 
     With ``alone``, which needs a single torch thread, processor time is reported if it is less than

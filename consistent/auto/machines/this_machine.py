@@ -34,7 +34,7 @@ from ...dispatch.planning.without_modes import without_modes
 from . import replay
 from .background_load import BackgroundLoad
 from .host_speed import USUAL_S, HostSpeed, fixed_seconds
-from .machine import Machine, Ranks
+from .machine import Caller, Machine, Ranks
 from .measurement_cache import MeasurementCache, folder
 from .messages import Wire
 from .op_signature import OpSignature
@@ -78,13 +78,12 @@ class ThisMachine(Machine):
         seconds = self.host_seconds * times
         return replace(self, ranks_per_host=here, host_seconds=seconds, sharing=times)
 
-    @property
-    def message_host_seconds(self) -> float:
-        """Seconds of Python for a message.
+    def message_host_seconds(self, caller: Caller, tensors: int = 1) -> float:
+        """Return the seconds of Python for a message of so many tensors.
 
         Where ranks outnumber cores, a message also waits until each of its ranks had a core.
         """
-        return super().message_host_seconds * self.sharing
+        return super().message_host_seconds(caller, tensors) * self.sharing
 
     @property
     def cache_bytes(self) -> float:

@@ -28,6 +28,7 @@ from ...dispatch.planning.writes import written_tensors
 from ...dispatch.plans.shards import is_global
 from ...graph.reads import is_followed, may_be_followed
 from ...spec.nested import map_tensors, tensors_in
+from ..machines.machine import Caller
 from ..machines.op_signature import OpSignature
 from ..machines.work import Work, work_of
 from .cache_model import CacheModel
@@ -63,6 +64,7 @@ class Imagined(TorchDispatchMode):
     Args:
         rank_of: function that returns the rank that runs an op on tensors of a placement (None for
             plain tensors).
+        caller: function that returns who calls the op that runs now.
         views: whether to note views too, which take Python time only.
         recency: model of what is in caches; None if no op's time depends on it.
     """
@@ -72,13 +74,15 @@ class Imagined(TorchDispatchMode):
         log: Log,
         values: Values,
         rank_of: Callable[[Any], int],
+        caller: Callable[[], Caller],
         views: bool,
         recency: CacheModel | None = None,
     ) -> None:
         super().__init__()
         self._recency = recency
         self._views = views
-        self._log, self._values, self._rank_of = log, values, rank_of
+        self._log, self._values = log, values
+        self._rank_of, self._caller = rank_of, caller
         self.memory = Memory(log)
         self._shapes = Shapes()
         self._passing = 0
@@ -105,7 +109,8 @@ class Imagined(TorchDispatchMode):
             # Views run for real: they must share the storage of their base.
             if self._passing or func.is_view or func in _AS_THEY_ARE:
                 if self._views and not self._passing and self.memory.number(args[0]) is not None:
-                    self._log.events.append(Op(self._rank_of(None), VIEW, ""))
+                    view = Op(self._rank_of(None), VIEW, "", caller=self._caller())
+                    self._log.events.append(view)
                 return func(*args, **kwargs)
             return self._op(func, args, kwargs)
 
@@ -139,7 +144,7 @@ class Imagined(TorchDispatchMode):
             work = work_of(func, args, kwargs, shards)
         else:
             work = work_of(func, args, kwargs, out)
-        self._log.events.append(Op(rank, work, user_line(), placement, cold))
+        self._log.events.append(Op(rank, work, user_line(), placement, cold, self._caller()))
         return out
 
     def _memories(self, tensors: Iterable[Tensor]) -> Iterator[tuple[int, int]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..machines.machine import Caller
+
 
 @dataclass(slots=True)
 class Op:
@@ -14,6 +16,7 @@ class Op:
         placement: placement of its tensors, if they are global; ranks outside the placement run the
             op on ``meta``.
         cold: the share of its inputs that no cache holds, 0 to 1.
+        caller: who calls it, which decides how much Python it takes (``Machine.op_host_seconds``).
     """
 
     rank: int
@@ -21,6 +24,7 @@ class Op:
     where: str
     placement: Any = None
     cold: float = 0.0
+    caller: Caller = "forward"
 
 
 @dataclass(slots=True)
@@ -33,6 +37,8 @@ class Message:
         ranks: the ranks that take part.
         start, wait: number of an asynchronous message that begins or ends here; 0 for calls that do
             both at once.
+        tensors: number of tensors that travel together in it.
+        caller: who sends it, as of an ``Op``.
     """
 
     rank: int
@@ -42,6 +48,8 @@ class Message:
     where: str
     start: int = 0
     wait: int = 0
+    tensors: int = 1
+    caller: Caller = "forward"
 
 
 @dataclass(slots=True)

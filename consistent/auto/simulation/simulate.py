@@ -24,8 +24,10 @@ from ...spec.nested import tensors_in
 from ...spec.tracer import Tracer
 from ..machines import Machine
 from ..machines.find import machine
+from ..machines.machine import Caller
 from . import stages
 from .cache_model import CacheModel
+from .callers import Callers
 from .devices import OnCpu, simulated_world
 from .imagined import Imagined
 from .log import Log, Mark, Message
@@ -111,13 +113,13 @@ def simulate(
     found = _checked(ranks, machine, rank, bound)
     log = Log()
     made = Simulation(found, ranks, log)
-    values = Values(log, bound)
+    values, callers = Values(log, bound), Callers()
     with ExitStack() as inside:
         transport = Simulated(
             ranks,
             rank,
             lambda shape, dtype, received: imagined.empty(shape, dtype, received),
-            lambda *args, **kwargs: _note(log, *args, **kwargs),
+            lambda *args, **kwargs: _note(log, callers.sending(), *args, **kwargs),
             lambda kind: found.link(ranks),
             lambda group: _same_host(group, found),
         )
@@ -125,6 +127,7 @@ def simulate(
             log,
             values,
             lambda p: transport.rank if p is None else _in(p),
+            callers.now,
             views=not found.host_overlaps,
             recency=CacheModel(found.cache_bytes) if found.cache_bytes else None,
         )
@@ -135,6 +138,7 @@ def simulate(
         inside.enter_context(replace_current(transport))
         inside.enter_context(prefetch.switched_off(messages=False))
         inside.enter_context(plain_values.plain_may_differ())
+        inside.enter_context(callers.observing())
         inside.enter_context(_marks(log, made._kinds, imagined, transport.rank_in))
         inside.enter_context(stages.played(log, transport, imagined, lambda: made.stage_kinds))
         if found.device_type == "cuda":
@@ -180,14 +184,17 @@ def _same_host(group: Ranks, found: Machine) -> bool:
 
 def _note(
     log: Log,
+    caller: Caller,
     rank: int,
     name: str,
     nbytes: int,
     ranks: Ranks,
     start: int = 0,
     wait: int = 0,
+    tensors: int = 1,
 ) -> None:
-    log.events.append(Message(rank, name, nbytes, ranks, user_line(), start, wait))
+    sent = Message(rank, name, nbytes, ranks, user_line(), start, wait, tensors, caller)
+    log.events.append(sent)
 
 
 @contextmanager

@@ -64,9 +64,10 @@ class Track:
     def op(self, event: Op, machine: Machine) -> None:
         """Append an op of this rank."""
         seconds = machine.op_seconds(event.work, event.cold)
-        self.host += machine.host_seconds
+        host = machine.op_host_seconds(event.caller)
+        self.host += host
         begin = max(self.now, self.host) if machine.host_overlaps else self.now
-        lasts = seconds if machine.host_overlaps else seconds + machine.host_seconds
+        lasts = seconds if machine.host_overlaps else seconds + host
         self.now = begin + lasts
         self.compute += lasts
         self.flops += event.work.flops
@@ -87,7 +88,7 @@ class Track:
             self.exposed += max(0.0, done - self.now)
             self.now = max(self.now, done)
             return
-        host = machine.message_host_seconds
+        host = machine.message_host_seconds(event.caller, event.tensors)
         seconds = machine.message_seconds(event.name, event.bytes, event.ranks)
         if event.name == "send":  # continues during later work; the receiver waits for it
             self.now += host
@@ -182,7 +183,8 @@ def _schedule(made: Timeline, run: Followed, machine: Machine) -> None:
             return 0.0
         made = of(before)
         early = made.now - made.sending[found[1][1]]  # it sends before its gradients are summed
-        return machine.message_host_seconds + machine.message_seconds("send", *found) - early
+        host = machine.message_host_seconds("forward")
+        return host + machine.message_seconds("send", *found) - early
 
     step, each = machine.schedule_host_seconds
     played = play(run.table, lambda action: each + of(action).now, sending)

@@ -82,7 +82,7 @@ class Simulated(Transport):
         if len(ranks) > 1:
             me = self._me(ranks)
             call = call_of(me, given, name)
-            self._note(me, call.name, call.bytes, call.ranks)
+            self._note(me, call.name, call.bytes, call.ranks, tensors=call.tensors)
 
     def _begin(self, name: str, made: Any, arriving: list[Tensor], **given: Any) -> _UnderWay:
         """Log the begin of an asynchronous message, and return the handle that logs its end.
@@ -94,7 +94,8 @@ class Simulated(Transport):
         """
         call = call_of(me := self._me(given["ranks"]), given, name)
         self._begun += 1
-        self._note(me, call.name, call.bytes, call.ranks, start=self._begun)
+        begin = {"start": self._begun, "tensors": call.tensors}
+        self._note(me, call.name, call.bytes, call.ranks, **begin)
         end = partial(self._note, me, call.name, 0, call.ranks, wait=self._begun)
         return _UnderWay(made, end, arriving)
 

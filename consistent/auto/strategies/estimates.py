@@ -201,14 +201,15 @@ class _Step:
         if found is None:
             sent = nbytes * (n - 1) // n * (2 if name == "all_reduce" else 1)
             found = self.machine.message_seconds(name, sent, self.group)
-            found += self.machine.message_host_seconds
+            found += self.machine.message_host_seconds("backward")
             self._known[name, nbytes] = found
         return found
 
     def _send(self, nbytes: int) -> float:
         ends = (0, len(self.group) * self.choice.tensor)
         seconds = self.machine.message_seconds("send", nbytes, ends)
-        return seconds + 2 * self.machine.message_host_seconds  # of the sender and of the receiver
+        # of the sender and of the receiver
+        return seconds + 2 * self.machine.message_host_seconds("forward")
 
 
 def _sums(values: Sequence[float]) -> list[float]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from consistent.auto.machines import host_speed, machine, replay, this_machine
+from consistent.auto.machines import host_speed, machine, replay, stopwatch, this_machine
 from consistent.auto.machines.background_load import BackgroundLoad
 from consistent.auto.machines.host_speed import HostSpeed
 from consistent.auto.machines.measurement_cache import MeasurementCache
@@ -38,6 +38,12 @@ def test_a_look_counts_for_a_moment(monkeypatch: Any) -> None:
     assert found.is_known and found.usually(1.0) == 0.5
     now[0] += host_speed.VALID_S
     assert not found.is_known and len(looks) == 1
+
+
+def test_fixed_calls_are_timed_as_ops_are(monkeypatch: Any) -> None:
+    # Other programs had the processor for nine tenths of the time.
+    monkeypatch.setattr(stopwatch, "once", lambda run, count, alone: (0.001, 0.01))
+    assert host_speed.fixed_seconds(0.1) == pytest.approx(0.001)
 
 
 def test_fixed_calls_take_a_while(monkeypatch: Any) -> None:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import consistent
 from consistent import B, S
+from consistent.auto.machines.work import kind_of
+from consistent.auto.simulation.callers import Callers
 from consistent.auto.simulation.real_memory import Holding
+from consistent.dispatch.plans.shards import plain
+from consistent.spec.nested import tensors_in
 from mirrored.comm import Link
 from mirrored.transports.counting import Call, counting
 from mirrored.transports.default import current
 
 WIDTH, ROWS = 64, 48
+LEAST = 64  # smaller tensors, and whole numbers, may be values that a simulation computes
 
 
 class Block(nn.Module):
@@ -98,6 +105,32 @@ def begin_stages(schedule: str) -> Any:
         optimizer.step()
 
     return step
+
+
+class _Calling(TorchDispatchMode):
+    """Counts ops on floating-point tensors of more than ``LEAST`` elements, by who calls them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.callers, self.found = Callers(), Counter[tuple[str, str]]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunction():
+            out = func(*args, **(kwargs or {}))
+            given = [plain(x) for x in tensors_in((args, out)) if x.is_floating_point()]
+            if kind_of(func) != "view" and any(x.numel() > LEAST for x in given):
+                self.found[self.callers.now(), str(func)] += 1
+        return out
+
+
+def called(rank: int, make: Any, *args: Any) -> Counter[tuple[str, str]]:
+    """How often each (caller, op) occurs in the third step."""
+    step = make(*args)
+    step()
+    step()
+    with _Calling() as mode, mode.callers.observing():
+        step()
+    return mode.found
 
 
 def measured(rank: int, make: Any, *args: Any) -> tuple[list[Call], int, Link | None]:

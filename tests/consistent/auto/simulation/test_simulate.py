@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import resource
+from collections import Counter
 from dataclasses import fields, replace
 from typing import Any
 
@@ -16,6 +18,7 @@ from consistent import B, P, S
 from consistent.auto import Wire
 from consistent.auto.machines import Machine
 from consistent.auto.machines.known import KNOWN
+from consistent.auto.machines.op_signature import tensors
 from consistent.auto.simulation.log import Mark, Message, Op, Scheduled
 from consistent.auto.simulation.timeline import Track
 from consistent.boxing.cost import DEVICES
@@ -53,11 +56,17 @@ def _simulated(ranks: int, link: Link | None, hosts: int, make: Any, *args: Any)
     return sim
 
 
-def _sent_in_last_step(sim: Any) -> list[tuple[str, int, bool]]:
-    """(name, bytes, whether it is waited for at once) of all tensors that the first rank sent."""
+def _last_step(sim: Any) -> list[Any]:
+    """The events of the last step."""
     steps = [i for i, e in enumerate(sim.events) if isinstance(e, Mark) and e.what == "step"]
-    sent = [e for e in sim.events[steps[-2] : steps[-1]] if isinstance(e, Message) and not e.wait]
-    return [(e.name, e.bytes, not e.start) for e in sent if e.name != "gather_objects"]
+    return sim.events[steps[-2] : steps[-1]]
+
+
+def _sent_in_last_step(sim: Any) -> list[tuple[str, int, bool, int]]:
+    """(name, bytes, whether it is waited for at once, how many tensors) of what the first rank
+    sent."""
+    sent = [e for e in _last_step(sim) if isinstance(e, Message) and not e.wait]
+    return [(e.name, e.bytes, not e.start, e.tensors) for e in sent if e.name != "gather_objects"]
 
 
 @pytest.mark.parametrize("where", ["one host", "hosts"])
@@ -72,7 +81,24 @@ def test_messages_are_exact_and_memory_is_within_a_tenth(name: str, where: str) 
     assert sum(made.bytes.values()) == made.bytes["between" if apart else "inside"] == sent
     assert made.peak_bytes == pytest.approx(held, rel=0.1)
     found = [call for call in calls if call.name != "gather_objects"]
-    assert _sent_in_last_step(sim) == [(call.name, call.bytes, call.waits) for call in found]
+    sent_in_one = [(call.name, call.bytes, call.waits, call.tensors) for call in found]
+    assert _sent_in_last_step(sim) == sent_in_one
+
+
+@pytest.mark.parametrize("name", ["data-2", "zero1-2", "zero3-3"])
+def test_ops_and_their_callers_are_those_of_ranks(name: str) -> None:
+    ranks, plan, shape = PLANS[name]
+    real = pool(ranks).run(programs.called, programs.begin, ranks, plan, shape)[0]
+    made = Counter[tuple[str, str]]()
+    for event in _last_step(_simulated(ranks, None, 1, programs.begin, ranks, plan, shape)):
+        if isinstance(event, Op) and event.work.runs:
+            given = tensors(event.work.key) + tensors((event.work.key.out,))
+            floats = [x for x in given if x.dtype.is_floating_point]
+            if any(math.prod(x.shape) > programs.LEAST for x in floats):
+                made[event.caller, event.work.op] += 1
+    # The loss counts its targets, whole numbers that a simulation knows.
+    counting = dict.fromkeys(("aten._to_copy.default", "aten.sum.default"), 1)
+    assert made + Counter({("update", op): n for op, n in counting.items()}) == real
 
 
 @pytest.mark.parametrize(("ranks", "more"), [(2, 0.0), (4, 0.75)])

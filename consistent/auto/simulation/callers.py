@@ -1,0 +1,78 @@
+"""Who calls an op: the program in forward, autograd's engine, or an optimizer.
+
+```
+forward    F.linear(x, w)                   Python, and autograd records a node
+backward   AddmmBackward0 -> mm             autograd's engine, in C++
+update     p.addcdiv_(m, v), bucket.view()  no node is recorded or run
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ...nn.sharded.step import install_hooks
+from ...spec.tracer import Tracer
+from ..machines.machine import Caller
+
+
+class Callers:
+    """Observer of passes of autograd's engine and of optimizer steps, by which ops are told
+    apart."""
+
+    def __init__(self) -> None:
+        self._backwards = 0  # passes of the engine that have begun: they may be nested
+        self._updates = False
+        self._records = True  # whether the module that was called last records a graph
+
+    def now(self) -> Caller:
+        """Return who calls the op that runs now."""
+        if torch.is_grad_enabled():  # also where a checkpoint runs forward again in backward
+            return "forward"
+        if torch._C._current_graph_task_id() != -1:
+            return "backward"
+        # Without a graph: inference, or what the library and optimizers do to shards.
+        return "update" if self._records or not self._in_forward else "forward"
+
+    def sending(self) -> Caller:
+        """Return who sends a message now: boxing in forward does so without a graph."""
+        return "forward" if self._in_forward else self.now()
+
+    @property
+    def _in_forward(self) -> bool:
+        return not (self._updates or self._backwards)
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        """Observe the program inside the ``with`` block."""
+
+        def ended(optimizer: Any, args: Any, kwargs: Any) -> None:
+            self._updates = False
+
+        # The library's hooks run first: what they do after a step belongs to it.
+        install_hooks()
+        hooks = [
+            register_optimizer_step_post_hook(ended),
+            register_module_forward_pre_hook(self._called),
+        ]
+        try:
+            with Tracer(on_backward=self._in_backward, on_optimizer_step=self._in_step).tracing():
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _called(self, module: Any, args: Any) -> None:
+        self._records = torch.is_grad_enabled()
+
+    def _in_backward(self, begins: bool) -> None:
+        self._backwards += 1 if begins else -1
+
+    def _in_step(self, optimizer: Any) -> None:
+        self._updates = True
