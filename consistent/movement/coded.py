@@ -335,7 +335,7 @@ def _written_sum(item: _Item, part: Tensor, me: int) -> Tensor:
     kept = item.coder.unsent_parts(item.cut.sizes, item.cut.dim)[me]
     if kept is None:
         return _reduce_codec(item).write(part)
-    left = torch.zeros_like(part)
+    left = torch.zeros_like(part, dtype=kept.dtype)
     message = _reduce_codec(item).write(part, left)
     # In place, since `kept` is a view of the coder's unsent rest.
     kept += left
@@ -373,14 +373,14 @@ def _of_low_rank(item: _Item, total: Tensor, p: Tensor, q: Tensor, mine: Tensor,
     ``total`` is this rank's addend plus the unsent rest. What the sum lacks of it (``total - p
     mine'``) is kept as the new unsent rest.
     """
-    item.coder.keep(total, (p @ mine.T).view(total.shape).to(total.dtype))
+    item.coder.keep(total, (p @ mine.T).view(total.shape))
     item.coder.turn(q)
     dim, sizes = item.cut.dim, item.cut.sizes
     start, size = sum(sizes[:me]), sizes[me]
     if item.cut.kind == "all_reduce":
         start, size = 0, sum(sizes)
     part = part_of_product(p, q, item.whole, dim, start, size)
-    return part.to(total.dtype, memory_format=torch.contiguous_format)
+    return part.to(item.x.dtype, memory_format=torch.contiguous_format)
 
 
 def _flat(xs: Sequence[Tensor]) -> Tensor:

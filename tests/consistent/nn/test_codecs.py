@@ -210,24 +210,62 @@ def coder(model: Any) -> Any:
     return hook.parameters[0].coder
 
 
-@pytest.mark.parametrize("make", [zero3, data_parallel])
+def as_it_is(ranks: Placement, plan: Any) -> Any:
+    return consistent.parallelize(nn.Linear(40, 30, bias=False), ranks, plan)
+
+
+def unfrozen(ranks: Placement, plan: Any) -> Any:
+    """Frozen when it is laid out, and at its first call."""
+    model: Any = nn.Linear(40, 30, bias=False).requires_grad_(False)
+    consistent.parallelize(model, ranks, plan)
+    model(torch.randn(3, 40))
+    return model.requires_grad_()
+
+
+def copied(ranks: Placement, plan: Any) -> Any:
+    return copy.deepcopy(as_it_is(ranks, plan))
+
+
+def given_memory_later(ranks: Placement, plan: Any) -> Any:
+    with torch.device("meta"):
+        model = nn.Linear(40, 30, bias=False)
+    return consistent.parallelize(model, ranks, plan, initialise=nn.Linear.reset_parameters)
+
+
+@pytest.mark.parametrize("make", [zero3, zero1, data_parallel])
 @pytest.mark.parametrize("reduce", ["int8", "bf16", "powersgd:2"])
 @on_ranks(3)
 def test_what_is_not_sent_is_sent_later(rank: int, reduce: str, make: Any) -> None:
     """All that was sent and what is kept are all gradients."""
     ranks = Placement("cpu", range(3))
-    model: Any = consistent.parallelize(nn.Linear(40, 30, bias=False), ranks, make(reduce=reduce))
-    exact: Any = consistent.parallelize(nn.Linear(40, 30, bias=False), ranks, "zero3")
-    for step in range(4):
-        torch.manual_seed(step)
-        x, y = (consistent.distribute(torch.randn(9, k), ranks, S(0)) for k in (40, 30))
-        for m in (model, exact):
-            (m(x) * y).sum().backward()
-    kept = consistent.from_local(coder(model).unsent.view(30, 40), ranks, P).full()
-    assert kept.abs().max() > 0
-    torch.testing.assert_close(
-        model.weight.grad.full() + kept, exact.weight.grad.full(), rtol=1e-5, atol=1e-4
-    )
+    for begin in (as_it_is, unfrozen, copied, given_memory_later):
+        model, exact = begin(ranks, make(reduce=reduce)), as_it_is(ranks, "zero3")
+        for step in range(4):
+            torch.manual_seed(step)
+            x, y = (consistent.distribute(torch.randn(9, k), ranks, S(0)) for k in (40, 30))
+            for m in (model, exact):
+                (m(x) * y).sum().backward()
+        kept = consistent.from_local(coder(model).unsent.view(30, 40), ranks, P).full()
+        assert kept.abs().max() > 0, begin
+        torch.testing.assert_close(
+            model.weight.grad.full() + kept, exact.weight.grad.full(), rtol=1e-5, atol=1e-4
+        )
+
+
+@pytest.mark.parametrize("make", [zero3, data_parallel])
+@pytest.mark.parametrize("reduce", ["int8", "powersgd:2"])
+@on_ranks(2)
+def test_what_is_not_sent_of_short_floats_is_kept_in_float32(
+    rank: int, reduce: str, make: Any
+) -> None:
+    """In their own dtype, what is small beside the next gradient would be rounded away."""
+    ranks = Placement("cpu", range(2))
+    for dtype in (torch.bfloat16, torch.float16):
+        made = nn.Linear(40, 30, bias=False).to(dtype)
+        model: Any = consistent.parallelize(made, ranks, make(reduce=reduce))
+        for _ in range(2):
+            model(torch.randn(8, 40, dtype=dtype)).sum().backward()
+        assert model.weight.grad.dtype is dtype and coder(model).unsent.dtype is torch.float32
 
 
 @pytest.mark.parametrize("make", [zero3, data_parallel])
