@@ -22,20 +22,22 @@ from mirrored.reduction import accumulated_in
 from ..boxing.steps import Move
 from .low_rank import LowRank, first_basis, next_basis
 
-_LOW_RANK = re.compile(r"powersgd:([1-9]\d{0,3})")
+_LOW_RANK = re.compile(rf"powersgd:([1-9]\d{{0,3}})(?::({'|'.join(CODECS)}))?")
 
 
 def codec_named(name: str) -> Codec | LowRank | None:
     """Return the codec with the name that a parallelization plan uses, or None if there is none."""
     found = _LOW_RANK.fullmatch(name)
-    return LowRank(int(found[1])) if found else CODECS.get(name)
+    if found is None:
+        return CODECS.get(name)
+    return LowRank(int(found[1]), CODECS.get(found[2]))
 
 
 def shorter(name: str | None, dtype: torch.dtype, shape: Sequence[int]) -> Any:
     """Return the codec ``name`` if it saves bytes for this dtype and shape, else None."""
     codec = None if name is None else codec_named(name)
     if codec is None or isinstance(codec, LowRank):
-        return codec if codec is not None and codec.fits(shape) else None
+        return codec if codec is not None and codec.fits(shape, dtype) else None
     return codec if codec.nbytes(BLOCK) < BLOCK * dtype.itemsize else None
 
 
@@ -50,8 +52,7 @@ def by_codec(move: Move, codec: Codec | LowRank, sizes: Sequence[int], dims: Sha
     """
     others = len(sizes) - 1
     if isinstance(codec, LowRank):
-        # Two float32 matrices in a ring all-reduce: each rank sends 2 (n - 1) / n of their bytes.
-        nbytes = 2 * others * codec.numbers(dims) * 4 // len(sizes)
+        nbytes = codec.sent(dims, len(sizes))
     else:
         parts = [codec.nbytes(n) for n in sizes]
         gathered, summed = ([others * x for x in parts], [sum(parts) - x for x in parts])

@@ -79,7 +79,8 @@ def check_codecs(name: str, layouts: Layouts, placement: Placement, dtype: torch
             raise ValueError(
                 f"parallelize: {asked} is said of {name!r}, and there is no codec {codec!r} for "
                 f"{what}.{suggestion(codec, CODECS)} Codecs are {', '.join(CODECS)}, and for "
-                "reduce powersgd:4, say, of any rank."
+                "reduce powersgd:4, say, of any rank, or powersgd:16:int8, whose thin matrices are "
+                "sent by a codec."
             )
     why = _unfit(layouts, placement, dtype)
     if why is not None:
