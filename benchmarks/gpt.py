@@ -210,9 +210,7 @@ FEWER_BYTES: dict[str, Callable[[int], Step]] = {
     "zero3, fp8": ours("zero3", True, gather="fp8", reduce="fp8"),
     "zero3, int8": ours("zero3", True, gather="int8", reduce="int8"),
     "zero3, int8 and powersgd:4": ours("zero3", True, gather="int8", reduce="powersgd:4"),
-    "zero3, int8, powersgd:16:int8": ours(
-        "zero3", True, gather="int8", reduce="powersgd:16:int8"
-    ),
+    "zero3, int8, powersgd:16:int8": ours("zero3", True, gather="int8", reduce="powersgd:16:int8"),
     "data, int8": ours("data", True, reduce="int8"),
     "data, powersgd:4": ours("data", True, reduce="powersgd:4"),
     "data, powersgd:16:int8": ours("data", True, reduce="powersgd:16:int8"),

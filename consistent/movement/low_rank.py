@@ -77,8 +77,7 @@ class LowRank:
         for n in self.numbers(shape):
             parts = [self._nbytes(piece(n, ranks, k)[1]) for k in range(ranks)]
             each = [
-                sent + sum(parts) + (ranks - 2) * own
-                for sent, own in zip(each, parts, strict=True)
+                sent + sum(parts) + (ranks - 2) * own for sent, own in zip(each, parts, strict=True)
             ]
         return max(each)
 

@@ -19,7 +19,7 @@ from .plan import Layouts, Plan
 
 
 def coder_of(param: Any, layouts: Layouts) -> Coder | None:
-    """Return the codecs for gathering ``param`` and reducing its gradient, or None if it has none."""
+    """Return the codecs for gathering ``param`` and reducing its gradient; None without codecs."""
     axis = _moved(layouts)
     if axis is None or my_coordinate(param._spec.placement) is None:
         return None

@@ -163,7 +163,8 @@ void write_blocks(uint8_t* message, const void* x, void* unsent, Dtype dtype, in
                   int64_t begin, int64_t end) {
   visit_float_type(dtype, [&](auto of) {
     using T = decltype(of);
-    write_all(message, static_cast<const T*>(x), static_cast<Real<T>*>(unsent), n, code, begin, end);
+    write_all(message, static_cast<const T*>(x), static_cast<Real<T>*>(unsent), n, code, begin,
+              end);
   });
 }
 

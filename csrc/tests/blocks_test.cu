@@ -92,8 +92,8 @@ int64_t compare_read(const Case& it, Dtype dtype, Code code, int count) {
   if (first > 0) {
     read_blocks_cuda(sum.data, nullptr, at_there.data(), first, wide(dtype), it.n, code, nullptr);
   }
-  read_blocks_cuda(out.data, first > 0 ? sum.data : nullptr, at_there.data() + first,
-                   count - first, dtype, it.n, code, nullptr);
+  read_blocks_cuda(out.data, first > 0 ? sum.data : nullptr, at_there.data() + first, count - first,
+                   dtype, it.n, code, nullptr);
   return apart(out.back(size), wanted, dtype, 0);
 }
 

@@ -541,8 +541,9 @@ def test_what_no_owner_can_step_says_so_on_all_ranks(rank: int) -> None:
     with pytest.raises(RuntimeError, match="steps whole matrices already"):
         matrix_step(muon)
     conv = consistent.parallelize(nn.Conv2d(2, 3, 2), placement, "zero3")
-    with pytest.raises(ValueError, match="only supports 2D"):
-        O.Muon(conv.parameters())
+    for p in conv.parameters():  # with 4 dims, and with one
+        with pytest.raises(ValueError, match="only supports 2D"):
+            O.Muon([p])
 
 
 def test_it_takes_optimizers_of_global_parameters() -> None:
