@@ -86,8 +86,8 @@ def trained(
             if seed:
                 p.grad = moved(p.grad, drawn)
             if given is not None:
-                assert at is not None
-                p.grad = consistent.distribute(given[i][k].clone(), at, p.grad.sbp)
+                own: Any = p.grad
+                p.grad = consistent.distribute(given[i][k].clone(), own.placement, own.sbp)
         grads.append([_whole(p.grad) for p in params])
         optimizer.step()
         values.append([_whole(p.detach()) for p in params])
@@ -122,7 +122,9 @@ def main() -> None:
         noise = max(apart(trained(name, seed=seed)[0], values) for seed in (1, 2, 3))
         print(f"{name:16} largest update {size:.0e}   one process, last digits moved {noise:.0e}")
     for k, plans in PLANS.items():
-        for (name, plan), (own, same) in pool(k).run(compare, plans, wanted, timeout=300)[0].items():
+        for (name, plan), (own, same) in (
+            pool(k).run(compare, plans, wanted, timeout=300)[0].items()
+        ):
             print(
                 f"{name:16} {k} ranks, {plan:16}   own gradients {own:.0e}   equal ones {same:.0e}"
             )

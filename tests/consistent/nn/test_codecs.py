@@ -295,7 +295,9 @@ def test_gradients_that_are_only_asked_for_are_exact(rank: int, make: Any) -> No
     exact: Any = consistent.parallelize(net_of(model), ranks, make())
     x = torch.randn(8, 40)
     for create in (False, True):
-        a, b = (  # of global tensors
+        a: Any
+        b: Any
+        a, b = (
             torch.autograd.grad((m(x) ** 2).sum(), list(m.parameters()), create_graph=create)
             for m in (model, exact)
         )
