@@ -45,9 +45,10 @@ class Codec(Protocol):
         """Encode the numbers of ``x``, in order, as a 1-d uint8 tensor.
 
         The result has ``nbytes(x.numel())`` elements. With ``unsent`` (error feedback, of x's shape
-        and dtype), encode ``x + unsent`` instead, and overwrite ``unsent`` with the rounding error.
-        Where that is not finite, ``unsent`` becomes 0: otherwise one number that overflows would
-        spoil all later messages.
+        and of the dtype ``accumulated_in(x.dtype)``, float32 for short floats), encode ``x +
+        unsent`` instead, and overwrite ``unsent`` with the rounding error. Where that is not
+        finite, ``unsent`` becomes 0: otherwise one number that overflows would spoil all later
+        messages.
         """
         ...
 
@@ -155,8 +156,7 @@ def _summed(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def _total(x: Tensor, unsent: Tensor | None) -> Tensor:
-    # Summed in the wider dtype: in x's own the small error could be rounded away.
-    return x if unsent is None else x.to(accumulated_in(x.dtype)) + unsent
+    return x if unsent is None else x + unsent  # in the dtype of `unsent`, which is the wider one
 
 
 def keep_rest(unsent: Tensor, total: Tensor, said: Tensor) -> None:

@@ -40,7 +40,10 @@ def coder_of(leaf: Any) -> Coder | None:
         return None
     if _CODER not in leaf.__dict__:
         leaf.__dict__[_CODER] = _made(leaf)
-    return leaf.__dict__[_CODER]
+    coder = leaf.__dict__[_CODER]
+    if coder is not None:
+        coder.begin(leaf)
+    return coder
 
 
 def axis_of(leaf: Any) -> int:
@@ -82,6 +85,4 @@ def _made(leaf: Any) -> Coder | None:
     codec = shorter(name, spec.dtype, shard.shape)
     if codec is None:
         return None
-    coder = Coder(None, codec)
-    coder.begin(shard.shape if isinstance(codec, LowRank) else (shard.numel(),), shard)
-    return coder
+    return Coder(None, codec, shard.shape if isinstance(codec, LowRank) else (shard.numel(),))

@@ -115,10 +115,9 @@ def start_sums(addends: Sequence[Tensor], coders: Sequence[Coder], ranks: Ranks)
     found: dict[bool, list[_Item]] = {}
     for i, (x, coder) in enumerate(zip(addends, coders, strict=True)):
         is_low = isinstance(coder.reduce, LowRank)
-        x = x if is_low else x.view(-1)
-        sizes = tuple(piece(len(x), len(ranks), k)[1] for k in range(len(ranks)))
-        cut = Cut("all_reduce", ranks, 0, sizes)
-        found.setdefault(is_low, []).append(_Item(i, x, cut, coder, tuple(x.shape)))
+        found.setdefault(is_low, []).append(
+            _summed_item(i, x if is_low else x.view(-1), coder, ranks)
+        )
     turns = [
         (
             [item.position for item in items],
@@ -127,6 +126,11 @@ def start_sums(addends: Sequence[Tensor], coders: Sequence[Coder], ranks: Ranks)
         for low, items in found.items()
     ]
     return Sums(addends, turns)
+
+
+def _summed_item(position: int, x: Tensor, coder: Coder, ranks: Ranks) -> _Item:
+    sizes = tuple(piece(len(x), len(ranks), k)[1] for k in range(len(ranks)))
+    return _Item(position, x, Cut("all_reduce", ranks, 0, sizes), coder, tuple(x.shape))
 
 
 class Sums:
@@ -335,7 +339,7 @@ def _written_sum(item: _Item, part: Tensor, me: int) -> Tensor:
     kept = item.coder.unsent_parts(item.cut.sizes, item.cut.dim)[me]
     if kept is None:
         return _reduce_codec(item).write(part)
-    left = torch.zeros_like(part)
+    left = torch.zeros_like(part, dtype=kept.dtype)
     message = _reduce_codec(item).write(part, left)
     # In place, since `kept` is a view of the coder's unsent rest.
     kept += left
@@ -350,21 +354,73 @@ def _reduce_low(items: list[_Item], ranks: Ranks) -> _Turn:
     totals = [item.coder.with_unsent(item.x) for item in items]
     ms = [matrix(total) for total in totals]
     ps = [item.coder.on_basis(m) for m, item in zip(ms, items, strict=True)]
-    arriving = current().all_reduce_async(_flat(ps), ranks)
+    codecs = [_low_rank(item).thin for item in items]
     me = ranks.index(current().rank)
 
-    def send_on(flat: Tensor) -> Waitable:
+    def send_on(summed: list[Tensor]) -> Waitable:
         # The same on every rank, because the sums have the same bits on every rank.
-        common = [orthonormal(p) for p in _taken_apart(flat, ps)]
+        common = [orthonormal(p) for p in summed]
         own = [m.T @ p for m, p in zip(ms, common, strict=True)]
+        sent = _ThinSums(own, codecs, ranks)
 
-        def read(flat: Tensor) -> list[Tensor]:
-            summed = _taken_apart(flat, own)
-            return [_of_low_rank(*each, me) for each in zip(items, totals, common, summed, own)]
+        def read(summed: list[Tensor]) -> list[Tensor]:
+            each = zip(items, totals, common, summed, sent.sent(), strict=True)
+            return [_of_low_rank(*one, me) for one in each]
 
-        return _Read(current().all_reduce_async(_flat(own), ranks), read)
+        return _Read(sent, read)
 
-    return _Turn(arriving, send_on)
+    return _Turn(_ThinSums(ps, codecs, ranks), send_on)
+
+
+class _ThinSums:
+    """All-reduces in flight of the thin matrices of several sums.
+
+    Args:
+        xs: the matrices, float32.
+        codecs: the codec of each; None sends it as it is.
+        ranks: the ranks of the sums.
+    """
+
+    def __init__(self, xs: list[Tensor], codecs: list[Codec | None], ranks: Ranks) -> None:
+        self._xs = xs
+        self._plain = [i for i, codec in enumerate(codecs) if codec is None]
+        # Column after column, so that the numbers of a block are of similar size.
+        columns = {i: xs[i].T.reshape(-1) for i, codec in enumerate(codecs) if codec is not None}
+        # For this one sum, their unsent rest is the rounding error of the addend.
+        self._coders = {i: Coder(None, codecs[i], x.shape) for i, x in columns.items()}
+        for i, coder in self._coders.items():
+            coder.unsent = torch.zeros_like(columns[i])
+        items = [_summed_item(i, x, self._coders[i], ranks) for i, x in columns.items()]
+        self._coded = _sum(items, ranks) if items else None
+        flat = [xs[i].reshape(-1) for i in self._plain]
+        self._flat = current().all_reduce_async(torch.cat(flat), ranks) if flat else None
+
+    def wait(self) -> list[Tensor]:
+        """Return the sums, with the same bits on every rank."""
+        made = dict(zip(self._coders, self._coded.wait() if self._coded else [], strict=True))
+        made = {i: _columns(x, self._xs[i]) for i, x in made.items()}
+        if self._flat is not None:
+            parts = self._flat.wait().split([self._xs[i].numel() for i in self._plain])
+            made |= {i: x.view(self._xs[i].shape) for i, x in zip(self._plain, parts, strict=True)}
+        return [made[i] for i in range(len(self._xs))]
+
+    def sent(self) -> list[Tensor]:
+        """Return what this rank has contributed to each sum, after ``wait``."""
+        made = list(self._xs)
+        for i, coder in self._coders.items():
+            assert coder.unsent is not None
+            made[i] = made[i] - _columns(coder.unsent, made[i])
+        return made
+
+
+def _columns(flat: Tensor, like: Tensor) -> Tensor:
+    """Return a matrix of the shape of ``like`` from its columns, one after another."""
+    return flat.view(like.shape[1], like.shape[0]).T
+
+
+def _low_rank(item: _Item) -> LowRank:
+    assert isinstance(item.coder.reduce, LowRank)
+    return item.coder.reduce
 
 
 def _of_low_rank(item: _Item, total: Tensor, p: Tensor, q: Tensor, mine: Tensor, me: int) -> Tensor:
@@ -373,20 +429,11 @@ def _of_low_rank(item: _Item, total: Tensor, p: Tensor, q: Tensor, mine: Tensor,
     ``total`` is this rank's addend plus the unsent rest. What the sum lacks of it (``total - p
     mine'``) is kept as the new unsent rest.
     """
-    item.coder.keep(total, (p @ mine.T).view(total.shape).to(total.dtype))
+    item.coder.keep(total, (p @ mine.T).view(total.shape))
     item.coder.turn(q)
     dim, sizes = item.cut.dim, item.cut.sizes
     start, size = sum(sizes[:me]), sizes[me]
     if item.cut.kind == "all_reduce":
         start, size = 0, sum(sizes)
     part = part_of_product(p, q, item.whole, dim, start, size)
-    return part.to(total.dtype, memory_format=torch.contiguous_format)
-
-
-def _flat(xs: Sequence[Tensor]) -> Tensor:
-    return torch.cat([x.reshape(-1) for x in xs])
-
-
-def _taken_apart(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    parts = flat.split([x.numel() for x in like])
-    return [part.view(x.shape) for part, x in zip(parts, like, strict=True)]
+    return part.to(item.x.dtype, memory_format=torch.contiguous_format)

@@ -17,24 +17,27 @@ from torch import Tensor
 
 from mirrored.codecs import BLOCK, CODECS, Codec, keep_rest
 from mirrored.comm import Shape
+from mirrored.reduction import accumulated_in
 
 from ..boxing.steps import Move
 from .low_rank import LowRank, first_basis, next_basis
 
-_LOW_RANK = re.compile(r"powersgd:([1-9]\d{0,3})")
+_LOW_RANK = re.compile(rf"powersgd:([1-9]\d{{0,3}})(?::({'|'.join(CODECS)}))?")
 
 
 def codec_named(name: str) -> Codec | LowRank | None:
     """Return the codec with the name that a parallelization plan uses, or None if there is none."""
     found = _LOW_RANK.fullmatch(name)
-    return LowRank(int(found[1])) if found else CODECS.get(name)
+    if found is None:
+        return CODECS.get(name)
+    return LowRank(int(found[1]), CODECS.get(found[2]))
 
 
 def shorter(name: str | None, dtype: torch.dtype, shape: Sequence[int]) -> Any:
     """Return the codec ``name`` if it saves bytes for this dtype and shape, else None."""
     codec = None if name is None else codec_named(name)
     if codec is None or isinstance(codec, LowRank):
-        return codec if codec is not None and codec.fits(shape) else None
+        return codec if codec is not None and codec.fits(shape, dtype) else None
     return codec if codec.nbytes(BLOCK) < BLOCK * dtype.itemsize else None
 
 
@@ -49,8 +52,7 @@ def by_codec(move: Move, codec: Codec | LowRank, sizes: Sequence[int], dims: Sha
     """
     others = len(sizes) - 1
     if isinstance(codec, LowRank):
-        # Two float32 matrices in a ring all-reduce: each rank sends 2 (n - 1) / n of their bytes.
-        nbytes = 2 * others * codec.numbers(dims) * 4 // len(sizes)
+        nbytes = codec.sent(dims, len(sizes))
     else:
         parts = [codec.nbytes(n) for n in sizes]
         gathered, summed = ([others * x for x in parts], [sum(parts) - x for x in parts])
@@ -65,27 +67,35 @@ class Coder:
     Args:
         gather: codec of its values; None sends them as they are.
         reduce: codec of the addends of its gradient; None sends them as they are.
+        shape: the shape of these addends on this rank.
     """
 
-    def __init__(self, gather: Codec | None, reduce: Codec | LowRank | None) -> None:
-        self.gather, self.reduce = gather, reduce
+    def __init__(
+        self, gather: Codec | None, reduce: Codec | LowRank | None, shape: Sequence[int]
+    ) -> None:
+        self.gather, self.reduce, self.shape = gather, reduce, tuple(shape)
         # The unsent rest: the rounding error of this rank's addends, which is added to the next
-        # ones. It is as large as the gathered parameter, and starts at zero when a module is copied
-        # or loaded.
+        # ones. It has as many elements as the gathered parameter, and starts at zero when a module
+        # is copied or loaded.
         self.unsent: Tensor | None = None
         # The next basis of a sum of low rank, and the initial one.
         self.basis: Tensor | None = None
         self.first: Tensor | None = None
 
-    def begin(self, shape: Sequence[int], like: Tensor) -> None:
-        """Allocate the unsent rest of gradients of ``shape``, and the basis of a low-rank codec.
+    def begin(self, param: Tensor) -> None:
+        """Allocate the unsent rest of gradients of ``param``, and the basis of a low-rank codec.
 
-        It is allocated on the device of ``like`` and in its dtype.
+        Does nothing if they are there, and for a parameter that needs no gradient, which may need
+        one later. The rest of a short float is kept in float32, in which addends are summed.
         """
-        if self.reduce is not None and not like.is_meta:
-            self.unsent = torch.zeros(tuple(shape), dtype=like.dtype, device=like.device)
+        if self.reduce is None or self.unsent is not None or not param.requires_grad:
+            return
+        if param.is_meta:  # without values yet
+            return
+        dtype = accumulated_in(param.dtype)
+        self.unsent = torch.zeros(self.shape, dtype=dtype, device=param.device)
         if isinstance(self.reduce, LowRank):
-            self.first = first_basis(shape, self.reduce.rank, like.device)
+            self.first = first_basis(self.shape, self.reduce.rank, param.device)
             self.basis = self.first.clone()
 
     def with_unsent(self, addend: Tensor) -> Tensor:
@@ -112,4 +122,4 @@ class Coder:
         self.basis.copy_(next_basis(q, self.first))
 
     def __reduce__(self) -> Any:
-        return Coder, (self.gather, self.reduce)
+        return Coder, (self.gather, self.reduce, self.shape)

@@ -11,7 +11,9 @@ unsent = m - p (its own q)'  what of this rank's addend is not in the sum
 ```
 
 If p and q of all ranks are summed in the order of ranks, every rank has the same bits of both, and
-so the same basis in every later step.
+so the same basis in every later step. The thin matrices may be sent by a codec themselves. Its
+rounding of p changes the basis a little and nothing else; what it rounds off q stays in the unsent
+rest.
 """
 
 from __future__ import annotations
@@ -23,32 +25,64 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mirrored.codecs import Codec
+
+from ..spec import piece
+
 
 @dataclass(frozen=True)
 class LowRank:
     """Codec that sends a sum of matrices as a product of two thin matrices of ``rank`` columns.
 
     Tensors of other shapes are sent as they are.
+
+    Args:
+        rank: the number of columns of the thin matrices.
+        thin: the codec by which they are sent; None sends them in float32.
     """
 
     rank: int
+    thin: Codec | None = None
 
     @property
     def name(self) -> str:
         """Name of the codec in a plan."""
-        return f"powersgd:{self.rank}"
+        return f"powersgd:{self.rank}" + ("" if self.thin is None else f":{self.thin.name}")
 
-    def fits(self, shape: Sequence[int]) -> bool:
+    def fits(self, shape: Sequence[int], dtype: torch.dtype) -> bool:
         """Return whether sums of tensors of ``shape`` take fewer bytes by this codec than without.
 
         The thin matrices are all-reduced, which counts twice, once for each direction. The whole
         tensor would be reduce-scattered, which counts once.
         """
-        return len(shape) > 1 and 2 * self.numbers(shape) < math.prod(shape)
+        if len(shape) < 2:
+            return False
+        thin = sum(map(self._nbytes, self.numbers(shape)))
+        return 2 * thin < math.prod(shape) * dtype.itemsize
 
-    def numbers(self, shape: Sequence[int]) -> int:
-        """Return how many elements the two thin matrices have for a tensor of ``shape``."""
-        return self.rank * sum(_sizes(shape))
+    def numbers(self, shape: Sequence[int]) -> tuple[int, int]:
+        """Return how many elements the two thin matrices, p and q, have for ``shape``."""
+        rows, columns = _sizes(shape)
+        return self.rank * rows, self.rank * columns
+
+    def sent(self, shape: Sequence[int], ranks: int) -> int:
+        """Return the bytes that the busiest of ``ranks`` sends for a sum of tensors of ``shape``.
+
+        Each matrix is summed in parts: a rank sends each other rank its part, and then its own part
+        of the sum to all of them.
+        """
+        if self.thin is None:
+            return 2 * (ranks - 1) * 4 * sum(self.numbers(shape)) // ranks
+        each = [0] * ranks
+        for n in self.numbers(shape):
+            parts = [self._nbytes(piece(n, ranks, k)[1]) for k in range(ranks)]
+            each = [
+                sent + sum(parts) + (ranks - 2) * own for sent, own in zip(each, parts, strict=True)
+            ]
+        return max(each)
+
+    def _nbytes(self, n: int) -> int:
+        return 4 * n if self.thin is None else self.thin.nbytes(n)
 
 
 def _sizes(shape: Sequence[int]) -> tuple[int, int]:

@@ -9,7 +9,7 @@ import torch
 from mirrored.codecs import CODECS
 
 from ..autograd.coded_sums import sum_by
-from ..dispatch.plans.shards import is_global, plain
+from ..dispatch.plans.shards import is_global
 from ..movement.coders import Coder, codec_named, shorter
 from ..movement.low_rank import LowRank
 from ..movement.world import my_coordinate
@@ -19,11 +19,7 @@ from .plan import Layouts, Plan
 
 
 def coder_of(param: Any, layouts: Layouts) -> Coder | None:
-    """Return the codecs for gathering ``param`` and reducing its gradient, or None if it has none.
-
-    Allocates the buffer in which this rank keeps the part of the gradients that a lossy codec does
-    not send.
-    """
+    """Return the codecs for gathering ``param`` and reducing its gradient; None without codecs."""
     axis = _moved(layouts)
     if axis is None or my_coordinate(param._spec.placement) is None:
         return None
@@ -33,12 +29,7 @@ def coder_of(param: Any, layouts: Layouts) -> Coder | None:
         shorter(said[axis], dtype, whole) if said else None
         for said in (layouts.gather, layouts.reduce)
     )
-    if gather is None and reduce is None:
-        return None
-    coder = Coder(gather, reduce)
-    if param.requires_grad:
-        coder.begin(whole, plain(param).detach())
-    return coder
+    return None if gather is None and reduce is None else Coder(gather, reduce, whole)
 
 
 def _moved(layouts: Layouts) -> int | None:
@@ -48,10 +39,13 @@ def _moved(layouts: Layouts) -> int | None:
 
 
 def install_sums(module: torch.nn.Module, plan: Plan) -> None:
-    """Make the all-reduces of replicated parameters' gradients use the codecs of ``plan``."""
+    """Make the all-reduces of replicated parameters' gradients use the codecs of ``plan``.
+
+    Parameters that need no gradient are included, because they may need one later.
+    """
     for name, param in module.named_parameters():
         layouts = plan.layouts(name)
-        if layouts is None or not is_global(param) or not param.requires_grad:
+        if layouts is None or not is_global(param):
             continue
         for axis in _summed(layouts):
             codec = layouts.reduce[axis]
@@ -85,7 +79,8 @@ def check_codecs(name: str, layouts: Layouts, placement: Placement, dtype: torch
             raise ValueError(
                 f"parallelize: {asked} is said of {name!r}, and there is no codec {codec!r} for "
                 f"{what}.{suggestion(codec, CODECS)} Codecs are {', '.join(CODECS)}, and for "
-                "reduce powersgd:4, say, of any rank."
+                "reduce powersgd:4, say, of any rank, or powersgd:16:int8, whose thin matrices are "
+                "sent by a codec."
             )
     why = _unfit(layouts, placement, dtype)
     if why is not None:

@@ -1,11 +1,11 @@
 // The messages of blocks.h on a GPU.
 //
 //   write, for each block of 256 numbers:  // R: float32, or float64 for float64 numbers
-//     for i in block: t[i] = R(x[i]);  if unsent: t[i] = t[i] + R(unsent[i])
+//     for i in block: t[i] = R(x[i]);  if unsent: t[i] = t[i] + unsent[i]
 //     scale = max(|float(t[i])|) / most  // most: 127 or 448; NaN if the quotient is not finite
 //     for i in block: q = clamp(float(t[i]) / (scale == 0 ? 1 : scale), -most, most)
 //       byte[i] = scale is NaN ? 0 : code(q)  // to nearest, ties to even
-//       if unsent: u = t[i] - R(number(byte[i]) * scale);  unsent[i] = T(finite(u) ? u : 0)
+//       if unsent: u = t[i] - R(number(byte[i]) * scale);  unsent[i] = finite(u) ? u : 0
 //   read, for i in 0 .. n - 1:  // number(byte) * scale is in float32
 //     t = R(number(message[0][i]) * scale[0]);  if before: t = before[i] + t
 //     for k in 1 .. count - 1: t = t + R(number(message[k][i]) * scale[k])
@@ -194,7 +194,7 @@ __device__ __forceinline__ void coded(uint8_t (&bytes)[kEach], const R (&numbers
 // `packs`: x and unsent are aligned to 16 bytes. `message` is a new tensor and so always aligned.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    write_kernel(uint8_t* message, const T* x, T* unsent, int64_t n, Code code, bool packs) {
+    write_kernel(uint8_t* message, const T* x, Real<T>* unsent, int64_t n, Code code, bool packs) {
   using R = Real<T>;
   uint8_t* numbers = message + int64_t(sizeof(float)) * blocks_of(n);
   each_block(n, [&](int64_t block) {
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(kThreads)
     load(total, x, lane, packs);
     if (unsent != nullptr) {
       R more[kEach];
-      load(more, static_cast<const T*>(unsent), lane, packs);
+      load(more, static_cast<const R*>(unsent), lane, packs);
 #pragma unroll
       for (int i = 0; i < kEach; ++i) total[i] += more[i];
     }
@@ -289,7 +289,7 @@ void write_blocks_cuda(uint8_t* message, const void* x, void* unsent, Dtype dtyp
   visit_float_type(dtype, [&](auto of) {
     using T = decltype(of);
     launch(grid_for(n, stream), write_kernel<T>, message, static_cast<const T*>(x),
-           static_cast<T*>(unsent), n, code, packs);
+           static_cast<Real<T>*>(unsent), n, code, packs);
   });
   CONSISTENT_CHECK_CUDA(cudaGetLastError());
 }

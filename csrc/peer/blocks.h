@@ -18,7 +18,8 @@ namespace consistent::peer {
 
 // Writes blocks [begin, end) of the n numbers `x` of a floating type to `message`. If `unsent` is
 // not null, it writes `x + unsent` instead and sets `unsent` to the rounding error of the message
-// (error feedback), or to 0 where the error is not finite.
+// (error feedback), or to 0 where the error is not finite. `unsent` is in float32, or float64 for
+// float64 numbers: a shorter float would round the error itself away.
 void write_blocks(uint8_t* message, const void* x, void* unsent, Dtype dtype, int64_t n, Code code,
                   int64_t begin, int64_t end);
 

@@ -124,7 +124,7 @@ void each_block(int64_t n, int64_t begin, int64_t end, const Visit& visit) {
 }
 
 template <class T>
-void write_all(uint8_t* message, const T* x, T* unsent, int64_t n, Code code, int64_t begin,
+void write_all(uint8_t* message, const T* x, Real<T>* unsent, int64_t n, Code code, int64_t begin,
                int64_t end) {
   using R = Real<T>;
   uint8_t* numbers = message + int64_t(sizeof(float)) * blocks_of(n);
@@ -132,17 +132,13 @@ void write_all(uint8_t* message, const T* x, T* unsent, int64_t n, Code code, in
   Numbers<float> kept;
   each_block(n, begin, end, [&](int64_t block, int64_t first, int64_t count) {
     wide(T(), total.data(), x + first, count);
-    if (unsent != nullptr) {
-      wide(T(), said.data(), unsent + first, count);
-      add(total.data(), said.data(), count);
-    }
+    if (unsent != nullptr) add(total.data(), unsent + first, count);
     const float* floats = in_float(kept, total, count);
     const float scale = write_block(numbers + first, floats, count, code);
     memcpy(message + block * int64_t(sizeof(scale)), &scale, sizeof(scale));
     if (unsent == nullptr) return;
     read_block(said, numbers + first, scale, count, code);
-    left(said.data(), total.data(), said.data(), count);
-    narrow(T(), unsent + first, said.data(), count);
+    left(unsent + first, total.data(), said.data(), count);
   });
 }
 
@@ -167,7 +163,8 @@ void write_blocks(uint8_t* message, const void* x, void* unsent, Dtype dtype, in
                   int64_t begin, int64_t end) {
   visit_float_type(dtype, [&](auto of) {
     using T = decltype(of);
-    write_all(message, static_cast<const T*>(x), static_cast<T*>(unsent), n, code, begin, end);
+    write_all(message, static_cast<const T*>(x), static_cast<Real<T>*>(unsent), n, code, begin,
+              end);
   });
 }
 

@@ -35,13 +35,16 @@ Bytes drawn(const Case& it, Dtype dtype, uint64_t seed) {
   return made;
 }
 
+// The dtype of rounding errors, and of sums that are not rounded yet.
+Dtype wide(Dtype dtype) { return dtype == Dtype::f64 ? Dtype::f64 : Dtype::f32; }
+
 struct Message {
   Bytes bytes, unsent;
 };
 
 Message written_here(const Case& it, Dtype dtype, Code code, uint64_t seed) {
   const Bytes x = drawn(it, dtype, seed);
-  Message made{Bytes(size_t(bytes_of(it.n))), drawn(it, dtype, seed + 100)};
+  Message made{Bytes(size_t(bytes_of(it.n))), drawn(it, wide(dtype), seed + 100)};
   write_blocks(reinterpret_cast<uint8_t*>(made.bytes.data()), x.data(), made.unsent.data(), dtype,
                it.n, code, 0, blocks_of(it.n));
   return made;
@@ -49,9 +52,10 @@ Message written_here(const Case& it, Dtype dtype, Code code, uint64_t seed) {
 
 int64_t compare_written(const Case& it, Dtype dtype, Code code, uint64_t seed) {
   const Message wanted = written_here(it, dtype, code, seed);
-  const Bytes x = drawn(it, dtype, seed), before = drawn(it, dtype, seed + 100);
-  const size_t skew = size_t(it.skew) * size_t(size_of(dtype));
-  const DeviceBytes from(x.data(), x.size(), skew), unsent(before.data(), before.size(), skew);
+  const Bytes x = drawn(it, dtype, seed), before = drawn(it, wide(dtype), seed + 100);
+  const size_t skew = size_t(it.skew);
+  const DeviceBytes from(x.data(), x.size(), skew * size_t(size_of(dtype)));
+  const DeviceBytes unsent(before.data(), before.size(), skew * size_t(size_of(wide(dtype))));
   const DeviceBytes message(wanted.bytes.size());
   auto* to = static_cast<uint8_t*>(message.data);
   write_blocks_cuda(to, from.data, unsent.data, dtype, it.n, code, nullptr);
@@ -83,23 +87,22 @@ int64_t compare_read(const Case& it, Dtype dtype, Code code, int count) {
   const size_t skew = size_t(it.skew) * size_t(size_of(dtype));
   Bytes wanted(size);
   read_blocks(wanted.data(), at.data(), count, dtype, it.n, code, 0, blocks_of(it.n));
-  const DeviceBytes out(size, skew), wide(size_t(it.n) * 8);
-  const Dtype in = dtype == Dtype::f64 ? Dtype::f64 : Dtype::f32;
+  const DeviceBytes out(size, skew), sum(size_t(it.n) * 8);
   const int first = count / 2;
   if (first > 0) {
-    read_blocks_cuda(wide.data, nullptr, at_there.data(), first, in, it.n, code, nullptr);
+    read_blocks_cuda(sum.data, nullptr, at_there.data(), first, wide(dtype), it.n, code, nullptr);
   }
-  read_blocks_cuda(out.data, first > 0 ? wide.data : nullptr, at_there.data() + first,
-                   count - first, dtype, it.n, code, nullptr);
+  read_blocks_cuda(out.data, first > 0 ? sum.data : nullptr, at_there.data() + first, count - first,
+                   dtype, it.n, code, nullptr);
   return apart(out.back(size), wanted, dtype, 0);
 }
 
 void timing() {
   constexpr int64_t kCount = 32 << 20;
-  const DeviceBytes x(size_t(kCount) * 2), unsent(size_t(kCount) * 2);
+  const DeviceBytes x(size_t(kCount) * 2), unsent(size_t(kCount) * 4);
   const DeviceBytes message(size_t(bytes_of(kCount)));
   CONSISTENT_CHECK_CUDA(cudaMemset(x.data, 0x3C, size_t(kCount) * 2));
-  CONSISTENT_CHECK_CUDA(cudaMemset(unsent.data, 0, size_t(kCount) * 2));
+  CONSISTENT_CHECK_CUDA(cudaMemset(unsent.data, 0, size_t(kCount) * 4));
   auto* to = static_cast<uint8_t*>(message.data);
   const uint8_t* from[] = {to, to, to, to};
   for (const Code code : kCodes) {
@@ -108,7 +111,7 @@ void timing() {
     time_beside_copy("write, bf16", kCount * 2 + bytes_of(kCount), [&] {
       write_blocks_cuda(to, x.data, nullptr, Dtype::bf16, kCount, code, nullptr);
     });
-    time_beside_copy("write, with unsent, bf16", kCount * 6 + bytes_of(kCount), [&] {
+    time_beside_copy("write, with unsent, bf16", kCount * 10 + bytes_of(kCount), [&] {
       write_blocks_cuda(to, x.data, unsent.data, Dtype::bf16, kCount, code, nullptr);
     });
     time_beside_copy("read one, bf16", kCount * 2 + bytes_of(kCount), [&] {

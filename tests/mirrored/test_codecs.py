@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mirrored.codecs import BLOCK, CODECS, Blocks
+from mirrored.reduction import accumulated_in
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 SIZES = (0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 1000)
@@ -96,7 +97,7 @@ def test_native_code_and_ops_of_torch_give_the_same_bits(name: str, dtype: torch
     codec, rng = CODECS[name], torch.Generator().manual_seed(1)
     assert isinstance(codec, Blocks)
     for n in (*SIZES, 40 * BLOCK + 3):
-        x, rest = (awkward(n, dtype, rng) for _ in range(2))
+        x, rest = (awkward(n, each, rng) for each in (dtype, accumulated_in(dtype)))
         rest.nan_to_num_(0.0, 0.0, 0.0)
         by_ops = rest.clone()
         messages = [codec.write(x, rest), codec.write(x)]
@@ -113,10 +114,11 @@ def test_native_code_and_ops_of_torch_give_the_same_bits(name: str, dtype: torch
 
 
 @pytest.mark.parametrize("name", CODECS)
-def test_what_is_left_out_is_kept(name: str) -> None:
-    """Sent again and again, a number arrives on average as it is."""
-    codec, x = CODECS[name], torch.linspace(-3, 1, 2 * BLOCK + 5)
-    unsent, sent = torch.zeros(2 * BLOCK + 5), torch.zeros(2 * BLOCK + 5)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_left_out_is_kept(name: str, dtype: torch.dtype) -> None:
+    """Sent again and again, a number arrives on average as it is, in short floats too."""
+    codec, x = CODECS[name], torch.linspace(-3, 1, 2 * BLOCK + 5).to(dtype)
+    unsent, sent = torch.zeros_like(x, dtype=accumulated_in(dtype)), torch.zeros(x.shape)
     for _ in range(50):
-        sent += codec.read([codec.write(x, unsent)], x.numel(), x.dtype)
-    assert (sent + unsent - 50 * x).abs().max() < 1e-3
+        sent += codec.read([codec.write(x, unsent)], x.numel(), torch.float32)
+    assert (sent + unsent - 50 * x.float()).abs().max() < 1e-3

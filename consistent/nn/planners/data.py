@@ -23,10 +23,11 @@ class data_parallel:  # noqa: N801  (a plan, as zero3 is)
     Args:
         reduce: the codec: ``"bf16"``, 2 bytes for each number; ``"int8"`` or ``"fp8"``, one byte
             for each number and a float32 for each 256; ``"powersgd:4"``, matrices as products of
-            rank 4 (or another rank), and vectors unchanged; or None for no codec. The rounding
-            error is kept on each rank, in a buffer as large as the parameter, and added to the next
-            gradient. Each rank sums a share of a gradient and sends the sum with the same codec, so
-            all ranks get the same bits.
+            rank 4 (or another rank), and vectors unchanged; ``"powersgd:16:int8"``, the same with
+            factors that are sent by a codec, here four times the rank in the same bytes; or None
+            for no codec. The rounding error is kept on each rank, in a buffer of as many numbers as
+            the parameter, and added to the next gradient. Each rank sums a share of a gradient and
+            sends the sum with the same codec, so all ranks get the same bits.
     """
 
     reduce: str | None = None

@@ -66,9 +66,10 @@ class zero3:  # noqa: N801  (a plan, written as the name of it is)
         gather: the codec for gathering parameters: ``"bf16"``, 2 bytes for each number; ``"int8"``
             or ``"fp8"``, one byte for each number and a float32 for each 256; or None for no codec.
             All ranks compute with the same rounded values; the optimizer steps the exact ones.
-        reduce: the codec for summing gradients: one of these names, or ``"powersgd:4"``, matrices
-            as products of rank 4 (or another rank), and vectors unchanged. The rounding error is
-            kept on each rank, in a buffer as large as the gathered parameter, and added to the next
+        reduce: the codec for summing gradients: one of these names; ``"powersgd:4"``, matrices as
+            products of rank 4 (or another rank), and vectors unchanged; or ``"powersgd:16:int8"``,
+            the same with factors that are sent by a codec. The rounding error is kept on each rank,
+            in a buffer of as many numbers as the gathered parameter, and added to the next
             gradient.
     """
 

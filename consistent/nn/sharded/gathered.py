@@ -56,6 +56,12 @@ class ShardedParameter(NamedTuple):
         """Return the module's present parameter; it may have been replaced since."""
         return self.owner._parameters.get(self.key)
 
+    def begun_coder(self) -> Coder | None:
+        """Return the codecs, with their state if the parameter needs a gradient by now."""
+        if self.coder is not None and is_global(self.value):
+            self.coder.begin(self.value)
+        return self.coder
+
 
 class GatheredParameters:
     """Parameters that are gathered while one module runs, with the hooks that gather them.
@@ -97,7 +103,8 @@ class GatheredParameters:
         for each in self.parameters:
             param = each.value
             if is_global(param) and param._spec.sbp != each.use:
-                found.setdefault(id(param), (param, param._spec.with_sbp(each.use), each.coder))
+                dst = param._spec.with_sbp(each.use)
+                found.setdefault(id(param), (param, dst, each.begun_coder()))
         return list(found.values())
 
     def parts(self) -> list[Wanted]:

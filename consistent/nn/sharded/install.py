@@ -49,7 +49,7 @@ def coders_of(module: nn.Module) -> list[Coder]:
     """Return the codecs of the parameters that ``module`` gathers when it is called."""
     hooks = [getattr(hook, "__self__", None) for hook in module._forward_pre_hooks.values()]
     gathered = [hook for hook in hooks if isinstance(hook, GatheredParameters)]
-    coders = [each.coder for hook in gathered for each in hook.parameters]
+    coders = [each.begun_coder() for hook in gathered for each in hook.parameters]
     return list(dict.fromkeys(coder for coder in coders if coder is not None))
 
 

@@ -36,9 +36,10 @@ std::tuple<Tensor, Tensor> write(const Tensor& x, const std::optional<Tensor>& u
   const Tensor from = dense(x), message = new_message(x);
   Tensor rest = at::empty({0}, x.options());
   if (unsent) {
-    TORCH_CHECK(unsent->scalar_type() == x.scalar_type() && unsent->sizes() == x.sizes(),
+    const at::ScalarType wide = wide_type(x.scalar_type());
+    TORCH_CHECK(unsent->scalar_type() == wide && unsent->sizes() == x.sizes(),
                 "write_blocks: x is ", x.scalar_type(), x.sizes(), " and unsent ",
-                unsent->scalar_type(), unsent->sizes(), ", and one is added to the other");
+                unsent->scalar_type(), unsent->sizes(), ", not ", wide, x.sizes());
     rest = unsent->clone(at::MemoryFormat::Contiguous);
   }
   const int64_t n = x.numel();

@@ -1,4 +1,4 @@
-"""Optimizers that need whole matrices, as users write them: a Shampoo, and steps in batches."""
+"""Optimizers that need whole matrices, as users write them: a Shampoo, a SOAP, steps in batches."""
 
 from __future__ import annotations
 
@@ -47,6 +47,40 @@ class Shampoo(torch.optim.Optimizer):
         state["step"] += 1
         state["momentum"].mul_(group["momentum"]).add_(update)
         p.add_(state["momentum"], alpha=-group["lr"])
+
+
+class Soap(torch.optim.Optimizer):
+    """SOAP of matrices (Vyas et al. 2024): Adam in the eigenbases of Shampoo's two sums.
+
+    The first sums have less than full rank, so rounding alone decides some of their eigenvectors.
+    """
+
+    def __init__(self, params: Any, lr: float = 0.01, beta: float = 0.9) -> None:
+        super().__init__(params, {"lr": lr, "beta": beta})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._step_one(p, group["lr"], group["beta"])
+
+    def _step_one(self, p: Tensor, lr: float, beta: float) -> None:
+        state, grad = self.state[p], p.grad
+        assert grad is not None
+        sums = grad @ grad.T, grad.T @ grad
+        if not state:
+            state["sums"], state["means"] = [x * (1 - beta) for x in sums], torch.zeros_like(p)
+            state["squares"] = torch.zeros_like(p)
+            state["bases"] = [torch.linalg.eigh(x)[1] for x in state["sums"]]
+        left, right = state["bases"]
+        state["means"].lerp_(grad, 1 - beta)
+        state["squares"].lerp_((left.T @ grad @ right).square(), 1 - beta)
+        update = (left.T @ state["means"] @ right) / (state["squares"].sqrt() + 1e-8)
+        p.sub_(left @ update @ right.T, alpha=lr)
+        for i, x in enumerate(sums):
+            state["sums"][i].lerp_(x, 1 - beta)
+            state["bases"][i] = torch.linalg.qr(state["sums"][i] @ state["bases"][i])[0]
 
 
 class Batched(torch.optim.Optimizer):

@@ -19,7 +19,7 @@ from consistent.nn.owned.owners import owners_of
 from consistent.tensor.storage.step_layout import OwnedState
 from mirrored.transports.counting import counting
 from mirrored.transports.default import current
-from tests.consistent.nn.owned.shampoo import Batched, Shampoo
+from tests.consistent.nn.owned.shampoo import Batched, Shampoo, Soap
 from tests.ranks import on_ranks, pool
 from tests.twins import Laid, assert_same, randn
 
@@ -120,6 +120,37 @@ def _every_plan(rank: int, plans: dict[str, tuple[Any, Any]]) -> None:
 @pytest.mark.parametrize("world", PLANS)
 def test_every_optimizer_gives_the_values_of_one_process(world: int) -> None:
     pool(world).run(_every_plan, PLANS[world])
+
+
+OF_MATRICES: dict[str, Callable[[Any], Any]] = {
+    "Muon": OPTIMIZERS["Muon"],
+    "SOAP": lambda m: Soap([p for p in m.parameters() if p.ndim == 2]),
+}
+
+
+def stepped(at: Laid, plan: Any, name: str) -> list[Any]:
+    """The parameters after steps with given gradients, in float32."""
+    torch.manual_seed(0)
+    model = Net() if at.placement is None else consistent.parallelize(Net(), at.placement, plan)
+    made = OF_MATRICES[name](model)
+    optimizer = made if name == "Muon" else owned(at, made)
+    for i in range(2):
+        for k, p in enumerate(model.parameters()):
+            p.grad = at(randn(*p.shape, seed=10 * i + k).float())
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+@on_ranks(4)
+def test_equal_gradients_give_the_bits_of_one_process(rank: int) -> None:
+    """Also where an optimizer makes much of a rounding: it runs on the tensors that it would get
+    in one process."""
+    for name in OF_MATRICES:
+        wanted = stepped(Laid(None), None, name)
+        for plan, (ranks, given) in PLANS[4].items():
+            made = stepped(Laid(placed(ranks)), given, name)
+            for x, y in zip(made, wanted, strict=True):
+                assert torch.equal(x.full(), y), f"{name} under {plan}"
 
 
 # -- in every situation ----------------------------------------------------------------------------
@@ -510,8 +541,9 @@ def test_what_no_owner_can_step_says_so_on_all_ranks(rank: int) -> None:
     with pytest.raises(RuntimeError, match="steps whole matrices already"):
         matrix_step(muon)
     conv = consistent.parallelize(nn.Conv2d(2, 3, 2), placement, "zero3")
-    with pytest.raises(ValueError, match="only supports 2D"):
-        O.Muon(conv.parameters())
+    for p in conv.parameters():  # with 4 dims, and with one
+        with pytest.raises(ValueError, match="only supports 2D"):
+            O.Muon([p])
 
 
 def test_it_takes_optimizers_of_global_parameters() -> None:
