@@ -35,6 +35,9 @@ constexpr int kThreads = 256;
 // Of a block that sums up a row: blocks of four warps end one after the other, so that some load
 // while others reduce.
 constexpr int kRowThreads = 128;
+// Its resident blocks per multiprocessor: they leave a thread 64 registers, or 80 for double.
+template <class T>
+constexpr int kRowBlocks = sizeof(T) == 8 ? 6 : 8;
 constexpr int kTogether = 4;  // packs of a row that a thread loads before it uses the first
 // Resident blocks per multiprocessor where rows are strided: leaves a thread 80 registers, or 128
 // for double.
@@ -108,7 +111,7 @@ __device__ __forceinline__ void write_row(Real<T>* statistics, int64_t row, cons
 // One block per row, whose classes are contiguous. kSmooth is split.smooth: without it the loops
 // have no weights.
 template <class T, bool kSmooth>
-__global__ void __launch_bounds__(kRowThreads)
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
     forward_rows(Real<T>* statistics, const T* logits, const int64_t* target, const Real<T>* weight,
                  ClassSplit split) {
   using R = Real<T>;
