@@ -8,12 +8,13 @@ finds for them.
     python benchmarks/published.py --zero3      table 2 of the paper, and more and more ranks
 
 Each is an ordinary torch model of that size under tensor and data parallelism inside stages, 1F1B,
-recomputation of each block as a whole, bfloat16 with a loss in float32, and without
-stages an optimizer in float32; of micro-batch sizes the best one counts. The paper's program interleaved stages and sent of an
-activation each rank's part (sections 2.2.2 and 4.1); here stages are not interleaved, and
-activations are sent as they lie. The same machine figures serve all rows; they are data-sheet
-figures and a curve of products (consistent/auto/machines/known.py). Nothing is allocated or sent.
-The search is free to choose all of it, within the 80 GB of a GPU; seconds are those of its process.
+recomputation of each block as a whole, bfloat16 with a loss in float32, and without stages an
+optimizer in float32; of micro-batch sizes the best one counts. The paper's program interleaved
+stages and sent of an activation each rank's part (sections 2.2.2 and 4.1); here stages are not
+interleaved, and activations are sent as they lie. The same machine figures serve all rows; they are
+data-sheet figures and a curve of products (consistent/auto/machines/known.py). Nothing is allocated
+or sent. The search is free to choose all of it, within the 80 GB of a GPU; seconds are those of its
+process.
 """
 
 from __future__ import annotations
