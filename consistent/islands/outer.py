@@ -31,6 +31,10 @@ from mirrored.transports.torch_dist.islands import Line
 from ..dispatch.plans.shards import is_global, plain
 from .meetings import Came, Meetings
 
+# Floating dtypes that cannot hold a difference: powers of two without a sign, and pairs of numbers
+# in one byte, which torch cannot cast to.
+_UNFIT = (torch.float8_e8m0fnu, torch.float4_e2m1fn_x2)
+
 
 @dataclass
 class Part:
@@ -356,7 +360,7 @@ def _check(named: Mapping[str, Tensor], every: int, parts: int, dtype: torch.dty
             f"islands.outer: parts={parts} with every={every}. Each part meets at a step of its "
             f"own: give 1 to {every}."
         )
-    if dtype is not None and not dtype.is_floating_point and dtype != torch.int8:
+    if dtype in _UNFIT or dtype not in (None, torch.int8) and not dtype.is_floating_point:
         raise ValueError(
             f"islands.outer: dtype={dtype}. Give torch.bfloat16 or another floating dtype, or "
             "torch.int8."

@@ -98,6 +98,7 @@ def test_what_is_wrong_raises_on_every_rank_and_a_second_model_meets_apart() -> 
         "every=0. Give 1 step or more": {"every": 0},
         "parts=3 with every=2": {"every": 2, "parts": 3},
         "dtype=torch.int16": {"every": 2, "dtype": "int16"},
+        "dtype=torch.float8_e8m0fnu": {"every": 2, "dtype": "float8_e8m0fnu"},  # has no signs
         "have others. Build the same model": {"every": 2, "differs": True},
     }
     found = run(every=3, wrong=[GIVEN | each for each in wrong.values()])
