@@ -134,10 +134,12 @@ class Outer:
             Whether a meeting was held with this island.
         """
         self.steps += 1
-        met = False
-        for k, part in enumerate(self._parts, 1):
-            # Part k of n is due at step every * k / n of each interval, the last part at its end.
-            due = self.steps % self._every == self._every * k // len(self._parts) % self._every
+        met, every, count = False, self._every, len(self._parts)
+        # Part k of n is due at step every * k / n of each interval, the last part at its end. This
+        # is found before any part meets: one that was late takes over the count of others, by which
+        # another part would not be due, and would not notice that it has missed its meeting.
+        dues = [self.steps % every == every * k // count % every for k in range(1, count + 1)]
+        for part, due in zip(self._parts, dues, strict=True):
             if due or part.late and self._meetings.begun(part.meeting):
                 met = self._meet(part, due, ends=False) or met
         return met
