@@ -180,7 +180,8 @@ class Copies:
         plan, after, before = self._plan, (current().rank + 1) % size, (current().rank - 1) % size
         held = dict(own)
         sends = [
-            (after, torch.cat([held[piece].reshape(-1) for piece in pieces]).cpu())
+            # To the CPU one by one: joined on a GPU, they would need as much of its memory again.
+            (after, torch.cat([held[piece].reshape(-1).cpu() for piece in pieces]))
             for pieces in plan.once.values()
         ]
         receives = [

@@ -31,6 +31,10 @@ from mirrored.transports.torch_dist.islands import Line
 from ..dispatch.plans.shards import is_global, plain
 from .meetings import Came, Meetings
 
+# Floating dtypes that cannot hold a difference: powers of two without a sign, and pairs of numbers
+# in one byte, which torch cannot cast to.
+_UNFIT = (torch.float8_e8m0fnu, torch.float4_e2m1fn_x2)
+
 
 @dataclass
 class Part:
@@ -130,10 +134,12 @@ class Outer:
             Whether a meeting was held with this island.
         """
         self.steps += 1
-        met = False
-        for k, part in enumerate(self._parts, 1):
-            # Part k of n is due at step every * k / n of each interval, the last part at its end.
-            due = self.steps % self._every == self._every * k // len(self._parts) % self._every
+        met, every, count = False, self._every, len(self._parts)
+        # Part k of n is due at step every * k / n of each interval, the last part at its end. This
+        # is found before any part meets: one that was late takes over the count of others, by which
+        # another part would not be due, and would not notice that it has missed its meeting.
+        dues = [self.steps % every == every * k // count % every for k in range(1, count + 1)]
+        for part, due in zip(self._parts, dues, strict=True):
             if due or part.late and self._meetings.begun(part.meeting):
                 met = self._meet(part, due, ends=False) or met
         return met
@@ -356,7 +362,7 @@ def _check(named: Mapping[str, Tensor], every: int, parts: int, dtype: torch.dty
             f"islands.outer: parts={parts} with every={every}. Each part meets at a step of its "
             f"own: give 1 to {every}."
         )
-    if dtype is not None and not dtype.is_floating_point and dtype != torch.int8:
+    if dtype in _UNFIT or dtype not in (None, torch.int8) and not dtype.is_floating_point:
         raise ValueError(
             f"islands.outer: dtype={dtype}. Give torch.bfloat16 or another floating dtype, or "
             "torch.int8."

@@ -4,8 +4,9 @@
 //     row = index[i] - start
 //     out[i][c] = 0 <= row < held ? T(R(table[row][c]) * R(scale)) : 0  // scale 1: a copy of bytes
 //   for row in 0 .. held - 1, for c in 0 .. width - 1:  // backward, in R
-//     order = the look-ups i with index[i] - start = row != padding_row, ascending;  n = their
-//     number pieces = n > kLongRun ? kPieces : 1 for p in 0 .. pieces - 1:
+//     order = the look-ups i with index[i] - start = row != padding_row, ascending
+//     n = length of order;  pieces = n > kLongRun ? kPieces : 1
+//     for p in 0 .. pieces - 1:
 //       s[p] = 0;  for k in piece p, in order: s[p] = s[p] + R(gradient[order[k]][c])
 //     for p in 1 .. pieces - 1: s[0] = s[0] + s[p]
 //     out[row][c] = n > 0 ? T(s[0] * R(by_count ? scale / n : scale)) : 0  // quotient in double

@@ -18,14 +18,17 @@ _UP = frozenset("gate_up_proj gate_proj up_proj w1 w3 input_linear".split())
 def stacked_experts(asked: Asked) -> Iterator[tuple[str, str, int]]:
     """Return the weights [E, ...] that stack all E experts of a module.
 
-    Each is (first name of the tensor, its key in the module, number of experts).
+    Each is (first name of the tensor, its key in the module, number of experts). Tensors that were
+    global before are left out, since they stay as they are.
     """
     for name, part in asked.module.named_modules():
         count = count_of(part)
         named = NAMED.search(name) or "Experts" in type(part).__name__
         for key, value in part._parameters.items():
             if value is not None and named and value.ndim >= 2 and value.shape[0] == count:
-                yield asked.first_name(f"{name}.{key}"), key, value.shape[0]
+                first = asked.first_name(f"{name}.{key}")
+                if first in asked.tensors:
+                    yield first, key, value.shape[0]
 
 
 def plan_expert(asked: Asked) -> Plan:
@@ -55,6 +58,8 @@ def _add_list(plan: Plan, asked: Asked, found: ExpertList) -> None:
             f"{type(found.host).__name__}.forward seems to give each of these experts all tokens, "
             "so each rank has all of them; zero3 shards their weights, tensor splits each"
         )
+    elif any(name not in asked.tensors for name in itertools.chain(*names)):
+        why = "some of these experts are global already, so all stay as they are or are left whole"
     elif any(asked.split_by_others(name) for name in itertools.chain(*names)):
         why = "another axis splits these experts, so this one does not divide them"
     else:

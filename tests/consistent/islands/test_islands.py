@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 import consistent
 from consistent.islands.meetings import Came, Meetings
+from consistent.islands.outer import Exchanged, Outer
 from mirrored.transports.torch_dist.islands import Line
 from tests.launch import Started, free_port, launch, of_rank
 from tests.ranks import ALL
@@ -98,6 +100,7 @@ def test_what_is_wrong_raises_on_every_rank_and_a_second_model_meets_apart() -> 
         "every=0. Give 1 step or more": {"every": 0},
         "parts=3 with every=2": {"every": 2, "parts": 3},
         "dtype=torch.int16": {"every": 2, "dtype": "int16"},
+        "dtype=torch.float8_e8m0fnu": {"every": 2, "dtype": "float8_e8m0fnu"},  # has no signs
         "have others. Build the same model": {"every": 2, "differs": True},
     }
     found = run(every=3, wrong=[GIVEN | each for each in wrong.values()])
@@ -236,6 +239,38 @@ def test_an_exchange_that_always_fails_says_why() -> None:
 
 def test_an_island_that_others_did_not_wait_for_goes_on() -> None:
     assert _Voted([1]).hold("meeting", [Came(0, {}), Came(1, {})], lambda *_: "means") is None
+
+
+class _Ahead(_Voted):
+    """Meetings with an island that is at step 14: the second of part 1 was held, not that of 0."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.wanted: list[str] = []
+
+    def come(self, name: str, note: dict[str, Any]) -> list[Came] | None:
+        return None if self.is_over(name) else [Came(0, {"digest": "", **note, "steps": 14})]
+
+    def hold(self, name: str, came: Any, exchange: Any) -> Any:
+        return {} if name == "first" else Exchanged({}, {}, {}, False)
+
+    def begun(self, name: str) -> bool:
+        return True
+
+    def is_over(self, name: str) -> bool:
+        return name == "part 1/2"
+
+    def want(self, name: str) -> None:
+        self.wanted.append(name)
+
+
+def test_a_part_that_is_due_while_another_one_catches_up_sees_that_it_is_late() -> None:
+    meetings = _Ahead()
+    outer = Outer(meetings, torch.nn.Linear(2, 2), partial(torch.optim.SGD, lr=1.0), 4, 2, None)
+    late, due = outer._parts
+    outer.steps, late.number, late.late, due.number = 7, 2, True, 2
+    assert outer.step() and outer.steps == 14 and not late.late
+    assert due.late and meetings.wanted == ["part 1/3"]
 
 
 class _Fives(Line):

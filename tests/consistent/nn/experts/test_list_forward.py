@@ -380,6 +380,33 @@ def test_lists_that_are_left_whole(rank: int) -> None:
         assert model.experts[0].w1.weight.sbp == (B,)
 
 
+class Stacked(nn.Module):
+    """Holds experts as stacked weights. It is only planned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts: Any = nn.Module()
+        self.experts.num_experts = COUNT
+        self.experts.w1 = nn.Parameter(torch.ones(COUNT, INNER, D))
+        self.gate = nn.Linear(D, COUNT)
+
+
+@on_ranks(2)
+def test_experts_that_are_global_before_stay_as_they_are(rank: int) -> None:
+    line = Placement.all("cpu")
+    for plan in ("expert", "zero3+expert", "tensor"):
+        model: Any = Rows()
+        consistent.parallelize(model.experts[0], line, "data")
+        check(model, batch(), line, plan)
+        assert model.experts[0].w1.weight.sbp == (B,)
+        if plan == "expert":
+            assert "some of these experts are global already" in str(consistent.plan_of(model))
+        stacked = Stacked()
+        consistent.parallelize(stacked.experts, line, "data")
+        consistent.parallelize(stacked, line, plan)
+        assert stacked.experts.w1.sbp == (B,)
+
+
 @on_ranks(2)
 def test_experts_that_draw_random_numbers_run_one_by_one(rank: int) -> None:
     line = Placement.all("cpu")
