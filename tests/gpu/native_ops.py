@@ -56,7 +56,7 @@ def codecs(world: World) -> None:
     for name, dtype in itertools.product(("int8", "fp8"), (torch.float32, torch.bfloat16)):
         codec = CODECS[name]
         for n in (1, 700, 100_003):
-            x, rest = (torch.randn(n).to(dtype) for _ in range(2))
+            x, rest = torch.randn(n).to(dtype), torch.randn(n)
             at_x, at_rest = x.to(world.device), rest.clone().to(world.device)
             messages = [codec.write(x, rest), codec.write(at_x, at_rest)]
             what = f"{name}, {n} of {dtype}"
