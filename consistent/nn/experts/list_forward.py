@@ -159,10 +159,11 @@ class ListForward:
         if not is_global(found.x):
             return False
         x = found.x.flatten(0, -2)
-        if sent_from([x, *params], 1, self.axes) is None:
+        spec = sent_from([x, *params], 1, self.axes)
+        if spec is None:
             return False
         masks, weights, columns, picks = _columns(found.made, x)
-        weights = adopt(weights, x._spec.placement, "experts")  # they may be plain
+        weights = adopt(weights, spec.placement, "experts")  # they may be plain
         spec = sent_from([x, masks, weights, *params], 1, self.axes)
         if spec is None:
             return False
@@ -241,9 +242,11 @@ _DROPOUTS = (
 )  # fmt: skip
 
 _RANDOM = frozenset(
-    "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout rrelu gumbel_softmax "
-    "bernoulli multinomial rand randn randint rand_like randn_like randint_like normal uniform".split()
+    """dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout rrelu bernoulli
+    multinomial gumbel_softmax rand randn randint rand_like randn_like randint_like normal
+    uniform""".split()
 )
+"""Names of functions that draw random numbers, without the underscore of those in place."""
 
 
 def _drops(part: nn.Module) -> bool:
@@ -402,18 +405,21 @@ class _Beside(torch.autograd.Function):
 def _unused(out: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return those of ``tensors`` that need a gradient and get none from ``out``."""
     needed = [x for x in tensors if x.requires_grad]
-    ends = [get_gradient_edge(x) for x in needed]
-    stops, seen = {(edge.node, edge.output_nr) for edge in ends}, set[Any]()
-    left = [tuple(get_gradient_edge(out))[:2]] if out.requires_grad else []
+    ends = [_edge(x) for x in needed]
+    stops, seen = set(ends), set[Any]()
+    left = [_edge(out)] if out.requires_grad else []
     while left:
         edge = left.pop()
         if edge not in seen:
             seen.add(edge)
             if edge not in stops:
                 left += [each for each in edge[0].next_functions if each[0] is not None]
-    return [
-        x for x, edge in zip(needed, ends, strict=True) if (edge.node, edge.output_nr) not in seen
-    ]
+    return [x for x, edge in zip(needed, ends, strict=True) if edge not in seen]
+
+
+def _edge(x: Tensor) -> tuple[Any, int]:
+    found = get_gradient_edge(x)
+    return found.node, found.output_nr
 
 
 @contextmanager

@@ -54,7 +54,7 @@ class ExpertList:
 
 
 def names_in_forward(module: nn.Module) -> set[str]:
-    """Return the names that the code of ``module``'s forward uses, and of its methods among them."""
+    """Return the names in the code of ``module``'s forward, and of its methods that this calls."""
     found, left = set[str](), ["forward"]
     while left:
         code = getattr(getattr(type(module), left.pop(), None), "__code__", None)

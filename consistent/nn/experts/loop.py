@@ -91,7 +91,7 @@ class Loop(TorchFunctionMode):
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Follow the calls inside the context, and the moves of tensors, which are no calls of torch.
+        """Follow the calls inside the context, and what reads tensors without a call of torch.
 
         At its end all results are added, and the values that the program still holds are computed.
         """

@@ -1,5 +1,5 @@
-"""Loops over experts that write to what an expert takes or gives, or pass it on to something that is
-no call of torch's functions, give what they give in one process."""
+"""Loops over experts that write to what an expert takes or gives, or pass it on in ways that are no
+calls of torch's functions, give what they give in one process."""
 
 from __future__ import annotations
 
@@ -77,8 +77,7 @@ def cut(expert: Any, h: Any, out: Any, at: Any, weight: Any) -> Any:
 
 def two_names(expert: Any, h: Any, out: Any, at: Any, weight: Any) -> Any:
     made = other = expert(h[at])
-    out.index_add_(0, at, made)
-    made *= weight
+    made *= 0.5
     return out.index_add_(0, at, other)
 
 
@@ -164,7 +163,7 @@ def test_what_an_expert_takes_and_gives_may_be_written_and_passed_on(rank: int) 
 
 
 class Early(Expert):
-    """Makes a tensor apart from the graph if it has no rows, and has a parameter that it never uses."""
+    """Makes a tensor apart from the graph if it has no rows; it never uses one parameter."""
 
     def __init__(self) -> None:
         super().__init__()
