@@ -146,10 +146,10 @@ class Loop(TorchFunctionMode):
 
     def _before_read(self, x: Tensor) -> None:
         """Add what is left to ``x``, before its shard is read by other than a call of torch."""
-        if not self._as_written and self._pending is not None:
-            if memory(self._pending.out) == memory(x):
-                self.settle()
-                self.flush()
+        pending = self._pending  # of another thread, perhaps: tracers are told of all threads
+        if pending is not None and not self._as_written and memory(pending.out) == memory(x):
+            self.settle()
+            self.flush()
 
     def settle(self) -> None:
         """Give up a sum if the program still holds the rows to which it was added.
