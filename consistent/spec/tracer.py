@@ -45,6 +45,8 @@ class Tracer:
         on_boxing_end: (src, dst), after each boxing that the program waits for.
         on_to_global: (x, moved), after each ``to_global`` that moves something.
         on_layout_read: (x), a tensor whose layout or shard the program reads.
+        before_read: (x), before a global tensor is read by other than an op of torch, such as
+            ``to_global`` or an autograd Function.
         on_backward: (begins), before and after each pass of torch's engine over global tensors.
         on_compiled: (what, begins), actions of a compiled step (``compiled/watching.py``).
         on_data: (alias), each tensor that ``x.data`` makes: writes into it do not raise the version
@@ -78,6 +80,7 @@ class Tracer:
     on_boxing_end: Callable[[Any, Any], None] | None = None
     on_to_global: Callable[[Any, Any], None] | None = None
     on_layout_read: Callable[[Any], None] | None = None
+    before_read: Callable[[Any], None] | None = None
     on_backward: Callable[[bool], None] | None = None
     on_compiled: Callable[[Any, bool], None] | None = None
     on_data: Callable[[Any], None] | None = None

@@ -22,9 +22,12 @@ import torch.nn.modules._functions as module_functions
 
 from ..dispatch.plans.shards import HookOff, attach, is_global, plain
 from ..dispatch.running.whole_call import call_whole
+from ..spec.tracer import callbacks
 from . import function_nodes
 from .function_nodes import Specs, as_global, note, raw, specs_of
 from .redirect import redirect, refusal
+
+_BEFORE_READ = callbacks("before_read")
 
 _COLLECTIVE = "x.to_global(sbp=...), which plans the collective, or pass x.to_local()"
 _REFUSED = {
@@ -48,6 +51,9 @@ def _apply(original: Any, cls: Any, *args: Any) -> Any:
     for prefix, instead in _REFUSED.items():
         if name.startswith(prefix):
             raise refusal(name, instead, args)
+    for notify in _BEFORE_READ:
+        for x in filter(is_global, args):
+            notify(x)
     apply = original.__get__(None, cls)
     if cls is module_functions.BackwardHookFunction:
         return _same_tensors(apply, args)

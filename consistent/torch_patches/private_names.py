@@ -33,6 +33,7 @@ NAMES = """
     torch._C._group_tensors_by_device_and_dtype
     torch._C._is_alias_of
     torch._C._is_multithreading_enabled
+    torch._C._is_torch_function_enabled
     torch._C._is_tracing
     torch._C._jit_get_schemas_for_operator
     torch._C._jit_resolve_packet

@@ -18,12 +18,15 @@ from mirrored.transports.base.unseen import unseen
 from ...movement.grad_mode import is_recording, records
 from ...movement.world import my_coordinate
 from ...spec import B
+from ...spec.tracer import callbacks
 from ..plans.arguments import collect, with_tensors
 from ..plans.shards import HookOff, attach, plain
 from . import writes
 from .agreed import all_ranks
 from .refused_gradients import Refused
 from .views import on_one_device, strides_decide
+
+_BEFORE_READ = callbacks("before_read")
 
 # One entry for each moved view that is alive. While the list is empty, the hook skips looking for
 # moved views among operands.
@@ -220,6 +223,8 @@ class MovedView:
 
 def fresh(x: Any) -> Any:
     """Return ``x``, brought up to date if it is a moved view whose source was written since."""
+    for notify in _BEFORE_READ:
+        notify(x)
     moved: Any = getattr(x, "_moved_view", None)  # plain tensors lack the attribute
     return moved.fresh(x) if moved.__class__ is MovedView else x
 

@@ -23,15 +23,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
-from ...dispatch.plans.shards import attach, is_global
+from ...dispatch.plans.shards import adopt, attach, is_global
 from ...forms.whole_numbers import whole_numbers
 from ...movement.differentiable import spread
 from ...movement.world import my_coordinate
 from ...spec import B
 from ..plan import Nd, Plan
 from .forward import owners, sent_from
-from .lists import ExpertList, on_its_rank
+from .lists import ExpertList, names_in_forward, on_its_rank
 from .loop import Addends, Loop
 from .routed import Routed, check_rows, run_routed
 from .selected import Made, Picked, real
@@ -114,9 +115,8 @@ class ListForward:
         if not self._may_wait():
             return self._own(*args, **kwargs)
         loop = Loop(self.of_one, self._add_at_once)
-        with loop:
+        with loop.following():
             out = self._own(*args, **kwargs)
-        loop.finish()
         return real(out)
 
     def _own(self, *args: Any, **kwargs: Any) -> Any:
@@ -133,6 +133,7 @@ class ListForward:
         return (
             all(map(is_global, params))
             and not any(_has_hooks(part) for part in parts)
+            and not _applies(self.host)
             and not any(part.training and _drops(part) for part in parts)
         )
 
@@ -158,9 +159,11 @@ class ListForward:
         if not is_global(found.x):
             return False
         x = found.x.flatten(0, -2)
-        if sent_from([x, *params], 1, self.axes) is None:
+        spec = sent_from([x, *params], 1, self.axes)
+        if spec is None:
             return False
         masks, weights, columns, picks = _columns(found.made, x)
+        weights = adopt(weights, spec.placement, "experts")  # they may be plain
         spec = sent_from([x, masks, weights, *params], 1, self.axes)
         if spec is None:
             return False
@@ -217,6 +220,14 @@ def _own(module: nn.Module, inner: Any, *args: Any, **kwargs: Any) -> Any:
     return type(module).forward(module, *args, **kwargs)
 
 
+def _applies(part: nn.Module) -> bool:
+    """Return whether the forward of ``part`` applies autograd Functions, as checkpoints are.
+
+    To them torch passes the tensors among their arguments alone.
+    """
+    return not {"apply", "checkpoint"}.isdisjoint(names_in_forward(part))
+
+
 def _has_hooks(part: nn.Module) -> bool:
     return bool(
         part._forward_hooks
@@ -230,13 +241,22 @@ _DROPOUTS = (
     nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout
 )  # fmt: skip
 
+_RANDOM = frozenset(
+    """dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout rrelu bernoulli
+    multinomial gumbel_softmax rand randn randint rand_like randn_like randint_like normal
+    uniform""".split()
+)
+"""Names of functions that draw random numbers, without the underscore of those in place."""
+
 
 def _drops(part: nn.Module) -> bool:
     if isinstance(part, _DROPOUTS):
         return part.p > 0
-    code = getattr(type(part).forward, "__code__", None)
-    is_called = code is not None and "dropout" in code.co_names
-    return is_called and not hasattr(part, "dropout")  # a function, not a module inside
+    # An attribute of this name that is a module is looked at by itself.
+    return any(
+        name.rstrip("_") in _RANDOM and not isinstance(getattr(part, name, None), nn.Module)
+        for name in names_in_forward(part)
+    )
 
 
 # -- a loop as tensors of fixed shapes -------------------------------------------------------------
@@ -292,7 +312,7 @@ def _weights(made: Made, entries: Any, x: Any) -> Any:
 
 
 def _weight(scale: Picked, rows: Picked, entries: Any) -> Any:
-    source = scale.source.squeeze(-1) if scale.source.ndim > len(scale.dims) else scale.source
+    source = scale.source.reshape(scale.source.shape[: len(scale.dims)])  # then dims of size 1
     if scale.mask is not rows.mask:  # another view of the same mask
         return source.reshape(entries.shape)
     order = _order(rows)
@@ -338,19 +358,19 @@ class RoutedList(Routed):
         order = expert.argsort(stable=True).to(rows.device)
         sizes = expert.bincount(minlength=here).tolist()
         parts = rows.index_select(0, order).split(sizes)
-        made, left = list[Tensor](), list[Tensor]()
+        made = list[Tensor]()
         for i, e in enumerate(self.called):
             own = tensors[i * len(self.shapes) : (i + 1) * len(self.shapes)]
             if first <= e < first + here:
                 made.append(self._run(e, parts[e - first], own))
-            else:
-                left += own
         if not made:  # the shape and the dtype of what other ranks make
-            like = [x.new_zeros(shape) for x, shape in zip(left, self.shapes, strict=False)]
+            like = [x.new_zeros(shape) for x, shape in zip(tensors, self.shapes, strict=False)]
             made = [self._run(self.called[0], rows, like)]
         out = torch.cat(made)
         out = out.new_empty(out.shape).index_copy(0, order, out)
-        return _Beside.apply(out, *left) if torch.is_grad_enabled() else out
+        if not torch.is_grad_enabled():
+            return out
+        return _Beside.apply(out, *_unused(out, [rows, *tensors]))
 
     def _run(self, e: int, rows: Tensor, tensors: Sequence[Tensor]) -> Tensor:
         expert: Any = self.forward.experts[e]
@@ -366,9 +386,10 @@ class RoutedList(Routed):
 
 
 class _Beside(torch.autograd.Function):
-    """Returns ``out``, with gradients of zeros for the parts of experts that other ranks have.
+    """Returns ``out``, with gradients of zeros for tensors that it does not depend on here.
 
-    So all ranks of a parameter have a gradient.
+    These are the parts of experts that other ranks have, and what experts left out: rows, where
+    there are none, or a parameter. So all ranks have the same gradients, and send in backward.
     """
 
     @staticmethod
@@ -379,6 +400,26 @@ class _Beside(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         return grad, *map(torch.zeros_like, ctx.saved_tensors)
+
+
+def _unused(out: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return those of ``tensors`` that need a gradient and get none from ``out``."""
+    needed = [x for x in tensors if x.requires_grad]
+    ends = [_edge(x) for x in needed]
+    stops, seen = set(ends), set[Any]()
+    left = [_edge(out)] if out.requires_grad else []
+    while left:
+        edge = left.pop()
+        if edge not in seen:
+            seen.add(edge)
+            if edge not in stops:
+                left += [each for each in edge[0].next_functions if each[0] is not None]
+    return [x for x, edge in zip(needed, ends, strict=True) if edge not in seen]
+
+
+def _edge(x: Tensor) -> tuple[Any, int]:
+    found = get_gradient_edge(x)
+    return found.node, found.output_nr
 
 
 @contextmanager

@@ -50,8 +50,18 @@ class ExpertList:
 
         Otherwise each expert may get all tokens, and it is better to have it on every rank.
         """
-        code = getattr(type(self.host).forward, "__code__", None)
-        return code is not None and not _SELECTS.isdisjoint(code.co_names)
+        return not _SELECTS.isdisjoint(names_in_forward(self.host))
+
+
+def names_in_forward(module: nn.Module) -> set[str]:
+    """Return the names in the code of ``module``'s forward, and of its methods that this calls."""
+    found, left = set[str](), ["forward"]
+    while left:
+        code = getattr(getattr(type(module), left.pop(), None), "__code__", None)
+        new = set(() if code is None else code.co_names) - found
+        found |= new
+        left += [name for name in new if not hasattr(nn.Module, name)]
+    return found
 
 
 def expert_lists(module: nn.Module) -> Iterator[ExpertList]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...dispatch.plans.shards import is_global
 from ...spec.nested import tensors_in
+from ...spec.tracer import Tracer
 from .selected import Chosen, Made, Picked, Raised, Selected, closed, memory, picked, real
 
 
@@ -51,7 +52,7 @@ class Addends:
 
     def memories(self) -> set[int]:
         """Return the memories from which the results are computed."""
-        return {memory(x) for made in self.made for x in made.sources()}
+        return set[int]().union(*(made.memories() for made in self.made))
 
 
 class Loop(TorchFunctionMode):
@@ -73,6 +74,7 @@ class Loop(TorchFunctionMode):
         # All ranks compute values that are left in the same order.
         self.live: WeakValueDictionary[int, Selected] = WeakValueDictionary()
         self._pending: Addends | None = None
+        self._base: ref[Selected] | None = None
         self._indices: dict[int, tuple[Tensor, tuple[Tensor, ...]]] = {}
         self._fresh: dict[int, Tensor] = {}
         self._roots: dict[int, tuple[Tensor, Tensor]] = {}
@@ -87,12 +89,25 @@ class Loop(TorchFunctionMode):
         """
         return _state() != self.state
 
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Follow the calls inside the context, and what reads tensors without a call of torch.
+
+        At its end all results are added, and the values that the program still holds are computed.
+        """
+        with Tracer(before_read=self._before_read).tracing():
+            with self:
+                yield
+            self._finish()
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self._as_written:
+        # Off, the library itself works on shards.
+        if self._as_written or not torch._C._is_torch_function_enabled():
             return func(*args, **kwargs)
+        self.settle()
         args, kwargs = closed(args), dict(closed(kwargs))
         note = None if self.is_paused else _NOTED.get(getattr(func, "__name__", ""))
         made = NotImplemented if note is None else note(self, func, *args, **kwargs)
@@ -106,7 +121,7 @@ class Loop(TorchFunctionMode):
         if given and _writes(func, kwargs):
             written = kwargs.get("out", args[0] if args else None)
             for x in tensors_in(written):
-                self._before_write(x)
+                self.before_write(x)
         for x in given:
             self._fresh.pop(id(x), None)
         made = func(*real(args), **real(kwargs))
@@ -117,28 +132,50 @@ class Loop(TorchFunctionMode):
             self._roots[id(made)] = made, self._root(given[0])
         return made
 
-    def _before_write(self, x: Tensor, but: tuple[Selected, ...] = ()) -> None:
+    def before_write(self, x: Tensor, but: tuple[Selected, ...] = ()) -> None:
         """Compute what still depends on the present values of ``x``, except for ``but``."""
         where = memory(x)
         if self._pending is not None and where in self._pending.memories():
             self.flush()
         for each in list(self.live.values()):
-            if all(each is not x for x in but) and where in map(memory, each.sources()):
+            if all(each is not x for x in but) and where in each.memories():
                 each.close()
         for known in (self._indices, self._roots):
-            for key in [key for key, found in known.items() if memory(found[0]) == where]:
+            for key in [key for key, found in known.items() if where in _memories(found)]:
                 del known[key]
 
-    def finish(self) -> None:
-        """Add what is left, and compute the values that the program still holds."""
+    def _before_read(self, x: Tensor) -> None:
+        """Add what is left to ``x``, before its shard is read by other than a call of torch."""
+        pending = self._pending  # of another thread, perhaps: tracers are told of all threads
+        if pending is not None and not self._as_written and memory(pending.out) == memory(x):
+            self.settle()
+            self.flush()
+
+    def settle(self) -> None:
+        """Give up a sum if the program still holds the rows to which it was added.
+
+        They are what ``out`` had before: ``rows = out[at]; out[at] = rows + made; use(rows)``.
+        """
+        base, self._base = self._base and self._base(), None
+        if base is None or self._pending is None:
+            return
+        add = self._pending.again.pop()
+        self._pending.made.pop()
+        self.flush()
+        base.close()
+        with self.as_written():
+            add()
+
+    def _finish(self) -> None:
+        self.settle()
         self.flush()
         for each in list(self.live.values()):
-            each.real()
+            each.close()
 
     def flush(self) -> None:
         """Add the results that have been noted."""
         found, self._pending = self._pending, None
-        if found is None:
+        if found is None or not found.made:
             return
         with self.as_written():
             if not self._add_at_once(found):
@@ -167,7 +204,7 @@ class Loop(TorchFunctionMode):
         """Compute ``value``."""
         with self.as_written():
             if self._pending is not None:
-                if memory(self._pending.out) in map(memory, value.sources()):
+                if memory(self._pending.out) in value.memories():
                     self.flush()
             return value.compute()
 
@@ -220,6 +257,7 @@ class Loop(TorchFunctionMode):
             return NotImplemented
         if index.mask is not made.rows.mask or made.rows.dims != (index.dim,):
             return NotImplemented
+        made = made.now()
 
         def again() -> None:
             func(out, 0, index.real(), made.real())
@@ -243,7 +281,10 @@ class Loop(TorchFunctionMode):
             where = real(index)
             func(x, where, x[where] + made.real())
 
-        return None if self._noted(x, made, again, value, base, at) else NotImplemented
+        if not self._noted(x, made, again, value, base, at):
+            return NotImplemented
+        self._base = ref(base)
+        return None
 
     def _noted(self, out: Any, made: Made, again: Callable[[], Any], *but: Selected) -> bool:
         """Note an addend of ``out``, and return whether its shape and history allow that.
@@ -252,18 +293,18 @@ class Loop(TorchFunctionMode):
             out: the tensor to which ``made`` is added.
             made: the addend.
             again: adds it as the loop does.
-            but: values of the statement that adds it; they are not needed any more.
+            but: values of the statement that adds it, which seldom are needed any more.
         """
         x = made.rows.source
         fits = out.ndim > 1 and out.shape[-1] > 1 and out.shape[:-1].numel() == x.shape[:-1].numel()
         if not fits or (out.is_leaf and out.requires_grad):
             return False
-        if memory(out) in map(memory, made.sources()):
+        if memory(out) in made.memories():
             return False  # the next expert takes what this one adds
         last = self._pending
         if last is not None and (last.out is not out or last.x is not x):
             self.flush()
-        self._before_write(out, but)
+        self.before_write(out, but)
         if self._pending is None:
             self._pending = Addends(out, x, is_fresh=id(out) in self._fresh)
         self._pending.made.append(made)
@@ -289,6 +330,10 @@ _NOTED: dict[str, Callable[..., Any]] = {
     "mul": Loop.multiply,
     "index_add_": Loop.index_add,
 }
+
+
+def _memories(found: tuple[Any, Any]) -> set[int]:
+    return set(map(memory, tensors_in(found)))
 
 
 def _writes(func: Any, kwargs: dict[str, Any]) -> bool:

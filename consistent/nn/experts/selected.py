@@ -62,7 +62,7 @@ class Selected:
 
     _real: Any = None
     _is_closed = False
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # of the object, while ``==`` compares values
 
     def __init__(self, loop: Any) -> None:
         self.loop = loop
@@ -71,17 +71,19 @@ class Selected:
     def real(self) -> Tensor:
         """Return the tensor that torch would have returned."""
         if self._real is None:
+            self.loop.settle()
+        if self._real is None:
             self._real = self.loop.computed(self)
         return self._real
 
     def close(self) -> None:
-        """Compute the value, before one of its sources changes."""
+        """Compute the value, before it or one of its sources changes."""
         self.real()
         self._is_closed = True
 
     @property
     def is_closed(self) -> bool:
-        """Return whether only its value counts: its sources have changed, or the loop pauses."""
+        """Return whether only its value counts: it or a source has changed, or the loop pauses."""
         return self._is_closed or self.loop.is_paused
 
     def compute(self) -> Tensor:
@@ -91,8 +93,27 @@ class Selected:
         """Return the tensors from which ``compute`` starts."""
         raise NotImplementedError
 
+    def parts(self) -> list[Selected]:
+        """Return the values from which ``compute`` starts."""
+        return []
+
+    def memories(self) -> set[int]:
+        """Return the memories a write to which may change the value."""
+        here = [self._real] if isinstance(self._real, Tensor) else []
+        found = set(map(memory, (*self.sources(), *here)))
+        return found.union(*(part.memories() for part in self.parts()))
+
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("register_") or name == "retain_grad":  # hooks are of one tensor
+            self.loop.before_write(self.real())
         return getattr(self.real(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("data", "grad", "requires_grad"):
+            self.loop.before_write(self.real())
+            setattr(self.real(), name, real(value))
+        else:
+            super().__setattr__(name, value)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -157,6 +178,9 @@ class Picked(Selected):
 
     def sources(self) -> list[Tensor]:
         return [self.source, self.mask]
+
+    def parts(self) -> list[Selected]:
+        return [each for each in self.index if isinstance(each, Selected)]
 
     def compute(self) -> Tensor:
         shape = [-1 if size is None else size for size in self.form]
@@ -237,8 +261,16 @@ class Made(Selected):
         self.expert, self.rows, self.scales, self.steps = expert, rows, scales, steps
 
     def sources(self) -> list[Tensor]:
-        picked = [each for each in self.scales if isinstance(each, Picked)]
-        return [x for each in (self.rows, *picked) for x in each.sources()]
+        return [x for each in self.parts() for x in each.sources()]
+
+    def parts(self) -> list[Picked]:  # type: ignore[override]
+        return [self.rows, *(each for each in self.scales if isinstance(each, Picked))]
+
+    def now(self) -> Made:
+        """Return the same value as another object, which ``*=`` leaves as it is."""
+        made = Made(self.loop, self.expert, self.rows, self.scales, self.steps)
+        made._real = self._real
+        return made
 
     def compute(self) -> Tensor:
         made = self.loop.of_one(self.expert, self.rows.real())
@@ -260,7 +292,15 @@ class Made(Selected):
             return self._then(lambda x: x * other, other)
         return self.real() * real(other)
 
-    __rmul__ = __imul__ = mul = __mul__
+    __rmul__ = mul = __mul__
+
+    def __imul__(self, other: Any) -> Any:
+        made = self * other
+        if isinstance(made, Made) and self._real is None:
+            self.scales, self.steps = made.scales, made.steps  # also for its other names
+        else:
+            self.real().mul_(real(other))
+        return self
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         # An addend is cast to the dtype of the sum in any case.
@@ -282,10 +322,13 @@ class Raised(Selected):
 
     def __init__(self, loop: Any, base: Picked, made: Made) -> None:
         super().__init__(loop)
-        self.base, self.made = base, made
+        self.base, self.made = base, made.now()
 
     def sources(self) -> list[Tensor]:
-        return [*self.base.sources(), *self.made.sources()]
+        return [x for each in self.parts() for x in each.sources()]
+
+    def parts(self) -> list[Selected]:
+        return [self.base, self.made]
 
     def compute(self) -> Tensor:
         return self.base.real() + self.made.real()

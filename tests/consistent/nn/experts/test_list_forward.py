@@ -238,7 +238,9 @@ def test_a_step_is_that_of_one_process(rank: int) -> None:
         assert check(kind(), x, line, "expert", B) == 0  # no tokens are sent
     check(Rows(), batch(2), line, "expert")  # ranks without tokens
     for kind in AS_WRITTEN:
-        check(kind(), x, line, "expert")
+        model = kind()
+        check(model, x, line, "expert")
+        assert isinstance(model.__dict__["forward"], ListForward), kind
 
 
 @on_ranks(2, 3)
