@@ -89,6 +89,11 @@ class Loop(TorchFunctionMode):
         """
         return _state() != self.state
 
+    @property
+    def records(self) -> bool:
+        """Return whether gradients were recorded where the loop began."""
+        return self.state[0]
+
     @contextmanager
     def following(self) -> Iterator[None]:
         """Follow the calls inside the context, and what reads tensors without a call of torch.

@@ -16,6 +16,7 @@ torch would have returned.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from math import prod
 from typing import Any
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from ...dispatch.plans.shards import is_global, plain
 
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 Form = tuple[int | None, ...]  # a shape; None stands for the number of selected entries
 
 
@@ -53,6 +55,16 @@ def _mapped(value: Any, made: Callable[[Selected], Any]) -> Any:
     return value
 
 
+def _is_in_function() -> bool:
+    """Return whether a forward of an autograd Function of the user's own is running."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _APPLY:
+            return True
+        frame = frame.f_back
+    return False
+
+
 class Selected:
     """A value that is computed when it is needed for anything but the form of the loop.
 
@@ -69,7 +81,19 @@ class Selected:
         loop.live[next(loop.numbers)] = self
 
     def real(self) -> Tensor:
-        """Return the tensor that torch would have returned."""
+        """Return the tensor that torch would have returned.
+
+        Raises:
+            RuntimeError: an autograd Function was given the value and reads it now. The Function
+                took it for no tensor, so its gradient would be lost.
+        """
+        if self.loop.records and not torch.is_grad_enabled() and _is_in_function():
+            raise RuntimeError(
+                "An autograd Function (or a reentrant checkpoint) was given the tokens that a loop "
+                'over experts selects, or the result of an expert. Under "expert" these are '
+                "computed after the loop, so the Function would lose their gradient.\n"
+                "  Give it a copy, which is computed at once: MyFunction.apply(x.clone())."
+            )
         if self._real is None:
             self.loop.settle()
         if self._real is None:

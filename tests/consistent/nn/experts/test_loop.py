@@ -7,6 +7,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -160,6 +161,28 @@ def test_what_an_expert_takes_and_gives_may_be_written_and_passed_on(rank: int) 
     for model in (*models, Applied(), Constant()):
         check(model, x, line, "expert")
         assert isinstance(model.__dict__["forward"], ListForward)
+
+
+def applied_to_rows(expert: Any, h: Any, out: Any, at: Any, weight: Any) -> Any:
+    return out.index_add_(0, at, expert(Half.apply(h[at])) * weight)
+
+
+def applied_to_result(expert: Any, h: Any, out: Any, at: Any, weight: Any) -> Any:
+    return out.index_add_(0, at, Half.apply(expert(h[at])) * weight)
+
+
+def applied_to_copy(expert: Any, h: Any, out: Any, at: Any, weight: Any) -> Any:
+    return out.index_add_(0, at, Half.apply(expert(h[at]).clone()) * weight)
+
+
+@on_ranks(2)
+def test_functions_that_other_modules_apply_say_that_gradients_would_be_lost(rank: int) -> None:
+    x, line = batch(), Placement.all("cpu")
+    for body in (applied_to_rows, applied_to_result):
+        model = consistent.parallelize(Loop(body), line, "expert")
+        with pytest.raises(RuntimeError, match=r"MyFunction\.apply\(x\.clone\(\)\)"):
+            model(consistent.distribute(x, line, S(0)))
+    check(Loop(applied_to_copy), x, line, "expert")
 
 
 class Early(Expert):
