@@ -64,7 +64,17 @@ class Meetings:
     def sent(self) -> int:
         return self._sent + (0 if self._line is None else self._line[1].sent)
 
-    def come(self, name: str, note: dict[str, Any]) -> list[Came] | None:
+    @property
+    def count(self) -> int:
+        """The number of islands, including those that are gone."""
+        return self._between.count
+
+    def come(
+        self,
+        name: str,
+        note: dict[str, Any],
+        counts: Callable[[list[Came]], bool] = lambda came: True,
+    ) -> list[Came] | None:
         """Join the meeting ``name``, and return the islands that take part, ordered by island.
 
         A collective of the island.
@@ -72,19 +82,24 @@ class Meetings:
         Args:
             name: the name of the meeting, the same on all islands.
             note: a dict of JSON values for the other islands.
+            counts: returns whether a meeting of these islands is held. One island asks it, on its
+                first rank, and all use its answer.
 
         Returns:
-            the islands with their notes; None if the meeting was held without this island.
+            the islands with their notes; None if the meeting was held without this island, or is
+            not held at all.
 
         Raises:
             RuntimeError: an island is missing, and no patience was set.
         """
         if self._between.store is None:
             return [Came(0, note)]
-        found = self._told(lambda: self._come(name, note))
+        found = self._told(lambda: self._come(name, note, counts))
         if isinstance(found, str):
             raise RuntimeError(found)
-        if found is None:
+        if found == []:  # only islands without what others have reached
+            self._regular = [self._between.number]
+        if not found:
             self._close_line()  # the others have opened a connection without this island
             return None
         return [Came(island, each) for island, each in found]
@@ -108,6 +123,13 @@ class Meetings:
         A collective of the island.
         """
         return self._told(lambda: self._between.store.check([f"{name}/members"]))
+
+    def was_held(self, name: str) -> bool:
+        """Return whether the meeting ``name`` was decided to be held. Only an island's first rank
+        may call it.
+        """
+        key, store = f"{name}/members", self._between.store
+        return store.check([key]) and bool(json.loads(store.get(key)))
 
     def hold(
         self, name: str, came: list[Came], exchange: Callable[[Line, list[Came]], T]
@@ -161,7 +183,7 @@ class Meetings:
         """Run ``call`` on the island's first rank, and return its result on all its ranks."""
         return gathered(call() if self._between.place == 0 else None)[0]
 
-    def _come(self, name: str, note: dict[str, Any]) -> Any:
+    def _come(self, name: str, note: dict[str, Any], counts: Callable[[list[Came]], bool]) -> Any:
         me, store = self._between.number, self._between.store
         if store.check([f"{name}/members"]):
             return None
@@ -179,11 +201,13 @@ class Meetings:
                     return _GONE.format(me, f"Island {missing[0]} did not come.")
                 # Several islands may decide at once. compare_set with an expected value of ""
                 # writes only if the key does not exist, so the first decision holds for all.
-                store.compare_set(f"{name}/members", "", json.dumps(here))
+                came = [Came(k, json.loads(store.get(f"{name}/come/{k}"))) for k in here]
+                members = here if counts(came) else []
+                store.compare_set(f"{name}/members", "", json.dumps(members))
             else:
                 time.sleep(_PAUSE_S)
         members = json.loads(store.get(f"{name}/members"))
-        if me not in members:
+        if members and me not in members:
             return None
         return [(k, json.loads(store.get(f"{name}/come/{k}"))) for k in members]
 

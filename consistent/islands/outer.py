@@ -55,10 +55,9 @@ class Part:
     late: bool = False
     is_new: bool = False
 
-    @property
-    def meeting(self) -> str:
-        """The name of the next meeting of this part."""
-        return f"part {self.name}/{self.number}"
+    def meeting(self, number: int | None = None) -> str:
+        """Return the name of the meeting ``number`` of this part, by default of the next one."""
+        return f"part {self.name}/{self.number if number is None else number}"
 
 
 @dataclass
@@ -140,7 +139,7 @@ class Outer:
         # another part would not be due, and would not notice that it has missed its meeting.
         dues = [self.steps % every == every * k // count % every for k in range(1, count + 1)]
         for part, due in zip(self._parts, dues, strict=True):
-            if due or part.late and self._meetings.begun(part.meeting):
+            if due or part.late and self._meetings.begun(part.meeting()):
                 met = self._meet(part, due, ends=False) or met
         return met
 
@@ -208,19 +207,19 @@ class Outer:
         # Islands that are late follow the count of those that meet at their time: otherwise they
         # would come to all later meetings at another time than the others.
         note["steps"] = self.steps if due else 0
-        came = self._meetings.come(part.meeting, note)
+        came = self._meetings.come(part.meeting(), note, lambda came: self._counts(part, came))
         found = None
         if came is not None:
             found = self._meetings.hold(
-                part.meeting, came, lambda line, came: self._exchange(part, line, came)
+                part.meeting(), came, lambda line, came: self._exchange(part, line, came)
             )
         if came is None or found is None:
             # Skip all meetings that were already held, up to the first one that this island can
             # still join.
-            while self._meetings.is_over(part.meeting):
+            while self._meetings.is_over(part.meeting()):
                 part.number += 1
             part.late = True
-            self._meetings.want(part.meeting)
+            self._meetings.want(part.meeting())
             return False
         self.steps = max(each.note["steps"] for each in came)
         for name, shard in found.starts.items():
@@ -242,6 +241,19 @@ class Outer:
         part.number += 1
         part.late = part.is_new = False
         return True
+
+    def _counts(self, part: Part, came: list[Came]) -> bool:
+        """Return whether a meeting of these islands is held.
+
+        The parameters that a meeting reaches become those of all islands. So islands that have
+        missed what others reached, and come alone, must wait for the others.
+        """
+        met = [each.note["met"] for each in came if not each.note["new"]]
+        if len(came) == self._meetings.count or len(came) > 1 and met:
+            return True
+        # One island: it counts if it was at the last meeting of all.
+        missed = (part.meeting(k) for k in range(max(met, default=0) + 1, part.number))
+        return bool(met) and not any(map(self._meetings.was_held, missed))
 
     def _exchange(self, part: Part, line: Line, came: list[Came]) -> Exchanged:
         """Average (start - current) over islands, where start is as of each island's last meeting.

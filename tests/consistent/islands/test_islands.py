@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import HashStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 import consistent
 from consistent.islands.meetings import Came, Meetings
 from consistent.islands.outer import Exchanged, Outer
-from mirrored.transports.torch_dist.islands import Line
+from mirrored.transports.torch_dist.islands import Between, Line
 from tests.launch import Started, free_port, launch, of_rank
 from tests.ranks import ALL
 
@@ -248,7 +248,7 @@ class _Ahead(_Voted):
         super().__init__([])
         self.wanted: list[str] = []
 
-    def come(self, name: str, note: dict[str, Any]) -> list[Came] | None:
+    def come(self, name: str, note: dict[str, Any], counts: Any = None) -> list[Came] | None:
         return None if self.is_over(name) else [Came(0, {"digest": "", **note, "steps": 14})]
 
     def hold(self, name: str, came: Any, exchange: Any) -> Any:
@@ -271,6 +271,32 @@ def test_a_part_that_is_due_while_another_one_catches_up_sees_that_it_is_late() 
     outer.steps, late.number, late.late, due.number = 7, 2, True, 2
     assert outer.step() and outer.steps == 14 and not late.late
     assert due.late and meetings.wanted == ["part 1/3"]
+
+
+@pytest.mark.parametrize(
+    ("before", "held"),
+    [
+        ({}, True),  # it was at all meetings so far
+        ({"first": "[0]"}, False),  # it is new
+        ({"part 0/1": "[0]"}, False),  # it has missed one
+        ({"part 0/1": "[]"}, True),  # nobody has held that one
+    ],
+)
+def test_an_island_alone_holds_a_meeting_only_with_what_all_have_reached(
+    before: dict[str, str], held: bool
+) -> None:
+    store = HashStore()
+    for name, members in before.items():
+        store.set(f"test/{name}/members", members)
+    meetings = Meetings(Between(1, 2, store=store, timeout_s=1.0), 0.01, "test")
+    model = torch.nn.Linear(2, 2)
+    outer = Outer(meetings, model, partial(torch.optim.SGD, lr=0.5), 1, 1, None)
+    start = model.weight.detach().clone()
+    model.weight.data += 1.0
+    missed = len([name for name in before if name.startswith("part")])
+    assert [outer.step() for _ in range(missed + 1)] == [False] * missed + [held]
+    torch.testing.assert_close(model.weight.detach(), start + (0.5 if held else 1.0))
+    assert outer._parts[0].is_new == ("first" in before)
 
 
 class _Fives(Line):
