@@ -41,17 +41,15 @@ from ...movement import check_mode
 from ...movement.world import is_apart, my_coordinate
 from ...spec import B, Placement, Split, TensorSpec
 from .exchange import Owners
+from .replaced import Replaced
 from .routed import RoutedStacks, run_routed
 
 # A number means the same module on all ranks: they parallelize modules in the same order.
 _numbers = itertools.count()
 
 
-class ExpertsForward:
+class ExpertsForward(Replaced):
     """Forward of a module of experts that sends tokens to the ranks of their experts.
-
-    It is stored in the module's ``__dict__``, where Python finds it before the class's ``forward``.
-    A class and not a closure, so that a module with it can be copied and pickled.
 
     Args:
         module: the module of experts.
@@ -62,9 +60,9 @@ class ExpertsForward:
     def __init__(
         self, module: nn.Module, axes: tuple[int, ...], inside: tuple[int, ...] = ()
     ) -> None:
-        self.module, self.axes, self.inside = module, axes, inside
+        super().__init__(module)
+        self.axes, self.inside = axes, inside
         self.number = next(_numbers)
-        self.inner = module.__dict__.get("forward")
         self.names = tuple(inspect.signature(module.forward).parameters)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -95,12 +93,6 @@ class ExpertsForward:
         placement = _along(spec.placement, self.inside, at)
         entries = tuple(spec.sbp[axis] for axis in self.inside)
         return TensorSpec.of(placement, entries, (local[0], *spec.shape[1:]), spec.dtype)
-
-    def own(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module's own forward."""
-        if self.inner is not None:
-            return self.inner(*args, **kwargs)
-        return type(self.module).forward(self.module, *args, **kwargs)
 
     def _added_up(self, out: Any) -> Any:
         """Return ``out`` with partial sums along the experts' axes reduced to B.

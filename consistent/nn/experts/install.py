@@ -12,6 +12,7 @@ from .forward import ExpertsForward
 from .kinds import takes_routed
 from .list_forward import install_list, take_off_list
 from .lists import expert_lists
+from .replaced import take_off
 
 
 def install_experts(module: nn.Module, plan: Plan) -> None:
@@ -20,7 +21,7 @@ def install_experts(module: nn.Module, plan: Plan) -> None:
         if not isinstance(part.__dict__.get("forward"), ExpertsForward) and takes_routed(part):
             axes, inside = _axes([plan.layouts(f"{name}.{key}") for key in part._parameters])
             if axes:
-                part.__dict__["forward"] = ExpertsForward(part, axes, inside)
+                ExpertsForward(part, axes, inside).install()
     for found in expert_lists(module):
         install_list(found, plan)
 
@@ -51,8 +52,5 @@ def take_off_experts(module: nn.Module) -> None:
     """Undo ``install_experts``."""
     for part in module.modules():
         take_off_list(part)
-        found = part.__dict__.get("forward")
-        if isinstance(found, ExpertsForward):
-            del part.__dict__["forward"]
-            if found.inner is not None:
-                part.__dict__["forward"] = found.inner
+        if isinstance(part.__dict__.get("forward"), ExpertsForward):
+            take_off(part)

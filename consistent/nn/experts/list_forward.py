@@ -16,8 +16,7 @@ it, too, if it is gathered for use (``zero3``): it is gathered before its expert
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +33,7 @@ from ..plan import Nd, Plan
 from .forward import owners, sent_from
 from .lists import ExpertList, names_in_forward, on_its_rank
 from .loop import Addends, Loop
+from .replaced import Replaced, shown, take_off
 from .routed import Routed, check_rows, run_routed
 from .selected import Made, Picked, real
 
@@ -51,9 +51,9 @@ def install_list(found: ExpertList, plan: Plan) -> None:
     axes = _axes(list(found.experts.values()), used)
     if axes and not isinstance(found.host.__dict__.get("forward"), ListForward):
         forward = ListForward(found, axes, used)
-        found.host.__dict__["forward"] = forward
-        for e, expert in enumerate(forward.experts):
-            expert.__dict__["forward"] = ExpertCall(forward, e)
+        forward.install()
+        for e in range(len(forward.experts)):
+            ExpertCall(forward, e).install()
 
 
 def _axes(experts: Sequence[nn.Module], used: Sequence[Mapping[str, Nd]]) -> tuple[int, ...]:
@@ -80,9 +80,7 @@ def take_off_list(part: nn.Module) -> None:
     forward = part.__dict__.get("forward")
     if isinstance(forward, ListForward):
         for module in (part, *forward.experts):
-            inner = module.__dict__.pop("forward").inner
-            if inner is not None:
-                module.__dict__["forward"] = inner
+            take_off(module)
 
 
 def parameters_of_lists(module: nn.Module) -> set[int]:
@@ -92,10 +90,8 @@ def parameters_of_lists(module: nn.Module) -> set[int]:
     return {id(p) for expert in experts for p in expert.parameters()}
 
 
-class ListForward:
+class ListForward(Replaced):
     """Forward of a module that calls a list of experts, each of which is on one rank.
-
-    It is stored in the module's ``__dict__``, where Python finds it before the class's ``forward``.
 
     Args:
         found: the list.
@@ -106,21 +102,18 @@ class ListForward:
     def __init__(
         self, found: ExpertList, axes: tuple[int, ...], used: Sequence[Mapping[str, Nd]]
     ) -> None:
-        self.host, self.name, self.axes, self.used = found.host, found.name, axes, used
+        super().__init__(found.host)
+        self.name, self.axes, self.used = found.name, axes, used
         self.experts = list(found.experts.values())
         self.number = next(_numbers)
-        self.inner = self.host.__dict__.get("forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self._may_wait():
-            return self._own(*args, **kwargs)
+            return self.own(*args, **kwargs)
         loop = Loop(self.of_one, self._add_at_once)
         with loop.following():
-            out = self._own(*args, **kwargs)
+            out = self.own(*args, **kwargs)
         return real(out)
-
-    def _own(self, *args: Any, **kwargs: Any) -> Any:
-        return _own(self.host, self.inner, *args, **kwargs)
 
     def _may_wait(self) -> bool:
         """Return whether experts may run later, on other rows, and away from their hooks.
@@ -133,7 +126,7 @@ class ListForward:
         return (
             all(map(is_global, params))
             and not any(_has_hooks(part) for part in parts)
-            and not _applies(self.host)
+            and not _applies(self.module)
             and not any(part.training and _drops(part) for part in parts)
         )
 
@@ -141,7 +134,7 @@ class ListForward:
         """Return what expert ``e`` returns, on global tensors."""
         expert: Any = self.experts[e]
         with shown(expert, self._in_use(e)):
-            return _own(expert, expert.__dict__["forward"].inner, *args, **kwargs)
+            return expert.__dict__["forward"].own(*args, **kwargs)
 
     def _in_use(self, e: int) -> dict[str, Any]:
         """Return the parameters of expert ``e`` in the layouts in which they are used."""
@@ -199,12 +192,12 @@ class ListForward:
         return run_routed(run, [each.to_local() for each in (*laid, *in_use)], spec)
 
 
-class ExpertCall:
+class ExpertCall(Replaced):
     """Forward of an expert in a list: it is noted by the loop that calls it, or runs by itself."""
 
     def __init__(self, forward: ListForward, number: int) -> None:
+        super().__init__(forward.experts[number])
         self.forward, self.number = forward, number
-        self.inner = forward.experts[number].__dict__.get("forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         rows = args[0] if len(args) == 1 and not kwargs else None
@@ -212,12 +205,6 @@ class ExpertCall:
             if rows.loop.of_one == self.forward.of_one:
                 return rows.loop.expert(self.number, rows)
         return self.forward.of_one(self.number, *real(args), **real(kwargs))
-
-
-def _own(module: nn.Module, inner: Any, *args: Any, **kwargs: Any) -> Any:
-    if inner is not None:
-        return inner(*args, **kwargs)
-    return type(module).forward(module, *args, **kwargs)
 
 
 def _applies(part: nn.Module) -> bool:
@@ -376,7 +363,7 @@ class RoutedList(Routed):
         expert: Any = self.forward.experts[e]
         keys = [key for key, _ in expert.named_parameters()]
         with shown(expert, dict(zip(keys, tensors, strict=True))):
-            made = _own(expert, expert.__dict__["forward"].inner, rows)
+            made = expert.__dict__["forward"].own(rows)
         check_rows(made, rows, expert)
         return made
 
@@ -420,20 +407,3 @@ def _unused(out: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
 def _edge(x: Tensor) -> tuple[Any, int]:
     found = get_gradient_edge(x)
     return found.node, found.output_nr
-
-
-@contextmanager
-def shown(module: nn.Module, tensors: Mapping[str, Any]) -> Iterator[None]:
-    """Let ``module`` see ``tensors`` in place of its parameters of these names, in the context."""
-    places = []
-    for name, value in tensors.items():
-        path, _, key = name.rpartition(".")
-        seen = module.get_submodule(path).__dict__  # found before parameters
-        places.append((seen, key, value))
-    for seen, key, value in places:
-        seen[key] = value
-    try:
-        yield
-    finally:
-        for seen, key, _ in places:
-            seen.pop(key, None)

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ...dispatch.planning import autocast
 from ...dispatch.plans.shards import is_global
 from ...spec.nested import tensors_in
 from ...spec.tracer import Tracer
@@ -317,11 +318,8 @@ class Loop(TorchFunctionMode):
         return True
 
 
-def _state() -> tuple[bool, list[tuple[str, bool, torch.dtype]]]:
-    return torch.is_grad_enabled(), [
-        (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-        for device in ("cpu", "cuda")
-    ]
+def _state() -> tuple[bool, tuple[tuple[str, bool, torch.dtype], ...]]:
+    return torch.is_grad_enabled(), autocast.now()
 
 
 # Functions whose result has the entries of their first argument, in the same order.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from reprlib import repr as short
 from typing import Any, Protocol
@@ -22,6 +21,7 @@ from ...movement.world import apart
 from ...spec import B, TensorSpec
 from .exchange import Owners, Routes
 from .kinds import COUNTS
+from .replaced import shown
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Routed(ABC):
 
 
 class Forward(Protocol):
-    """Protocol of the object that calls a module's own forward.
+    """Protocol of the forward that replaces a module's own.
 
     ``number`` identifies the module in a recorded program; it is the same on all ranks.
     """
@@ -104,14 +104,20 @@ class RoutedStacks(Routed):
     def _run(self, given: list[Tensor], stacks: Sequence[Tensor]) -> Any:
         """Run the module's forward on ``given``, one expert for each row, with ``stacks``."""
         if not self.specs:
-            with _shown(self.forward.module, dict(zip(self.keys, stacks, strict=True))):
+            with shown(self.forward.module, self._seen(stacks)):
                 return self.forward.own(*given)
         placement = self.specs[0].placement
         whole = (B,) * placement.ndim
         laid = [attach(x, TensorSpec.of(placement, whole, x.shape, x.dtype)) for x in given]
-        shown = map(attach, stacks, self.specs)
-        with _shown(self.forward.module, dict(zip(self.keys, shown, strict=True))), apart():
+        seen = self._seen([*map(attach, stacks, self.specs)])
+        with shown(self.forward.module, seen), apart():
             return self.forward.own(*laid).to_global(sbp=whole).to_local()
+
+    def _seen(self, stacks: Sequence[Tensor]) -> dict[str, Any]:
+        """Return what the module has where this rank's experts are all that it has: their stacks,
+        and how many they are."""
+        numbers = [key for key in COUNTS if isinstance(self.forward.module.__dict__.get(key), int)]
+        return dict(zip(self.keys, stacks, strict=True)) | dict.fromkeys(numbers, len(stacks[0]))
 
     def __repr__(self) -> str:
         return f"experts {self.forward.number} {type(self.forward.module).__name__} {self.owners}"
@@ -125,26 +131,6 @@ def check_rows(made: Any, rows: Tensor, experts: nn.Module) -> None:
             "experts to which tokens are sent give a row for each. Lay its weights out in another "
             "way than S(0)."
         )
-
-
-@contextmanager
-def _shown(module: nn.Module, stacks: Mapping[str, Tensor]) -> Iterator[None]:
-    """Set the weights ``stacks`` and their number of experts on ``module`` inside the context.
-
-    The module's forward then runs as if this rank's experts were all that it has.
-    """
-    seen = module.__dict__  # Python finds attributes here before parameters
-    here = next(iter(stacks.values())).shape[0]
-    numbers = {key: here for key in COUNTS if isinstance(seen.get(key), int)}
-    before = {key: seen[key] for key in (*stacks, *numbers) if key in seen}
-    seen.update(stacks)
-    seen.update(numbers)
-    try:
-        yield
-    finally:
-        for key in (*stacks, *numbers):
-            del seen[key]
-        seen.update(before)
 
 
 # -- in a step that is recorded --------------------------------------------------------------------

@@ -1,0 +1,63 @@
+"""Forwards of this library that stand in place of a module's own, and values in place of its
+parameters. Both lie in a ``__dict__``, where Python finds them before the class's ``forward`` and
+before parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+
+class Replaced:
+    """Base of the callables that replace the forward of a module.
+
+    Classes and not closures, so that a module with one can be copied and pickled.
+
+    Args:
+        module: the module.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.inner = module.__dict__.get("forward")
+
+    def install(self) -> None:
+        """Make the module call this object."""
+        self.module.__dict__["forward"] = self
+
+    def own(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module's own forward."""
+        if self.inner is not None:
+            return self.inner(*args, **kwargs)
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+
+def take_off(module: nn.Module) -> None:
+    """Undo ``install`` for ``module``, which may also be a copy of the one that was given."""
+    inner = module.__dict__.pop("forward").inner
+    if inner is not None:
+        module.__dict__["forward"] = inner
+
+
+@contextmanager
+def shown(module: nn.Module, values: Mapping[str, Any]) -> Iterator[None]:
+    """Let ``module`` and the modules in it have ``values`` in place of their attributes of these
+    names, inside the context. A name inside another module has dots, as in ``w1.weight``."""
+    places = []
+    for name, value in values.items():
+        path, _, key = name.rpartition(".")
+        places.append((module.get_submodule(path).__dict__, key, value))
+    before = [(seen, key, seen[key]) for seen, key, _ in places if key in seen]
+    for seen, key, value in places:
+        seen[key] = value
+    try:
+        yield
+    finally:
+        for seen, key, _ in places:
+            del seen[key]
+        for seen, key, value in before:
+            seen[key] = value
