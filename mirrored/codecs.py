@@ -69,6 +69,9 @@ class Rounded:
 
     def write(self, x: Tensor, unsent: Tensor | None = None) -> Tensor:
         total = _total(x, unsent)
+        if total.is_complex() and not self.dtype.is_complex:
+            # A cast would drop the imaginary parts, with a warning at most.
+            raise ValueError(f"{self.name}: x is {x.dtype}. Give torch.view_as_real(x).")
         said = total.to(self.dtype)
         if unsent is not None:
             keep_rest(unsent, total, said)

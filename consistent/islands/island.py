@@ -77,6 +77,7 @@ class Islands:
             dtype: dtype in which values are sent; by default each parameter's own dtype.
                 torch.bfloat16 sends half the bytes of float32. torch.int8 sends a quarter, and
                 torch.float8_e4m3fn too: one byte for each value, and a float32 scale for each 256.
+                A complex number is sent as two real ones.
 
         Raises:
             ValueError: an argument is invalid, or the islands passed different parameters, layouts

@@ -283,7 +283,7 @@ class Outer:
         for dtype in sorted({self._params[n].dtype for n in part.names}, key=str):
             names = [n for n in part.names if self._params[n].dtype == dtype]
             flat = torch.cat([apart[n].reshape(-1) for n in names])
-            mean = line.mean(flat, of_dtype(self._dtype or dtype), max(1, old))
+            mean = _mean(line, flat, self._dtype, max(1, old))
             means |= dict(zip(names, mean.split([apart[n].numel() for n in names]), strict=True))
         return Exchanged(means, starts, states, any(each.note["ends"] for each in came))
 
@@ -306,6 +306,23 @@ class Outer:
             else:
                 found[key] = _sent(line, holder, state.get(key, torch.zeros((), dtype=dtype)))
         return found
+
+
+def _mean(line: Line, flat: Tensor, dtype: torch.dtype | None, of: int) -> Tensor:
+    """Return the sum of ``flat`` over islands, divided by ``of``.
+
+    Complex numbers are sent as pairs of real ones: a cast to a real dtype would drop half of each.
+
+    Args:
+        line: the connection between the islands.
+        flat: the numbers of this island.
+        dtype: the real dtype to which sent numbers are rounded; None sends all of their bits.
+        of: the number of islands that contribute.
+    """
+    if flat.is_complex():
+        pairs = torch.view_as_real(flat).view(-1)
+        return torch.view_as_complex(_mean(line, pairs, dtype, of).view(-1, 2))
+    return line.mean(flat, of_dtype(dtype or flat.dtype), of)
 
 
 def _sent(line: Line, holder: int, mine: Tensor) -> Tensor:

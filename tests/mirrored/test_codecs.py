@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mirrored.codecs import BLOCK, CODECS, Blocks
+from mirrored.codecs import BLOCK, CODECS, Blocks, Codec, of_dtype
 from mirrored.reduction import accumulated_in
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -122,3 +122,19 @@ def test_what_is_left_out_is_kept(name: str, dtype: torch.dtype) -> None:
     for _ in range(50):
         sent += codec.read([codec.write(x, unsent)], x.numel(), torch.float32)
     assert (sent + unsent - 50 * x.float()).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        *CODECS.values(),
+        of_dtype(torch.float16),
+        of_dtype(torch.float8_e5m2),
+        of_dtype(torch.float64),
+    ],
+    ids=lambda codec: codec.name,
+)
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_real_dtypes_refuse_complex_numbers(codec: Codec, dtype: torch.dtype) -> None:
+    with pytest.raises((ValueError, RuntimeError), match="(?i)complex"):
+        codec.write(torch.ones(3, dtype=dtype))

@@ -111,11 +111,12 @@ class Line:
         return torch.cat([codec.read([message], part, x.dtype) for message in found])[: len(x)]
 
     def from_one(self, x: Tensor, at: int) -> None:
-        """Overwrite ``x``, on the CPU, with the ``x`` of position ``at`` of this line."""
+        """Overwrite ``x``, on the CPU and contiguous, with the ``x`` of position ``at``."""
         if self._group is not None and x.numel():
             options = dist.BroadcastOptions()
             options.rootRank, options.rootTensor = at, 0
-            self._group.broadcast([x], options).wait()
+            # As bytes: gloo does not send all dtypes that an optimizer's state may have.
+            self._group.broadcast([x.view(-1).view(torch.uint8)], options).wait()
             self.sent += x.nbytes * (self._count - 1) if self._at == at else 0
 
 
