@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from .saving import folders, owner
 from .saving.background import Background
 from .saving.copies import Copies
 from .saving.folders import Begun
-from .saving.job import Job, complete, write_part
+from .saving.job import Job, Part, complete, write_part
 from .saving.planning import Note, Plan, Planner, check_alike, data_of
 
 _running: Background | None = None
@@ -55,7 +56,8 @@ def save(
         step: names the checkpoint, ``step-00000120``; ``load`` returns it as ``"step"``.
         keep: how many checkpoints to keep, this one included; None for all.
         wait: False copies this rank's pieces and writes the copies in a thread. The next ``save``,
-            ``load`` or ``wait`` waits for the thread, and raises on every rank if it failed on one.
+            ``load`` or ``wait`` waits for the thread, and raises on every rank if copying or
+            writing failed on one.
             The memory of the copies is kept for the next save with ``wait=False``.
         random: save the states of torch's, Python's and numpy's random generators too.
         objects: modules, optimizers, anything else with a ``state_dict`` (schedulers, loaders), and
@@ -83,11 +85,16 @@ def save(
     made: list[Begun] = []
     try:
         contents, begun, notes = _agree(what, options, objects, made)
-        job = _job(contents, begun, step, keep, _planner.plan_of(notes, current().rank))
+        tensors = {name: _reduced(x) for name, x in contents.tensors.items()}
+
+        def job() -> Job:
+            plan = _planner.plan_of(notes, current().rank)
+            return _job(contents, tensors, begun, step, keep, plan)
+
         if wait:
             _write_now(what, job)
         else:
-            _write_later(what, job)
+            _write_later(begun, job)
     except BaseException:  # also KeyboardInterrupt, so that no unfinished folder stays
         for each in made:
             folders.give_up(each)
@@ -191,8 +198,14 @@ def _agree(
     return made[0], where, notes
 
 
-def _job(contents: Contents, begun: Begun, step: int | None, keep: int | None, plan: Plan) -> Job:
-    tensors = {name: _reduced(x) for name, x in contents.tensors.items()}
+def _job(
+    contents: Contents,
+    tensors: dict[str, torch.Tensor],
+    begun: Begun,
+    step: int | None,
+    keep: int | None,
+    plan: Plan,
+) -> Job:
     mine = [(i.index, _name_in_file(i), data_of(i, tensors)) for i in plan.mine]
     transport = current()
     return Job(
@@ -223,14 +236,29 @@ def _name_in_file(item: Any) -> str:
     return f"{item.index.fqn}[{', '.join(f'{a}:{a + n}' for a, n in zip(start, size))}]"  # noqa: B905
 
 
-def _write_now(what: str, job: Job) -> None:
-    parts = on_every_rank(what, lambda: write_part(job))
-    from_first(what, lambda: complete(job, parts))
+def _write_now(what: str, job: Callable[[], Job]) -> None:
+    made: list[Job] = []
+
+    def write() -> Part:
+        made.append(job())
+        return write_part(made[0])
+
+    parts = on_every_rank(what, write)
+    from_first(what, lambda: complete(made[0], parts))
 
 
-def _write_later(what: str, job: Job) -> None:
+def _write_later(begun: Begun, job: Callable[[], Job]) -> None:
     global _running
-    # The thread writes copies, because training changes the tensors meanwhile.
-    copies = _copies.of([x for _, _, x in job.mine])
-    job.mine = [(index, name, x) for (index, name, _), x in zip(job.mine, copies, strict=True)]
-    _running = Background(job)
+
+    def copied() -> Job:
+        # The thread writes copies, because training changes the tensors meanwhile.
+        made = job()
+        copies = _copies.of([x for _, _, x in made.mine])
+        made.mine = [
+            (index, name, x) for (index, name, _), x in zip(made.mine, copies, strict=True)
+        ]
+        return made
+
+    # Kept before anything can fail on this rank alone: all ranks ask for its outcome.
+    _running = Background(begun)
+    _running.start(copied)

@@ -19,10 +19,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from mirrored.readable import readable
+from mirrored.transports.default import current
 from mirrored.transports.faults.store import LimitedStore
 from mirrored.transports.torch_dist.groups import world
 
 from . import folders
+from .folders import Begun
 from .job import Job, Part, complete, write_part
 
 T = TypeVar("T")
@@ -37,12 +39,12 @@ class Notes:
     They go through the process group's store, without a collective.
     """
 
-    def __init__(self, job: Job) -> None:
-        self._ranks = job.ranks
+    def __init__(self, begun: Begun) -> None:
+        self._ranks = current().size
         self._store: LimitedStore | None = None
         self.is_given_up = False
-        if job.ranks > 1:
-            name = f"consistent/checkpoint/{readable(job.begun.path)}/{job.begun.serial}"
+        if self._ranks > 1:
+            name = f"consistent/checkpoint/{readable(begun.path)}/{begun.serial}"
             store = world().store
             assert store is not None
             self._store = store.part(name)
@@ -86,48 +88,77 @@ def _taken_out(store: Any, name: str) -> Part:
 
 
 class Background:
-    """A save whose files a thread of this rank writes."""
+    """A save whose files a thread of this rank writes.
 
-    def __init__(self, job: Job) -> None:
-        self.path = job.begun.path
-        self._job = job
-        self._notes = Notes(job)
+    If this rank fails before its thread runs, its thread says so to rank 0 like of an error of
+    writing. So the outcome is the same on all ranks, and none waits for the part of this one.
+    """
+
+    def __init__(self, begun: Begun) -> None:
+        self.path = begun.path
+        self._begun, self._rank = begun, current().rank
+        self._notes = Notes(begun)
+        self._job: Job | None = None
         self._error: Exception | None = None
         self.written = threading.Event()
         # Not a daemon: a program that ends waits for it, so that the last save is not lost.
         self._thread = threading.Thread(target=self._run, name="consistent-checkpoint")
-        self._thread.start()
+
+    def start(self, prepare: Callable[[], Job]) -> None:
+        """Call ``prepare`` for what this rank writes, and start the thread.
+
+        An ``Exception`` of ``prepare`` is not raised here, but by ``own_part``.
+        """
+        try:
+            self._job = prepare()
+        except Exception as error:
+            self._error = error
+        except BaseException as error:  # such as Ctrl-C
+            if current().size > 1:  # other ranks have not seen it: all raise in the next call
+                self._error = RuntimeError(f"{type(error).__name__} while it was copied")
+            raise
+        finally:
+            self._start_thread()
+
+    def _start_thread(self) -> None:
+        try:
+            self._thread.start()
+        except RuntimeError:
+            # The system gives no thread. The other ranks' threads need none of their main threads,
+            # so waiting for them here is safe.
+            self._run()
 
     def _run(self) -> None:
-        job = self._job
         try:
-            own = self._attempt(lambda: write_part(job))
+            own = self._attempt()
             self.written.set()
-            if job.rank:
-                self._notes.leave(job.rank, own)
+            if self._rank:
+                self._notes.leave(self._rank, own)
                 return
             parts = self._notes.all(own)
-            failed = [r for r, part in enumerate(parts) if "error" in part]
-            if failed:
-                folders.give_up(job.begun)
+            if self._job is None or any("error" in part for part in parts):
+                folders.give_up(self._begun)
             else:
-                complete(job, parts)
+                complete(self._job, parts)
         except Exception as error:
             self._error = self._error or error
-            if not job.rank:
-                folders.give_up(job.begun)
+            if not self._rank:
+                folders.give_up(self._begun)
         finally:
             self.written.set()  # also after an error, or own_part would wait forever
 
-    def _attempt(self, step: Callable[[], Part]) -> Part:
+    def _attempt(self) -> Part:
+        """Write this rank's part; return what it has written, or how it failed."""
         try:
-            return step()
+            if self._job is None:
+                return {"error": str(self._error)}
+            return write_part(self._job)
         except Exception as error:
             self._error = error
             return {"error": str(error)}
 
     def own_part(self) -> None:
-        """Wait until this rank has written its part, and raise if that failed."""
+        """Wait until this rank has written its part, and raise if it could not copy or write it."""
         self.written.wait()
         if self._error is not None:
             raise self._error
@@ -143,7 +174,8 @@ class Background:
 
     def join(self) -> None:
         """Wait until this rank's thread has ended."""
-        self._thread.join()
+        if self._thread.ident is not None:  # else it could not be started
+            self._thread.join()
 
     def give_up(self) -> None:
         """Stop waiting for notes of other ranks, and end the thread.
