@@ -90,7 +90,7 @@ ROWS = (
         f"{_DIM} source reduce",
     ),
     Row("index_select", "...D, f(index:E) -> ...E; D by read_index", _DIM),
-    Row("one_hot", "f(...) -> ...[c]", "input num_classes"),
+    Row("one_hot", "f(...) -> ...[c]; by one_hot", "input num_classes=-1"),
     Row(
         "scatter",
         (f"{_SCATTER}; unless reduce is multiply",

@@ -4,6 +4,7 @@ one rank under its own names, and tokens are sent to it where the loop over expe
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -62,6 +63,31 @@ class OneHot(Block):
             made = self.experts[e](h[None, at].reshape(-1, D)) * weights[at, slot, None]
             out.index_add_(0, at, made.to(h.dtype))
         return out.reshape(x.shape)
+
+
+class Scattered(Block):
+    """The mask is written to the places of the chosen experts."""
+
+    def mixed(self, h: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        mask = torch.zeros(*chosen.shape, len(self.experts), dtype=torch.int64)
+        mask.scatter_(-1, chosen[..., None], 1)
+        out = torch.zeros_like(h)
+        for e, expert in enumerate(self.experts):
+            at, slot = torch.where(mask[..., e])
+            out.index_add_(0, at, expert(h[at]) * weights[at, slot, None])
+        return out
+
+
+class Greater(Block):
+    """One weight for each token and expert, which is zero for experts that are not chosen."""
+
+    def mixed(self, h: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        gates = (F.one_hot(chosen, len(self.experts)) * weights[..., None]).sum(1)
+        out = torch.zeros_like(h)
+        for e, expert in enumerate(self.experts):
+            (at,) = torch.gt(gates[:, e], 0).nonzero(as_tuple=True)
+            out.index_add_(0, at, expert(h[at]) * gates[at, e, None])
+        return out
 
 
 class Rows(Block):
@@ -201,7 +227,7 @@ class Paused(Block):
         return out
 
 
-SENT = (OneHot, Rows, Masks, Dims, Named)
+SENT = (OneHot, Rows, Masks, Dims, Named, Scattered, Greater)
 AS_WRITTEN = (Halfway, Kept, Onto, Before, Paused)
 
 
@@ -342,8 +368,8 @@ def test_trains_as_one_process_does(rank: int) -> None:
     assert found == pytest.approx(_trained(Masks(), batch()))
 
 
-def _compiled() -> Any:
-    model = consistent.parallelize(Rows(), Placement.all("cpu"), "zero3+expert")
+def _compiled(kind: type[Block]) -> Any:
+    model = consistent.parallelize(kind(), Placement.all("cpu"), "zero3+expert")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def run(x: Any) -> Any:
@@ -359,9 +385,10 @@ def _compiled() -> Any:
 @on_ranks(3)
 def test_a_compiled_step_has_one_message_each_way(rank: int) -> None:
     batches = [(consistent.distribute(batch() * i, Placement.all("cpu"), S(0)),) for i in (1, 2, 3)]
-    program = beside(_compiled, batches)
-    kinds = [call.kind for call in program.programs[-1].program.messages()]
-    assert kinds.count("as_one") == 2, kinds
+    for kind in (Rows, OneHot, Scattered, Greater):
+        program = beside(partial(_compiled, kind), batches)
+        kinds = [call.kind for call in program.programs[-1].program.messages()]
+        assert kinds.count("as_one") == 2, (kind, kinds)
 
 
 class Every(Block):
