@@ -178,6 +178,12 @@ FOLDER = "torch{}_{}".format(*torch.__version__.split(".")[:2])
 
 
 class BuildExt(cpp_extension.BuildExtension):
+    def finalize_options(self):
+        super().finalize_options()
+        # Without ninja, a module newer than its sources would stay as it is, even if it was built
+        # with other flags: with CUDA, or for another build of this torch.
+        self.force = True
+
     def copy_extensions_to_source(self):
         for package in MODULES:
             inside = Path(*package.split("."))

@@ -1,7 +1,8 @@
 // Functions that newer releases of glibc and libstdc++ export under a newer symbol version than
 // glibc 2.28 and GCC 8, with which torch's wheels run. A module built with newer releases would
-// require the newer versions. So each name is defined here, hidden in the module, in terms of
-// functions that the older releases have too.
+// require the newer versions, or take the functions from those of torch's libraries that happen to
+// export them. So each name is defined here, hidden in the module, in terms of functions that the
+// older releases have too.
 
 #include <features.h>
 #ifdef __GLIBC_PREREQ
@@ -13,7 +14,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <ios>
 #include <new>
+#include <string>
 
 #define CONSISTENT_HIDDEN __attribute__((visibility("hidden")))
 
@@ -50,9 +53,18 @@ CONSISTENT_HIDDEN int fstat(int file, struct stat* found) noexcept {
 }
 #endif
 
-// If libstdc++ is linked statically, the two functions below are in its archive, whose symbols have
-// no versions.
+// If libstdc++ is linked statically, the functions below are in its archive, whose symbols have no
+// versions.
 #ifndef CONSISTENT_STATIC_LIBSTDCXX
+#if defined(_GLIBCXX_RELEASE) && _GLIBCXX_RELEASE >= 9
+// std::ostringstream(), which is std::ostringstream(std::ios_base::out).
+#define CONSISTENT_STREAM "_ZNSt7__cxx1119basic_ostringstreamIcSt11char_traitsIcESaIcEEC1E"
+void stream_of_3_4_21(void* stream, std::ios_base::openmode mode);
+__asm__(".symver stream_of_3_4_21, " CONSISTENT_STREAM "St13_Ios_Openmode@GLIBCXX_3.4.21");
+CONSISTENT_HIDDEN void stream_here(void* stream) __asm__(CONSISTENT_STREAM "v");
+void stream_here(void* stream) { stream_of_3_4_21(stream, std::ios_base::out); }
+#endif
+
 #if defined(_GLIBCXX_RELEASE) && _GLIBCXX_RELEASE >= 11
 CONSISTENT_HIDDEN void bad_length_here() __asm__("_ZSt28__throw_bad_array_new_lengthv");
 void bad_length_here() { throw std::bad_array_new_length(); }
@@ -69,4 +81,13 @@ void wait_here(void* condition, void* lock) { wait_of_3_4_11(condition, lock); }
 #endif
 
 }  // extern "C"
+
+#if !defined(CONSISTENT_STATIC_LIBSTDCXX) && defined(_GLIBCXX_RELEASE) && _GLIBCXX_RELEASE >= 11
+// std::stringbuf::str() const &, as C++20 has it, is str() const of older releases.
+#define CONSISTENT_BUFFER "St7__cxx1115basic_stringbufIcSt11char_traitsIcESaIcEE3strEv"
+extern "C" std::string text_of_3_4_21(const void* buffer);
+__asm__(".symver text_of_3_4_21, _ZNK" CONSISTENT_BUFFER "@GLIBCXX_3.4.21");
+CONSISTENT_HIDDEN std::string text_here(const void* buffer) __asm__("_ZNKR" CONSISTENT_BUFFER);
+std::string text_here(const void* buffer) { return text_of_3_4_21(buffer); }
+#endif
 #endif

@@ -9,9 +9,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <random>
-#include <sstream>
 #include <stdexcept>
 #include <system_error>
 #include <utility>
@@ -41,6 +39,18 @@ std::string fresh_name() {
   return name;
 }
 
+// The text of a small file without the end of its last line; empty if there is none. No C++ stream
+// reads it: other libraries of the process may export a libstdc++ of their own, whose locales do not
+// fit the streams here.
+std::string text_of(const char* path) {
+  char text[4096];
+  FILE* file = fopen(path, "re");
+  if (file == nullptr) return "";
+  const size_t size = fread(text, 1, sizeof text, file);
+  fclose(file);
+  return {text, size > 0 && text[size - 1] == '\n' ? size - 1 : size};
+}
+
 bool abandoned(const char* name) {
   unsigned long long space, start;
   long pid;
@@ -59,30 +69,28 @@ bool belongs_to_us(const struct stat& found) { return found.st_uid == geteuid();
 std::string host_identity() {
   struct stat shm = {};
   stat(kFolder, &shm);
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  std::ostringstream text;
-  text << boot << ' ' << geteuid() << ' ' << shm.st_dev << ' ' << inode("/proc/self/ns/pid") << ' '
-       << inode("/proc/self/ns/net");
-  return text.str();
+  char text[256];
+  snprintf(text, sizeof text, "%s %u %llu %llu %llu",
+           text_of("/proc/sys/kernel/random/boot_id").c_str(), geteuid(),
+           static_cast<unsigned long long>(shm.st_dev), inode("/proc/self/ns/pid"),
+           inode("/proc/self/ns/net"));
+  return text;
 }
 
 unsigned long long started(long pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  std::string line;
-  if (!std::getline(file, line)) return 0;
+  const std::string text = text_of(("/proc/" + std::to_string(pid) + "/stat").c_str());
   // Field 2, the program's name in parentheses, may contain anything, so fields are counted from
   // the last parenthesis: field 3 is the state, field 22 the start time.
-  const size_t end = line.rfind(')');
+  const size_t end = text.rfind(')');
   if (end == std::string::npos) return 0;
-  std::istringstream fields(line.substr(end + 1));
-  std::string field;
-  fields >> field;
-  if (field == "Z" || field == "X") return 0;
-  for (int k = 4; k < 22; ++k) fields >> field;
+  char state = 0;
   unsigned long long start = 0;
-  fields >> start;
-  return start;
+  const char* fields = text.c_str() + end + 1;
+  const int found = sscanf(fields,
+                           " %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s "
+                           "%*s %*s %llu",
+                           &state, &start);
+  return found == 2 && state != 'Z' && state != 'X' ? start : 0;
 }
 
 void remove_abandoned() {

@@ -1,5 +1,6 @@
 """The built modules ask for no glibc and no libstdc++ newer than those that torch's wheels run
-with, or a wheel made of them would not be manylinux_2_28."""
+with, or a wheel made of them would not be manylinux_2_28. Nor do they take from torch's libraries
+what these happen to export of libstdc++: other builds of torch export other parts."""
 
 from __future__ import annotations
 
@@ -41,3 +42,29 @@ def test_modules_ask_for_no_newer_names_than_torchs_wheels() -> None:
             if _numbers(version) > NEWEST[library]:
                 newer.append(f"{module.parts[-4:]}: {name} of {library} {version}")
     assert not newer, f"define these in csrc/glibc/older.cpp: {newer}"
+
+
+# Parts of std::exception_ptr, which torch's headers use: no exported function of older releases
+# stands for them that a compiler might not emit in the module itself.
+LEFT = {
+    "_ZNSt15__exception_ptr13exception_ptr9_M_addrefEv",
+    "_ZNSt15__exception_ptr13exception_ptr10_M_releaseEv",
+}
+
+
+def _names_of(library: str, kind: str) -> set[str]:
+    """Names that the library exports, or that it needs without a version."""
+    lines = run("nm", "-D", f"--{kind}-only", library).splitlines()
+    names = [line.split()[-1] for line in lines if line.strip()]
+    if kind == "undefined":
+        return {name for name in names if "@" not in name}
+    return {name.partition("@")[0] for name in names}
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="nm is not installed")
+def test_modules_take_no_part_of_libstdcxx_from_torch() -> None:
+    libstdcxx = run("g++", "-print-file-name=libstdc++.so.6").strip()
+    exported = _names_of(libstdcxx, "defined")
+    for module in MODULES:
+        found = _names_of(str(module), "undefined") & exported
+        assert found <= LEFT, f"{module.parts[-4:]}: define these in csrc/glibc/older.cpp: {found}"
