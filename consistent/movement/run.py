@@ -57,6 +57,8 @@ def run(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
     x, moves = begin(local, src, dst)
     if src.placement is dst.placement or src.placement == dst.placement:
         out = run_within(x, src, dst)
+        if _sends_entries(x, src, dst):
+            return out  # `run_sparse` has notified tracers of each move
     else:
         (middle,) = (move for move in moves if isinstance(move, Exchange))
         arrived = run_exchange(run_within(x, src, middle.src), middle.src, middle.dst)
@@ -70,19 +72,28 @@ def begin(
 ) -> tuple[Tensor, tuple[Step, ...]]:
     """Begin a boxing: check it, notify tracers, and return (the shard as plain data, the moves).
 
+    Of a sparse shard tracers are notified later, when ranks know how many entries they send.
     A boxing that is done in chunks calls this once. ``moves`` are passed if they differ from the
     plan's, as for a codec, which sends fewer bytes.
     """
     if check_mode.enabled:
         check_mode.before_boxing(local, src, dst)
     moves = plan(src, dst) if moves is None else moves
-    for notify in _ON_BOXING_BEGIN:
-        notify(src, dst, moves)
+    if not _sends_entries(local, src, dst):
+        for notify in _ON_BOXING_BEGIN:
+            notify(src, dst, moves)
     x = local.detach()
     # Torch represents some zero gradients without memory (ZeroTensor), which cannot be sent.
     x = x.clone() if x._is_zerotensor() else x
     entries = x.layout is torch.sparse_coo and src.placement == dst.placement
     return x if entries else dense(x), moves
+
+
+def _sends_entries(x: Tensor, src: TensorSpec, dst: TensorSpec) -> bool:
+    """Return whether a boxing sends the entries of a sparse shard, and not its dense form."""
+    if x.layout is not torch.sparse_coo or src.placement != dst.placement:
+        return False
+    return not (src.layout.is_cut or dst.layout.is_cut)
 
 
 def ended(*routes: tuple[TensorSpec, TensorSpec]) -> None:
@@ -132,9 +143,9 @@ def run_within(x: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
     if at is None:
         return without_values(x, dst.local_shape(None), dst.dtype)
     if x.layout is torch.sparse_coo:
-        if src.layout.is_cut or dst.layout.is_cut:
-            return run_within(x.to_dense(), src, dst).to_sparse(x.sparse_dim())
-        return run_sparse(x, src, plan(src, dst), at)
+        if _sends_entries(x, src, dst):
+            return run_sparse(x, src, plan(src, dst), at)
+        return run_within(x.to_dense(), src, dst).to_sparse(x.sparse_dim())
     out = x
     for step in _steps(src, dst, at):
         out = step(out)

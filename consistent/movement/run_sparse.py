@@ -2,11 +2,16 @@
 
 Entries are sent with their indices in the logical tensor. A sum concatenates the entries of all
 ranks, as torch does when it adds sparse tensors, and drops those that belong to other ranks.
+
+Tracers are notified of each move as of one boxing, with the bytes that it sends. These depend on
+how many entries the ranks have, which only the ranks that exchange them know.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
 
 import torch
 from torch import Tensor
@@ -16,6 +21,12 @@ from mirrored.transports.default import current
 
 from ..boxing.steps import Move, Step
 from ..spec import B, Coordinate, Split, TensorSpec, piece
+from ..spec.tracer import callbacks
+
+_ON_BOXING_BEGIN, _ON_BOXING_END = callbacks("on_boxing_begin"), callbacks("on_boxing_end")
+
+# All of them join the entries of all ranks; a sum or a split follows on each rank.
+_SENDING = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
 
 
 def run_sparse(x: Tensor, src: TensorSpec, moves: Sequence[Step], at: Coordinate) -> Tensor:
@@ -26,33 +37,45 @@ def run_sparse(x: Tensor, src: TensorSpec, moves: Sequence[Step], at: Coordinate
     state = src
     for move in moves:
         assert isinstance(move, Move)
-        if state.placement.shape[move.axis] > 1:
-            x = _moved(x, state, move, at)
         entries = list(state.sbp)
         entries[move.axis] = move.dst
-        state = state.with_sbp(tuple(entries))
+        after = state.with_sbp(tuple(entries))
+        x = _moved(x, state, after, move, at)
+        state = after
     return x
 
 
-def _moved(x: Tensor, state: TensorSpec, move: Move, at: Coordinate) -> Tensor:
-    parts, index = state.placement.shape[move.axis], at[move.axis]
+def _moved(x: Tensor, state: TensorSpec, after: TensorSpec, move: Move, at: Coordinate) -> Tensor:
+    ranks, index = state.placement.axis_ranks(move.axis, at), at[move.axis]
     entries = list(state.sbp)
     entries[move.axis] = B
-    whole = state.with_sbp(tuple(entries)).local_shape(at)
-    if isinstance(move.src, Split):
+    whole, parts = state.with_sbp(tuple(entries)).local_shape(at), len(ranks)
+    if isinstance(move.src, Split) and parts > 1:
         x = _placed(x, move.src.dim, piece(whole[move.src.dim], parts, index)[0], whole)
-    if move.kind in ("all_gather", "all_reduce", "reduce_scatter", "all_to_all"):
-        x = _side_by_side(x, state.placement.axis_ranks(move.axis, at))
+    sends = parts > 1 and move.kind in _SENDING
+    counts = gathered(x._nnz(), ranks) if sends else [0]
+    sent = replace(move, nbytes=(parts - 1) * max(counts) * _entry_nbytes(x))
+    for notify in _ON_BOXING_BEGIN:
+        notify(state, after, (sent,))
+    if sends:
+        x = _side_by_side(x, counts, ranks)
     if move.kind == "keep_first" and index != 0:
         x = _of(x._indices()[:, :0], x._values()[:0], x.shape)
-    if isinstance(move.dst, Split):
+    if isinstance(move.dst, Split) and parts > 1:
         x = _cut(x, move.dst.dim, *piece(whole[move.dst.dim], parts, index))
+    for notify in _ON_BOXING_END:
+        notify(state, after)
     return x
 
 
-def _side_by_side(x: Tensor, ranks: tuple[int, ...]) -> Tensor:
+def _entry_nbytes(x: Tensor) -> int:
+    """Return the bytes of one entry, its indices included."""
+    indices, values = x._indices(), x._values()
+    return len(indices) * indices.itemsize + prod(values.shape[1:]) * values.itemsize
+
+
+def _side_by_side(x: Tensor, counts: list[int], ranks: tuple[int, ...]) -> Tensor:
     transport = current()
-    counts = gathered(x._nnz(), ranks)
     indices = transport.join(x._indices().contiguous(), 1, counts, ranks)
     values = transport.join(x._values().contiguous(), 0, counts, ranks)
     return _of(indices, values, x.shape)

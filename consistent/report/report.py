@@ -13,7 +13,7 @@ from mirrored.transports.default import current
 
 from ..autograd import backward
 from ..boxing.plan import plan, plan_bytes
-from ..boxing.steps import Move, Step
+from ..boxing.steps import Step
 from ..compiled import watching
 from ..dispatch.plans import plan as plans
 from ..drawing.files import write
@@ -153,10 +153,10 @@ class Report:
         )
         line.boxings[f"{', '.join(map(str, moves))}"] += 1
         line.nbytes += plan_bytes(moves)
-        between = bytes_between(src, moves, in_backward) or 0
-        if any(isinstance(move, Move) and move.codec for move in moves):
-            # bytes_between does not count codecs; scale by what they save of the plan's bytes.
-            between = round(between * plan_bytes(moves) / plan_bytes(plan(src, dst)))
+        between, planned = bytes_between(src, moves, in_backward) or 0, plan_bytes(plan(src, dst))
+        if between and planned and plan_bytes(moves) != planned:
+            # bytes_between knows neither codecs nor sparse entries; scale it by what they send.
+            between = round(between * plan_bytes(moves) / planned)
         line.between += between
 
     def _routed(self, ranks: Sequence[int], rows: Sequence[int]) -> None:
