@@ -177,6 +177,13 @@ def _cache() -> Iterator[Finding]:
     It is the folder of ``mirrored/transports/tuning/own_files.py``.
     """
     root = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    if not root.is_absolute():
+        yield Finding(
+            f"the folder of caches is {root}, which is relative and would be another one in each "
+            "working folder: nothing is kept or read there",
+            "Set XDG_CACHE_HOME to an absolute path, or unset it.",
+        )
+        return
     folder = root / "consistent"
     place = folder
     while not os.path.exists(place) and place != place.parent:

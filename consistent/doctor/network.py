@@ -12,6 +12,8 @@ from concurrent.futures import TimeoutError as TooLate
 from .finding import Finding
 
 _LOOKUP_S = 5.0
+# As in mirrored/transports/torch_dist/children.py, which may not be importable here.
+_LAUNCHED = "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
 
 
 def _name() -> Iterator[Finding]:
@@ -59,9 +61,33 @@ def _addresses(name: str) -> list:
     return found.result(_LOOKUP_S)
 
 
-def _several() -> bool:
-    size, here = (os.environ.get(name, "1") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    return size != here
+def _several(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether this process is a rank of a job on several hosts, as far as it is told."""
+    if not all(environ.get(name) for name in _LAUNCHED):
+        return False
+    return environ["WORLD_SIZE"] != (environ.get("LOCAL_WORLD_SIZE") or environ["WORLD_SIZE"])
+
+
+def _launch(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+    """Check the variables by which a launcher tells a process which rank it is."""
+    given = {name: environ[name] for name in _LAUNCHED if environ.get(name)}
+    absent = [name for name in _LAUNCHED if name not in given]
+    cure = (
+        "Start ranks by torchrun, which sets them all; or unset them. `unset "
+        f"{' '.join(given)}` does so for this shell."
+    )
+    said = ", ".join(f"{name}={value}" for name, value in given.items())
+    if absent:
+        if not given.keys().isdisjoint(("RANK", "WORLD_SIZE")):
+            yield Finding(
+                f"{said}: set without {', '.join(absent)}, so a process is alone, and no rank of "
+                "a job",
+                cure,
+            )
+        return
+    rank, size = given["RANK"], given["WORLD_SIZE"]
+    if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
+        yield Finding(f"{said}: this is no rank of 0 to WORLD_SIZE - 1", cure)
 
 
 def _interfaces(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
@@ -127,4 +153,4 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-CHECKS = (_name, _interfaces, _meeting)
+CHECKS = (_name, _launch, _interfaces, _meeting)

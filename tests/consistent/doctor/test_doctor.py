@@ -25,6 +25,7 @@ from tests.launch import Started, launch
 
 ROOT = Path(__file__).parents[3]
 Patch = pytest.MonkeyPatch
+LAUNCHED = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
 def only(found: Iterable[Finding]) -> Finding:
@@ -88,6 +89,11 @@ def cache_that_others_write(patch: Patch) -> Iterable[Finding]:
     folder = Path(os.environ["XDG_CACHE_HOME"], "consistent")
     folder.mkdir(parents=True)
     folder.chmod(0o777)
+    return installation._cache()
+
+
+def cache_that_is_relative(patch: Patch) -> Iterable[Finding]:
+    patch.setenv("XDG_CACHE_HOME", "build/cache")
     return installation._cache()
 
 
@@ -192,8 +198,8 @@ def name_without_address(patch: Patch) -> Iterable[Finding]:
 
 def name_that_other_hosts_cannot_reach(patch: Patch) -> Iterable[Finding]:
     patch.setattr(network, "_addresses", lambda name: [(2, 1, 6, "", ("127.0.1.1", 0))])
-    patch.setenv("WORLD_SIZE", "4")
-    patch.setenv("LOCAL_WORLD_SIZE", "2")
+    for name, value in (LAUNCHED | {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}).items():
+        patch.setenv(name, value)
     return network._name()
 
 
@@ -201,6 +207,26 @@ def server_that_does_not_answer(patch: Patch) -> Iterable[Finding]:
     patch.setattr(network.socket, "getaddrinfo", lambda *_: time.sleep(60))
     patch.setattr(network, "_LOOKUP_S", 0.1)
     return network._name()
+
+
+def world_size_alone(patch: Patch) -> Iterable[Finding]:
+    return network._launch({"WORLD_SIZE": "2"})
+
+
+def rank_alone(patch: Patch) -> Iterable[Finding]:
+    return network._launch({"RANK": "1", "MASTER_PORT": "29500", "WORLD_SIZE": ""})
+
+
+def without_address(patch: Patch) -> Iterable[Finding]:
+    return network._launch({**LAUNCHED, "MASTER_ADDR": ""})
+
+
+def size_that_is_no_number(patch: Patch) -> Iterable[Finding]:
+    return network._launch(LAUNCHED | {"WORLD_SIZE": "two"})
+
+
+def rank_beyond_the_world(patch: Patch) -> Iterable[Finding]:
+    return network._launch(LAUNCHED | {"RANK": "2"})
 
 
 def no_such_interface(patch: Patch) -> Iterable[Finding]:
@@ -233,6 +259,7 @@ TROUBLES = {
     no_safetensors: ("safetensors is not installed", "pip install safetensors"),
     mistyped_variable: ("CONSISTENT_SHARED_MEMROY", "Did you mean CONSISTENT_SHARED_MEMORY?"),
     cache_that_others_write: ("others may write in it", "XDG_CACHE_HOME"),
+    cache_that_is_relative: ("build/cache, which is relative", "absolute path"),
     cache_that_cannot_be_written: ("cannot be written", "XDG_CACHE_HOME"),
     more_ranks_than_cores: ("3 ranks share 2 cores", "at most 2 ranks"),
     container_of_one_core: ("1 rank of 8 threads share 1 cores", "OMP_NUM_THREADS=1"),
@@ -248,6 +275,14 @@ TROUBLES = {
     name_without_address: ("has no address", "/etc/hosts"),
     name_that_other_hosts_cannot_reach: ("127.0.1.1, which other hosts cannot reach", "/etc/hosts"),
     server_that_does_not_answer: ("takes more than 0.1 s", "/etc/hosts"),
+    world_size_alone: (
+        "WORLD_SIZE=2: set without RANK, MASTER_ADDR, MASTER_PORT, so a process is alone",
+        "`unset WORLD_SIZE`",
+    ),
+    rank_alone: ("RANK=1, MASTER_PORT=29500: set without WORLD_SIZE", "`unset RANK MASTER_PORT`"),
+    without_address: ("set without MASTER_ADDR", "torchrun"),
+    size_that_is_no_number: ("WORLD_SIZE=two", "torchrun"),
+    rank_beyond_the_world: ("RANK=2, WORLD_SIZE=2", "torchrun"),
     no_such_interface: ("GLOO_SOCKET_IFNAME=eth7", "Name one of "),
     first_host_without_address: ("no-such-host.invalid has no address", "first rank's host"),
     port_taken: ("where the first rank would listen: ", "Set MASTER_PORT to a free one"),
@@ -259,7 +294,7 @@ TROUBLES = {
 def test_a_planted_trouble_is_found_with_its_cure(
     trouble: Any, monkeypatch: Patch, tmp_path: Path
 ) -> None:
-    for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE", "OMP_NUM_THREADS"):
+    for name in ("LOCAL_WORLD_SIZE", *LAUNCHED, "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     said, cure = TROUBLES[trouble]
@@ -282,6 +317,13 @@ def test_it_says_which_cuda_and_nccl_torch_is_built_for(tmp_path: Path) -> None:
     path.write_text(program)
     ran = launch(path, ranks=1)
     assert ran.printed == ["\ntorch is built for CUDA 13.2 with NCCL 2.30.7, GPUs found: 0\n"], ran
+
+
+@pytest.mark.parametrize("alone", ["WORLD_SIZE", "LOCAL_WORLD_SIZE"])
+def test_a_variable_of_launchers_alone_makes_no_job_of_several_hosts(alone: str) -> None:
+    assert not network._several({alone: "2"})
+    assert not network._several(LAUNCHED) and not list(network._launch(LAUNCHED))
+    assert network._several(LAUNCHED | {"LOCAL_WORLD_SIZE": "1"})
 
 
 @pytest.mark.parametrize("name", ["LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "XDG_CACHE_HOME"])
