@@ -6,8 +6,7 @@ without communication. Arguments, cached plans and the random state stay unchang
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from mirrored.comm import Transport
 from mirrored.transports.default import current
 
-from ..boxing.plan import boxing_bytes
+from ..boxing.plan import boxing_bytes, plan_bytes
 from ..boxing.plan import plan as plan_boxing
 from ..dispatch.plans.arguments import collect, with_tensors
 from ..dispatch.plans.plan import OtherCall, Plan
@@ -30,7 +29,8 @@ from ..rules.candidates import candidates
 from ..rules.choose import cut_elsewhere, seconds
 from ..rules.signature import Signature
 from ..spec import TensorSpec
-from ..spec.tracer import Tracer
+from .followed import Boxing, Followed
+from .replaced_state import replaced_state
 
 _WHY = "explain sends nothing, and here a value is needed"
 
@@ -108,6 +108,12 @@ def explain(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanati
     may call it. A function that reads values, or computes shapes from values, is planned up to that
     point.
 
+    ``func`` may be a training step: parameters, gradients and the state of optimizers that it
+    reaches are replaced by tensors without values meanwhile. Boxings between ops follow in their
+    order, those of backward and the sums of gradients over ranks among them. The ops that torch
+    runs in backward are not shown, as each runs on the shards of the op whose gradient it is. What
+    ``func`` changes other than tensors, such as a learning rate, stays changed.
+
     Raises:
         TypeError: no argument is a global tensor.
     """
@@ -124,29 +130,31 @@ def explain(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanati
             "  Give it global tensors: consistent.distribute(x, placement, sbp)."
         )
     stopped, transport = "", current()
-    with _outside() as met:
+    with outside(_WHY, 1, plan_each=True), replaced_state(func, (args, kwargs)) as leaves:
+        followed = Followed(leaves)
         stand_ins = [_stand_in(x) for x in given]
         args, kwargs = with_tensors(args, kwargs, stand_ins)
         try:
-            func(*args, **kwargs)
+            with followed.tracer.tracing():
+                func(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - the call needs a value, or torch refuses it
             stopped = f"{type(error).__name__}: {error}"
             # With no op met, there is nothing to explain, and the error is the caller's.
-            if not met:
+            if not followed.met:
                 raise
-        ops = [_explain(plan, transport) for plan in met]
+        ops = [
+            _boxed(each, transport) if isinstance(each, Boxing) else _explain(each, transport)
+            for each in followed.met
+        ]
     return Explanation([op for op in ops if op is not None], stopped)
 
 
-@contextmanager
-def _outside() -> Iterator[list[Plan]]:
-    """Yield a list that collects the plans of the ops that are called inside the context.
-
-    They are made for a rank outside all placements, and are discarded at the end.
-    """
-    met: list[Plan] = []
-    with Tracer(on_plan=met.append).tracing(), outside(_WHY, 1, plan_each=True):
-        yield met
+def _boxed(boxing: Boxing, transport: Transport) -> Explained:
+    name, src, dst, moves = boxing
+    result = str(dst.sbp[0] if len(dst.sbp) == 1 else dst.sbp)
+    between = bytes_between(src, moves, transport=transport)
+    how = f"sends {', '.join(map(str, moves))}"
+    return Explained(name, how, (src,), result, plan_bytes(moves), between=between)
 
 
 def _stand_in(x: torch.Tensor) -> Any:

@@ -1,0 +1,83 @@
+"""Note the ops of a function that is followed without values, and the boxings between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ..autograd import backward
+from ..boxing.plan import plan as plan_boxing
+from ..boxing.steps import Step
+from ..dispatch.plans.gradients import settled_spec, summed_axes
+from ..dispatch.plans.plan import Plan
+from ..movement import check_mode
+from ..spec import TensorSpec
+from ..spec.tracer import Tracer
+
+
+class Boxing(NamedTuple):
+    """A boxing that belongs to no op: what it is for, from and to which spec, and its moves."""
+
+    name: str
+    src: TensorSpec
+    dst: TensorSpec
+    moves: tuple[Step, ...]
+
+
+class Followed:
+    """What is met while a function is followed: ops, and boxings between them.
+
+    The plans of ops are made for a rank outside all placements, and are discarded at the end.
+
+    Attributes:
+        met: plans and boxings, in the order met.
+        tracer: observes the function.
+
+    Args:
+        leaves: the parameters, whose gradients ranks sum without a boxing that such a rank sees.
+    """
+
+    def __init__(self, leaves: Sequence[Any]) -> None:
+        self.met: list[Plan | Boxing] = []
+        self._leaves, self._before = leaves, list[Any]()
+        self._depth = 0
+        self._new: Plan | None = None
+        self.tracer = Tracer(
+            on_plan=self._planned,
+            on_op_begin=self._begins,
+            on_op_end=self._ends,
+            on_boxing_begin=self._boxing,
+            on_backward=self._backward,
+            on_optimizer_step=lambda _: check_mode.calling("optimizer step"),
+        )
+
+    def _planned(self, plan: Plan) -> None:
+        self.met.append(plan)
+        self._new = plan
+
+    def _begins(self, plan: Plan) -> None:
+        self._depth += 1
+        if plan is not self._new:  # it was planned for an equal call before
+            self.met.append(plan)
+        self._new = None
+
+    def _ends(self, *_: Any) -> None:
+        self._depth -= 1
+
+    def _boxing(self, src: TensorSpec, dst: TensorSpec, moves: tuple[Step, ...]) -> None:
+        if moves and not self._depth:  # those of an op belong to its plan
+            name = "backward" if backward.in_backward() else check_mode.current()
+            self.met.append(Boxing(name, src, dst, moves))
+
+    def _backward(self, begins: bool) -> None:
+        now = [(x.grad, None if x.grad is None else x.grad._version) for x in self._leaves]
+        if begins:
+            self._before = now
+            return
+        for leaf, old, new in zip(self._leaves, self._before, now, strict=True):
+            changed = new[0] is not None and (new[0] is not old[0] or new[1] != old[1])
+            src, dst = leaf._spec.dual, leaf._spec.settled
+            # In another layout gradients are boxed one by one, and have been met.
+            if changed and summed_axes(leaf._spec) and settled_spec(leaf) is dst:
+                moves = plan_boxing(src, dst)
+                self.met.append(Boxing("sum of a gradient", src, dst, moves))
