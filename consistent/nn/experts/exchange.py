@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -123,12 +124,14 @@ class Routes:
         number = torch.arange(len(self.coming[0])).repeat(len(self.coming))
         return arrived, number.repeat_interleave(torch.tensor(self.coming).flatten())
 
-    def give_back(self, made: Tensor, weights: Tensor) -> Tensor:
+    def give_back(self, made: Tensor, weights: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Send results back to their tokens' ranks, and return each token's weighted sum.
 
         Args:
             made: this rank's results, a row for each one that arrived.
             weights: [tokens, k], the weights of each token's experts.
+            dtype: the dtype in which products are added, one after the other; that of ``made`` by
+                default, to which their sum is rounded.
 
         Returns:
             [tokens, ...], the sum over each token's experts of result times weight.
@@ -138,7 +141,11 @@ class Routes:
         every = every.unflatten(0, weights.shape)
         weights = weights.masked_fill(self.dropped.view(weights.shape), 0)  # they may be NaN
         wide = weights.reshape(*weights.shape, *(1,) * (every.ndim - weights.ndim))
-        return (every * wide).sum(1).to(made.dtype)
+        products = every * wide
+        if dtype is None:
+            return products.sum(1).to(made.dtype)
+        # Not sum(): it would round to the dtype of the products, and add them in another order.
+        return reduce(torch.add, products.to(dtype).unbind(1))
 
 
 def _cut(numbers: list[int], sizes: list[int]) -> list[list[int]]:

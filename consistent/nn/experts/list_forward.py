@@ -160,7 +160,7 @@ class ListForward(Replaced):
         spec = sent_from([x, masks, weights, *params], 1, self.axes)
         if spec is None:
             return False
-        out = self._routed([x, masks, weights], spec, called, columns, picks)
+        out = self._routed([x, masks, weights], spec, called, columns, picks, found.out.dtype)
         out = out.reshape(found.out.shape)
         if found.is_fresh and not is_global(found.out):
             found.out.data = spread(found.out.detach(), out._spec.with_dtype(found.out.dtype))
@@ -175,6 +175,7 @@ class ListForward(Replaced):
         called: Sequence[int],
         columns: Sequence[int],
         picks: Sequence[int],
+        dtype: torch.dtype,
     ) -> Any:
         at = my_coordinate(spec.placement)
         assert at is not None
@@ -188,6 +189,7 @@ class ListForward(Replaced):
             tuple(columns),
             tuple(picks),
             shapes,
+            dtype,
         )
         return run_routed(run, [each.to_local() for each in (*laid, *in_use)], spec)
 
@@ -322,6 +324,8 @@ class RoutedList(Routed):
         columns: the expert of each column of the masks.
         picks: for each column of the masks, the column of its weights.
         shapes: the shapes of the tensors of an expert.
+        sum_dtype: the dtype of the sum to which the loop adds results. Under autocast these are
+            shorter, and are not rounded to their dtype once they are added.
     """
 
     forward: ListForward
@@ -329,6 +333,11 @@ class RoutedList(Routed):
     columns: tuple[int, ...]
     picks: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]
+    sum_dtype: torch.dtype
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.sum_dtype
 
     def choices(self, choices: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Keep as many columns as a token chooses at most; most of the masks choose no expert."""
@@ -369,7 +378,7 @@ class RoutedList(Routed):
 
     def __repr__(self) -> str:
         name = f"experts of list {self.forward.number} {self.forward.name}"
-        return f"{name} {self.called} {self.columns} {self.picks} {self.owners}"
+        return f"{name} {self.called} {self.columns} {self.picks} {self.sum_dtype} {self.owners}"
 
 
 class _Beside(torch.autograd.Function):

@@ -38,11 +38,16 @@ class Routed(ABC):
 
     owners: Owners
 
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Return the dtype in which the outputs of a token's experts are added (``give_back``)."""
+        return None
+
     def __call__(self, x: Tensor, choices: Tensor, weights: Tensor, *tensors: Tensor) -> Tensor:
         index, weights = self.choices(choices, weights)
         routes = Routes(index, self.owners)
         rows, expert = routes.send(x.reshape(-1, x.shape[-1]))
-        out = routes.give_back(self.of_rows(rows, expert, tensors), weights)
+        out = routes.give_back(self.of_rows(rows, expert, tensors), weights, self.dtype)
         return out.reshape(*x.shape[:-1], out.shape[-1])
 
     @abstractmethod

@@ -445,3 +445,40 @@ def test_experts_that_draw_random_numbers_run_one_by_one(rank: int) -> None:
     consistent.parallelize(model.train(), line, "expert")
     assert check_rows(model, line) == 0
     assert check_rows(model.eval(), line) == 12 * 3 * K
+
+
+class Summed(Block):
+    """Weights multiply results in their own dtype; three experts for each token."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.view(-1, D)
+        weights, chosen = self.gate(h).float().softmax(-1).topk(3)
+        weights = weights.to(self.weights_in)  # type: ignore[arg-type]
+        out = torch.zeros_like(h)
+        for e, expert in enumerate(self.experts):
+            at, slot = torch.where(chosen == e)
+            made = expert(h[at]) * weights[at, slot, None]
+            out.index_add_(0, at, made.to(h.dtype))
+        return out.view(x.shape)
+
+
+@on_ranks(2, 3)
+@pytest.mark.parametrize("weights_in", [torch.float32, torch.bfloat16])
+def test_sums_under_autocast_are_rounded_as_in_one_process(
+    rank: int, weights_in: torch.dtype
+) -> None:
+    model: Any = Summed().float().eval()
+    model.weights_in = weights_in
+    x, line = batch().float(), Placement.all("cpu")
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted = step(copy.deepcopy(model), x)
+        consistent.parallelize(model, line, "expert")
+        with consistent.report() as report:
+            found = step(model, consistent.distribute(x, line, S(0)))
+    assert sum(report.rows_of_experts.values()) == 12 * 3 * 3
+    assert found["out"].dtype is torch.float32
+    # The sums have the same bits, which numbers of bfloat16 would not have.
+    assert torch.equal(found["out"].full(), wanted["out"])
+    assert not torch.equal(wanted["out"], wanted["out"].bfloat16().float())
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name].full(), value, rtol=0.02, atol=0.02)
