@@ -60,6 +60,8 @@ class Tracer:
             the choice to the library. No plan is cached meanwhile.
         watch_writes: (x) -> a function that returns later whether an op has written into x since.
         value_of: (x) -> the value of a tensor without data, or None if it is not known.
+        shapes_of: (function, args, kwargs) -> the result of an op whose shapes depend on values, on
+            ``meta``, or None if the values that decide them are not known.
         world: () -> the ``World`` that placements are checked against.
         lacks_values: (x) -> whether x, a plain tensor, has no values that may be read.
         handle_to_global: (x, target, SBP of the gradient) -> the moved tensor, in place of a move.
@@ -90,6 +92,7 @@ class Tracer:
     choose: Callable[[Any, Any, Any, Any], Any] | None = None
     watch_writes: Callable[[Any], Callable[[], bool]] | None = None
     value_of: Callable[[Any], Any] | None = None
+    shapes_of: Callable[[Any, Any, Any], Any] | None = None
     world: Callable[[], Any] | None = None
     lacks_values: Callable[[Any], bool] | None = None
     handle_to_global: Callable[[Any, Any, Any], Any] | None = None

@@ -18,7 +18,7 @@ from ....dispatch.plans.arguments import fill
 from ....dispatch.plans.shards import HookOff, is_global
 from ....graph.global_ops import BUFFER, INPUT, PARAMETER, GlobalOps
 from ....graph.module_calls import module_calls
-from ....graph.reads import is_followed
+from ....graph.reads import is_followed, result_by_values
 from ....graph.stand_ins import of_spec, outside
 from ....spec import B, Placement, TensorSpec
 from ....spec.nested import map_tensors, tensors_in
@@ -149,6 +149,7 @@ class _Recorder:
         tracer = Tracer(
             on_op_end=self._op,
             value_of=self._value_of,
+            shapes_of=self._shapes_of,
             handle_backward=self._backward,
             handle_to_global=self._to_global,
         )
@@ -207,6 +208,14 @@ class _Recorder:
     def _value_of(self, x: Any) -> torch.Tensor | None:
         number = self._ops.known(x)
         return None if number is None else self._values_of.get(number)
+
+    def _shapes_of(self, function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        return result_by_values(function, (args, kwargs), self._known)
+
+    def _known(self, x: torch.Tensor) -> torch.Tensor | None:
+        if is_global(x):
+            return self._value_of(x)
+        return None if x.is_meta else x  # made by the step from numbers
 
     def _value(self, x: Any, kind: str, name: str) -> int:
         self._alive.append(x)
