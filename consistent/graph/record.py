@@ -27,6 +27,7 @@ from ..spec.nested import map_each, map_tensors, tensors_in
 from ..spec.tracer import Tracer, set_aside
 from .effects import RefusingDraws, Writes, version, versions, writes_by_name
 from .kept import Kept
+from .known_values import KnownValues
 from .program import HERE, Asked, Line, Move, Program, Ref, Value
 from .reads import (
     KNOWN,
@@ -117,7 +118,8 @@ class _Recorder(TorchFunctionMode):
         self._stand_ins: dict[int, Any] = {}
         self._by_inputs: set[int] = set()  # ids of stand-ins whose values follow from inputs
         self._lost: set[int] = set()  # ids of stand-ins whose values may have been overwritten
-        self._by_values = False  # the shapes in the last call's result follow from known values
+        self._by_values = False  # the last call needed values that are known
+        self._inside, self._is_inside = KnownValues(), False  # inside modules of stages
         self._passing = 0  # more than 0: calls pass unrecorded
         self._drawn = generator.get_state().counter
         self._around = self._mode()
@@ -145,6 +147,9 @@ class _Recorder(TorchFunctionMode):
             handle_backward=self._backward,
             handle_to_global=self._to_global,
             shapes_of=self._shapes_of,
+            on_op_end=self._inside.op,
+            on_adopt=self._inside.adopt,
+            value_of=self._read_inside,
         )
         stack.enter_context(tracer.tracing())
         stack.enter_context(self)
@@ -250,6 +255,7 @@ class _Recorder(TorchFunctionMode):
             line.mode = None if mode == self._around else mode
             line.draws = before, self.draws() - before
             line.writes, line.where = writes, self.line
+            line.by_values = module and self._by_values
             if outs or writes:
                 self.program.lines.append(line)
             else:
@@ -298,9 +304,19 @@ class _Recorder(TorchFunctionMode):
 
     def _shapes_of(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Return what ``Tracer.shapes_of`` does, and note that the call needed values."""
-        found = result_by_values(func, (args, kwargs), self._value_of)
+        value_of = self._inside.get if self._is_inside else self._value_of
+        found = result_by_values(func, (args, kwargs), value_of)
         self._by_values |= found is not None
         return found
+
+    def _read_inside(self, x: Any) -> torch.Tensor | None:
+        """Return the value of a global tensor that a stage's module reads, if it is known.
+
+        Between modules there is no answer: a program would have to ask again.
+        """
+        value = self._inside.get(x) if self._is_inside else None
+        self._by_values |= value is not None
+        return value
 
     def _value_of(self, x: torch.Tensor) -> torch.Tensor | None:
         return None if id(x) in self._lost else self._constants.get(id(x))
@@ -323,7 +339,11 @@ class _Recorder(TorchFunctionMode):
         self._refuse_kept(name, kept.hidden(self._known))
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            out = call(*args, **kwargs)
+            self._is_inside = True
+            try:
+                out = call(*args, **kwargs)
+            finally:
+                self._is_inside = False
             self._refuse_kept(name, kept.changed())
             return out
 
@@ -361,6 +381,8 @@ class _Recorder(TorchFunctionMode):
             spec = TensorSpec.of(placement, sbp, x.shape, x.dtype)
             given = ((x,), {"spec": spec} | ({"made_by": made_by} if made_by else {}))
             self._entered[key] = self._run("entered", entered, given, stage)
+            if known is not None and id(x) not in self._lost:
+                self._inside.put(self._entered[key], known)
             self._effects.copied(source, stage, self._entered[key])
         return self._entered[key]
 

@@ -40,6 +40,7 @@ class Tracer:
         on_op_end: (plan, operands, result, specs, outs), after each op: its global operands and its
             result, the specs with which the operands were passed, and the specs of the result. Ops
             over lists pass no operands, and None for the result.
+        on_adopt: (x, made), a plain tensor that an op takes and the global tensor made of it.
         on_agreement: (ranks, begins), before and after ranks tell each other whether an op raised.
         on_boxing_begin: (src, dst, steps), before each boxing.
         on_boxing_end: (src, dst), after each boxing that the program waits for.
@@ -77,6 +78,7 @@ class Tracer:
     on_plan: Callable[[Any], None] | None = None
     on_op_begin: Callable[[Any], None] | None = None
     on_op_end: Callable[[Any, Any, Any, Any, Any], None] | None = None
+    on_adopt: Callable[[Any, Any], None] | None = None
     on_agreement: Callable[[Any, bool], None] | None = None
     on_boxing_begin: Callable[[Any, Any, Any], None] | None = None
     on_boxing_end: Callable[[Any, Any], None] | None = None

@@ -9,6 +9,7 @@ written.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from consistent import B, Placement, compile, distribute, parallelize, search, simulate
 from consistent.nn import pipeline
 from consistent.nn.planners.layout_search import best_plan
-from tests.ranks import on_ranks
+from tests.ranks import on_ranks, pool
 from tests.ranks import simulate as on_threads
 from tests.twins import assert_same
 
@@ -52,6 +53,7 @@ BY_VALUES: dict[str, Read] = {
     "lengths": lambda x, t: x + sum(x[0, : n + 1].sum() for n in t[:, 0].tolist()),
     "split": lambda x, t: torch.split(x, [int(t[0, 0]), 4 - int(t[0, 0])], 1)[0],
     "mask": lambda x, t: x[t > 2],
+    "mask by a plain tensor": lambda x, t: x[t > torch.arange(4)],
     "mask of a mask": lambda x, t: x[t > 2][(t > 4)[t > 2]],
     "write by a mask": lambda x, t: torch.relu(x).index_put((t > 2,), torch.zeros(()).double()),
     "masked_select": lambda x, t: x + torch.masked_select(x, (t > 2).unsqueeze(-1)).sum(),
@@ -130,6 +132,60 @@ def test_a_pipeline_asks_again_for_each_batch(rank: int, kind: str, name: str) -
         for mine, other in zip(net.parameters(), plain.parameters(), strict=True):
             if mine.placement == stages[rank]:
                 assert_same(mine.grad.to_local(), other.grad)
+
+
+class Inside(nn.Module):
+    """A module of a stage that reads, in a net that reads nothing itself."""
+
+    def __init__(self, net: Net, keeps_shape: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.read = net.first, net.second, net.read
+        self.keeps_shape = keeps_shape
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        made = self.second(self.read(self.first(tokens), tokens))
+        return made.sum() if self.keeps_shape else made
+
+
+class Around(nn.Module):
+    def __init__(self, kind: str, name: str, keeps_shape: bool = True) -> None:
+        super().__init__()
+        self.inner = Inside(Net(kind, name), keeps_shape)
+        self.last = nn.Linear(4, 4).double()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        made = self.inner(tokens)
+        return self.last(made * torch.ones(4).double() * made.ndim).square().sum()
+
+
+@pytest.mark.parametrize(("kind", "name"), KNOWN)
+@on_ranks(2)
+def test_a_module_of_a_stage_reads_the_same(rank: int, kind: str, name: str) -> None:
+    torch.manual_seed(1)
+    net = Around(kind, name)
+    plain = deepcopy(net)
+    stages = [Placement("cpu", [0]), Placement("cpu", [1])]
+    pipe = pipeline(net, stages, ["last"], loss=lambda out, _: out, micro_batches=2)
+    for tokens in (TOKENS, OTHERS, TOKENS):
+        wanted = [plain(part) / 2 for part in tokens.chunk(2)]
+        assert_same(pipe.step(tokens, tokens), sum(wanted, torch.zeros(())).detach())
+
+
+def another_shape(rank: int) -> None:
+    """A module's result has another shape in the second step, since a mask selects its rows."""
+    net = Around("values", "mask", keeps_shape=False)
+    stages = [Placement("cpu", [0]), Placement("cpu", [1])]
+    pipe = pipeline(net, stages, ["last"], loss=lambda out, _: out, micro_batches=1)
+    pipe.step(TOKENS, TOKENS)
+    pipe.step(OTHERS, OTHERS)
+
+
+def test_a_modules_result_of_another_shape_is_an_error() -> None:
+    try:
+        with pytest.raises(RuntimeError, match="depends on values that the module reads"):
+            pool(2).run(another_shape)
+    finally:
+        pool(2).close()  # the group of the ranks is broken
 
 
 def _simulated(kind: str, name: str) -> None:
