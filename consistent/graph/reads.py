@@ -14,12 +14,14 @@ answers, and serves only arguments that give the same answers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
 import torch
 
-from ..spec.nested import map_each, tensors_in
+from ..dispatch.plans.shards import HookOff, is_global
+from ..spec.nested import map_each, map_tensors, tensors_in
 
 KNOWN = 1 << 20  # the most elements of a tensor whose values are followed
 
@@ -70,6 +72,65 @@ def answer_text(answer: Any) -> str:
 def shapes(*given: torch.Tensor) -> list[tuple[int, ...]]:
     """Return the shapes of tensors, as an answer to record where values decide shapes."""
     return [tuple(x.shape) for x in given]
+
+
+def result_by_values(
+    func: Any, given: tuple, value_of: Callable[[torch.Tensor], torch.Tensor | None]
+) -> Any:
+    """Return the result of ``func`` on ``meta`` where the shapes in it follow from known values.
+
+    Only whole numbers and truth values decide shapes here: masks, indices, repetitions, lengths.
+    The values of the others are not needed.
+
+    Args:
+        given: (args, kwargs) of the call.
+        value_of: returns the value of a tensor, or None if it is not known.
+
+    Returns:
+        The result; None if a value that may decide a shape is not known, or if the result itself
+        is a value and not all operands are known.
+    """
+    known = {id(x): value_of(x) for x in tensors_in(given)}
+    missing = [x for x in tensors_in(given) if known[id(x)] is None]
+    if len(missing) == len(known) or any(map(_may_decide, missing)):
+        return None
+    # On meta first: no memory is needed. Not all kernels of meta take values on the CPU, and those
+    # are given zeros, which all lie at one address.
+    for empty in (_on_meta, _zeros):
+        args, kwargs = map_tensors(
+            given, lambda x, empty=empty: empty(x) if (v := known[id(x)]) is None else v
+        )
+        try:
+            with HookOff(), torch.no_grad():
+                made = func(*args, **kwargs)
+        except Exception:  # noqa: BLE001  (meta kernels raise errors of many kinds)
+            continue
+        if missing and not tensors_in(made):
+            return None
+        return map_tensors(made, lambda x: x if x.is_meta else x.to("meta"))
+    return None
+
+
+def shapes_by_values(func: Any, args: tuple, kwargs: dict[str, Any]) -> list[tuple[int, ...]]:
+    """Return the shapes in the result of a call: global tensors and those on ``meta`` lack values,
+    the others have them."""
+
+    def value_of(x: torch.Tensor) -> torch.Tensor | None:
+        return None if x.is_meta or is_global(x) else x
+
+    return shapes(*tensors_in(result_by_values(func, (args, kwargs), value_of)))
+
+
+def _may_decide(x: torch.Tensor) -> bool:
+    return not (x.dtype.is_floating_point or x.dtype.is_complex)
+
+
+def _on_meta(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device="meta")
+
+
+def _zeros(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros((), dtype=x.dtype).expand(x.shape)
 
 
 def decides_shapes(func: Any, given: tuple, out: Any) -> bool:

@@ -27,8 +27,18 @@ from ..spec.nested import map_each, map_tensors, tensors_in
 from ..spec.tracer import Tracer, set_aside
 from .effects import RefusingDraws, Writes, version, versions, writes_by_name
 from .kept import Kept
+from .known_values import KnownValues
 from .program import HERE, Asked, Line, Move, Program, Ref, Value
-from .reads import KNOWN, as_it_is, decides_shapes, is_answer, is_followed, shapes
+from .reads import (
+    KNOWN,
+    as_it_is,
+    decides_shapes,
+    is_answer,
+    is_followed,
+    result_by_values,
+    shapes,
+    shapes_by_values,
+)
 from .stand_ins import of_spec, outside, stand_in, swapped
 
 LayoutOf = Callable[[int, tuple[int, ...]], NdSbp]
@@ -108,6 +118,8 @@ class _Recorder(TorchFunctionMode):
         self._stand_ins: dict[int, Any] = {}
         self._by_inputs: set[int] = set()  # ids of stand-ins whose values follow from inputs
         self._lost: set[int] = set()  # ids of stand-ins whose values may have been overwritten
+        self._by_values = False  # the last call needed values that are known
+        self._inside, self._is_inside = KnownValues(), False  # inside modules of stages
         self._passing = 0  # more than 0: calls pass unrecorded
         self._drawn = generator.get_state().counter
         self._around = self._mode()
@@ -131,7 +143,14 @@ class _Recorder(TorchFunctionMode):
                 continue
             outer.update(id(m) for m in module.modules())
             self._listen_to(stack, module, stage)
-        tracer = Tracer(handle_backward=self._backward, handle_to_global=self._to_global)
+        tracer = Tracer(
+            handle_backward=self._backward,
+            handle_to_global=self._to_global,
+            shapes_of=self._shapes_of,
+            on_op_end=self._inside.op,
+            on_adopt=self._inside.adopt,
+            value_of=self._read_inside,
+        )
         stack.enter_context(tracer.tracing())
         stack.enter_context(self)
         self._drawn = generator.get_state().counter
@@ -201,7 +220,7 @@ class _Recorder(TorchFunctionMode):
             # A plain tensor (reader None) lacks what any stage wrote into its global copy.
             reader = None if self.program.values[index].spec is None else stage
             self._effects.check_read(index, reader, name, self.line)
-        had = versions((args, kwargs))
+        had, self._by_values = versions((args, kwargs)), False
         drawing = RefusingDraws(self.program.name, name, self.line)
         with self.quiet(), drawing if stage is None else nullcontext():
             out = func(*args, **kwargs)
@@ -236,10 +255,17 @@ class _Recorder(TorchFunctionMode):
             line.mode = None if mode == self._around else mode
             line.draws = before, self.draws() - before
             line.writes, line.where = writes, self.line
+            line.by_values = module and self._by_values
             if outs or writes:
                 self.program.lines.append(line)
             else:
                 self._read(line, out)
+        if self._by_values and not module and self._follow(given, writes=False):
+            known = map_tensors(
+                given, lambda x: x if self._value_of(x) is None else Ref(self._known[id(x)])
+            )
+            line = Line("shapes", shapes_by_values, (func, *known), {}, (), None)
+            self._read(line, shapes(*tensors_in(out)))
         if sized:
             refs = tuple(map(Ref, outs))
             self._read(Line("shapes", shapes, refs, {}, (), None), shapes(*tensors_in(out)))
@@ -271,11 +297,29 @@ class _Recorder(TorchFunctionMode):
 
         Calls on known values are run, because their results may decide what the program does.
         """
-        lost = self._lost
-        if any(id(x) not in self._constants or id(x) in lost for x in tensors_in(given)):
+        if any(self._value_of(x) is None for x in tensors_in(given)):
             return None
         made = map_tensors(given, lambda x: self._constants[id(x)])
         return map_each(made, torch.device, lambda d: torch.device("cpu") if d == _META else d)
+
+    def _shapes_of(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Return what ``Tracer.shapes_of`` does, and note that the call needed values."""
+        value_of = self._inside.get if self._is_inside else self._value_of
+        found = result_by_values(func, (args, kwargs), value_of)
+        self._by_values |= found is not None
+        return found
+
+    def _read_inside(self, x: Any) -> torch.Tensor | None:
+        """Return the value of a global tensor that a stage's module reads, if it is known.
+
+        Between modules there is no answer: a program would have to ask again.
+        """
+        value = self._inside.get(x) if self._is_inside else None
+        self._by_values |= value is not None
+        return value
+
+    def _value_of(self, x: torch.Tensor) -> torch.Tensor | None:
+        return None if id(x) in self._lost else self._constants.get(id(x))
 
     def _module(self, module: Any, call: Any, stage: int, args: tuple, kwargs: dict) -> Any:
         self.line = user_line()
@@ -295,7 +339,11 @@ class _Recorder(TorchFunctionMode):
         self._refuse_kept(name, kept.hidden(self._known))
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            out = call(*args, **kwargs)
+            self._is_inside = True
+            try:
+                out = call(*args, **kwargs)
+            finally:
+                self._is_inside = False
             self._refuse_kept(name, kept.changed())
             return out
 
@@ -333,6 +381,8 @@ class _Recorder(TorchFunctionMode):
             spec = TensorSpec.of(placement, sbp, x.shape, x.dtype)
             given = ((x,), {"spec": spec} | ({"made_by": made_by} if made_by else {}))
             self._entered[key] = self._run("entered", entered, given, stage)
+            if known is not None and id(x) not in self._lost:
+                self._inside.put(self._entered[key], known)
             self._effects.copied(source, stage, self._entered[key])
         return self._entered[key]
 

@@ -40,6 +40,7 @@ class Tracer:
         on_op_end: (plan, operands, result, specs, outs), after each op: its global operands and its
             result, the specs with which the operands were passed, and the specs of the result. Ops
             over lists pass no operands, and None for the result.
+        on_adopt: (x, made), a plain tensor that an op takes and the global tensor made of it.
         on_agreement: (ranks, begins), before and after ranks tell each other whether an op raised.
         on_boxing_begin: (src, dst, steps), before each boxing.
         on_boxing_end: (src, dst), after each boxing that the program waits for.
@@ -60,6 +61,8 @@ class Tracer:
             the choice to the library. No plan is cached meanwhile.
         watch_writes: (x) -> a function that returns later whether an op has written into x since.
         value_of: (x) -> the value of a tensor without data, or None if it is not known.
+        shapes_of: (function, args, kwargs) -> the result of an op whose shapes depend on values, on
+            ``meta``, or None if the values that decide them are not known.
         world: () -> the ``World`` that placements are checked against.
         lacks_values: (x) -> whether x, a plain tensor, has no values that may be read.
         handle_to_global: (x, target, SBP of the gradient) -> the moved tensor, in place of a move.
@@ -75,6 +78,7 @@ class Tracer:
     on_plan: Callable[[Any], None] | None = None
     on_op_begin: Callable[[Any], None] | None = None
     on_op_end: Callable[[Any, Any, Any, Any, Any], None] | None = None
+    on_adopt: Callable[[Any, Any], None] | None = None
     on_agreement: Callable[[Any, bool], None] | None = None
     on_boxing_begin: Callable[[Any, Any, Any], None] | None = None
     on_boxing_end: Callable[[Any, Any], None] | None = None
@@ -90,6 +94,7 @@ class Tracer:
     choose: Callable[[Any, Any, Any, Any], Any] | None = None
     watch_writes: Callable[[Any], Callable[[], bool]] | None = None
     value_of: Callable[[Any], Any] | None = None
+    shapes_of: Callable[[Any, Any, Any], Any] | None = None
     world: Callable[[], Any] | None = None
     lacks_values: Callable[[Any], bool] | None = None
     handle_to_global: Callable[[Any, Any, Any], Any] | None = None

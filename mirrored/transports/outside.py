@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..comm import Transport
+from torch import Tensor
+
+from ..comm import Ranks, Transport
 from .base.checked import CheckedTransport
 
 
@@ -22,10 +24,14 @@ class Outside(CheckedTransport):
         self.link: Any = inside.link
         self.device: Any = inside.device
         self.size = size
-        self._why = why
+        self.why = why
+
+    def check(self, what: str, ranks: Ranks, *tensors: Tensor) -> int:
+        """Raise, because this process is a member of no group of ranks."""
+        raise RuntimeError(self.why)
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise RuntimeError(self._why)
+        raise RuntimeError(self.why)
 
     _reduce: Any = _refuse
     _all_gather: Any = _refuse

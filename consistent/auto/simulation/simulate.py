@@ -113,7 +113,8 @@ def simulate(
     found = _checked(ranks, machine, rank, bound)
     log = Log()
     made = Simulation(found, ranks, log)
-    values, callers = Values(log, bound), Callers()
+    callers = Callers()
+    values = Values(log, bound, lambda x: x if imagined.memory.number(x) is None else None)
     with ExitStack() as inside:
         transport = Simulated(
             ranks,

@@ -7,13 +7,17 @@ of a result (masks, ``nonzero``), a bound on the size must be given.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from mirrored.transports.faults.place import user_line
 
+from ...graph.reads import result_by_values
+from ...spec.nested import map_tensors
 from .log import Log
 from .shapes import Made, Shapes
 
@@ -29,11 +33,14 @@ class Values:
 
     Args:
         bound: share of the input, above 0 and at most 1, that an op keeps if the size of its result
-            depends on values; if None, such ops raise.
+            depends on values that are not known; if None, such ops raise.
+        value_of: returns a tensor that has values, and None for one that has not.
     """
 
-    def __init__(self, log: Log, bound: float | None) -> None:
-        self._log, self._bound = log, bound
+    def __init__(
+        self, log: Log, bound: float | None, value_of: Callable[[Tensor], Tensor | None]
+    ) -> None:
+        self._log, self._bound, self._value_of = log, bound, value_of
 
     def reads(self, func: Any) -> bool:
         """Return whether the op returns a value to Python, as ``item()`` does."""
@@ -57,13 +64,16 @@ class Values:
 
     def shape_of(self, func: Any, args: tuple, kwargs: dict[str, Any], shapes: Shapes) -> Any:
         """Return the op's results as descriptions (``Made``), with the bound as size where it
-        depends on values.
+        depends on values that are not known.
 
         Raises:
             RuntimeError: the size depends on values and there is no bound, or torch does not know
                 the shape.
         """
         if self.is_sized(func, args):
+            known = result_by_values(func, (args, kwargs), self._value_of)
+            if known is not None:
+                return map_tensors(known, lambda x: _strided(list(x.shape), x.dtype))
             if self._bound is None:
                 raise _unknown_size(str(func))
             return _SIZED[func](self._bound, *args, **kwargs)

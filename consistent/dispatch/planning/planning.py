@@ -131,6 +131,7 @@ class _Planning:
         self.row = table.find(function.name)
         self.outside = my_coordinate(self.placement) is None
         self.covers_world = self.placement.size == current().size
+        self.is_recorded = current().rank < 0  # by a process that is not one of the ranks
         # Few ops of sparse tensors have a meta form, and what they give follows from entries.
         with HookOff():
             self.is_sparse = any(map(is_sparse, tensors))
@@ -315,7 +316,8 @@ class _Planning:
             plan.outs = (self.specs[0],)
         elif self.row is None or all_whole(self.specs):
             plan.any_size, plan.outs = True, (OutLayout(whole),)
-        made = None if self.covers_world else on_meta(self.function.run, self.call)
+        known = self.covers_world and not self.is_recorded
+        made = None if known else on_meta(self.function.run, self.call)
         plan.kept = kept and not is_refusal(made)
         mistold = self.placement.type == "cpu" and self.call.name in MISTOLD
         unknown = mistold or isinstance(made, Exception)
@@ -351,6 +353,9 @@ class _Planning:
         its result.
         """
         unknown = unknown or self.is_sparse
+        if self.is_recorded and unknown and not plan.inplace:
+            plan.by_values = True
+            return None
         if unknown and not self.covers_world and not plan.inplace:
             return outside_ranks.announced(self.placement.first_rank, self.outside)
         if not self.outside:

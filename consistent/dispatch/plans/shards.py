@@ -20,10 +20,12 @@ from ...movement.grad_mode import records
 from ...movement.world import my_coordinate
 from ...spec import B, Placement, TensorSpec, misfit
 from ...spec.nested import map_tensors
+from ...spec.tracer import callbacks
 from .. import _C
 
 HookOff = torch._C.DisableTorchFunctionSubclass
 _Tensor = torch.Tensor
+_ON_ADOPT = callbacks("on_adopt")
 
 # GlobalTensor. Its module imports this one, so it registers the class here instead.
 _class: Any = None
@@ -117,9 +119,11 @@ def adopt(x: torch.Tensor, placement: Placement, what: str) -> Any:
     if check_mode.enabled:
         check_mode.check_equal(x, placement, f"a plain tensor given to {what}")
     # `spread` makes the meta shard of a rank outside, and the node that gathers the gradient.
-    if my_coordinate(placement) is None or records((x,)):
-        return attach(spread(x, spec), spec)
-    return attach(x.detach(), spec)
+    apart = my_coordinate(placement) is None or records((x,))
+    made = attach(spread(x, spec) if apart else x.detach(), spec)
+    for notify in _ON_ADOPT:
+        notify(x, made)
+    return made
 
 
 def take_in(x: torch.Tensor, placement: Placement, what: str) -> Any:

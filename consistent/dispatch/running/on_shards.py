@@ -21,6 +21,7 @@ from ...rules.choose import Choice
 from ...rules.raising import DIVISIONS
 from ...rules.signature import Call
 from ...spec import Layout, Placement, TensorSpec
+from ...spec.nested import tensors_in
 from ...spec.tracer import callbacks
 from ..plans.arguments import fill, with_tensors
 from ..plans.plan import (
@@ -46,7 +47,7 @@ from ..plans.shards import (
 from . import moved_views
 from .agreed import all_ranks, on_all, on_all_by_form, ranks_of
 from .operands import box_operands
-from .outside_ranks import Follow
+from .outside_ranks import Follow, by_values
 from .refused_gradients import watched
 from .user_code import present, write_into_plain
 from .views import is_view
@@ -74,6 +75,7 @@ class OnShards(Plan):
         self.template: tuple[tuple, dict] | None = None  # arguments with sizes of the shard
         self.outside = False  # this rank is not in the placement and follows on meta tensors
         self.follow: Follow | None = None  # replaces plain computing, on ranks outside
+        self.by_values = False  # a program is recorded, and values decide the result's shapes
         self.may_differ = False  # the op may raise on some ranks and not on others
         self.may_differ_in_backward = False
         self.tells_world = False  # the op may raise, and ranks outside, which see no values, follow
@@ -180,9 +182,17 @@ class OnShards(Plan):
             compute = self._agreed(compute, world)
         if self.may_differ_in_backward:
             compute = partial(watched, self.placement, compute, tensors[0])
-        if self.follow is not None:
+        if self.by_values:
+            compute = partial(self._by_values, compute, tensors, args, kwargs)
+        elif self.follow is not None:
             compute = partial(self.follow, compute, tensors)
         return on_all(all_ranks(), compute) if world else compute()
+
+    def _by_values(
+        self, compute: Callable[[], Any], tensors: list, args: tuple, kwargs: dict
+    ) -> Any:
+        assert self.function is not None
+        return by_values(self.name, (self.function, args, kwargs), compute, tensors)
 
     def _agreed(self, compute: Callable[[], Any], world: bool) -> Callable[[], Any]:
         """Return ``compute`` wrapped so that the ranks of the placement exchange errors after it.
@@ -265,6 +275,12 @@ class ByForm(OnShards):
     @property
     def _moved(self) -> bool:
         return True
+
+    def _by_values(
+        self, compute: Callable[[], Any], tensors: list, args: tuple, kwargs: dict
+    ) -> Any:
+        out = super()._by_values(compute, tensors, args, kwargs)
+        return (out, [tuple(x.shape) for x in tensors_in(out)]) if self.data_dependent else out
 
     def compute(self, tensors: list, args: tuple, kwargs: dict) -> Any:
         shards = [plain(t) for t in tensors]

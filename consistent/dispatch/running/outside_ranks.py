@@ -9,6 +9,9 @@ Mostly they run the op too, on ``meta`` tensors. Three kinds of ops need more:
 * the backward pass of torch's op needs values (``x[mask] = v``, ``index_fill``): a node that passes
   gradients of the right shapes replaces the op's node.
 
+A process that records a program follows it in the same way, but receives no announcement: there a
+recorder gives the shapes, if it knows the values that decide them (``by_values``).
+
 A ``Follow`` is a function that a plan calls in place of just computing. Its arguments are the
 function that computes the op, and the operands.
 """
@@ -28,12 +31,14 @@ from ...movement.grad_mode import records
 from ...movement.sparse_parts import Meta
 from ...movement.world import is_apart
 from ...spec import TensorSpec
+from ...spec.tracer import callbacks
 from ..plans.shards import plain
 from .agreed import error_of, note_of
 
 Compute = Callable[[], Any]
 Tensors = Sequence[torch.Tensor]
 Follow = Callable[[Compute, Tensors], Any]
+_SHAPES_OF = callbacks("shapes_of")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,34 @@ def announced(first_rank: int, outside: bool) -> Follow:
         return _stand_in(note, tensors) if outside else out
 
     return follow
+
+
+def by_values(
+    name: str, call: tuple[Callable[..., Any], tuple, dict], compute: Compute, tensors: Tensors
+) -> Any:
+    """Follow an op whose result is known only by running it, in a process that records a program.
+
+    ``call`` is the function with its arguments, as the program passed them.
+
+    Raises:
+        RuntimeError: no recorder knows the values that decide the shapes of the result.
+    """
+    graded = records(tensors)
+    for shapes_of in reversed(_SHAPES_OF):
+        known = shapes_of(*call)
+        if known is not None:
+            meta = map_values(
+                known, torch.Tensor, lambda x: _meta_of(x, graded and _has_gradients(x))
+            )
+            return _stand_in(meta, tensors)
+    try:
+        return on_meta(compute, tensors)
+    except Exception as error:
+        if not isinstance(error, NotImplementedError) and "meta" not in str(error):
+            raise  # the op refuses the call, whatever the values are
+        raise RuntimeError(
+            f"{name}: the shape of its result depends on values of a tensor.\n  {current().why}"  # type: ignore[attr-defined]
+        ) from error
 
 
 def on_meta(compute: Compute, tensors: Tensors) -> Any:

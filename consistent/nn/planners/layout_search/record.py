@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from ....dispatch.plans.arguments import fill
-from ....dispatch.plans.shards import HookOff, is_global
+from ....dispatch.plans.shards import is_global
 from ....graph.global_ops import BUFFER, INPUT, PARAMETER, GlobalOps
+from ....graph.known_values import KnownValues
 from ....graph.module_calls import module_calls
 from ....graph.reads import is_followed
 from ....graph.stand_ins import of_spec, outside
@@ -79,7 +79,7 @@ class _Recorder:
         self._alive: list[Any] = []
         self._calling: list[str] = [""]
         self._inputs: dict[int, Any] = {}
-        self._values_of: dict[int, torch.Tensor] = {}  # value -> integers or booleans, where known
+        self._known = KnownValues()
 
     # -- what there is before the step -------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class _Recorder:
             elif x.ndim == 0:
                 self.program.values[index].fixed = self._whole()
             elif is_followed(x):
-                self._values_of[index] = x.detach().clone()
+                self._known.put(made, x.detach().clone())
             self._inputs[id(x)] = made
             self._alive.append(x)
         return self._inputs[id(x)]
@@ -148,7 +148,9 @@ class _Recorder:
         """Record ops, module calls, backward and to_global inside the ``with`` block."""
         tracer = Tracer(
             on_op_end=self._op,
-            value_of=self._value_of,
+            on_adopt=self._known.adopt,
+            value_of=self._known.get,
+            shapes_of=self._known.shapes_of,
             handle_backward=self._backward,
             handle_to_global=self._to_global,
         )
@@ -179,34 +181,7 @@ class _Recorder:
         op = replace(self._ops.op(plan, given, out), module=self._calling[-1])
         self._alive += [*given, *tensors_in(out)]
         self.program.events.append(op)
-        self._follow_values(plan, op.ins, op.outs)
-
-    def _follow_values(self, plan: Any, ins: tuple[int, ...], outs: tuple[int, ...]) -> None:
-        """Compute the results of an op on integers or masks if the values of all its operands are
-        known.
-
-        Models may read such values, for example to check for padding. ``ins`` and ``outs`` are
-        numbers of values.
-        """
-        known = [self._values_of[i] for i in ins if i in self._values_of]
-        if plan.call.inplace:
-            dtype = self.program.values[ins[0]].spec.dtype
-            if known or not (dtype.is_floating_point or dtype.is_complex):
-                self._values_of.clear()  # known values may be views of what it writes
-        elif known and len(known) == len(ins):
-            try:
-                with HookOff():
-                    call = plan.call
-                    out = plan.function(*fill(call.args, known), **fill(call.kwargs, known))
-            except Exception:  # the function works on shards only
-                return
-            for index, x in zip(outs, tensors_in(out)):
-                if is_followed(x):
-                    self._values_of[index] = x
-
-    def _value_of(self, x: Any) -> torch.Tensor | None:
-        number = self._ops.known(x)
-        return None if number is None else self._values_of.get(number)
+        self._known.op(plan, given, out)
 
     def _value(self, x: Any, kind: str, name: str) -> int:
         self._alive.append(x)
