@@ -104,7 +104,7 @@ def _lies_split(plan: Plan, placement: Placement) -> bool:
 
 def settle(module: torch.nn.Module) -> None:
     """Wait for parameter prefetches that are under way in ``module``, and drop their results."""
-    from .sharded.prefetch import Orders
+    from .sharded.order import Orders
     from .sharded.prefetch_operands import drop_ahead
 
     for hook in module._forward_pre_hooks.values():
@@ -117,7 +117,7 @@ def take_off(module: torch.nn.Module) -> None:
     """Undo ``install``: tensors are used and stepped in the layout in which they are stored."""
     from .inputs import InputsHook
     from .sharded.gathered import GatheredParameters
-    from .sharded.prefetch import Orders
+    from .sharded.order import Orders
     from .sharded.prefetch_operands import forget_place
     from .sharded.step import forget_step
 

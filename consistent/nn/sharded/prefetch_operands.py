@@ -7,7 +7,7 @@ messages                          gather 1 ..............  gather 2 ........
 
 This serves parameters that are used in their stored, split layout, if an op finds it cheaper to
 gather its weight than its input. The next parameters are predicted from the last call of the
-module, as for parameters that a module gathers (``prefetch.py``).
+module, as for parameters that a module gathers (``order.py``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from ...movement.several import Route
 from ...spec import TensorSpec
 from ...spec.tracer import Tracer
 from ..plan import Plan
-from .prefetch import Ahead, Orders, Wanted, by_messages, find
+from .order import Ahead, Orders, find
+from .prefetch import Wanted, by_messages
 
 _PLACE = "_consistent_place"
 # (module, key in it, spec to gather to) of each parameter of an op.
