@@ -32,7 +32,7 @@ from ..spec.nested import map_tensors, tensors_in
 from ..spec.tracer import Tracer
 from .agreeing import Agreed, Heard, may_raise
 from .errors import CannotRecord
-from .memory import Memory, geometry, has_memory, held_by, is_contiguous, storage_of
+from .memory import MemoryTable, geometry, has_memory, held_by, is_contiguous, storage_of
 from .messages import Noting
 from .opaque import DRAWN, MESSAGE, START, WAIT, Call, shape_of
 from .program import GRAPH_BREAK, Read
@@ -85,7 +85,7 @@ class Recorder(TorchDispatchMode):
         self.calls = calls
         self.reads: dict[Node, Read] = {}
         self.constants: dict[str, torch.Tensor] = {}
-        self.memory = Memory()
+        self.memory = MemoryTable()
         self._fixed: set[Node] = set()  # values that depend on sizes and constants only
         self._changing: set[int] = set()  # storages into which other values were written
         self._seeds = _seeds()

@@ -16,9 +16,9 @@ from mirrored.transports.torch_dist import rejoin
 
 from .. import checkpoint
 from ..spec import Placement
-from .copies import Copies, Copy, Version
-from .fetch import Kept, load, note_of
-from .member import Stopped, World
+from .copies import Copy, PeerCopies, Version
+from .fetch import CopiesReader, load, note_of
+from .member import ElasticWorld, Stopped
 from .recovery import Recovery, said
 from .slow import Slow
 
@@ -55,11 +55,11 @@ class Job:
         # Without goes_on no copies are made, since nothing would ever read them.
         self._every, self._goes_on = every, goes_on
         self._slow, self._leave_out = slow, leave_out
-        self._copies = Copies(peers)
+        self._copies = PeerCopies(peers)
         self._objects: dict[str, Any] = {}
         self._begins = True  # no rank keeps anything yet
         self._says_sizes = False
-        self._world: World | None = None
+        self._world: ElasticWorld | None = None
         self._changes = lambda: False  # whether the ranks are to leave the training function
 
     # ---- for the training function --------------------------------------------------------------
@@ -187,7 +187,7 @@ class Job:
 
     # ---- for run --------------------------------------------------------------------------------
 
-    def begin(self, world: World | None, changes: Any) -> None:
+    def begin(self, world: ElasticWorld | None, changes: Any) -> None:
         """Start in a new world of ranks. A collective of them."""
         self._world, self._changes = world, changes
         self.size = current().size
@@ -214,7 +214,7 @@ class Job:
         step = next((step for step, _ in kept_steps), None)
         self._begins = step is None
         if step is not None:
-            kept = Kept(notes, self._copies.kept)
+            kept = CopiesReader(notes, self._copies.kept)
             if not kept.missing:
                 values = load(kept, self._objects)
                 self.step = step

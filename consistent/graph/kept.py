@@ -23,7 +23,7 @@ _CLOSED = (
 )  # fmt: skip
 
 
-class Kept:
+class ArgumentsSnapshot:
     """Snapshot of the objects in a module's arguments, to find those that the call changes."""
 
     def __init__(self, given: Any) -> None:

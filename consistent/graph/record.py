@@ -26,8 +26,8 @@ from ..spec import NdSbp, Placement, SbpLike, TensorSpec
 from ..spec.nested import map_each, map_tensors, tensors_in
 from ..spec.tracer import Tracer, set_aside
 from .effects import RefusingDraws, Writes, version, versions, writes_by_name
-from .kept import Kept
-from .program import HERE, Asked, Line, Move, Program, Ref, Value
+from .kept import ArgumentsSnapshot
+from .program import HERE, Line, Move, Program, ProgramValue, Question, Ref
 from .reads import KNOWN, as_it_is, decides_shapes, is_answer, is_followed, shapes
 from .stand_ins import of_spec, outside, stand_in, swapped
 
@@ -246,7 +246,7 @@ class _Recorder(TorchFunctionMode):
         return out if values is None else map_each(out, torch.device, lambda _: _META)
 
     def _read(self, line: Line, found: Any) -> None:
-        self.program.reads.append(Asked(line, len(self.program.lines), as_it_is(found)))
+        self.program.reads.append(Question(line, len(self.program.lines), as_it_is(found)))
 
     def _follow(self, given: tuple, writes: bool) -> bool:
         """Return whether the result of a call on ``given`` follows from the step's inputs.
@@ -291,7 +291,7 @@ class _Recorder(TorchFunctionMode):
         given = map_tensors(given, lambda x: self._at(x, stage, name))
         given = map_tensors(given, lambda x: x if is_global(x) else self._enter(x, stage))
 
-        kept = Kept(given)
+        kept = ArgumentsSnapshot(given)
         self._refuse_kept(name, kept.hidden(self._known))
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -507,7 +507,7 @@ class _Recorder(TorchFunctionMode):
     def _value(self, x: Any, stage: int | None) -> int:
         spec = x._spec if is_global(x) else None
         self.program.values.append(
-            Value(spec, tuple(x.shape), x.dtype, bool(x.requires_grad), stage)
+            ProgramValue(spec, tuple(x.shape), x.dtype, bool(x.requires_grad), stage)
         )
         self._known[id(x)] = len(self.program.values) - 1
         self._alive.append(x)

@@ -104,11 +104,11 @@ def _lies_split(plan: Plan, placement: Placement) -> bool:
 
 def settle(module: torch.nn.Module) -> None:
     """Wait for parameter prefetches that are under way in ``module``, and drop their results."""
-    from .sharded.order import Orders
+    from .sharded.order import GatherOrders
     from .sharded.prefetch_operands import drop_ahead
 
     for hook in module._forward_pre_hooks.values():
-        if isinstance(found := getattr(hook, "__self__", None), Orders):
+        if isinstance(found := getattr(hook, "__self__", None), GatherOrders):
             found.drop()
     drop_ahead(module)
 
@@ -117,14 +117,14 @@ def take_off(module: torch.nn.Module) -> None:
     """Undo ``install``: tensors are used and stepped in the layout in which they are stored."""
     from .inputs import InputsHook
     from .sharded.gathered import GatheredParameters
-    from .sharded.order import Orders
+    from .sharded.order import GatherOrders
     from .sharded.prefetch_operands import forget_place
     from .sharded.step import forget_step
 
     def is_ours(hook: Any) -> bool:
         if isinstance(hook, BoxInputs | BoxOutputs | InputsHook):
             return True
-        return isinstance(getattr(hook, "__self__", None), GatheredParameters | Orders)
+        return isinstance(getattr(hook, "__self__", None), GatheredParameters | GatherOrders)
 
     for part in module.modules():
         for hook in part._forward_pre_hooks.values():

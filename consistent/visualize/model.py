@@ -13,7 +13,7 @@ from ..drawing.pictures.drawing import Box, Drawing, Words
 from ..drawing.pictures.picture import Picture, wrapped
 from ..spec.bytes_text import bytes_text
 from .holdings import share_text
-from .model_tree import Branch, Row, rows, tree_of
+from .model_tree import Branch, PictureRow, rows, tree_of
 
 _FEW_RANKS = 8
 _MOST_ROWS = 120  # in a drawing
@@ -124,13 +124,13 @@ class ModelPicture(Picture):
         return Drawing(width, y + 36, shapes, self.summary())
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: PictureRow) -> tuple[str, ...]:
     name = "  " * row.depth + _name(row)
     numbers = (bytes_text(row.held), bytes_text(row.nbytes)) if row.nbytes else ("", "")
     return (*map(in_a_line, (name, row.shape, row.layout)), *numbers)
 
 
-def _name(row: Row) -> str:
+def _name(row: PictureRow) -> str:
     return f"{row.name} (x{row.times})" if row.times > 1 else row.name
 
 
@@ -143,7 +143,7 @@ def _line(cells: tuple[str, ...], widths: list[int], blocks: bool) -> str:
     return "  ".join(parts)
 
 
-def _style(row: Row) -> int | None:
+def _style(row: PictureRow) -> int | None:
     """Return the terminal style of a row: the colour of its tensor's kind of layout, as in the
     drawing."""
     spec = row.entry.spec if row.entry is not None else None
@@ -153,7 +153,7 @@ def _style(row: Row) -> int | None:
     return 0 if cut else 1 if any(entry.is_partial for entry in spec.sbp) else 8
 
 
-def _bar(row: Row, x: float, y: float, width: float) -> list[Box | Words]:
+def _bar(row: PictureRow, x: float, y: float, width: float) -> list[Box | Words]:
     """Return a bar for a row: pale for the whole tensor, and in colour the share that a rank
     holds."""
     if not row.nbytes:

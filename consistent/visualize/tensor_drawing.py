@@ -10,7 +10,7 @@ from ..drawing.pictures.colours import colour
 from ..drawing.pictures.drawing import Box, Drawing, Words
 from ..spec import TensorSpec
 from ..spec.bytes_text import bytes_text
-from .holdings import Holding, drawn_dims, holding, sentences, shown, spans
+from .holdings import RankPart, drawn_dims, holding, sentences, shown, spans
 from .tensor_text import axis_name, direction
 
 _CELL, _ROW = 132.0, 88.0  # pixels of a rank's cell: width, and height without the miniature
@@ -100,7 +100,7 @@ def _row_height(spec: TensorSpec) -> float:
     return _ROW + role + _sides(spec)[1]
 
 
-def _cell(spec: TensorSpec, held: Holding, x: float, y: float) -> Sequence[Box | Words]:
+def _cell(spec: TensorSpec, held: RankPart, x: float, y: float) -> Sequence[Box | Words]:
     width, height = _sides(spec)
     dims = drawn_dims(spec)
     across = spans(spec, held, dims[-1] if dims else None)

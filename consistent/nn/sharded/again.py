@@ -14,7 +14,7 @@ from ...movement.coded import gather_each
 from ...movement.coders import Coder
 from ...movement.run import run
 from ...spec import TensorSpec
-from .order import Orders, find, wanted_at
+from .order import GatherOrders, find, wanted_at
 
 
 class GatheredAgain:
@@ -34,7 +34,7 @@ class GatheredAgain:
     src: TensorSpec
     dst: TensorSpec
     coder: Coder | None
-    orders: Orders | None
+    orders: GatherOrders | None
     key: Any  # (the `GatherUnit` that it belongs to, its position among those to gather)
     version: int  # of the shard, when it was gathered in forward
     views: int  # that autograd has saved

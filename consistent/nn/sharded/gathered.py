@@ -34,7 +34,7 @@ from ...autograd.unsummed import arriving
 from ...dispatch.plans.shards import rebox_several
 from ..module_calls import this_thread
 from .again import modified
-from .order import GatherUnit, Orders, ShardedParameter, find_all
+from .order import GatherOrders, GatherUnit, ShardedParameter, find_all
 from .saved import (
     Gathering,
     SavedShards,
@@ -66,7 +66,7 @@ class GatheredParameters(GatherUnit):
 
     def _begin(self) -> None:
         if not join_kept(self):
-            Run(self).begin()
+            ForwardRun(self).begin()
 
     def after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         """Release the gathered parameters (forward hook)."""
@@ -95,7 +95,7 @@ class GatheredTogether(GatheredParameters):
     """
 
     def __init__(
-        self, parameters: tuple[ShardedParameter, ...], orders: Orders | None = None
+        self, parameters: tuple[ShardedParameter, ...], orders: GatherOrders | None = None
     ) -> None:
         super().__init__(parameters, orders)
         self.keeper = True  # whether calls may keep the gathered parameters
@@ -118,7 +118,7 @@ class GatheredTogether(GatheredParameters):
 # -- one run of a module's forward -----------------------------------------------------------------
 
 
-class Run:
+class ForwardRun:
     """Run of a module's forward on gathered parameters, from ``begin`` to ``end``."""
 
     keeps = False  # whether modules inside this one use what it has gathered
@@ -186,7 +186,7 @@ class Run:
         release(gathered)
 
 
-class KeptRun(Run):
+class KeptRun(ForwardRun):
     """Run that gathers for all submodules, and lets autograd keep the gathered values.
 
     No hooks for saved tensors are used, so what autograd saves is not gathered again in backward.

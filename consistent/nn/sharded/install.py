@@ -11,7 +11,7 @@ from ..experts import parameters_of_lists
 from ..module_calls import undo_on_raise
 from ..plan import Plan
 from .gathered import GatheredParameters, GatheredTogether
-from .order import GatherUnit, Orders, ShardedParameter
+from .order import GatherOrders, GatherUnit, ShardedParameter
 from .prefetch import way_on
 
 
@@ -54,11 +54,11 @@ def coders_of(module: nn.Module) -> list[Coder]:
     return list(dict.fromkeys(coder for coder in coders if coder is not None))
 
 
-def _orders(module: nn.Module, parameter: ShardedParameter) -> Orders | None:
+def _orders(module: nn.Module, parameter: ShardedParameter) -> GatherOrders | None:
     sending = way_on(parameter.value.placement)
     if sending is None:
         return None
-    orders = Orders(sending)
+    orders = GatherOrders(sending)
     module.register_forward_pre_hook(orders.begin_forward)
     return orders
 
@@ -109,7 +109,9 @@ def _has_forward(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward
 
 
-def _install(runner: nn.Module, parameters: list[ShardedParameter], orders: Orders | None) -> None:
+def _install(
+    runner: nn.Module, parameters: list[ShardedParameter], orders: GatherOrders | None
+) -> None:
     for hook in runner._forward_pre_hooks.values():
         found = getattr(hook, "__self__", None)
         if type(found) is GatheredParameters:

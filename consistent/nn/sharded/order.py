@@ -67,7 +67,9 @@ class GatherUnit:
             without prefetching.
     """
 
-    def __init__(self, parameters: tuple[ShardedParameter, ...], orders: Orders | None) -> None:
+    def __init__(
+        self, parameters: tuple[ShardedParameter, ...], orders: GatherOrders | None
+    ) -> None:
         self.parameters: tuple[ShardedParameter, ...] = parameters
         self.orders = orders
         # The positions of parameters that a backward began with. They are kept from forward until
@@ -251,7 +253,7 @@ def find_all(coming: _Coming | None, wanted: Sequence[ToGather]) -> list[Tensor]
     return None if any(x is None for x in found) else found  # type: ignore[return-value]
 
 
-class Orders:
+class GatherOrders:
     """The three gather orders of one module: forward, backward, and forward again in backward."""
 
     def __init__(self, sending: Sending) -> None:
@@ -271,10 +273,10 @@ class Orders:
         for order in (self.forward, self.again, self.backward):
             order.drop()
 
-    def __deepcopy__(self, memo: dict) -> Orders:
+    def __deepcopy__(self, memo: dict) -> GatherOrders:
         return self
 
     def __reduce__(self) -> Any:
         # Loading must not run the collective that asks for spare cores: no prefetch in a thread.
         by_messages = self._sending.group_bytes > 0
-        return Orders, (self._sending if by_messages else none_ahead(),)
+        return GatherOrders, (self._sending if by_messages else none_ahead(),)

@@ -25,7 +25,7 @@ from ...movement.several import Route
 from ...spec import TensorSpec
 from ...spec.tracer import Tracer
 from ..plan import Plan
-from .order import Ahead, Orders, find
+from .order import Ahead, GatherOrders, find
 from .prefetch import Wanted, by_messages
 
 _PLACE = "_consistent_place"
@@ -33,7 +33,7 @@ _PLACE = "_consistent_place"
 _Key = tuple[tuple[nn.Module, str, TensorSpec], ...]
 
 
-class _Orders(Orders):
+class _Orders(GatherOrders):
     """Gather orders of one module; that of forward restarts at the first op after a backward."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class _Orders(Orders):
 class _Place:
     """Where a parameter is in a module, with the gather orders by which ops prefetch it."""
 
-    def __init__(self, orders: Orders, owner: nn.Module, key: str) -> None:
+    def __init__(self, orders: GatherOrders, owner: nn.Module, key: str) -> None:
         self.orders, self.owner, self.key = orders, owner, key
 
     def __deepcopy__(self, memo: dict) -> _Place | None:

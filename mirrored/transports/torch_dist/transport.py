@@ -41,7 +41,7 @@ from ..tuning import between
 from ..tuning.table import Table
 from . import messages, several, short
 from .described import Described, call_under_way, part_of, resumed
-from .groups import World, timeout, world
+from .groups import GroupState, timeout, world
 from .messages import flat
 
 # Gloo's own all-reduce is not used: it takes longer at every size (two ranks in two network
@@ -64,7 +64,7 @@ class TorchDist(Described):
 
     def __init__(self) -> None:
         self._last_fold: Callable[[], _Fold | None] = lambda: None  # weak
-        self._links: weakref.WeakKeyDictionary[World, Link] = weakref.WeakKeyDictionary()
+        self._links: weakref.WeakKeyDictionary[GroupState, Link] = weakref.WeakKeyDictionary()
 
     @property
     def rank(self) -> int:
