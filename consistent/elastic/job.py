@@ -232,13 +232,7 @@ class Job:
                     self._say("no rank that kept a step is left; begins with step 1")
                 self.step = 0
                 return {}
-            why = (
-                "no folder of checkpoints was given" if folder is None else "there is no checkpoint"
-            )
-            raise RuntimeError(
-                f"elastic: the ranks that kept {_list(kept.missing)} are lost together, and {why}. "
-                "Let each tensor lie on more ranks, or save checkpoints and give keep(folder=...)."
-            )
+            raise _all_lost(kept.missing, folder)
         values = checkpoint.load(found, **self._objects)
         self.step = int(values.pop("step", 0))
         if kept is not None:
@@ -305,6 +299,15 @@ def _fitting(ranks: int, wanted: int, copies: int) -> int:
     """
     fits = [n for n in range(1, min(wanted, ranks) + 1) if ranks % n == 0 and ranks // n >= copies]
     return max(fits, default=1)
+
+
+def _all_lost(missing: Any, folder: str | os.PathLike | None) -> RuntimeError:
+    """Return the error for tensors that no present rank keeps, without a checkpoint to load."""
+    why = "no folder of checkpoints was given" if folder is None else "there is no checkpoint"
+    return RuntimeError(
+        f"elastic: the ranks that kept {_list(missing)} are lost together, and {why}. "
+        "Let each tensor lie on more ranks, or save checkpoints and give keep(folder=...)."
+    )
 
 
 def _list(names: Sequence[str]) -> str:

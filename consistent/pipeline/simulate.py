@@ -68,18 +68,20 @@ def play(
                 busy += lasts
                 at[k] += 1
                 went = True
-    for k, line in enumerate(table.lines):
-        if at[k] < len(line):
+    for line, done in zip(table.lines, at, strict=True):
+        if done < len(line):
+            needs = ", ".join(map(str, _needs(line[done], table.stages, halves)))
             raise ValueError(
-                f"schedule: {table.name!r} stops before {line[at[k]]}, which waits for what never "
-                f"comes: {', '.join(map(str, _needs(line[at[k]], table.stages, halves)))}."
+                f"schedule: {table.name!r} stops before {line[done]}, which waits for what never "
+                f"comes: {needs}."
             )
     total = max(clock, default=0.0)
     return Played(times, total, 1 - busy / (total * len(table.lines)) if total else 0.0)
 
 
 def _halves(table: Schedule) -> set[Action]:
-    """Return the actions of ``table`` that are the first half (I) of a backward."""
+    """Return the actions of ``table`` that compute the first half of a backward, the gradients of
+    inputs."""
     return {action for line in table.lines for action in line if action.kind == "I"}
 
 

@@ -93,17 +93,7 @@ class ModelPicture(Picture):
         shapes += [Words(x, y + 14, text, 11, "faint") for text, x in head]
         y += 26
         for row in drawn:
-            bold = row.entry is None
-            ink = "ink" if bold or row.nbytes else "faint"
-            shapes.append(
-                Words(columns[0] + 18 * row.depth, y + 13, _name(row), 12, ink, bold=bold)
-            )
-            shapes.append(Words(columns[1], y + 13, row.shape, 11, "faint"))
-            shapes.append(Words(shape, y + 13, row.layout, 11, ink))
-            shapes += _bar(row, bar, y + 4, _BAR)
-            if row.nbytes:
-                text = f"{bytes_text(row.held)} of {bytes_text(row.nbytes)}"
-                shapes.append(Words(held, y + 13, text, 10, "faint"))
+            shapes += _line_of(row, (*columns, shape, bar, held), y)
             y += _LINE
         if len(found) > len(drawn):
             shapes.append(
@@ -114,14 +104,42 @@ class ModelPicture(Picture):
         for line in textwrap.wrap(self.totals(), int(width / 7)):
             shapes.append(Words(20, y + 13, line, 12))
             y += _LINE
-        x = 20.0
-        for style, word in _LEGEND:
-            shapes += [
-                Box(x, y + 4, 11, 11, PALETTE[style]),
-                Words(x + 17, y + 13, word, 11, "faint"),
-            ]
-            x += 40 + 6.4 * len(word)
+        shapes += _legend(y)
         return Drawing(width, y + 36, shapes, self.summary())
+
+
+def _line_of(
+    row: PictureRow, columns: tuple[float, float, float, float, float], y: float
+) -> list[Box | Words]:
+    """Return the line of a module or tensor at height ``y`` of the drawing.
+
+    ``columns`` are the left ends of its name, shape, layout, bar, and number of bytes.
+    """
+    name, shape, layout, bar, held = columns
+    bold = row.entry is None
+    ink = "ink" if bold or row.nbytes else "faint"
+    shapes: list[Box | Words] = [
+        Words(name + 18 * row.depth, y + 13, _name(row), 12, ink, bold=bold),
+        Words(shape, y + 13, row.shape, 11, "faint"),
+        Words(layout, y + 13, row.layout, 11, ink),
+        *_bar(row, bar, y + 4, _BAR),
+    ]
+    if row.nbytes:
+        text = f"{bytes_text(row.held)} of {bytes_text(row.nbytes)}"
+        shapes.append(Words(held, y + 13, text, 10, "faint"))
+    return shapes
+
+
+def _legend(y: float) -> list[Box | Words]:
+    """Return the legend of the bars at height ``y`` of the drawing."""
+    x, shapes = 20.0, list[Box | Words]()
+    for style, word in _LEGEND:
+        shapes += [
+            Box(x, y + 4, 11, 11, PALETTE[style]),
+            Words(x + 17, y + 13, word, 11, "faint"),
+        ]
+        x += 40 + 6.4 * len(word)
+    return shapes
 
 
 def _cells(row: PictureRow) -> tuple[str, ...]:

@@ -37,16 +37,8 @@ def tensor_drawing(spec: TensorSpec) -> Drawing:
         min(2 * _EDGE + longest * _LETTER, _MOST_WIDE),
         460.0,
     )
-    shapes: list[Box | Words] = []
-    y = _EDGE + 6
     room = int((width - 2 * _EDGE) / _LETTER)
-    shapes.append(Words(_EDGE, y + 8, head, 15, bold=True))
-    for line in textwrap.wrap(f"on {where}", room, subsequent_indent="   "):
-        y += 19
-        shapes.append(Words(_EDGE, y + 8, line, 12))
-    y += 20
-    shapes.append(Words(_EDGE, y + 6, _note(spec), 11, "faint"))
-    y += 24
+    shapes, y = _heading(spec, head, where, room)
     if named:
         for j, index in enumerate(columns):
             text = "…" if index is None else f"{axis_name(spec, len(grid) - 1)} = {index}"
@@ -73,6 +65,21 @@ def tensor_drawing(spec: TensorSpec) -> Drawing:
             shapes.append(Words(_EDGE, y + 12, line, 12))
             y += 18
     return Drawing(width, y + _EDGE, shapes, repr(spec))
+
+
+def _heading(spec: TensorSpec, head: str, where: str, room: int) -> tuple[list[Box | Words], float]:
+    """Return the words above the ranks of the drawing, and the height below them.
+
+    ``room`` is the number of letters that fit in a line.
+    """
+    y = _EDGE + 6
+    shapes: list[Box | Words] = [Words(_EDGE, y + 8, head, 15, bold=True)]
+    for line in textwrap.wrap(f"on {where}", room, subsequent_indent="   "):
+        y += 19
+        shapes.append(Words(_EDGE, y + 8, line, 12))
+    y += 20
+    shapes.append(Words(_EDGE, y + 6, _note(spec), 11, "faint"))
+    return shapes, y + 24
 
 
 def _note(spec: TensorSpec) -> str:

@@ -164,21 +164,8 @@ def _agree(
     note = (tuple(shard.shape), shard.dtype, entries, shape and tuple(shape)) if inside else None
     notes = gathered(note)
     ranks = placement.ranks.ravel().tolist()
-    first_shape, dtype, entries, shape = notes[ranks[0]]
-    for rank in ranks[1:]:
-        found = notes[rank]
-        if (
-            found is None
-            or found[1:] != (dtype, entries, shape)
-            or len(found[0]) != len(first_shape)
-        ):
-            raise ValueError(
-                "from_local: the ranks do not agree.\n"
-                f"  rank {ranks[0]} gives {_told(notes[ranks[0]])}\n  rank {rank} gives "
-                f"{_told(found)}\n"
-                "  Give the same dtype, number of dims, sbp and shape on every rank of the "
-                "placement."
-            )
+    _check_notes(notes, ranks)
+    _, dtype, entries, shape = notes[ranks[0]]
     if shape is None:
         shape = _joined(placement, entries, {rank: notes[rank][0] for rank in ranks})
     spec = TensorSpec.of(placement, entries, shape, dtype)
@@ -191,6 +178,20 @@ def _agree(
             "from_local", shard, placement, tuple(a for a, e in enumerate(spec.sbp) if e is B)
         )
     return spec
+
+
+def _check_notes(notes: Sequence[Any], ranks: Sequence[int]) -> None:
+    """Raise if ``ranks`` noted different dtypes, numbers of dims, SBPs or logical shapes."""
+    first = notes[ranks[0]]
+    for rank in ranks[1:]:
+        found = notes[rank]
+        if found is None or found[1:] != first[1:] or len(found[0]) != len(first[0]):
+            raise ValueError(
+                "from_local: the ranks do not agree.\n"
+                f"  rank {ranks[0]} gives {_told(first)}\n  rank {rank} gives {_told(found)}\n"
+                "  Give the same dtype, number of dims, sbp and shape on every rank of the "
+                "placement."
+            )
 
 
 def _joined(placement: Placement, entries: NdSbp, shapes: dict[int, tuple[int, ...]]) -> list[int]:
