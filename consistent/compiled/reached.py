@@ -346,8 +346,8 @@ class _Walk:
 
 
 def _of_module(name: str, value: Any, attributes: set[str]) -> Iterator[_Item]:
-    """Yield those of ``attributes`` that ``value`` has, if it is a Python module of the user's
-    own."""
+    """Yield the attributes of ``value`` that ``attributes`` names, if it is a Python module of the
+    user's own."""
     if isinstance(value, types.ModuleType) and not _is_installed(value.__name__):
         kept = vars(value)
         for attribute in sorted(attributes & kept.keys()):

@@ -195,7 +195,8 @@ class PeerCopies:
         ]
 
     def _piece(self, name: str, x: Any) -> tuple[Piece, torch.Tensor] | None:
-        """Return this rank's part of a tensor; None if it has none."""
+        """Return this rank's part of a tensor, as it is kept for other ranks; None if it has
+        none."""
         if not is_global(x):
             return Piece(name, tuple(x.shape), x.dtype, None), x.detach()
         spec: TensorSpec = x._spec

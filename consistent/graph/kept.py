@@ -62,7 +62,7 @@ class ArgumentsSnapshot:
 
 
 def _opened(value: Any) -> Iterator[Any]:
-    """Yield the single arguments of a call from ``value``, its (args, kwargs)."""
+    """Yield each argument of a call from ``value``, which is its (args, kwargs)."""
     for x in _inside(value):
         yield from _inside(x)
 

@@ -449,7 +449,8 @@ class _Recorder(TorchFunctionMode):
         return generator.get_state().counter - self._drawn
 
     def _own(self, x: torch.Tensor) -> Any:
-        """Return ``x`` if a recorded call made it, else a stand-in for it, a tensor from before."""
+        """Return ``x`` if a recorded call made it; a tensor from before the recording is replaced
+        by its stand-in."""
         if id(x) in self._known:
             known = self.program.values[self._known[id(x)]].spec
             if known is not (x._spec if is_global(x) else None):  # type: ignore[attr-defined]

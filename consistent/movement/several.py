@@ -153,7 +153,8 @@ def _grouped(
 def _messages(
     routes: tuple[Route, ...], kinds: tuple[tuple, ...], places: tuple[tuple, ...]
 ) -> tuple[tuple[int, ...], tuple[_Message, ...]]:
-    """Return the result of ``_grouped``, from hashable arguments so that it can be cached.
+    """Return (positions of routes that are boxed alone, messages for the others), as ``_grouped``
+    does.
 
     ``kinds`` are (dtype, device) of each tensor, with None as the dtype of a sparse one. ``places``
     are pairs of a placement and this rank's coordinate in it.

@@ -175,7 +175,8 @@ def _runs(cut: DimCut, n: int, parts: int, index: int) -> Runs:
 
 
 def _within(cut: DimCut, n: int, parts: int, index: int) -> Iterator[tuple[int, int]]:
-    """Yield the runs of a rank within one part of ``n`` items; they may be empty or adjacent."""
+    """Yield the runs that a rank has in one part of ``n`` items; a run may be empty or touch the
+    next."""
     if cut.zigzag:
         yield piece(n, 2 * parts, index)
         yield piece(n, 2 * parts, 2 * parts - 1 - index)

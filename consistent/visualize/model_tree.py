@@ -184,7 +184,7 @@ def _follows(last: Branch, branch: Branch) -> bool:
 
 
 def _joined(branch: Branch) -> Branch:
-    """Merge a module that contains nothing but one submodule with that submodule."""
+    """Merge a module with its submodule, if it contains one submodule and nothing else."""
     alone = branch.branches[0] if len(branch.branches) == 1 and not branch.entries else None
     if not branch.name or alone is None:
         return branch

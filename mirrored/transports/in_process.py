@@ -111,7 +111,8 @@ class InProcessState:
         )
 
     def _places(self) -> str:
-        """Return one line for each rank that says where it is, for an error message."""
+        """Return one line of an error message for each rank, which says where in the program the
+        rank is."""
         lines = []
         for rank, thread in sorted(self.threads.items()):
             said = "has returned" if rank in self.finished else place_of(thread)

@@ -127,7 +127,7 @@ class _Derivation:
         return [B if head == "shape" else entry for head in heads]
 
     def _split(self, name: str) -> list[Signature]:
-        """Return the signatures that split the dim ``name``."""
+        """Return the signatures of a call in which the dim ``name`` is split."""
         if letter_of(name) in self.rule.whole or self._differs(name):
             return []
         if any(x.names.count(name) > 1 for x in self.operands):

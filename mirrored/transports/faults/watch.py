@@ -253,7 +253,7 @@ class Watch:
         return f"{place_of(thread)}, waits {seconds:.1f} s in {call}"
 
     def _absent(self, address: Address | None, refused: bool, note: str | None) -> str:
-        """Return what the message says about a rank that does not answer.
+        """Return the sentence of the error message about a rank that does not answer.
 
         Args:
             address: where the rank listens; None if it is not known.

@@ -365,7 +365,8 @@ class TorchDist(Described):
         return texts, self.all_reduce(x, ranks, op)  # calls do not match: all ranks wait, and raise
 
     def _texts(self, found: list[short.Part], note: bytes, ranks: Ranks) -> list[bytes]:
-        """Return the notes; their texts are sent only if any rank has one."""
+        """Return the notes of all ranks, in one more message only if any rank has a text to
+        send."""
         if not any(each.has_note for each in found):
             return [b""] * len(ranks)
         with unseen():
