@@ -53,16 +53,7 @@ def install(
     layouts: Sequence[Any] = list(laid.tensors.values())
     install_borders(module, laid)
     install_experts(module, laid)
-    if _gathers(laid):
-        from .sharded.install import install_use
-
-        install_use(module, laid)
-    if _lies_split(laid, placement):
-        from .sharded.prefetch import travel
-        from .sharded.prefetch_operands import install_ahead
-
-        if travel(placement):
-            install_ahead(module, laid)
+    _install_gathers(module, placement, laid)
     from .owned.matrix_step import install_known
 
     install_known(module)
@@ -79,6 +70,20 @@ def install(
 
         install_inputs(module, placement, inputs)
     hold_plan(module, plan)
+
+
+def _install_gathers(module: torch.nn.Module, placement: Placement, laid: Plan) -> None:
+    """Make modules gather the parameters that they use whole, and ops prefetch the split ones."""
+    if _gathers(laid):
+        from .sharded.install import install_use
+
+        install_use(module, laid)
+    if _lies_split(laid, placement):
+        from .sharded.prefetch import travel
+        from .sharded.prefetch_operands import install_ahead
+
+        if travel(placement):
+            install_ahead(module, laid)
 
 
 def hold_plan(module: torch.nn.Module, plan: Plan) -> None:

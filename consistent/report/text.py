@@ -57,13 +57,16 @@ def summary(
         if whole
         else ". No op ran whole on every rank."
     )
-    if timeline is not None and timeline.events:
-        spent = timeline.seconds()
-        text += (
-            f" Rank {timeline.rank} computed for {seconds_text(spent['computing'])} and waited for "
-            f"boxings for {seconds_text(spent['boxing'])}."
-        )
-    return text
+    return text if timeline is None or not timeline.events else text + _spent(timeline)
+
+
+def _spent(timeline: Timeline) -> str:
+    """Return the sentence of the summary about the time that this rank spent."""
+    spent = timeline.seconds()
+    return (
+        f" Rank {timeline.rank} computed for {seconds_text(spent['computing'])} and waited for "
+        f"boxings for {seconds_text(spent['boxing'])}."
+    )
 
 
 def _sent(lines: Sequence[Line], boxings: int) -> str:

@@ -40,9 +40,7 @@ def tensor_drawing(spec: TensorSpec) -> Drawing:
     room = int((width - 2 * _EDGE) / _LETTER)
     shapes, y = _heading(spec, head, where, room)
     if named:
-        for j, index in enumerate(columns):
-            text = "…" if index is None else f"{axis_name(spec, len(grid) - 1)} = {index}"
-            shapes.append(Words(left + j * _CELL, y + 12, text, 11, "faint"))
+        shapes += _names_of_columns(spec, columns, left, y)
         y += 22
     for i in rows:
         if i is None:
@@ -80,6 +78,15 @@ def _heading(spec: TensorSpec, head: str, where: str, room: int) -> tuple[list[B
     y += 20
     shapes.append(Words(_EDGE, y + 6, _note(spec), 11, "faint"))
     return shapes, y + 24
+
+
+def _names_of_columns(
+    spec: TensorSpec, columns: Sequence[int | None], left: float, y: float
+) -> list[Words]:
+    """Return the words above the columns of ranks, such as ``tp = 0``."""
+    name = axis_name(spec, spec.placement.ndim - 1)
+    texts = ("…" if index is None else f"{name} = {index}" for index in columns)
+    return [Words(left + j * _CELL, y + 12, text, 11, "faint") for j, text in enumerate(texts)]
 
 
 def _note(spec: TensorSpec) -> str:
