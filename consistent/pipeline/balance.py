@@ -39,11 +39,20 @@ def best_ends(
             furthest[key] = _last_that_fits(begin, most, lambda end: fits(stage, begin, end))
         return furthest[key]
 
-    low, high = max([*seconds, sums[-1] / stages]), sums[-1]
+    return _fastest(sums, stages, room, max([*seconds, sums[-1] / stages]))
+
+
+def _fastest(
+    sums: Sequence[float], stages: int, room: Callable[[int, int, int], int], low: float
+) -> list[int] | None:
+    """Return the ends under the least time limit that can be kept, found by bisection.
+
+    ``low`` is a limit below which no stages can stay; the others are as for ``_ends``.
+    """
+    high, near = sums[-1], _NEAR * sums[-1]
     best = _ends(sums, stages, room, high)
     if best is None:
         return None
-    near = _NEAR * sums[-1]
     first = _ends(sums, stages, room, low + near)
     if first is not None:
         return first
