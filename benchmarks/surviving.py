@@ -70,7 +70,7 @@ def cost_here(given: argparse.Namespace) -> None:
     import torch.nn.functional as F
 
     import consistent
-    from consistent.elastic.copies import Copies
+    from consistent.elastic.copies import PeerCopies
     from examples.train_gpt import GPT, Windows, sources
     from mirrored import counting
     from mirrored.every_rank import gathered
@@ -79,7 +79,7 @@ def cost_here(given: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     axes = {"dp": -1} if given.peers else {"dp": -1, "fsdp": 2}
     plan = "zero3" if given.peers else {"dp": "data", "fsdp": "zero3"}
-    parts = {name: timed(Copies, name) for name in ("prepare", "take")}
+    parts = {name: timed(PeerCopies, name) for name in ("prepare", "take")}
 
     def train(job: consistent.elastic.Job) -> None:
         torch.manual_seed(0)

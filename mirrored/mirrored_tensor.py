@@ -192,6 +192,21 @@ def scatter(
         ValueError: there are not as many elements as devices, or shapes or dtypes differ.
     """
     members = _ranks_of(ranks)
+    elements = _checked_parts(parts, members)
+    rank = current().rank
+    own = elements[members.index(rank) if rank in members else 0]
+    if device is not None and rank in members:
+        own = own.to(device)
+    return from_local(own, members)
+
+
+def _checked_parts(parts: Any, members: Sequence[int]) -> list[torch.Tensor]:
+    """Return the elements of ``parts`` as tensors, one for each of ``members``.
+
+    Raises:
+        TypeError: ``parts`` is not a list or tuple.
+        ValueError: there are not as many elements as devices, or shapes or dtypes differ.
+    """
     if not isinstance(parts, list | tuple):
         raise TypeError(
             f"scatter: parts is a {type(parts).__name__}, and a list with one element for each of "
@@ -212,11 +227,7 @@ def scatter(
                 "  The devices do the same work, on parts of one shape and dtype.\n"
                 "  Cut evenly (leave the rest of the batch out, or pad it)."
             )
-    rank = current().rank
-    own = elements[members.index(rank) if rank in members else 0]
-    if device is not None and rank in members:
-        own = own.to(device)
-    return from_local(own, members)
+    return elements
 
 
 # -- types and ranks ------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from consistent.spec import (
     EXTREMES,
     B,
-    Cut,
+    DimCut,
     NdSbp,
     P,
     Placement,
@@ -79,14 +79,14 @@ def sbps(ndim: int, partial: Sbp | None = P) -> st.SearchStrategy[Sbp]:
     return st.sampled_from([B, *partials, *(S(dim) for dim in range(ndim))])
 
 
-def cuts(n: int, parts: int) -> st.SearchStrategy[Cut]:
+def cuts(n: int, parts: int) -> st.SearchStrategy[DimCut]:
     """Any way to cut a dim of ``n`` items over ``parts`` ranks, pieces of no item included."""
     return st.one_of(st.just(n), _divisors(n), _sums(n)).flatmap(
         lambda of: _cuts_of(n, parts, None if of == n else of)
     )
 
 
-def _cuts_of(n: int, parts: int, of: int | tuple[int, ...] | None) -> st.SearchStrategy[Cut]:
+def _cuts_of(n: int, parts: int, of: int | tuple[int, ...] | None) -> st.SearchStrategy[DimCut]:
     within = n if of is None else of if isinstance(of, int) else None
     found = [
         st.integers(1, max(1, n)).map(lambda b: cut_of(blocks=b, of=of)),

@@ -54,7 +54,7 @@ def _code(text: str, tree: ast.Module) -> int:
 
 
 def _docstrings(tree: ast.Module) -> Iterator[int]:
-    """The numbers of their lines."""
+    """Yield the number of each line of ``tree`` that belongs to a docstring."""
     for node in ast.walk(tree):
         if isinstance(node, _Documented) and node.body and ast.get_docstring(node) is not None:
             first = node.body[0]
@@ -68,7 +68,8 @@ def _comments(text: str) -> int:
 
 
 def _callbacks(tree: ast.Module) -> int:
-    """Empty lists of the module itself that are to hold functions."""
+    """Return how many empty lists, meant to hold functions, ``tree`` makes at the top of the
+    module."""
     return sum(
         isinstance(node, ast.AnnAssign)
         and isinstance(node.value, ast.List)

@@ -258,8 +258,8 @@ def _farther(src: TensorSpec, dst: TensorSpec) -> Iterator[TensorSpec]:
 
 
 def _plainly(spec: TensorSpec, found: Iterator[TensorSpec]) -> Iterator[TensorSpec]:
-    """Yield those specs in ``found`` that are ``spec`` without its cuts, or that take one move per
-    axis that differs from ``spec``."""
+    """Yield the specs in ``found`` that equal ``spec`` without cuts, or differ from it in axes that
+    one move each changes."""
     return (each for each in found if each is spec.plain or _is_direct(spec, each))
 
 

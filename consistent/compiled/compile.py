@@ -26,7 +26,7 @@ from .layout_search.trial import Following, Listening
 from .of_objects import OfObjects
 from .options import CompileOptions, Options, shows_options
 from .rates import Varying
-from .recording import Around, How, Recorded, record
+from .recording import Around, Recorded, StepSettings, record
 from .show import save_page
 from .unsettled import Unsettled
 
@@ -55,7 +55,7 @@ class CompiledStep:
         self._step, self._most = step, most
         self._trial = Trial()
         backend = BACKENDS[self.options.backend]()
-        self._how = How(self.name, self.options, backend, Varying())
+        self._how = StepSettings(self.name, self.options, backend, Varying())
         self._entries: OrderedDict[int, tuple[Any, Recorded]] = OrderedDict()
         self._number = 0
         self._tries: OrderedDict[Any, int] = OrderedDict()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,50 +48,16 @@ def listening(
         know: called after a graph break, to note which tensors these attributes then hold.
         varying: optimizers that are not recorded, because their numbers vary from call to call.
     """
-
-    def as_written(owner: Any, method: str, text: str) -> Callable[..., Any]:
-        original = getattr(owner, method)
-
-        def called(*args: Any, **kwargs: Any) -> Any:
-            with rates.let():
-                if tensors_in((args, kwargs)) and not recorder.is_paused:
-                    recorder.refuse(
-                        f"{text} is given a tensor, and it is called as it is written, beside the "
-                        "program.\n  Call it outside the step."
-                    )
-                recorder.left_to_python.add(id(owner))
-                if recorder.is_paused:  # inside another such call, such as GradScaler.step
-                    return original(*args, **kwargs)
-                recorder.check_seeds()
-                writes = changes()
-                out = recorder.break_graph(lambda: original(*args, **kwargs), text, writes)
-                know()
-                return out
-
-        return called
-
-    def traced(optimizer: Any) -> Callable[..., Any]:
-        original = optimizer.step
-
-        def called(*args: Any, **kwargs: Any) -> Any:
-            with rates.let():
-                if recorder.is_paused:
-                    return original(*args, **kwargs)
-                # This call creates the optimizer's state, which the next call will not do, so it is
-                # not recorded.
-                if _makes_state(optimizer):
-                    with recorder.paused():
-                        return original(*args, **kwargs)
-                with _by_tensors(recorder, optimizer):
-                    return original(*args, **kwargs)
-
-        return called
-
+    as_written = partial(_as_written, recorder, rates, changes, know)
     with ExitStack() as stack:
         for optimizer in reached.optimizers:
             name = f"{type(optimizer).__name__}.step"
             by_tensors = _is_by_tensors(optimizer) and optimizer not in varying
-            made = traced(optimizer) if by_tensors else as_written(optimizer, "step", name)
+            made = (
+                _traced(recorder, rates, optimizer)
+                if by_tensors
+                else as_written(optimizer, "step", name)
+            )
             stack.enter_context(_put(optimizer, "step", made))
         for schedule in reached.schedules:
             name = f"{type(schedule).__name__}.step"
@@ -100,6 +67,59 @@ def listening(
                 made = as_written(scaler, method, f"GradScaler.{method}")
                 stack.enter_context(_put(scaler, method, made))
         yield
+
+
+def _as_written(
+    recorder: Recorder,
+    rates: Rates,
+    changes: Callable[[], list[Any]],
+    know: Callable[[], None],
+    owner: Any,
+    method: str,
+    text: str,
+) -> Callable[..., Any]:
+    """Return a method of ``owner`` that breaks the graph, and then runs as it is written.
+
+    ``text`` is the name of the method in messages; the other arguments are those of ``listening``.
+    """
+    original = getattr(owner, method)
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with rates.let():
+            if tensors_in((args, kwargs)) and not recorder.is_paused:
+                recorder.refuse(
+                    f"{text} is given a tensor, and it is called as it is written, beside the "
+                    "program.\n  Call it outside the step."
+                )
+            recorder.left_to_python.add(id(owner))
+            if recorder.is_paused:  # inside another such call, such as GradScaler.step
+                return original(*args, **kwargs)
+            recorder.check_seeds()
+            writes = changes()
+            out = recorder.break_graph(lambda: original(*args, **kwargs), text, writes)
+            know()
+            return out
+
+    return called
+
+
+def _traced(recorder: Recorder, rates: Rates, optimizer: Any) -> Callable[..., Any]:
+    """Return the ``step`` of ``optimizer``, whose ops are recorded."""
+    original = optimizer.step
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with rates.let():
+            if recorder.is_paused:
+                return original(*args, **kwargs)
+            # This call creates the optimizer's state, which the next call will not do, so it is
+            # not recorded.
+            if _makes_state(optimizer):
+                with recorder.paused():
+                    return original(*args, **kwargs)
+            with _by_tensors(recorder, optimizer):
+                return original(*args, **kwargs)
+
+    return called
 
 
 @contextmanager

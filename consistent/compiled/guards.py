@@ -9,7 +9,7 @@ import torch
 
 from ..dispatch.plans.shards import is_global
 from .memory import extent, geometry
-from .sources import ABSENT, Asked, Source, read
+from .sources import ABSENT, FunctionKey, Source, read
 
 SIMPLE = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device, complex)
 _Off = torch._C.DisableTorchFunction
@@ -21,8 +21,8 @@ class Guard(NamedTuple):
     """One condition under which a program is valid: a place still holds the recorded value.
 
     Args:
-        store, key: the place, such as a dict and its key. If ``key`` is an ``Asked``, the value is
-            the result of its function of the store, such as a length.
+        store, key: the place, such as a dict and its key. If ``key`` is a ``FunctionKey``, the
+            value is the result of its function of the store, such as a length.
         path: name of the place in messages.
         value: number, string or object that was recorded.
     """
@@ -39,9 +39,8 @@ class Guard(NamedTuple):
 
     @property
     def is_asked(self) -> bool:
-        """Return whether the value is computed from the store by an ``Asked``, instead of read at a
-        key."""
-        return isinstance(self.key, Asked)
+        """Return whether a ``FunctionKey`` computes the value, which is not read at a key."""
+        return isinstance(self.key, FunctionKey)
 
 
 def same_value(now: Any, before: Any, by_value: bool = False) -> bool:

@@ -36,7 +36,7 @@ _WORDS = {
 
 
 @dataclass(slots=True)
-class Row:
+class ListingRow:
     """One row of a program listing.
 
     Args:
@@ -75,7 +75,7 @@ class Row:
         return name if self.boxing is None else f"{self.boxing[0]} -{name}-> {self.boxing[1]}"
 
 
-def rows(program: Program) -> Iterator[Row]:
+def rows(program: Program) -> Iterator[ListingRow]:
     """Yield the rows of the whole program, in the order in which it runs."""
     # Values inside segments are numbered after those that segments pass on.
     fresh = count(program.count)
@@ -83,7 +83,7 @@ def rows(program: Program) -> Iterator[Row]:
         yield from _rows(program, part, fresh)
 
 
-def _rows(program: Program, part: Segment, fresh: Iterator[int]) -> Iterator[Row]:
+def _rows(program: Program, part: Segment, fresh: Iterator[int]) -> Iterator[ListingRow]:
     nodes = part.graph.graph.nodes
     names: dict[Node, str] = {}
     inputs = (node for node in nodes if node.op == "placeholder")
@@ -102,18 +102,18 @@ def _rows(program: Program, part: Segment, fresh: Iterator[int]) -> Iterator[Row
             whole, i = node.args
             names[node] = names[whole] if len(whole.users) == 1 else f"{names[whole]}[{i}]"
             if node in outs:
-                yield Row("item", f"{outs[node]} = {names[node]}", _layout(node))
+                yield ListingRow("item", f"{outs[node]} = {names[node]}", _layout(node))
             continue
         names[node] = outs.get(node) or f"%{next(fresh)}"
         yield row(program, node, names)
     for write in part.writes:
         value = "None" if write.value is None else f"%{write.value.value}"
-        yield Row("put", f"put {value} into {write.source.path}")
+        yield ListingRow("put", f"put {value} into {write.source.path}")
     if part.graph_break is not None:
-        yield Row("graph break", f"call {part.text} as it is written", name=part.text)
+        yield ListingRow("graph break", f"call {part.text} as it is written", name=part.text)
 
 
-def row(program: Program, node: Node, names: dict[Node, str]) -> Row:
+def row(program: Program, node: Node, names: dict[Node, str]) -> ListingRow:
     """Return the row of one op or message.
 
     ``names`` maps nodes to names such as ``%4``.
@@ -123,10 +123,10 @@ def row(program: Program, node: Node, names: dict[Node, str]) -> Row:
     return made
 
 
-def _row(program: Program, node: Node, names: dict[Node, str]) -> Row:
+def _row(program: Program, node: Node, names: dict[Node, str]) -> ListingRow:
     where, mine = node.meta.get("where", ""), names.get(node, f"%{node.name}")
     if node.op == "get_attr":
-        return Row("op", f"{mine} = constant {node.target}", where=where, name="constant")
+        return ListingRow("op", f"{mine} = constant {node.target}", where=where, name="constant")
     if node.target in ORDERED or node.target is DRAWN:
         call = program.calls[node.args[2 if node.target is DRAWN else 1]]  # type: ignore[index]
         kind = call.kind or call.text.split(" ")[0]
@@ -144,7 +144,7 @@ def _row(program: Program, node: Node, names: dict[Node, str]) -> Row:
                     else layout_text(target, target.dtype, target.shape)
                 )
             layout = f"{layout} from {sbp_text(source)}"
-        return Row(
+        return ListingRow(
             word,
             f"{mine} = {word} {kind}({given})",
             layout,
@@ -160,7 +160,7 @@ def _row(program: Program, node: Node, names: dict[Node, str]) -> Row:
     text = f"{mine} = {name}({', '.join(shown)})"
     results = [node] if "shape" in node.meta else [user for user in node.users if is_item(user)]
     layout = "".join(map(_layout, results[:1]))
-    return Row("op", text, layout, where, held=sum(map(_held, results)), name=name)
+    return ListingRow("op", text, layout, where, held=sum(map(_held, results)), name=name)
 
 
 def _read_text(read: Any) -> str:
@@ -206,12 +206,14 @@ def _held(node: Node) -> int:
     return math.prod(node.meta["shape"]) * node.meta["dtype"].itemsize
 
 
-def _read(text: str, x: Any) -> Row:
+def _read(text: str, x: Any) -> ListingRow:
     """Return the row of a value that a segment reads before its ops run.
 
     ``x`` describes the value: a ``Like``, the tensor of a learning rate, or None.
     """
     if x is None:
-        return Row("read", text)
+        return ListingRow("read", text)
     held = x.bytes if hasattr(x, "bytes") else x.nbytes
-    return Row("read", text, layout_text(getattr(x, "spec", None), x.dtype, x.shape), held=held)
+    return ListingRow(
+        "read", text, layout_text(getattr(x, "spec", None), x.dtype, x.shape), held=held
+    )

@@ -68,7 +68,7 @@ def is_contiguous(x: torch.Tensor) -> bool:
         return has_memory(x) and _T.is_contiguous(x)
 
 
-class Memory:
+class MemoryTable:
     """Table of recorded values by the memory of their tensors.
 
     A storage may be freed while it is in the table. A weak reference then keeps its number

@@ -44,7 +44,7 @@ from mirrored.transports.side_stream import Beside
 Shape = tuple[tuple[int, ...], torch.dtype, torch.device]
 
 
-class Watch(Protocol):
+class MessageObserver(Protocol):
     """Protocol of an observer that reports the messages of a running program."""
 
     def ordered(self, number: int) -> AbstractContextManager[None]:
@@ -105,7 +105,7 @@ class Call:
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.calls: dict[int, Call] | None = None
-        self.watch: Watch | None = None
+        self.watch: MessageObserver | None = None
         self.under_way: dict[int, deque[Handle]] = {}
         self.started: dict[int, tuple[Future[list[Tensor]], Beside | None]] = {}
 
@@ -114,7 +114,7 @@ _thread = _Thread()
 
 
 @contextmanager
-def known(calls: dict[int, Call], watch: Watch | None = None) -> Iterator[None]:
+def known(calls: dict[int, Call], watch: MessageObserver | None = None) -> Iterator[None]:
     """Make the ops in this file run the calls in ``calls``, by their numbers, inside the block.
 
     ``watch`` is notified of each call that sends or waits.

@@ -24,7 +24,7 @@ from ..drawing.pages.html import (
 from ..drawing.source import functions
 from ..drawing.words import short_site, times
 from ..spec.bytes_text import bytes_text
-from .listing import Row, rows
+from .listing import ListingRow, rows
 from .program import Program
 
 _SENT = ("message", "start")
@@ -61,7 +61,7 @@ def refused(name: str, why: str) -> str:
     )
 
 
-def _lead(program: Program, made: Sequence[Row]) -> str:
+def _lead(program: Program, made: Sequence[ListingRow]) -> str:
     sent, count = program.bytes, len(program.messages())
     broken = [row.name for row in made if row.kind == "graph break"]
     text = "It sends nothing" if not count else f"{count} message{'s' if count > 1 else ''}"
@@ -78,7 +78,7 @@ def _lead(program: Program, made: Sequence[Row]) -> str:
     return f"{text}."
 
 
-def _numbers(program: Program, made: Sequence[Row]) -> str:
+def _numbers(program: Program, made: Sequence[ListingRow]) -> str:
     saved = sum(each.bytes for each in program.saved)
     return numbers(
         (
@@ -104,7 +104,7 @@ def _others(count: int) -> str:
 # -- the lines of the step -------------------------------------------------------------------------
 
 
-def _lines(program: Program, made: Sequence[Row]) -> str:
+def _lines(program: Program, made: Sequence[ListingRow]) -> str:
     found: dict[tuple[str, int], _At] = defaultdict(_At)
     places: list[tuple[str, int, str]] = []
     placed = [row for row in made if row.where]
@@ -139,7 +139,7 @@ def _lines(program: Program, made: Sequence[Row]) -> str:
     )
 
 
-def _add(at: _At, group: Sequence[Row]) -> None:
+def _add(at: _At, group: Sequence[ListingRow]) -> None:
     at.ops += sum(row.kind in ("op", "random") for row in group)
     at.sent += sum(row.sent or 0 for row in group)
     at.boxings.update(row.move for row in group if row.kind in _SENT)
@@ -175,7 +175,7 @@ def _most(counts: Counter[str], mark: Callable[[str], str], most: int = 3) -> li
 # -- sums and tables -------------------------------------------------------------------------------
 
 
-def _boxings(made: Sequence[Row]) -> str:
+def _boxings(made: Sequence[ListingRow]) -> str:
     sent: Counter[str] = Counter()
     for row in made:
         if row.sent:
@@ -213,7 +213,7 @@ def _notes(program: Program) -> str:
     return f"<h2>What was decided</h2><ul>{items}</ul>" if items else ""
 
 
-def _kept(title: str, kind: str, made: Sequence[Row]) -> str:
+def _kept(title: str, kind: str, made: Sequence[ListingRow]) -> str:
     found = [row for row in made if row.kind == kind]
     if not found:
         return ""
@@ -237,7 +237,7 @@ def _sized(value: int, longest: int, kind: str = "") -> str:
     return f'<td class=n data-n="{value}">{bar(value, longest, kind)}</td>'
 
 
-def _ops(made: Sequence[Row]) -> str:
+def _ops(made: Sequence[ListingRow]) -> str:
     shown = [row for row in made if row.kind not in ("read", "put")]
     held = max((row.held for row in shown), default=0)
     sent = max((row.sent or 0 for row in shown), default=0)
@@ -254,7 +254,7 @@ def _ops(made: Sequence[Row]) -> str:
     )
 
 
-def _op(i: int, row: Row, held: int, sent: int) -> list[str]:
+def _op(i: int, row: ListingRow, held: int, sent: int) -> list[str]:
     code = f"<code title='{escaped(row.text)}'>{escaped(row.text)}</code>"
     return [
         number(i, str(i + 1)),

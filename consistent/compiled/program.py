@@ -39,7 +39,7 @@ def GRAPH_BREAK(number: int) -> None:  # noqa: N802 - a marker among the ops of 
     """Marker in a recorded graph where it is split; ``number`` selects the call that runs there."""
 
 
-class Like(NamedTuple):
+class InputLike(NamedTuple):
     """Description of an input of a program, without keeping the tensor alive.
 
     ``shape`` is that of the whole tensor, ``bytes`` the size of this rank's shard.
@@ -76,7 +76,7 @@ class Read:
         sizes, dtype, _ = shape_of(self.x)
         held = math.prod(sizes) * dtype.itemsize
         spec = self.x._spec if is_global(self.x) else None
-        return Read(self.kind, self.at, Like(spec, dtype, tuple(self.x.shape), held))
+        return Read(self.kind, self.at, InputLike(spec, dtype, tuple(self.x.shape), held))
 
     def read(self, arguments: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the present tensor of this input, for a call of the step with ``arguments``."""

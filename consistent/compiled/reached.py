@@ -29,7 +29,7 @@ import torch
 from ..autograd.coded_sums import coder_of
 from ..nn.sharded.install import coders_of
 from .guards import SIMPLE, Guard, is_number
-from .sources import Asked, Attributes, Source
+from .sources import Attributes, FunctionKey, Source
 
 MOST = 200_000  # values that the walk visits
 MOST_BYTES = 1 << 16  # of a numpy array, which is compared before each run
@@ -41,8 +41,8 @@ _LOOKED_INTO = ("consistent.step.", "torch.nn.attention.", "torch.distributions.
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _OF_TORCH = frozenset(vars(torch.nn.Module())) - {"training"}
 _Item = tuple[str, Any, Any, Any]  # path, store, key, value
-_LENGTH, _MEMBERS = Asked(len), Asked(frozenset)
-_BYTES = Asked(lambda array: (array.shape, array.dtype.str, array.tobytes()))
+_LENGTH, _MEMBERS = FunctionKey(len), FunctionKey(frozenset)
+_BYTES = FunctionKey(lambda array: (array.shape, array.dtype.str, array.tobytes()))
 # Without hooks, which is the usual case, the answer is always this object: guards compare identity
 # first.
 _NO_HOOKS: tuple[tuple[int, ...], ...] = ((),)
@@ -63,7 +63,7 @@ def _leaf_hooks(x: torch.Tensor) -> tuple[tuple[int, ...], ...]:
     return tuple(map(tuple, found)) if any(found) else _NO_HOOKS
 
 
-_MODULE_HOOKS, _LEAF_HOOKS = Asked(_module_hooks), Asked(_leaf_hooks)
+_MODULE_HOOKS, _LEAF_HOOKS = FunctionKey(_module_hooks), FunctionKey(_leaf_hooks)
 
 
 @dataclass
@@ -133,7 +133,7 @@ class _Walk:
         self._seen.add(id(value))
         self._alive.append(value)
         for name, at, where, x in self._inside(value, path):
-            if type(where) is Asked:
+            if type(where) is FunctionKey:
                 self.reached.guards.append(Guard(at, where, name, x))
             else:
                 self.visit(x, name, at, where)
@@ -346,8 +346,8 @@ class _Walk:
 
 
 def _of_module(name: str, value: Any, attributes: set[str]) -> Iterator[_Item]:
-    """Yield those of ``attributes`` that ``value`` has, if it is a Python module of the user's
-    own."""
+    """Yield the attributes of ``value`` that ``attributes`` names, if it is a Python module of the
+    user's own."""
     if isinstance(value, types.ModuleType) and not _is_installed(value.__name__):
         kept = vars(value)
         for attribute in sorted(attributes & kept.keys()):

@@ -32,7 +32,7 @@ from ..spec.nested import map_tensors, tensors_in
 from ..spec.tracer import Tracer
 from .agreeing import Agreed, Heard, may_raise
 from .errors import CannotRecord
-from .memory import Memory, geometry, has_memory, held_by, is_contiguous, storage_of
+from .memory import MemoryTable, geometry, has_memory, held_by, is_contiguous, storage_of
 from .messages import Noting
 from .opaque import DRAWN, MESSAGE, START, WAIT, Call, shape_of
 from .program import GRAPH_BREAK, Read
@@ -85,7 +85,7 @@ class Recorder(TorchDispatchMode):
         self.calls = calls
         self.reads: dict[Node, Read] = {}
         self.constants: dict[str, torch.Tensor] = {}
-        self.memory = Memory()
+        self.memory = MemoryTable()
         self._fixed: set[Node] = set()  # values that depend on sizes and constants only
         self._changing: set[int] = set()  # storages into which other values were written
         self._seeds = _seeds()
@@ -254,6 +254,24 @@ class Recorder(TorchDispatchMode):
             return out
         if func.is_view and isinstance(out, torch.Tensor) and self.memory.find(out) is not None:
             return out  # such as detach(x): the same memory is the same value
+        self._note(func, args, kwargs, out, nodes, fixed)
+        return out
+
+    def _note(
+        self,
+        func: Any,
+        args: tuple,
+        kwargs: dict[str, Any],
+        out: Any,
+        nodes: dict[int, Node],
+        fixed: bool,
+    ) -> None:
+        """Add an op that has run to the graph.
+
+        Args:
+            nodes: the nodes of its tensors, by the tensors' ids.
+            fixed: whether its results are the same in all calls of the step.
+        """
         node = self._add(func, *map_tensors((args, kwargs), lambda x: nodes[id(x)]))
         if fixed and not func._schema.is_mutable:
             self._fixed.add(node)
@@ -263,7 +281,6 @@ class Recorder(TorchDispatchMode):
             if not fixed:
                 self._changing |= written
         self._results(node, func, out)
-        return out
 
     def _add(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Node:
         node = self.graph.call_function(target, tuple(args), kwargs)

@@ -63,7 +63,7 @@ class Recorded:
         return f"not a program: {self.why}" if self.program is None else text(self.program)
 
 
-class How(NamedTuple):
+class StepSettings(NamedTuple):
     """Settings that all recordings of one compiled step share.
 
     Args:
@@ -94,7 +94,7 @@ class Around:
 
 
 def record(
-    how: How,
+    how: StepSettings,
     step: Callable[..., Any],
     args: tuple,
     kwargs: dict[str, Any],
@@ -115,7 +115,7 @@ class _Recording:
     it."""
 
     def __init__(
-        self, how: How, step: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
+        self, how: StepSettings, step: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
     ) -> None:
         self._how, self._step, self._args, self._kwargs = how, step, args, kwargs
         self._reached = find(step, (args, kwargs))

@@ -131,8 +131,8 @@ def _pieces(graph: Graph) -> tuple[list[list[Node]], list[Node]]:
 
 
 def _needed_after(pieces: list[list[Node]], ends: list[Writes], result: Any) -> list[set[Node]]:
-    """Return for each piece the nodes whose values are still needed after the piece and its
-    assignments."""
+    """Return, for each piece of the graph, the nodes that later pieces, their assignments or the
+    result read."""
     needed, found = set(_nodes_in(result)), []
     # Backwards, so that ``needed`` holds what all later pieces read.
     for piece, end in zip(reversed(pieces), reversed(ends), strict=True):

@@ -21,7 +21,7 @@ from mirrored.readable import in_a_line
 from ..drawing.files import check_page_path, write
 from ..drawing.words import short_site
 from ..spec.bytes_text import bytes_text
-from .listing import Row, rows
+from .listing import ListingRow, rows
 from .program import Program
 
 
@@ -42,7 +42,7 @@ def text(program: Program) -> str:
     return "\n".join(map(in_a_line, lines))
 
 
-def _cells(row: Row) -> tuple[str, str, str, str]:
+def _cells(row: ListingRow) -> tuple[str, str, str, str]:
     sent = "" if row.sent is None else bytes_text(row.sent)
     return row.text, row.layout, sent, row.at
 

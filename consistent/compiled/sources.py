@@ -43,7 +43,7 @@ class Source(NamedTuple):
             self.store[self.key] = value
 
 
-class Asked:
+class FunctionKey:
     """Key that stands for a function of the store, such as its length, instead of for an entry."""
 
     def __init__(self, ask: Callable[[Any], Any]) -> None:
@@ -58,7 +58,7 @@ class Attributes(NamedTuple):
 
 
 def read(store: Any, key: Any) -> Any:
-    if type(key) is Asked:
+    if type(key) is FunctionKey:
         return key.ask(store)
     kind = type(store)
     if kind is dict:

@@ -42,7 +42,7 @@ class Field(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Note:
+class BatchNote:
     """Summary of a rank's part of a batch, by which ranks check that their parts fit together."""
 
     kind: str  # "batch", "end" of the data or "error"
@@ -56,7 +56,7 @@ class Note:
     cause: Exception | None = field(default=None, compare=False)  # is not sent
 
 
-def compare(note: Note) -> list[Note] | None:
+def compare(note: BatchNote) -> list[BatchNote] | None:
     """Return the notes of all ranks if they are not all equal, otherwise None.
 
     A collective of the world. Notes with ``values`` are always sent; either all ranks' notes have
@@ -77,7 +77,7 @@ def compare(note: Note) -> list[Note] | None:
     return gathered(note)
 
 
-def check(notes: list[Note], sizes_may_differ: bool) -> None:
+def check(notes: list[BatchNote], sizes_may_differ: bool) -> None:
     """Raise the same error on every rank if the ranks' parts do not make up one batch.
 
     Args:
@@ -112,8 +112,8 @@ def check(notes: list[Note], sizes_may_differ: bool) -> None:
     _check_values(notes)
 
 
-def _check_values(notes: list[Note]) -> None:
-    firsts: dict[int, Note] = {}
+def _check_values(notes: list[BatchNote]) -> None:
+    firsts: dict[int, BatchNote] = {}
     for note in notes:
         if not note.values:
             continue
@@ -158,7 +158,7 @@ def check_same_data(facts: tuple[str, ...]) -> None:
     )
 
 
-def _check_fields(notes: list[Note], sizes_may_differ: bool) -> None:
+def _check_fields(notes: list[BatchNote], sizes_may_differ: bool) -> None:
     first = notes[0].fields
     for note in notes[1:]:
         if [(f.path, f.kind, len(f.sizes)) for f in note.fields] != [
@@ -192,5 +192,5 @@ def _check_fields(notes: list[Note], sizes_may_differ: bool) -> None:
             )
 
 
-def _fields(note: Note) -> str:
+def _fields(note: BatchNote) -> str:
     return ", ".join(f"{name_of(f.path)} {f.kind} {list(f.sizes)}" for f in note.fields)

@@ -17,7 +17,7 @@ from ..movement.recut import taken
 from ..movement.world import device_of, my_coordinate
 from ..spec import B, NdSbp, Placement, Split
 from ..tensor.making.create import distribute, from_local
-from .agreement import WHOLE, Field, Note
+from .agreement import WHOLE, BatchNote, Field
 from .collated import COUNT, OTHER, PER_ITEM, Collated, fact, number
 from .nested import Path, children, leaves, mapped, name_of
 from .reading import Drawn
@@ -26,7 +26,7 @@ from .share import Share
 Joined = Mapping[Path, Any]  # fields that are not tensors and have an entry for each item
 
 
-def note_of(made: Collated, drawn: Drawn) -> Note:
+def note_of(made: Collated, drawn: Drawn) -> BatchNote:
     """Return a summary of a batch that this rank has read, to be compared with the other ranks'.
 
     Args:
@@ -39,7 +39,7 @@ def note_of(made: Collated, drawn: Drawn) -> Note:
     """
     found = leaves(made.batch, lambda path, x: _stops(made, path, x))
     fields = tuple(_field(made, path, x, drawn.own) for path, x in found)
-    return Note("batch", drawn.order, drawn.count, fields)
+    return BatchNote("batch", drawn.order, drawn.count, fields)
 
 
 def hashes(made: Collated) -> tuple[str, ...]:
@@ -48,7 +48,7 @@ def hashes(made: Collated) -> tuple[str, ...]:
     return tuple(digest(x) if isinstance(x, Tensor) else _fact(x) for _, x in found)
 
 
-def is_joined(note: Note) -> bool:
+def is_joined(note: BatchNote) -> bool:
     """Return whether the batch has a field that is not a tensor and has an entry for each item."""
     return any(field.kind.startswith("one for each item") for field in note.fields)
 

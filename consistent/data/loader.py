@@ -15,13 +15,13 @@ from ..movement import plain_values
 from ..spec import B, NdSbp, Placement, S, SbpLike, Split, as_nd_sbp
 from ..tensor.making.create import check_world
 from . import agreement
-from .agreement import Note
+from .agreement import BatchNote
 from .assemble import Layer, hashes, is_joined
 from .collated import Collated
 from .given import check_given, facts_of, inner_loader, parts_are_alike
 from .order import Order, set_epoch
 from .padding import Pad, check_padding, longest, padded, padding_of
-from .reader import Reader
+from .reader import BatchReader
 from .reading import Drawn
 from .share import Share
 
@@ -219,7 +219,7 @@ class Loader:
             self.epoch += self._items > 0  # an epoch whose iteration was left early counts as over
             self._items = 0
         set_epoch(self.loader, self.epoch)
-        reader = Reader(self._inner, self._share, self.epoch)
+        reader = BatchReader(self._inner, self._share, self.epoch)
         with self._order.drawn(again=resumed):
             reader.start(skip=self._items)
         while (batch := self._made(*reader.next())) is not None:
@@ -227,7 +227,7 @@ class Loader:
         if not self.stopped:
             self.epoch, self._items = self.epoch + 1, 0
 
-    def _made(self, note: Note, made: Collated, drawn: Drawn) -> Any:
+    def _made(self, note: BatchNote, made: Collated, drawn: Drawn) -> Any:
         """Return the batch as global tensors, and count its items.
 
         Returns None at the end of the data or after a stop.
@@ -262,7 +262,7 @@ class Loader:
         )
         return self._layer.parts(made, drawn, joined)
 
-    def _agreed(self, notes: list[Note], made: Collated, drawn: Drawn) -> Collated:
+    def _agreed(self, notes: list[BatchNote], made: Collated, drawn: Drawn) -> Collated:
         """Check that the parts of all ranks fit together, and pad this rank's part to the longest.
 
         Args:

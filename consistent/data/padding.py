@@ -17,7 +17,7 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
-from .agreement import WHOLE, Note
+from .agreement import WHOLE, BatchNote
 from .nested import Path, mapped, name_of
 
 Pad = Mapping[str, float] | float | None
@@ -65,7 +65,7 @@ def padding_of(collate: Any, pad: Pad) -> Padding | None:
     return Padding({**_of_tokenizer(tokenizer, collate), **(pad or {})}, front)
 
 
-def longest(notes: list[Note]) -> dict[Path, tuple[int, ...]]:
+def longest(notes: list[BatchNote]) -> dict[Path, tuple[int, ...]]:
     """Return, for each field, the smallest sizes that hold the items of every rank."""
     found = {}
     for index, field in enumerate(notes[0].fields):
@@ -73,7 +73,7 @@ def longest(notes: list[Note]) -> dict[Path, tuple[int, ...]]:
     return found
 
 
-def check_padding(notes: list[Note], padding: Padding) -> None:
+def check_padding(notes: list[BatchNote], padding: Padding) -> None:
     """Raise, on every rank, if a field must be padded and ``padding`` has no value for it."""
     for index, field in enumerate(notes[0].fields):
         if len({note.fields[index].sizes for note in notes}) > 1:

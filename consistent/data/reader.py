@@ -1,4 +1,4 @@
-"""Read this rank's part of an epoch, batch by batch, before ranks compare it (``Reader``)."""
+"""Read this rank's part of an epoch, batch by batch, before ranks compare it (``BatchReader``)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from .agreement import Note
+from .agreement import BatchNote
 from .assemble import note_of
 from .collated import Collated
 from .reading import STRIDE, Drawn, ShareSampler, StreamPart, check_border
 from .share import Share
 
 _NOTHING = Drawn(0, None, 0)
-Read = tuple[Note, Collated, Drawn]
+Read = tuple[BatchNote, Collated, Drawn]
 
 
-class Reader:
+class BatchReader:
     """One pass of this rank over the DataLoader ``inner``.
 
     An error while reading becomes a note, because the other ranks wait for this rank's note.
@@ -75,10 +75,10 @@ class Reader:
             made = batch if isinstance(batch, Collated) else Collated(batch, divided=False)
             return note_of(made, drawn), made, drawn
         except StopIteration:
-            return Note("end"), Collated(None), _NOTHING
+            return BatchNote("end"), Collated(None), _NOTHING
         except Exception as error:
             words = f"{type(error).__name__}: {error}"
-            return Note("error", error=words, cause=error), Collated(None), _NOTHING
+            return BatchNote("error", error=words, cause=error), Collated(None), _NOTHING
 
 
 class OwnNumbers:

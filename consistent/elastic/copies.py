@@ -49,7 +49,7 @@ class Piece(NamedTuple):
     box: Box | None
 
 
-class Found(NamedTuple):
+class LastPiece(NamedTuple):
     """A tensor and its piece as of the last ``prepare``, to save making the piece again.
 
     The piece is reused as long as the tensor's memory and layout (``place``) are the same.
@@ -86,7 +86,7 @@ class Copy:
         return sum(x.nbytes for _, x in own), sum(x.nbytes for _, x in of_peers)
 
 
-class Copies:
+class PeerCopies:
     """The copies of the training state that this rank keeps, to continue if another rank is lost.
 
     Attributes:
@@ -100,7 +100,7 @@ class Copies:
         self._peers = peers
         self._boxes: dict[TensorSpec, Box | None] = {}  # of this rank, in this world
         self._memory = Memory()
-        self._found: dict[str, Found] = {}  # name -> tensor at the last call of ``prepare``
+        self._found: dict[str, LastPiece] = {}  # name -> tensor at the last call of ``prepare``
         self._plan: Plan | None = None  # of the last exchange with peers, in this world
 
     def prepare(self, version: Version, objects: dict[str, Any]) -> None:
@@ -124,7 +124,7 @@ class Copies:
             found, place = before.get(name), places[name]
             same = found is not None and found.x is x and found.place == place
             if found is None or not same or "_moved_view" in x.__dict__:
-                found = Found(x, place, self._piece(name, x))
+                found = LastPiece(x, place, self._piece(name, x))
             self._found[name] = found
             if found.piece is not None:
                 pieces[name] = found.piece
@@ -195,7 +195,8 @@ class Copies:
         ]
 
     def _piece(self, name: str, x: Any) -> tuple[Piece, torch.Tensor] | None:
-        """Return this rank's part of a tensor; None if it has none."""
+        """Return this rank's part of a tensor, as it is kept for other ranks; None if it has
+        none."""
         if not is_global(x):
             return Piece(name, tuple(x.shape), x.dtype, None), x.detach()
         spec: TensorSpec = x._spec

@@ -38,7 +38,7 @@ Key = tuple[str, tuple[int, ...]]  # name and offset of a piece
 
 
 @dataclass(frozen=True)
-class Note:
+class CopiesNote:
     """Description of the copies that a rank keeps, which it sends to the other ranks."""
 
     version: Version
@@ -50,7 +50,7 @@ class Note:
     digests: dict[str, int]  # of plain tensors
 
 
-def note_of(kept: Copy | None) -> Note | None:
+def note_of(kept: Copy | None) -> CopiesNote | None:
     """Return the description of ``kept`` for the other ranks; None if this rank keeps nothing."""
     if kept is None:
         return None
@@ -60,10 +60,12 @@ def note_of(kept: Copy | None) -> Note | None:
         piece.name: crc32(bytes_of(x)) for piece, x in kept.pieces.values() if piece.box is None
     }
     of_peers = [piece for piece, _ in kept.of_peers]
-    return Note(kept.version, found.values, found.kinds, found.aliases, pieces, of_peers, digests)
+    return CopiesNote(
+        kept.version, found.values, found.kinds, found.aliases, pieces, of_peers, digests
+    )
 
 
-class Kept(Reader):
+class CopiesReader(Reader):
     """The copies of all ranks, as a checkpoint that is open for reading.
 
     Attributes:
@@ -71,7 +73,7 @@ class Kept(Reader):
         received: bytes that this rank received from others.
     """
 
-    def __init__(self, notes: list[Note | None], own: Copy | None) -> None:
+    def __init__(self, notes: list[CopiesNote | None], own: Copy | None) -> None:
         first = next(i for i, note in enumerate(notes) if note is not None)
         self._first, self._own = first, own
         self._holders: dict[Key, list[int]] = {}
@@ -81,7 +83,7 @@ class Kept(Reader):
         super().__init__(self._index(notes))
         self.missing = sorted(_uncovered(self.index.tensors))
 
-    def _index(self, notes: list[Note | None]) -> Index:
+    def _index(self, notes: list[CopiesNote | None]) -> Index:
         told: Any = notes[self._first]
         metadata = Metadata(state_dict_metadata={}, storage_data={})
         differing = _differing(notes, told)
@@ -194,7 +196,7 @@ class Kept(Reader):
         return found.properties.dtype
 
 
-def _differing(notes: list[Note | None], told: Note) -> list[str]:
+def _differing(notes: list[CopiesNote | None], told: CopiesNote) -> list[str]:
     """Return values and plain tensors that differ by rank, as "value NAME" and "tensor NAME"."""
     kept = [note for note in notes if note is not None]
     found = [
@@ -217,7 +219,7 @@ def _uncovered(metadata: Metadata) -> set[str]:
     return found
 
 
-def load(kept: Kept, objects: dict[str, Any]) -> dict[str, Any]:
+def load(kept: CopiesReader, objects: dict[str, Any]) -> dict[str, Any]:
     """Load the state that the ranks keep together into ``objects`` on every rank. A collective.
 
     Returns:

@@ -16,9 +16,9 @@ from mirrored.transports.torch_dist import rejoin
 
 from .. import checkpoint
 from ..spec import Placement
-from .copies import Copies, Copy, Version
-from .fetch import Kept, load, note_of
-from .member import Stopped, World
+from .copies import Copy, PeerCopies, Version
+from .fetch import CopiesReader, load, note_of
+from .member import ElasticWorld, Stopped
 from .recovery import Recovery, said
 from .slow import Slow
 
@@ -55,11 +55,11 @@ class Job:
         # Without goes_on no copies are made, since nothing would ever read them.
         self._every, self._goes_on = every, goes_on
         self._slow, self._leave_out = slow, leave_out
-        self._copies = Copies(peers)
+        self._copies = PeerCopies(peers)
         self._objects: dict[str, Any] = {}
         self._begins = True  # no rank keeps anything yet
         self._says_sizes = False
-        self._world: World | None = None
+        self._world: ElasticWorld | None = None
         self._changes = lambda: False  # whether the ranks are to leave the training function
 
     # ---- for the training function --------------------------------------------------------------
@@ -187,7 +187,7 @@ class Job:
 
     # ---- for run --------------------------------------------------------------------------------
 
-    def begin(self, world: World | None, changes: Any) -> None:
+    def begin(self, world: ElasticWorld | None, changes: Any) -> None:
         """Start in a new world of ranks. A collective of them."""
         self._world, self._changes = world, changes
         self.size = current().size
@@ -214,7 +214,7 @@ class Job:
         step = next((step for step, _ in kept_steps), None)
         self._begins = step is None
         if step is not None:
-            kept = Kept(notes, self._copies.kept)
+            kept = CopiesReader(notes, self._copies.kept)
             if not kept.missing:
                 values = load(kept, self._objects)
                 self.step = step
@@ -232,13 +232,7 @@ class Job:
                     self._say("no rank that kept a step is left; begins with step 1")
                 self.step = 0
                 return {}
-            why = (
-                "no folder of checkpoints was given" if folder is None else "there is no checkpoint"
-            )
-            raise RuntimeError(
-                f"elastic: the ranks that kept {_list(kept.missing)} are lost together, and {why}. "
-                "Let each tensor lie on more ranks, or save checkpoints and give keep(folder=...)."
-            )
+            raise _all_lost(kept.missing, folder)
         values = checkpoint.load(found, **self._objects)
         self.step = int(values.pop("step", 0))
         if kept is not None:
@@ -305,6 +299,15 @@ def _fitting(ranks: int, wanted: int, copies: int) -> int:
     """
     fits = [n for n in range(1, min(wanted, ranks) + 1) if ranks % n == 0 and ranks // n >= copies]
     return max(fits, default=1)
+
+
+def _all_lost(missing: Any, folder: str | os.PathLike | None) -> RuntimeError:
+    """Return the error for tensors that no present rank keeps, without a checkpoint to load."""
+    why = "no folder of checkpoints was given" if folder is None else "there is no checkpoint"
+    return RuntimeError(
+        f"elastic: the ranks that kept {_list(missing)} are lost together, and {why}. "
+        "Let each tensor lie on more ranks, or save checkpoints and give keep(folder=...)."
+    )
 
 
 def _list(names: Sequence[str]) -> str:

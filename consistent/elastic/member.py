@@ -26,7 +26,7 @@ from .recovery import Recovery
 
 
 @dataclass(frozen=True)
-class World:
+class ElasticWorld:
     """A set of ranks that work together until a rank is lost or joins, as seen from one rank.
 
     Attributes:
@@ -74,7 +74,7 @@ class Member:
         address = json.loads(told)
         return Member(address["host"], address["port"], address["name"])
 
-    def next_world(self, timeout_s: float, recovery: Recovery) -> World | None:
+    def next_world(self, timeout_s: float, recovery: Recovery) -> ElasticWorld | None:
         """Wait for the launcher's next world, and join it as a process group.
 
         Args:
@@ -95,7 +95,7 @@ class Member:
             raise Stopped(said["words"])
         if said["is"] == "over":
             return None
-        world = World(said["epoch"], said["rank"], said["size"], said["gone"], said["came"])
+        world = ElasticWorld(said["epoch"], said["rank"], said["size"], said["gone"], said["came"])
         store = c10d.PrefixStore(f"elastic/{world.epoch}", mail.client(self._host, self._port))
         rejoin.enter(store, world.rank, world.size, timeout_s, is_first=world.epoch == 1)
         if self._words is not None:  # the world was lost while this rank entered it

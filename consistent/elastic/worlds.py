@@ -28,7 +28,7 @@ from mirrored.transports.torch_dist import rejoin
 
 from ..checkpoint.save import give_up_running
 from .job import Job, WorldChanges
-from .member import Member, Stopped, World
+from .member import ElasticWorld, Member, Stopped
 from .slow import Slow
 
 T = TypeVar("T")
@@ -138,7 +138,7 @@ class _Runs:
                 gc.collect()
                 self._job.recovery.end("to leave the step")
 
-    def _call(self, world: World) -> bool:
+    def _call(self, world: ElasticWorld) -> bool:
         """Return whether the training reached its end in this world."""
         try:
             self._job.begin(world, lambda: self._member.change)
@@ -171,7 +171,7 @@ class _Runs:
             time.sleep(0.01)
         return words
 
-    def _is_the_programs(self, world: World) -> bool:
+    def _is_the_programs(self, world: ElasticWorld) -> bool:
         """Return whether an error is the program's own, so that another try cannot help.
 
         It is if the same step failed in the world before, and no rank was lost or joined since.

@@ -27,7 +27,7 @@ class Minimizer(Protocol):
 
 
 @dataclass
-class Run:
+class JobRun:
     """State of one call of a job: its placement, and the variables and losses that it has used so
     far."""
 
@@ -55,15 +55,15 @@ class Run:
 
 variables: dict[str, Any] = {}  # by name, see variables/
 loaded: dict[str, Path] = {}  # values that variables take when they are made
-_runs: list[Run] = []
+_runs: list[JobRun] = []
 
 
-def running() -> Run | None:
+def running() -> JobRun | None:
     """Return the state of the job call that is in progress, or None."""
     return _runs[-1] if _runs else None
 
 
-def running_in(what: str) -> Run:
+def running_in(what: str) -> JobRun:
     """Return the state of the job call that is in progress; raise if there is none.
 
     ``what`` is the function that was called outside a job, for the message.
@@ -78,7 +78,7 @@ def running_in(what: str) -> Run:
 
 
 @contextmanager
-def start(run: Run) -> Iterator[Run]:
+def start(run: JobRun) -> Iterator[JobRun]:
     """Make ``run`` the job call in progress inside the ``with`` block."""
     _runs.append(run)
     try:

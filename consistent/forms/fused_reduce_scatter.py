@@ -16,7 +16,7 @@ from ..movement.boxed import box
 from ..movement.run import addends
 from ..rules.fused_reduce_scatter import FORM
 from ..spec import TensorSpec
-from .native.reduce_shards import Epilogue, Given, Slice, reduce_from
+from .native.reduce_shards import Epilogue, EpilogueInputs, Slice, reduce_from
 from .registry import Shards, form
 
 
@@ -51,4 +51,6 @@ def fused_reduce_scatter(shard: Shards) -> Tensor:
     eps = torch.finfo(shard.tensors[0].dtype).eps if eps is None else eps
     epilogue = Epilogue(norm="rms", normalized=len(shard.get("normalized_shape")), eps=eps)
     source = Boxed(src, src.with_sbp(shard.outs[0].sbp))
-    return reduce_from(source, shard.tensors[:1], epilogue, Given(weight=shard.get("weight")))
+    return reduce_from(
+        source, shard.tensors[:1], epilogue, EpilogueInputs(weight=shard.get("weight"))
+    )

@@ -23,7 +23,7 @@ _CLOSED = (
 )  # fmt: skip
 
 
-class Kept:
+class ArgumentsSnapshot:
     """Snapshot of the objects in a module's arguments, to find those that the call changes."""
 
     def __init__(self, given: Any) -> None:
@@ -62,7 +62,7 @@ class Kept:
 
 
 def _opened(value: Any) -> Iterator[Any]:
-    """Yield the single arguments of a call from ``value``, its (args, kwargs)."""
+    """Yield each argument of a call from ``value``, which is its (args, kwargs)."""
     for x in _inside(value):
         yield from _inside(x)
 

@@ -50,7 +50,7 @@ HERE = Here()
 
 
 @dataclass(slots=True)
-class Value:
+class ProgramValue:
     """Metadata of a tensor of the program, known before the program runs.
 
     Args:
@@ -97,7 +97,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Question:
     """Question about tensor values, such as ``mask.all()``, whose answer the program depends on.
 
     Args:
@@ -137,14 +137,14 @@ class Program:
     """
 
     name: str
-    values: list[Value] = field(default_factory=list)
+    values: list[ProgramValue] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
     losses: list[int] = field(default_factory=list)
     result: Any = None
     draws: int = 0
-    reads: list[Asked] = field(default_factory=list)
+    reads: list[Question] = field(default_factory=list)
     graded: dict[tuple[Program, ...], list[NdSbp | None]] = field(default_factory=dict)
 
     def spec(self, index: int) -> TensorSpec:

@@ -26,9 +26,9 @@ from ..spec import NdSbp, Placement, SbpLike, TensorSpec
 from ..spec.nested import map_each, map_tensors, tensors_in
 from ..spec.tracer import Tracer, set_aside
 from .effects import RefusingDraws, Writes, version, versions, writes_by_name
-from .kept import Kept
+from .kept import ArgumentsSnapshot
 from .known_values import KnownValues
-from .program import HERE, Asked, Line, Move, Program, Ref, Value
+from .program import HERE, Line, Move, Program, ProgramValue, Question, Ref
 from .reads import (
     KNOWN,
     as_it_is,
@@ -272,7 +272,7 @@ class _Recorder(TorchFunctionMode):
         return out if values is None else map_each(out, torch.device, lambda _: _META)
 
     def _read(self, line: Line, found: Any) -> None:
-        self.program.reads.append(Asked(line, len(self.program.lines), as_it_is(found)))
+        self.program.reads.append(Question(line, len(self.program.lines), as_it_is(found)))
 
     def _follow(self, given: tuple, writes: bool) -> bool:
         """Return whether the result of a call on ``given`` follows from the step's inputs.
@@ -335,7 +335,7 @@ class _Recorder(TorchFunctionMode):
         given = map_tensors(given, lambda x: self._at(x, stage, name))
         given = map_tensors(given, lambda x: x if is_global(x) else self._enter(x, stage))
 
-        kept = Kept(given)
+        kept = ArgumentsSnapshot(given)
         self._refuse_kept(name, kept.hidden(self._known))
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -499,7 +499,8 @@ class _Recorder(TorchFunctionMode):
         return generator.get_state().counter - self._drawn
 
     def _own(self, x: torch.Tensor) -> Any:
-        """Return ``x`` if a recorded call made it, else a stand-in for it, a tensor from before."""
+        """Return ``x`` if a recorded call made it; a tensor from before the recording is replaced
+        by its stand-in."""
         if id(x) in self._known:
             known = self.program.values[self._known[id(x)]].spec
             if known is not (x._spec if is_global(x) else None):  # type: ignore[attr-defined]
@@ -557,7 +558,7 @@ class _Recorder(TorchFunctionMode):
     def _value(self, x: Any, stage: int | None) -> int:
         spec = x._spec if is_global(x) else None
         self.program.values.append(
-            Value(spec, tuple(x.shape), x.dtype, bool(x.requires_grad), stage)
+            ProgramValue(spec, tuple(x.shape), x.dtype, bool(x.requires_grad), stage)
         )
         self._known[id(x)] = len(self.program.values) - 1
         self._alive.append(x)

@@ -26,7 +26,7 @@ from ..dispatch.plans.shards import is_global
 from ..elastic import Job
 from ..nn.parallelize import parallelize
 from ..spec import Placement, SbpLike
-from .lightning_state import Kept
+from .lightning_state import KeptLoops
 from .spread import Spread
 from .whole import whole
 
@@ -60,7 +60,7 @@ class GlobalStrategy(SingleDeviceStrategy):
     ) -> None:
         super().__init__(device=placement.type, **options)
         self._spread = Spread(placement, plan, sbp, whole, pad)
-        self._kept = None if elastic is None else Kept(elastic)
+        self._kept = None if elastic is None else KeptLoops(elastic)
         self.global_rank = current().rank
 
     def setup(self, trainer: Any) -> None:

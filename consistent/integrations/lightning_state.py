@@ -14,7 +14,7 @@ from ..elastic import Job
 from .whole import whole
 
 
-class Kept(lightning.Callback):
+class KeptLoops(lightning.Callback):
     """Callback that keeps the state of a Trainer's loops, loaders and callbacks in an elastic job.
 
     The ``job`` returns it if training continues after the loss of a rank. This is the last

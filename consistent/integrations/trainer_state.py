@@ -18,7 +18,7 @@ from ..elastic import Job
 from .whole import whole
 
 
-class Kept:
+class KeptTrainer:
     """State of a Trainer that an elastic job keeps: its position, losses, callbacks.
 
     Attributes:

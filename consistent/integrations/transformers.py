@@ -26,7 +26,7 @@ from ..spec import B, Placement, S, SbpLike, as_nd_sbp
 from ..tensor.making.create import distribute
 from .accelerate import Accelerator, as_one_process
 from .spread import Spread
-from .trainer_state import Kept
+from .trainer_state import KeptTrainer
 from .whole import whole, whole_on_first
 
 _KEPT = "the last step"  # stands for a checkpoint's name; compared by identity
@@ -63,7 +63,7 @@ class GlobalTensors:
         **options: Any,
     ) -> None:
         as_one_process()
-        self._kept = None if elastic is None else Kept(elastic)
+        self._kept = None if elastic is None else KeptTrainer(elastic)
         place = placement or Placement.all("cpu")
         entries = (S(0), *(B,) * (place.ndim - 1)) if sbp is None else as_nd_sbp(sbp)
         self._spread = Spread(place, plan, entries, whole, pad)

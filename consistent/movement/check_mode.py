@@ -157,7 +157,7 @@ def _hyperparameters(optimizer: torch.optim.Optimizer) -> dict[str, str]:
 
 
 def _either(one: Placement, other: Placement) -> tuple[int, ...]:
-    """Return the ranks that are in at least one of the two placements."""
+    """Return the ranks of both placements, each once."""
     ranks = one.ranks.ravel().tolist()
     return tuple(ranks if one == other else sorted({*ranks, *other.ranks.ravel().tolist()}))
 

@@ -38,7 +38,7 @@ from ..spec import piece
 from .coders import Coder, by_codec
 from .low_rank import LowRank, matrix, orthonormal, part_of_product
 from .run import begin, ended
-from .several import Cut, Route, Started, cut_of, run_several, start_several
+from .several import Collective, Route, Started, cut_of, run_several, start_several
 
 Coders = Sequence[Coder | None]
 
@@ -52,7 +52,7 @@ class _Item(NamedTuple):
 
     position: int
     x: Tensor
-    cut: Cut
+    cut: Collective
     coder: Coder
     whole: tuple[int, ...]
 
@@ -130,7 +130,7 @@ def start_sums(addends: Sequence[Tensor], coders: Sequence[Coder], ranks: Ranks)
 
 def _summed_item(position: int, x: Tensor, coder: Coder, ranks: Ranks) -> _Item:
     sizes = tuple(piece(len(x), len(ranks), k)[1] for k in range(len(ranks)))
-    return _Item(position, x, Cut("all_reduce", ranks, 0, sizes), coder, tuple(x.shape))
+    return _Item(position, x, Collective("all_reduce", ranks, 0, sizes), coder, tuple(x.shape))
 
 
 class Sums:
@@ -188,17 +188,17 @@ def begin_gathers(
     return made
 
 
-def _coded_cut(x: Tensor, route: Route, codec: Any, kind: str) -> Cut | None:
+def _coded_cut(x: Tensor, route: Route, codec: Any, kind: str) -> Collective | None:
     """Return the collective of ``kind`` by which ``codec`` can box ``x``, or None if it cannot."""
     cut = None if codec is None or x.layout is not torch.strided else cut_of(route)
     return cut if cut is not None and cut.kind == kind else None
 
 
-def _whole(x: Tensor, cut: Cut) -> tuple[int, ...]:
+def _whole(x: Tensor, cut: Collective) -> tuple[int, ...]:
     return tuple(resized(x.shape, cut.dim, sum(cut.sizes)))
 
 
-def _coded_moves(x: Tensor, route: Route, cut: Cut, codec: Any) -> tuple[Step, ...]:
+def _coded_moves(x: Tensor, route: Route, cut: Collective, codec: Any) -> tuple[Step, ...]:
     """Return the one move of a boxing, with the number of bytes that it sends by ``codec``."""
     (move,) = plan(*route)
     assert isinstance(move, Move)

@@ -137,7 +137,7 @@ def _put(out: Tensor, dim: int, at: Tensor, x: Tensor) -> Tensor:
 
 
 def _within(some: Runs, of: Runs) -> Runs:
-    """Return the positions of the items ``some`` inside a shard that holds the items ``of``."""
+    """Return where the items ``some`` are in a shard that holds the items ``of`` in order."""
     found, before, i = [], 0, 0
     for start, size in some:
         # Both are in the same order, so ``i`` never has to go back.

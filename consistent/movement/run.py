@@ -7,7 +7,7 @@ of the source do the moves before the exchange, and the ranks of the target the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 
@@ -21,7 +21,7 @@ from mirrored.transports.failures import counts_lacks
 
 from ..boxing.plan import plan
 from ..boxing.steps import Exchange, Move, Step
-from ..spec import B, Coordinate, Partial, Split, TensorSpec, piece
+from ..spec import B, Coordinate, Partial, Sbp, Split, TensorSpec, piece
 from ..spec.tracer import callbacks
 from . import check_mode
 from .recut import by_ranks, in_logical_order, placed, recut, taken
@@ -181,33 +181,18 @@ def _step(state: TensorSpec, move: Move, at: Coordinate) -> _Action:
     entries[axis] = B
     whole = state.with_sbp(tuple(entries)).local_shape(at)
 
-    op = next((e.op for e in (move.src, move.dst) if isinstance(e, Partial)), "")
-    src = move.src if isinstance(move.src, Split) else None
-    dst = move.dst if isinstance(move.dst, Split) else None
-    i, j = (-1 if e is None else e.dim for e in (src, dst))
-
-    def sizes(entry: Split | None) -> tuple[int, ...]:
-        assert entry is not None
-        return tuple(entry.size(whole[entry.dim], parts, k) for k in range(parts))
-
+    src, dst = (e if isinstance(e, Split) else None for e in (move.src, move.dst))
     match move.kind:
-        case "all_gather":
-            do = partial(collectives.all_gather, dim=i, sizes=sizes(src), ranks=ranks)
-        case "all_reduce":
-            do = partial(collectives.all_reduce, ranks=ranks, op=op)
-        case "reduce_scatter":
-            do = partial(collectives.reduce_scatter, dim=j, sizes=sizes(dst), ranks=ranks, op=op)
-        case "all_to_all" if src is not None and dst is not None and i == j:
-            return partial(recut, src=src, dst=dst, n=whole[i], index=index, ranks=ranks)
-        case "all_to_all":
-            do = partial(
-                collectives.all_to_all,
-                split_dim=j, split_sizes=sizes(dst), concat_dim=i, concat_sizes=sizes(src),
-                ranks=ranks,
-            )  # fmt: skip
+        case "all_to_all" if src is not None and dst is not None and src.dim == dst.dim:
+            return partial(recut, src=src, dst=dst, n=whole[src.dim], index=index, ranks=ranks)
+        case "all_gather" | "all_reduce" | "reduce_scatter" | "all_to_all":
+            do = _collective(move, whole, ranks)
+            if (src is None or src.cut is None) and (dst is None or dst.cut is None):
+                return do
+            return partial(_through_order, do=do, src=src, dst=dst, parts=parts)
         case "slice":
             assert dst is not None
-            return partial(taken, dim=j, runs=dst.runs(whole[j], parts, index))
+            return partial(taken, dim=dst.dim, runs=dst.runs(whole[dst.dim], parts, index))
         case "keep_first":
             return _keep if index == 0 else _zeros
         case "keep":
@@ -215,12 +200,41 @@ def _step(state: TensorSpec, move: Move, at: Coordinate) -> _Action:
         case _:
             assert src is not None
             # S -> P: pad this rank's piece with the value that the reduction ignores.
-            rest = identity(state.dtype, op)
-            runs = src.runs(whole[i], parts, index)
-            return partial(placed, dim=i, runs=runs, total=whole[i], rest=rest)
-    if (src is None or src.cut is None) and (dst is None or dst.cut is None):
-        return do
-    return partial(_through_order, do=do, src=src, dst=dst, parts=parts)
+            rest = identity(state.dtype, _op_of(move))
+            runs = src.runs(whole[src.dim], parts, index)
+            return partial(placed, dim=src.dim, runs=runs, total=whole[src.dim], rest=rest)
+
+
+def _op_of(move: Move) -> str:
+    """Return the op by which the partial side of ``move`` is reduced; "" if no side is partial."""
+    return next((e.op for e in (move.src, move.dst) if isinstance(e, Partial)), "")
+
+
+def _collective(move: Move, whole: Sequence[int], ranks: tuple[int, ...]) -> _Action:
+    """Return the collective that carries out ``move`` among ``ranks``, which hold ``whole``."""
+
+    def split(entry: Sbp) -> tuple[int, tuple[int, ...]]:
+        """Return the dim that ``entry`` splits, and the size of each rank's part along it."""
+        assert isinstance(entry, Split)
+        n, parts = whole[entry.dim], len(ranks)
+        return entry.dim, tuple(entry.size(n, parts, k) for k in range(parts))
+
+    match move.kind:
+        case "all_gather":
+            dim, sizes = split(move.src)
+            return partial(collectives.all_gather, dim=dim, sizes=sizes, ranks=ranks)
+        case "all_reduce":
+            return partial(collectives.all_reduce, ranks=ranks, op=_op_of(move))
+        case "reduce_scatter":
+            dim, sizes = split(move.dst)
+            kind = {"ranks": ranks, "op": _op_of(move)}
+            return partial(collectives.reduce_scatter, dim=dim, sizes=sizes, **kind)
+        case _:
+            (i, joined), (j, cut) = split(move.src), split(move.dst)
+            return partial(
+                collectives.all_to_all,
+                split_dim=j, split_sizes=cut, concat_dim=i, concat_sizes=joined, ranks=ranks,
+            )  # fmt: skip
 
 
 def _through_order(

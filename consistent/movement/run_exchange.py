@@ -257,7 +257,7 @@ def _assembled(
 
 
 def _cut(x: Tensor, t: Transfer, origin: Sequence[int]) -> Tensor:
-    """Return the part of the shard ``x`` that ``t`` sends.
+    """Return the part of the shard ``x`` that the transfer ``t`` sends to another rank.
 
     ``origin`` is the index of the shard's first element in the logical tensor.
     """

@@ -24,7 +24,7 @@ from .run_exchange import Route
 from .world import my_coordinate
 
 
-class Cut(NamedTuple):
+class Collective(NamedTuple):
     """One collective: its kind, its ranks, and the division of the tensor among these.
 
     ``sizes`` are the sizes of the ranks' parts along ``dim``.
@@ -153,7 +153,8 @@ def _grouped(
 def _messages(
     routes: tuple[Route, ...], kinds: tuple[tuple, ...], places: tuple[tuple, ...]
 ) -> tuple[tuple[int, ...], tuple[_Message, ...]]:
-    """Return the result of ``_grouped``, from hashable arguments so that it can be cached.
+    """Return (positions of routes that are boxed alone, messages for the others), as ``_grouped``
+    does.
 
     ``kinds`` are (dtype, device) of each tensor, with None as the dtype of a sparse one. ``places``
     are pairs of a placement and this rank's coordinate in it.
@@ -169,7 +170,7 @@ def _messages(
     return tuple(alone), tuple(messages)
 
 
-def cut_of(route: Route) -> Cut | None:
+def cut_of(route: Route) -> Collective | None:
     """Return the one collective that boxes along ``route``, or None if there is no such one."""
     return _one_move(*route, my_coordinate(route[0].placement))
 
@@ -179,7 +180,7 @@ def _put(x: Tensor, into: Sequence[Tensor] | None, i: int) -> Tensor:
 
 
 @lru_cache(maxsize=1 << 11)
-def _one_move(src: TensorSpec, dst: TensorSpec, at: Coordinate | None) -> Cut | None:
+def _one_move(src: TensorSpec, dst: TensorSpec, at: Coordinate | None) -> Collective | None:
     """Return the one gather or reduce-scatter that converts ``src`` to ``dst``, or None.
 
     ``at`` is this rank's coordinate. It is a parameter because the cache must not ignore it: while
@@ -202,4 +203,4 @@ def _one_move(src: TensorSpec, dst: TensorSpec, at: Coordinate | None) -> Cut | 
     if split.cut is not None:  # the items must be reordered as well, which one message cannot do
         return None
     sizes = tuple(piece(sizes_of[split.dim], parts, k)[1] for k in range(parts))
-    return Cut(move.kind, src.placement.axis_ranks(move.axis, at), split.dim, sizes)
+    return Collective(move.kind, src.placement.axis_ranks(move.axis, at), split.dim, sizes)

@@ -33,7 +33,8 @@ def coder_of(param: Any, layouts: Layouts) -> Coder | None:
 
 
 def _moved(layouts: Layouts) -> int | None:
-    """Return the placement axis along which a tensor is gathered; None unless it is just one."""
+    """Return the placement axis along which a tensor is gathered; None if there are none or
+    several."""
     axes = [a for a, (e, used) in enumerate(zip(layouts.sbp, layouts.use)) if e != used]
     return axes[0] if len(axes) == 1 else None
 

@@ -53,16 +53,7 @@ def install(
     layouts: Sequence[Any] = list(laid.tensors.values())
     install_borders(module, laid)
     install_experts(module, laid)
-    if _gathers(laid):
-        from .sharded.install import install_use
-
-        install_use(module, laid)
-    if _lies_split(laid, placement):
-        from .sharded.prefetch import travel
-        from .sharded.prefetch_operands import install_ahead
-
-        if travel(placement):
-            install_ahead(module, laid)
+    _install_gathers(module, placement, laid)
     from .owned.matrix_step import install_known
 
     install_known(module)
@@ -79,6 +70,20 @@ def install(
 
         install_inputs(module, placement, inputs)
     hold_plan(module, plan)
+
+
+def _install_gathers(module: torch.nn.Module, placement: Placement, laid: Plan) -> None:
+    """Make modules gather the parameters that they use whole, and ops prefetch the split ones."""
+    if _gathers(laid):
+        from .sharded.install import install_use
+
+        install_use(module, laid)
+    if _lies_split(laid, placement):
+        from .sharded.prefetch import travel
+        from .sharded.prefetch_operands import install_ahead
+
+        if travel(placement):
+            install_ahead(module, laid)
 
 
 def hold_plan(module: torch.nn.Module, plan: Plan) -> None:
@@ -104,11 +109,11 @@ def _lies_split(plan: Plan, placement: Placement) -> bool:
 
 def settle(module: torch.nn.Module) -> None:
     """Wait for parameter prefetches that are under way in ``module``, and drop their results."""
-    from .sharded.prefetch import Orders
+    from .sharded.order import GatherOrders
     from .sharded.prefetch_operands import drop_ahead
 
     for hook in module._forward_pre_hooks.values():
-        if isinstance(found := getattr(hook, "__self__", None), Orders):
+        if isinstance(found := getattr(hook, "__self__", None), GatherOrders):
             found.drop()
     drop_ahead(module)
 
@@ -117,14 +122,14 @@ def take_off(module: torch.nn.Module) -> None:
     """Undo ``install``: tensors are used and stepped in the layout in which they are stored."""
     from .inputs import InputsHook
     from .sharded.gathered import GatheredParameters
-    from .sharded.prefetch import Orders
+    from .sharded.order import GatherOrders
     from .sharded.prefetch_operands import forget_place
     from .sharded.step import forget_step
 
     def is_ours(hook: Any) -> bool:
         if isinstance(hook, BoxInputs | BoxOutputs | InputsHook):
             return True
-        return isinstance(getattr(hook, "__self__", None), GatheredParameters | Orders)
+        return isinstance(getattr(hook, "__self__", None), GatheredParameters | GatherOrders)
 
     for part in module.modules():
         for hook in part._forward_pre_hooks.values():

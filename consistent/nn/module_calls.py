@@ -16,18 +16,12 @@ from torch import nn
 
 class _Thread(threading.local):
     def __init__(self) -> None:
+        # A stack of work that hooks have begun in module calls, innermost last. Each entry has a
+        # method ``end()`` that undoes the work, such as releasing gathered parameters.
         self.under_way: list[Any] = []
 
 
-_thread = _Thread()
-
-
-def under_way() -> list[Any]:
-    """Return this thread's stack of work that hooks have begun in module calls, innermost last.
-
-    Each entry has a method ``end()`` that undoes the work, such as releasing gathered parameters.
-    """
-    return _thread.under_way
+this_thread = _Thread()
 
 
 def undo_on_raise(module: nn.Module) -> None:
@@ -67,7 +61,7 @@ class _Watched:
         self.module = module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        found = _thread.under_way
+        found = this_thread.under_way
         before = len(found)
         try:
             return type(self.module)._call_impl(self.module, *args, **kwargs)

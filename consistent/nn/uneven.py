@@ -60,14 +60,7 @@ def evened_out(name: str, x: torch.Tensor, spec: TensorSpec, shapes: Shapes) -> 
         ValueError: two dims are split unevenly, or the parts need a gradient.
     """
     placement, at = spec.placement, my_coordinate(spec.placement)
-    dims = {entry.dim for entry in spec.sbp if isinstance(entry, Split)}
-    if len(dims) > 1 or records((x,)):
-        why = "two dims are split" if len(dims) > 1 else "its gradient is asked for"
-        raise ValueError(
-            f"parallelize: the parts of {name} are uneven, {_listed(shapes)}, and {why}. "
-            "Pass parts of balanced sizes, as consistent.from_local takes them."
-        )
-    (dim,) = dims
+    dim = _only_dim(name, x, spec, shapes)
     axes = [a for a, entry in enumerate(spec.sbp) if isinstance(entry, Split)]
     line = _along(placement, axes, at)
     held = _starts([shapes[rank][dim] for rank in line])
@@ -88,6 +81,23 @@ def evened_out(name: str, x: torch.Tensor, spec: TensorSpec, shapes: Shapes) -> 
     return torch.cat(got, dim) if got else x.narrow(dim, 0, 0).clone()
 
 
+def _only_dim(name: str, x: torch.Tensor, spec: TensorSpec, shapes: Shapes) -> int:
+    """Return the dim along which ``evened_out`` evens the parts.
+
+    Raises:
+        ValueError: it cannot, as its docstring says.
+    """
+    dims = {entry.dim for entry in spec.sbp if isinstance(entry, Split)}
+    if len(dims) > 1 or records((x,)):
+        why = "two dims are split" if len(dims) > 1 else "its gradient is asked for"
+        raise ValueError(
+            f"parallelize: the parts of {name} are uneven, {_listed(shapes)}, and {why}. "
+            "Pass parts of balanced sizes, as consistent.from_local takes them."
+        )
+    (dim,) = dims
+    return dim
+
+
 def _along(placement: Placement, axes: Sequence[int], at: Sequence[int] | None) -> list[int]:
     """Return the ranks that differ from the one at ``at`` along ``axes`` only, outer axis first.
 
@@ -103,7 +113,7 @@ def _along(placement: Placement, axes: Sequence[int], at: Sequence[int] | None) 
 
 
 def _starts(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (start, stop) of consecutive parts of these sizes."""
+    """Return the (start, stop) of consecutive parts that have ``sizes``."""
     stops = list(itertools.accumulate(sizes))
     return [(stop - size, stop) for stop, size in zip(stops, sizes)]
 

@@ -26,7 +26,7 @@ from mirrored.background import BackgroundCalls, has_spare_cores
 
 from ..boxing.chunks import Chunk, cut, worth
 from ..forms.native import load as native
-from ..forms.native.reduce_shards import Epilogue, Given, reduce_shards, through_activation
+from ..forms.native.reduce_shards import Epilogue, EpilogueInputs, reduce_shards, through_activation
 from ..movement.boxed import box
 from ..movement.run import begin, run_within
 from ..movement.speeds import start_bytes
@@ -107,7 +107,7 @@ def multiply_box(boxing: Boxing, x: Tensor, w: Tensor, bias: Tensor | None = Non
 def _finished(z: Tensor, boxing: Boxing, bias: Tensor | None) -> Tensor:
     if bias is None and boxing.activation == "none":
         return z
-    return reduce_shards([z], Epilogue(activation=boxing.activation), Given(bias))
+    return reduce_shards([z], Epilogue(activation=boxing.activation), EpilogueInputs(bias))
 
 
 class _BoxMultiply(torch.autograd.Function):

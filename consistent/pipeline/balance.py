@@ -36,23 +36,23 @@ def best_ends(
     def room(stage: int, begin: int, most: int) -> int:
         key = stage, begin
         if key not in furthest:
-            low, high = begin, most  # ``low`` fits, nothing above ``high`` does
-            if low < high and fits(stage, begin, high):
-                low = high
-            while low < high:
-                middle = (low + high + 1) // 2
-                if fits(stage, begin, middle):
-                    low = middle
-                else:
-                    high = middle - 1
-            furthest[key] = low
+            furthest[key] = _last_that_fits(begin, most, lambda end: fits(stage, begin, end))
         return furthest[key]
 
-    low, high = max([*seconds, sums[-1] / stages]), sums[-1]
+    return _fastest(sums, stages, room, max([*seconds, sums[-1] / stages]))
+
+
+def _fastest(
+    sums: Sequence[float], stages: int, room: Callable[[int, int, int], int], low: float
+) -> list[int] | None:
+    """Return the ends under the least time limit that can be kept, found by bisection.
+
+    ``low`` is a limit below which no stages can stay; the others are as for ``_ends``.
+    """
+    high, near = sums[-1], _NEAR * sums[-1]
     best = _ends(sums, stages, room, high)
     if best is None:
         return None
-    near = _NEAR * sums[-1]
     first = _ends(sums, stages, room, low + near)
     if first is not None:
         return first
@@ -64,6 +64,19 @@ def best_ends(
         else:
             best, high = found, min(middle, _slowest(sums, found))
     return best
+
+
+def _last_that_fits(low: int, high: int, fits: Callable[[int], bool]) -> int:
+    """Return the greatest number from ``low``, which fits, to ``high`` that fits, by bisection."""
+    if low < high and fits(high):
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def even_ends(seconds: Sequence[float], stages: int) -> list[int]:

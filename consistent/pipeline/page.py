@@ -12,7 +12,7 @@ from typing import Any
 from ..dispatch.plans.shards import is_global
 from ..drawing.pages.html import bar, escaped, frame, labelled, numbers
 from ..drawing.words import layout_text, sbp_text, short_site, source_line
-from ..graph.program import Line, Move, Program, Value
+from ..graph.program import Line, Move, Program, ProgramValue
 from ..spec import Placement, TensorSpec
 from ..spec.bytes_text import bytes_text
 from .part import Part, part_of
@@ -106,19 +106,19 @@ def _move(program: Program, move: Move, way: str, longest: int) -> str:
     )
 
 
-def _layout(value: Value) -> str:
+def _layout(value: ProgramValue) -> str:
     return layout_text(value.spec, value.dtype, value.shape)
 
 
-def _sbp(value: Value) -> str:
+def _sbp(value: ProgramValue) -> str:
     return "" if value.spec is None else sbp_text(value.spec)
 
 
-def _whole(value: Value) -> int:
+def _whole(value: ProgramValue) -> int:
     return math.prod(value.shape) * value.dtype.itemsize
 
 
-def _held(value: Value) -> int:
+def _held(value: ProgramValue) -> int:
     return _whole(value) if value.spec is None else _of_first(value.spec)
 
 

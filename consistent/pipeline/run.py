@@ -180,7 +180,8 @@ class Run:
             self._sent += between.send(local, src, dst, _label(key, move))
 
     def _expect(self, action: Action) -> None:
-        """Start to receive the inputs of ``action`` that come from other placements."""
+        """Start to receive the tensors that ``action`` reads and that ranks of other placements
+        send."""
         m, kind = action.micro_batch, action.kind
         part, program = self._part(action), self.batch[action.micro_batch].program
         if kind == "F":

@@ -37,7 +37,8 @@ class _Kind:
 
 
 def _theirs() -> Any:
-    """Return torch's module of schedules, imported only here because it imports much of torch."""
+    """Return torch's module of pipeline schedules, imported here because it imports much of
+    torch."""
     from torch.distributed.pipelining import schedules
 
     return schedules

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .table import KINDS, Action, Schedule
@@ -68,18 +68,29 @@ def play(
                 busy += lasts
                 at[k] += 1
                 went = True
-    for k, line in enumerate(table.lines):
-        if at[k] < len(line):
-            raise ValueError(
-                f"schedule: {table.name!r} stops before {line[at[k]]}, which waits for what never "
-                f"comes: {', '.join(map(str, _needs(line[at[k]], table.stages, halves)))}."
-            )
+    _check_done(table, at, halves)
     total = max(clock, default=0.0)
     return Played(times, total, 1 - busy / (total * len(table.lines)) if total else 0.0)
 
 
+def _check_done(table: Schedule, done: Sequence[int], halves: set[Action]) -> None:
+    """Raise if fewer actions of a line are ``done`` than it has.
+
+    Raises:
+        ValueError: the message says for what the next action of the line waits.
+    """
+    for line, count in zip(table.lines, done, strict=True):
+        if count < len(line):
+            needs = ", ".join(map(str, _needs(line[count], table.stages, halves)))
+            raise ValueError(
+                f"schedule: {table.name!r} stops before {line[count]}, which waits for what never "
+                f"comes: {needs}."
+            )
+
+
 def _halves(table: Schedule) -> set[Action]:
-    """Return the actions of ``table`` that are the first half (I) of a backward."""
+    """Return the actions of ``table`` that compute the first half of a backward, the gradients of
+    inputs."""
     return {action for line in table.lines for action in line if action.kind == "I"}
 
 

@@ -40,20 +40,12 @@ def summary(
     ops = sum(line.count for line in lines if not line.compiled)
     steps = sum(line.count for line in lines if line.compiled)
     boxings = sum(sum(line.boxings.values()) for line in lines)
-    nbytes = sum(line.nbytes for line in lines)
     if not ops and not boxings and not steps:
         return _NOTHING
     places = len({line.site for line in lines if line.site and not line.compiled})
     ran = [f"{_number(ops, 'op')} ran at {_number(places, 'place')}"] if ops or not steps else []
     ran += [f"{_number(steps, 'compiled step')} ran"] if steps else []
-    text = " and ".join(ran)
-    if not nbytes:
-        text += ", and nothing was sent"
-    else:
-        text += f"; {_number(boxings, 'boxing')} sent {bytes_text(nbytes)} from the busiest rank"
-        most = max(lines, key=lambda line: line.nbytes)
-        at = in_a_line(f"`{most.op}` at {most.where}") if most.site else "backward"
-        text += f", {most.nbytes / nbytes:.0%} of it for {at}"
+    text = " and ".join(ran) + _sent(lines, boxings)
     if between := sum(line.between for line in lines):
         text += f". All ranks together sent {bytes_text(between)} from host to host"
     if by_messages:
@@ -65,13 +57,27 @@ def summary(
         if whole
         else ". No op ran whole on every rank."
     )
-    if timeline is not None and timeline.events:
-        spent = timeline.seconds()
-        text += (
-            f" Rank {timeline.rank} computed for {seconds_text(spent['computing'])} and waited for "
-            f"boxings for {seconds_text(spent['boxing'])}."
-        )
-    return text
+    return text if timeline is None or not timeline.events else text + _spent(timeline)
+
+
+def _spent(timeline: Timeline) -> str:
+    """Return the sentence of the summary about the time that this rank spent."""
+    spent = timeline.seconds()
+    return (
+        f" Rank {timeline.rank} computed for {seconds_text(spent['computing'])} and waited for "
+        f"boxings for {seconds_text(spent['boxing'])}."
+    )
+
+
+def _sent(lines: Sequence[Line], boxings: int) -> str:
+    """Return the part of the summary about what the busiest rank sent."""
+    nbytes = sum(line.nbytes for line in lines)
+    if not nbytes:
+        return ", and nothing was sent"
+    most = max(lines, key=lambda line: line.nbytes)
+    at = in_a_line(f"`{most.op}` at {most.where}") if most.site else "backward"
+    sent = f"; {_number(boxings, 'boxing')} sent {bytes_text(nbytes)} from the busiest rank"
+    return f"{sent}, {most.nbytes / nbytes:.0%} of it for {at}"
 
 
 def table(

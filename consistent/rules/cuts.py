@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..spec import NdSbp, Placement, Sbp, Split, TensorSpec, cut_fault
-from ..spec.cut import Cut
+from ..spec.cut import DimCut
 from .families.indexing.getitem import keeps_split_dim
 from .signature import Call, Signature
 from .table import Row, Sizing
@@ -59,7 +59,7 @@ def _fits(spec: TensorSpec, entry: Sbp, axis: int) -> bool:
     return cut_fault(after, spec.placement, spec.shape) is None
 
 
-def as_cut(option: Signature, row: Row, call: Call, parts: int, cut: Cut) -> Signature | None:
+def as_cut(option: Signature, row: Row, call: Call, parts: int, cut: DimCut) -> Signature | None:
     """Return ``option`` with ``cut`` in each of its splits; None if it does not hold for them."""
     if option.by_size or not _is_carried(option, row, call):
         return None

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..spec import B, Cut, NdSbp, P, S, Sbp, Split, TensorSpec
+from ..spec import B, DimCut, NdSbp, P, S, Sbp, Split, TensorSpec
 
 
 class DoesNotFit(Exception):
@@ -157,7 +157,7 @@ class Call:
             raise DoesNotFit(f"{self.name} of {len(self.operands)} tensors, and not of {count}")
         return self.operands
 
-    def cut_split(self) -> tuple[Split, Cut] | None:
+    def cut_split(self) -> tuple[Split, DimCut] | None:
         """Return the first operand's split on ``axis`` and its cut, if it has a cut; else None.
 
         It is None, too, if an earlier axis splits the same dim.

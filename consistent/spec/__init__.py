@@ -4,7 +4,7 @@ They are metadata only, without tensor data or communication.
 """
 
 from . import elsewhere, sbp
-from .cut import Cut, Runs, items_in, overlapping, piece
+from .cut import DimCut, Runs, items_in, overlapping, piece
 from .placement import Placement, World, check_placement
 from .sbp import (
     EXTREMES,
@@ -40,7 +40,7 @@ from .tensor_spec import (
 __all__ = [
     "B",
     "Coordinate",
-    "Cut",
+    "DimCut",
     "EXTREMES",
     "Layout",
     "NdSbp",

@@ -2,7 +2,7 @@
 
 ```
 8 items on 2 ranks        rank 0        rank 1
-S(0)                      0 1 2 3       4 5 6 7     balanced: this split has no ``Cut``
+S(0)                      0 1 2 3       4 5 6 7     balanced: this split has no ``DimCut``
 S(0, blocks=1)            0 2 4 6       1 3 5 7     blocks of this many items, dealt in turn
 S(0, cut="zigzag")        0 1 6 7       2 3 4 5     2k balanced chunks; rank r has the r-th from
                                                     the front and the r-th from the end
@@ -39,7 +39,7 @@ def piece(n: int, parts: int, index: int) -> tuple[int, int]:
     return index * q + min(index, r), q + (index < r)
 
 
-class Cut:
+class DimCut:
     """Division of a dim that is not balanced: the arguments after the dim in ``S(dim, ...)``.
 
     Instances are immutable and interned; make one with ``cut_of``.
@@ -47,7 +47,7 @@ class Cut:
 
     __slots__ = ("__weakref__", "blocks", "of", "sizes", "zigzag")
 
-    _made: weakref.WeakValueDictionary[tuple, Cut] = weakref.WeakValueDictionary()
+    _made: weakref.WeakValueDictionary[tuple, DimCut] = weakref.WeakValueDictionary()
     blocks: int | None
     zigzag: bool
     sizes: tuple[int, ...] | None
@@ -59,7 +59,7 @@ class Cut:
         zigzag: bool,
         sizes: tuple[int, ...] | None,
         of: int | tuple[int, ...] | None,
-    ) -> Cut:
+    ) -> DimCut:
         key = (blocks, zigzag, sizes, of)
         made = cls._made.get(key)
         if made is None:
@@ -73,12 +73,12 @@ class Cut:
         raise AttributeError(f"{self} is a value and cannot be changed; write S(dim, ...) again.")
 
     def __reduce__(self) -> tuple:
-        return (Cut, (self.blocks, self.zigzag, self.sizes, self.of))
+        return (DimCut, (self.blocks, self.zigzag, self.sizes, self.of))
 
-    def __copy__(self) -> Cut:
+    def __copy__(self) -> DimCut:
         return self
 
-    def __deepcopy__(self, memo: dict) -> Cut:
+    def __deepcopy__(self, memo: dict) -> DimCut:
         return self
 
     def __repr__(self) -> str:
@@ -133,7 +133,7 @@ class Cut:
             start += size
         return starts
 
-    def of_parts(self, n: int, start: int, size: int) -> tuple[Cut, ...] | None:
+    def of_parts(self, n: int, start: int, size: int) -> tuple[DimCut, ...] | None:
         """Return the cut of the items from ``start`` on, if they are whole parts given by ``of``.
 
         Returns:
@@ -166,7 +166,7 @@ class Cut:
 
 
 @lru_cache(maxsize=1 << 12)
-def _runs(cut: Cut, n: int, parts: int, index: int) -> Runs:
+def _runs(cut: DimCut, n: int, parts: int, index: int) -> Runs:
     return joined(
         (first + start, size)
         for first, count in cut.in_each(n)
@@ -174,8 +174,9 @@ def _runs(cut: Cut, n: int, parts: int, index: int) -> Runs:
     )
 
 
-def _within(cut: Cut, n: int, parts: int, index: int) -> Iterator[tuple[int, int]]:
-    """Yield the runs of a rank within one part of ``n`` items; they may be empty or adjacent."""
+def _within(cut: DimCut, n: int, parts: int, index: int) -> Iterator[tuple[int, int]]:
+    """Yield the runs that a rank has in one part of ``n`` items; a run may be empty or touch the
+    next."""
     if cut.zigzag:
         yield piece(n, 2 * parts, index)
         yield piece(n, 2 * parts, 2 * parts - 1 - index)
@@ -226,7 +227,7 @@ WORDS = rf"(?:\s*,\s*{_WORD})*"
 """Pattern of the arguments after the dim in the text of a split, such as ``, blocks=2``."""
 
 
-def cut_of(blocks: Any = None, cut: Any = None, sizes: Any = None, of: Any = None) -> Cut | None:
+def cut_of(blocks: Any = None, cut: Any = None, sizes: Any = None, of: Any = None) -> DimCut | None:
     """Return the cut for these arguments of ``S(dim, ...)``; None for a balanced split.
 
     Raises:
@@ -252,7 +253,7 @@ def cut_of(blocks: Any = None, cut: Any = None, sizes: Any = None, of: Any = Non
         of = _size("of", of, 1) if is_one else tuple(_size("of", x, 0) for x in _listed(of, "of"))
     if (blocks, cut, sizes, of) == (None, None, None, None):
         return None
-    return Cut(blocks, cut is not None, sizes, of)
+    return DimCut(blocks, cut is not None, sizes, of)
 
 
 def _listed(value: Any, name: str) -> Any:
@@ -274,7 +275,7 @@ def _size(name: str, value: Any, least: int) -> int:
     return value
 
 
-def parse_cut(text: str) -> Cut | None:
+def parse_cut(text: str) -> DimCut | None:
     """Return the cut that prints as ``text``, which WORDS must match; None if the text is empty."""
     given: dict[str, Any] = {}
     # The pattern of a value is what follows "=" and the three characters "\s*" in _WORD.

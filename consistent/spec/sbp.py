@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 import torch
 
-from .cut import WORDS, Cut, Runs, cut_of, parse_cut, piece
+from .cut import WORDS, DimCut, Runs, cut_of, parse_cut, piece
 from .elsewhere import OF_PARTS, unknown
 from .nearest import nearest_sbp
 
@@ -58,11 +58,11 @@ class Split(Sbp):
     is_split = True
     _made: dict[int, Split] = {}
     # Weak values, unlike _made: a program may meet new sizes, and so new cuts, without end.
-    _cut: weakref.WeakValueDictionary[tuple[int, Cut], Split] = weakref.WeakValueDictionary()
+    _cut: weakref.WeakValueDictionary[tuple[int, DimCut], Split] = weakref.WeakValueDictionary()
     dim: int
-    cut: Cut | None  # None: pieces are balanced
+    cut: DimCut | None  # None: pieces are balanced
 
-    def __new__(cls, dim: int, cut: Cut | None = None) -> Split:
+    def __new__(cls, dim: int, cut: DimCut | None = None) -> Split:
         if isinstance(dim, bool) or not isinstance(dim, int):
             raise TypeError(
                 f"split: dim is {dim!r} of type {type(dim).__name__}, and a dim is an int. "
@@ -257,7 +257,7 @@ def is_one_way(values: NdSbp) -> bool:
 
 
 def is_cut(values: NdSbp) -> bool:
-    """Return whether some axis has a ``Cut``, so that its pieces are not balanced."""
+    """Return whether some axis has a ``DimCut``, so that its pieces are not balanced."""
     return any(isinstance(entry, Split) and entry.cut is not None for entry in values)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mirrored.readable import in_a_line, readable
 
-from .held import Held, joined, wide
+from .held import TensorOnRanks, joined, wide
 from .kinds import Near, kind_of
 from .watch import Key, Seen, is_rounded
 
@@ -118,15 +118,17 @@ def _indented(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.splitlines())
 
 
-def gathered(by_rank: Sequence[Sequence[Seen]]) -> dict[Key, Held]:
+def gathered(by_rank: Sequence[Sequence[Seen]]) -> dict[Key, TensorOnRanks]:
     """Return what all ranks of one run have recorded of each tensor, by the tensor's key.
 
     The order is that of the first rank that has the tensor.
     """
-    found: dict[Key, Held] = {}
+    found: dict[Key, TensorOnRanks] = {}
     for rank, seen in enumerate(by_rank):
         for each in seen:
-            held = found.setdefault(each.key, Held(each.key, each.where, each.spec, each.laid, {}))
+            held = found.setdefault(
+                each.key, TensorOnRanks(each.key, each.where, each.spec, each.laid, {})
+            )
             held.parts[rank] = each.value
     return found
 
@@ -135,8 +137,8 @@ def gathered(by_rank: Sequence[Sequence[Seen]]) -> dict[Key, Held]:
 class Right:
     """Reference values of one process, in the step's own dtype, and in float64 if that runs."""
 
-    single: dict[Key, Held]
-    double: dict[Key, Held]
+    single: dict[Key, TensorOnRanks]
+    double: dict[Key, TensorOnRanks]
 
     def value(self, key: Key) -> Tensor:
         single = self.single[key].values[0]
@@ -198,8 +200,8 @@ def _largest(x: Tensor) -> float:
 
 
 def up_to_a_choice(
-    right: Right, other: dict[Key, Held]
-) -> tuple[dict[Key, Held], tuple[str, int] | None]:
+    right: Right, other: dict[Key, TensorOnRanks]
+) -> tuple[dict[Key, TensorOnRanks], tuple[str, int] | None]:
     """Return the tensors of ``other`` that can be compared, and the choice after which they cannot.
 
     A choice is an op such as topk. From the first choice of other indices than one process found,
@@ -217,31 +219,33 @@ def up_to_a_choice(
     return _without_places(other, keys), None
 
 
-def _without_places(other: dict[Key, Held], keys: Sequence[Key]) -> dict[Key, Held]:
+def _without_places(
+    other: dict[Key, TensorOnRanks], keys: Sequence[Key]
+) -> dict[Key, TensorOnRanks]:
     """Return the entries of ``keys``, except chosen indices, which cannot be nearly equal."""
     return {key: other[key] for key in keys if key.what != "chosen"}
 
 
-def _chose_otherwise(places: Tensor, held: Held) -> bool:
+def _chose_otherwise(places: Tensor, held: TensorOnRanks) -> bool:
     if held.spec is not None:
         return not torch.equal(held.whole(), places)
     whole = joined(held.values, places.shape)
     return not any(torch.equal(x, places) for x in (*held.values, whole) if x is not None)
 
 
-def differences(right: Right, other: dict[Key, Held]) -> list[Wrong]:
+def differences(right: Right, other: dict[Key, TensorOnRanks]) -> list[Wrong]:
     """Return all tensors of ``other`` that are wrong, in the order of one process."""
     found = (_difference(right, other[key]) for key in right.single if key in other)
     return [wrong for wrong in found if wrong is not None]
 
 
-def in_modules(seen: dict[Key, Held]) -> dict[Key, Held]:
+def in_modules(seen: dict[Key, TensorOnRanks]) -> dict[Key, TensorOnRanks]:
     """Return ``seen`` without ops outside modules, which another program may do differently."""
     between = ("given", "result", "chosen", "gradient")
     return {k: held for k, held in seen.items() if k.what not in between or " in " in k.name}
 
 
-def _difference(right: Right, held: Held) -> Wrong | None:
+def _difference(right: Right, held: TensorOnRanks) -> Wrong | None:
     exact, allowed = right.value(held.key), right.allowed(held.key)
     near = partial(_near, allowed or 1e-300)
     values = _wrong_values(held, exact, near)
@@ -261,7 +265,7 @@ def _near(within: float, a: Tensor, b: Tensor) -> bool:
     return bool(torch.as_tensor(close).all())
 
 
-def _wrong_values(held: Held, exact: Tensor, near: Near) -> list[Tensor]:
+def _wrong_values(held: TensorOnRanks, exact: Tensor, near: Near) -> list[Tensor]:
     """Return the values by which a tensor is wrong; an empty list if it is right.
 
     These are the tensor that the ranks' shards make up, or the values of all ranks, if each rank
@@ -277,7 +281,7 @@ def _wrong_values(held: Held, exact: Tensor, near: Near) -> list[Tensor]:
     return values if held.spec.layout.is_whole and not alike else [together]
 
 
-def _is_right(held: Held, values: list[Tensor], exact: Tensor, near: Near) -> bool:
+def _is_right(held: TensorOnRanks, values: list[Tensor], exact: Tensor, near: Near) -> bool:
     """Return whether the ranks' ``values`` of a tensor without a spec are right.
 
     They must be whole on each rank. Tensors of unknown layout other than parameters may also be

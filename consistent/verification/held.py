@@ -16,7 +16,7 @@ from .watch import Key
 
 
 @dataclass
-class Held:
+class TensorOnRanks:
     """The values of one tensor of a step on all ranks.
 
     With a spec a value is a shard. With ``laid``, the layout of a DTensor, it is the whole of that

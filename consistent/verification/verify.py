@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ..drawing.files import write
 from ..spec import SbpLike
 from .compare import Compared, Right, differences, gathered, in_modules, up_to_a_choice
-from .worlds import Ran, Step, World, run
+from .worlds import Ran, Step, StepSetting, run
 
 # Seconds that one process may take: without its numbers there is nothing to compare with.
 REFERENCE = 600.0
@@ -109,21 +109,21 @@ def verify(
         RuntimeError: ranks cannot be forked here, or the step itself raises on one process.
     """
     _check_here()
-    alone = run(step, World(), REFERENCE)
-    right = _right(step, alone, World(double=True))
+    alone = run(step, StepSetting(), REFERENCE)
+    right = _right(step, alone, StepSetting(double=True))
     under_plans, draws = right, alone.draws and bool(plans)
     # Global tensors draw other random numbers than torch does for plain ones, so the reference is
     # one rank under a plan.
     if draws:
-        one = World(plan=plans[0] if isinstance(plans[0], str) else "data", batch=batch)
+        one = StepSetting(plan=plans[0] if isinstance(plans[0], str) else "data", batch=batch)
         under_plans = _right(step, run(step, one, REFERENCE), replace(one, double=True))
     limit = max(seconds, SLOWER * alone.seconds)
-    worlds = [World(ranks, plan, tuple(grid) if grid else None, batch) for plan in plans]
+    worlds = [StepSetting(ranks, plan, tuple(grid) if grid else None, batch) for plan in plans]
     results = [
         _compared(_plan_name(world.plan), under_plans, run(step, world, limit)) for world in worlds
     ]
     for name, program in (programs or {}).items():
-        ran = run(program, World(ranks), limit)
+        ran = run(program, StepSetting(ranks), limit)
         results.append(_compared(name, right, ran, by_another=True))
     return Verified(results, draws)
 
@@ -141,7 +141,7 @@ def _check_here() -> None:
         )
 
 
-def _right(step: Step, single: Ran, double: World) -> Right:
+def _right(step: Step, single: Ran, double: StepSetting) -> Right:
     if single.error:
         raise RuntimeError(f"verify: the step raises on one process.\n{single.error}")
     exact = run(step, double, REFERENCE)

@@ -76,7 +76,7 @@ class Seen(NamedTuple):
     laid: str = ""
 
 
-class Watch:
+class StepRecorder:
     """Recorder of the tensors of one step on one rank, in order."""
 
     def __init__(self, prepare: Callable[[nn.Module], nn.Module], double: bool = False) -> None:
@@ -224,7 +224,7 @@ class Watch:
 
 
 class _Ops(TorchFunctionMode):
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: StepRecorder) -> None:
         super().__init__()
         self._watch = watch
 

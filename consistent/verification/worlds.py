@@ -26,13 +26,13 @@ from ..spec import B, Placement, S, SbpLike
 from ..spec.nested import map_tensors
 from ..tensor.global_tensor import GlobalTensor
 from ..tensor.making.create import distribute
-from .watch import Seen, Watch
+from .watch import Seen, StepRecorder
 
 Step = Callable[[Callable[[nn.Module], nn.Module]], Any]
 
 
 @dataclass
-class World:
+class StepSetting:
     """Setting in which a step runs: the number of ranks, the plan, and the layout of the batch.
 
     Args:
@@ -95,7 +95,7 @@ class Ran:
     seconds: float = 0.0
 
 
-def run(step: Step, world: World, limit: float) -> Ran:
+def run(step: Step, world: StepSetting, limit: float) -> Ran:
     """Run ``step`` in new processes as ``world`` says, and return what they recorded.
 
     Processes that take more than ``limit`` seconds are ended.
@@ -149,14 +149,14 @@ def _wait(ranks: list[Any], end: float) -> bool:
             rank.join()
 
 
-def _rank(step: Step, world: World, rank: int, folder: str) -> None:
+def _rank(step: Step, world: StepSetting, rank: int, folder: str) -> None:
     try:
         torch.set_num_threads(1)
         if world.ranks > 1 or world.plan is not None:
             _join(rank, world.ranks, Path(folder))
         if world.double:
             _no_autocast()
-        watch = Watch(world.prepare, world.double)
+        watch = StepRecorder(world.prepare, world.double)
         try:
             with watch.watching():
                 watch.finish(step(watch.place))

@@ -15,7 +15,7 @@ from ..spec.bytes_text import bytes_text
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class RankPart:
     """Part of a tensor that one rank holds.
 
     Args:
@@ -44,7 +44,7 @@ class Holding:
         return 0 in self.sizes
 
 
-def holding(spec: TensorSpec, at: Coordinate) -> Holding:
+def holding(spec: TensorSpec, at: Coordinate) -> RankPart:
     """Return what the rank at grid coordinate ``at`` holds."""
     runs, sizes = spec.runs(at), spec.local_shape(at)
     grid = spec.placement.shape
@@ -56,7 +56,7 @@ def holding(spec: TensorSpec, at: Coordinate) -> Holding:
                 f"{word} {_number([at[a] for a in chosen], [grid[a] for a in chosen]) + 1}/{count}"
             )
     cuts = [a for a, entry in enumerate(spec.sbp) if entry.is_split]
-    return Holding(
+    return RankPart(
         rank=spec.placement.rank_at(at),
         region=region_text(spec, runs),
         role=", ".join(roles),
@@ -91,7 +91,7 @@ def drawn_dims(spec: TensorSpec) -> tuple[int, ...]:
     return tuple(sorted([*cut, *rest][:2]))
 
 
-def spans(spec: TensorSpec, held: Holding, dim: int | None) -> list[tuple[float, float]]:
+def spans(spec: TensorSpec, held: RankPart, dim: int | None) -> list[tuple[float, float]]:
     """Return (begin, end) of the held runs along ``dim``, as fractions from 0 to 1 of the dim. If
     ``dim`` is None, there is one, the whole range."""
     if dim is None:

@@ -13,7 +13,7 @@ from ..drawing.pictures.drawing import Box, Drawing, Words
 from ..drawing.pictures.picture import Picture, wrapped
 from ..spec.bytes_text import bytes_text
 from .holdings import share_text
-from .model_tree import Branch, Row, rows, tree_of
+from .model_tree import Branch, PictureRow, rows, tree_of
 
 _FEW_RANKS = 8
 _MOST_ROWS = 120  # in a drawing
@@ -93,17 +93,7 @@ class ModelPicture(Picture):
         shapes += [Words(x, y + 14, text, 11, "faint") for text, x in head]
         y += 26
         for row in drawn:
-            bold = row.entry is None
-            ink = "ink" if bold or row.nbytes else "faint"
-            shapes.append(
-                Words(columns[0] + 18 * row.depth, y + 13, _name(row), 12, ink, bold=bold)
-            )
-            shapes.append(Words(columns[1], y + 13, row.shape, 11, "faint"))
-            shapes.append(Words(shape, y + 13, row.layout, 11, ink))
-            shapes += _bar(row, bar, y + 4, _BAR)
-            if row.nbytes:
-                text = f"{bytes_text(row.held)} of {bytes_text(row.nbytes)}"
-                shapes.append(Words(held, y + 13, text, 10, "faint"))
+            shapes += _line_of(row, (*columns, shape, bar, held), y)
             y += _LINE
         if len(found) > len(drawn):
             shapes.append(
@@ -114,23 +104,51 @@ class ModelPicture(Picture):
         for line in textwrap.wrap(self.totals(), int(width / 7)):
             shapes.append(Words(20, y + 13, line, 12))
             y += _LINE
-        x = 20.0
-        for style, word in _LEGEND:
-            shapes += [
-                Box(x, y + 4, 11, 11, PALETTE[style]),
-                Words(x + 17, y + 13, word, 11, "faint"),
-            ]
-            x += 40 + 6.4 * len(word)
+        shapes += _legend(y)
         return Drawing(width, y + 36, shapes, self.summary())
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _line_of(
+    row: PictureRow, columns: tuple[float, float, float, float, float], y: float
+) -> list[Box | Words]:
+    """Return the line of a module or tensor at height ``y`` of the drawing.
+
+    ``columns`` are the left ends of its name, shape, layout, bar, and number of bytes.
+    """
+    name, shape, layout, bar, held = columns
+    bold = row.entry is None
+    ink = "ink" if bold or row.nbytes else "faint"
+    shapes: list[Box | Words] = [
+        Words(name + 18 * row.depth, y + 13, _name(row), 12, ink, bold=bold),
+        Words(shape, y + 13, row.shape, 11, "faint"),
+        Words(layout, y + 13, row.layout, 11, ink),
+        *_bar(row, bar, y + 4, _BAR),
+    ]
+    if row.nbytes:
+        text = f"{bytes_text(row.held)} of {bytes_text(row.nbytes)}"
+        shapes.append(Words(held, y + 13, text, 10, "faint"))
+    return shapes
+
+
+def _legend(y: float) -> list[Box | Words]:
+    """Return the legend of the bars at height ``y`` of the drawing."""
+    x, shapes = 20.0, list[Box | Words]()
+    for style, word in _LEGEND:
+        shapes += [
+            Box(x, y + 4, 11, 11, PALETTE[style]),
+            Words(x + 17, y + 13, word, 11, "faint"),
+        ]
+        x += 40 + 6.4 * len(word)
+    return shapes
+
+
+def _cells(row: PictureRow) -> tuple[str, ...]:
     name = "  " * row.depth + _name(row)
     numbers = (bytes_text(row.held), bytes_text(row.nbytes)) if row.nbytes else ("", "")
     return (*map(in_a_line, (name, row.shape, row.layout)), *numbers)
 
 
-def _name(row: Row) -> str:
+def _name(row: PictureRow) -> str:
     return f"{row.name} (x{row.times})" if row.times > 1 else row.name
 
 
@@ -143,7 +161,7 @@ def _line(cells: tuple[str, ...], widths: list[int], blocks: bool) -> str:
     return "  ".join(parts)
 
 
-def _style(row: Row) -> int | None:
+def _style(row: PictureRow) -> int | None:
     """Return the terminal style of a row: the colour of its tensor's kind of layout, as in the
     drawing."""
     spec = row.entry.spec if row.entry is not None else None
@@ -153,7 +171,7 @@ def _style(row: Row) -> int | None:
     return 0 if cut else 1 if any(entry.is_partial for entry in spec.sbp) else 8
 
 
-def _bar(row: Row, x: float, y: float, width: float) -> list[Box | Words]:
+def _bar(row: PictureRow, x: float, y: float, width: float) -> list[Box | Words]:
     """Return a bar for a row: pale for the whole tensor, and in colour the share that a rank
     holds."""
     if not row.nbytes:

@@ -184,7 +184,7 @@ def _follows(last: Branch, branch: Branch) -> bool:
 
 
 def _joined(branch: Branch) -> Branch:
-    """Merge a module that contains nothing but one submodule with that submodule."""
+    """Merge a module with its submodule, if it contains one submodule and nothing else."""
     alone = branch.branches[0] if len(branch.branches) == 1 and not branch.entries else None
     if not branch.name or alone is None:
         return branch
@@ -207,7 +207,7 @@ def _bytes_at(spec: TensorSpec, at: tuple[int, ...]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PictureRow:
     """Line of a model's picture: a module with the sums over its contents, or a tensor."""
 
     depth: int
@@ -220,7 +220,7 @@ class Row:
     entry: Entry | None
 
 
-def rows(branch: Branch, depth: int = 0, several: bool | None = None) -> Iterator[Row]:
+def rows(branch: Branch, depth: int = 0, several: bool | None = None) -> Iterator[PictureRow]:
     """Yield the lines of the tree ``branch``, the module first.
 
     The line of a layer that occurs several times counts all of them; the lines below it describe
@@ -233,11 +233,11 @@ def rows(branch: Branch, depth: int = 0, several: bool | None = None) -> Iterato
     if branch.name and len(branch.entries) == 1 and not branch.branches:
         (e,) = branch.entries
         layout = _layout(e, several)
-        yield Row(depth, f"{name}.{e.name}", branch.times, e.shape, layout, *sums, e)
+        yield PictureRow(depth, f"{name}.{e.name}", branch.times, e.shape, layout, *sums, e)
         return
-    yield Row(depth, name, branch.times, kind, "", *sums, None)
+    yield PictureRow(depth, name, branch.times, kind, "", *sums, None)
     for e in branch.entries:
-        yield Row(depth + 1, e.name, 1, e.shape, _layout(e, several), e.held, e.nbytes, e)
+        yield PictureRow(depth + 1, e.name, 1, e.shape, _layout(e, several), e.held, e.nbytes, e)
     for child in branch.branches:
         yield from rows(child, depth + 1, several)
 

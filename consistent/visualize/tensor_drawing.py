@@ -10,7 +10,7 @@ from ..drawing.pictures.colours import colour
 from ..drawing.pictures.drawing import Box, Drawing, Words
 from ..spec import TensorSpec
 from ..spec.bytes_text import bytes_text
-from .holdings import Holding, drawn_dims, holding, sentences, shown, spans
+from .holdings import RankPart, drawn_dims, holding, sentences, shown, spans
 from .tensor_text import axis_name, direction
 
 _CELL, _ROW = 132.0, 88.0  # pixels of a rank's cell: width, and height without the miniature
@@ -37,20 +37,10 @@ def tensor_drawing(spec: TensorSpec) -> Drawing:
         min(2 * _EDGE + longest * _LETTER, _MOST_WIDE),
         460.0,
     )
-    shapes: list[Box | Words] = []
-    y = _EDGE + 6
     room = int((width - 2 * _EDGE) / _LETTER)
-    shapes.append(Words(_EDGE, y + 8, head, 15, bold=True))
-    for line in textwrap.wrap(f"on {where}", room, subsequent_indent="   "):
-        y += 19
-        shapes.append(Words(_EDGE, y + 8, line, 12))
-    y += 20
-    shapes.append(Words(_EDGE, y + 6, _note(spec), 11, "faint"))
-    y += 24
+    shapes, y = _heading(spec, head, where, room)
     if named:
-        for j, index in enumerate(columns):
-            text = "…" if index is None else f"{axis_name(spec, len(grid) - 1)} = {index}"
-            shapes.append(Words(left + j * _CELL, y + 12, text, 11, "faint"))
+        shapes += _names_of_columns(spec, columns, left, y)
         y += 22
     for i in rows:
         if i is None:
@@ -73,6 +63,30 @@ def tensor_drawing(spec: TensorSpec) -> Drawing:
             shapes.append(Words(_EDGE, y + 12, line, 12))
             y += 18
     return Drawing(width, y + _EDGE, shapes, repr(spec))
+
+
+def _heading(spec: TensorSpec, head: str, where: str, room: int) -> tuple[list[Box | Words], float]:
+    """Return the words above the ranks of the drawing, and the height below them.
+
+    ``room`` is the number of letters that fit in a line.
+    """
+    y = _EDGE + 6
+    shapes: list[Box | Words] = [Words(_EDGE, y + 8, head, 15, bold=True)]
+    for line in textwrap.wrap(f"on {where}", room, subsequent_indent="   "):
+        y += 19
+        shapes.append(Words(_EDGE, y + 8, line, 12))
+    y += 20
+    shapes.append(Words(_EDGE, y + 6, _note(spec), 11, "faint"))
+    return shapes, y + 24
+
+
+def _names_of_columns(
+    spec: TensorSpec, columns: Sequence[int | None], left: float, y: float
+) -> list[Words]:
+    """Return the words above the columns of ranks, such as ``tp = 0``."""
+    name = axis_name(spec, spec.placement.ndim - 1)
+    texts = ("…" if index is None else f"{name} = {index}" for index in columns)
+    return [Words(left + j * _CELL, y + 12, text, 11, "faint") for j, text in enumerate(texts)]
 
 
 def _note(spec: TensorSpec) -> str:
@@ -100,7 +114,7 @@ def _row_height(spec: TensorSpec) -> float:
     return _ROW + role + _sides(spec)[1]
 
 
-def _cell(spec: TensorSpec, held: Holding, x: float, y: float) -> Sequence[Box | Words]:
+def _cell(spec: TensorSpec, held: RankPart, x: float, y: float) -> Sequence[Box | Words]:
     width, height = _sides(spec)
     dims = drawn_dims(spec)
     across = spans(spec, held, dims[-1] if dims else None)

@@ -24,7 +24,7 @@ from ..drawing.pictures.colours import Style, paint
 from ..drawing.pictures.picture import wrapped
 from ..spec import Coordinate, TensorSpec
 from ..spec.bytes_text import bytes_text
-from .holdings import Holding, drawn_dims, holding, sentences, shown, spans
+from .holdings import RankPart, drawn_dims, holding, sentences, shown, spans
 
 WIDE, HIGH = 10, 4  # size of a miniature, in characters
 _GAP = 2
@@ -140,14 +140,14 @@ def _lines_of_ranks(spec: TensorSpec, n: int, colour: bool, width: int, fill: st
     return out[:-1]
 
 
-def _cell_width(spec: TensorSpec, some: Iterator[Holding]) -> int:
+def _cell_width(spec: TensorSpec, some: Iterator[RankPart]) -> int:
     """Return the width of the text cell of one rank. ``some`` are the ranks whose regions have the
     most digits."""
     longest = [min(_LONGEST, max(len(h.region), len(h.role))) for h in some]
     return max([WIDE, *longest])
 
 
-def _cell(spec: TensorSpec, held: Holding, fill: str) -> _Cell:
+def _cell(spec: TensorSpec, held: RankPart, fill: str) -> _Cell:
     style = held.piece
     drawn: _Cell = [(row, style) for row in small(spec, held, fill)]
     words = [held.region, held.role, bytes_text(held.nbytes)]
@@ -155,7 +155,7 @@ def _cell(spec: TensorSpec, held: Holding, fill: str) -> _Cell:
     return [(f"rank {held.rank}", "bold"), *drawn, *below]
 
 
-def small(spec: TensorSpec, held: Holding, fill: str) -> list[str]:
+def small(spec: TensorSpec, held: RankPart, fill: str) -> list[str]:
     """Return the miniature of the tensor for one rank, line by line. ``fill`` has three characters:
     for held elements, for addends, and for the rest."""
     dims = drawn_dims(spec)

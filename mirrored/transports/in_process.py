@@ -31,7 +31,7 @@ class RankAborted(RuntimeError):
     """Error that ends a simulated rank because another one failed."""
 
 
-class World:
+class InProcessState:
     """State that simulated ranks share: message queues, ranks that wait, and the first failure."""
 
     def __init__(self, size: int) -> None:
@@ -111,7 +111,8 @@ class World:
         )
 
     def _places(self) -> str:
-        """Return one line for each rank that says where it is, for an error message."""
+        """Return one line of an error message for each rank, which says where in the program the
+        rank is."""
         lines = []
         for rank, thread in sorted(self.threads.items()):
             said = "has returned" if rank in self.finished else place_of(thread)
@@ -141,7 +142,7 @@ class World:
 class InProcess(CheckedTransport):
     """Transport of rank ``rank`` of a simulated ``world``."""
 
-    def __init__(self, world: World, rank: int) -> None:
+    def __init__(self, world: InProcessState, rank: int) -> None:
         self.world = world
         self._rank = rank
 
@@ -232,7 +233,7 @@ def run_ranks(fn: Callable[[int], Any], size: int) -> list[Any]:
     Re-raises the first error. The ranks share torch's global random state, so draw random numbers
     from generators of your own.
     """
-    world = World(size)
+    world = InProcessState(size)
     results: list[Any] = [None] * size
 
     def main(rank: int) -> None:

@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 import mirrored
 from mirrored.transports.counting import counting
 from mirrored.transports.default import current, use
-from mirrored.transports.in_process import InProcess, World
+from mirrored.transports.in_process import InProcess, InProcessState
 from tests.mirrored.kinds import SIZES, everywhere, over_gloo, run
 from tests.ranks import pool, simulate
 
@@ -170,7 +170,7 @@ def outsider(rank: int) -> None:
 def test_rank_outside_the_group_is_told() -> None:
     with (
         pytest.raises(ValueError, match=r"rank 1 is not one of the ranks \(0, 7\)"),
-        use(InProcess(World(2), 1)),
+        use(InProcess(InProcessState(2), 1)),
     ):
         outsider(1)
 
@@ -191,7 +191,7 @@ def test_unknown_reduction_is_refused() -> None:
 
 
 def test_use_holds_for_one_thread_and_nests() -> None:
-    outer, inner = InProcess(World(2), 0), InProcess(World(2), 1)
+    outer, inner = InProcess(InProcessState(2), 0), InProcess(InProcessState(2), 1)
     with use(outer):
         with use(inner):
             assert current() is inner

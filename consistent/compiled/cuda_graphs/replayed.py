@@ -137,7 +137,8 @@ class Replayed:
     # -- what has moved ----------------------------------------------------------------------------
 
     def _look(self, values: dict[Node, Any]) -> None:
-        """Drop all captures if an input that is read in place has moved to another address."""
+        """Drop all captures if a tensor that captured graphs read in place is at another address
+        now."""
         moved = [
             n
             for n, x in values.items()
@@ -225,7 +226,8 @@ class Replayed:
         return x.clone()
 
     def _out(self, results: list[Tensor]) -> list[Tensor]:
-        """Return the results, with copies of those that the next replay would overwrite."""
+        """Return the results of a replay, with copies of the tensors that the next replay would
+        overwrite."""
         ours = {
             storage_of(x)
             for part in self._parts

@@ -138,8 +138,8 @@ def _fuse(trace: Trace, chosen: dict[Fusion, int]) -> int:
 
 
 def _numbered(trace: Trace) -> list[tuple[Node, int]]:
-    """Return each message with its number among the messages of the same ranks, which identifies it
-    on all of them."""
+    """Return each message with its number among the messages of the same ranks; all ranks give a
+    message the same number."""
     met: Counter[tuple[int, ...]] = Counter()
     found = []
     for message in trace.messages():

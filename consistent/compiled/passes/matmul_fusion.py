@@ -101,7 +101,7 @@ def _can_overlap(src: TensorSpec, dst: TensorSpec) -> bool:
 def _before(
     trace: Trace, message: Node, src: TensorSpec, dst: TensorSpec, written: set[Any]
 ) -> Product | None:
-    """Return the product that makes the message's input, if only the message reads it; else
+    """Return the matrix product whose result ``message`` sends, if nothing else reads it; else
     None."""
     node: Any
     (node,) = trace.given(message)

@@ -69,8 +69,8 @@ def fused_rms_norm(node: Node) -> Norm | None:
 
 
 def _first_alone(node: Node) -> Node | None:
-    """Return the first result of ``node``; None if its other results, which backward would use, are
-    read as well."""
+    """Return the first result of ``node``, or None if another result is read too, as backward
+    would."""
     items = {user.args[1]: user for user in node.users}
     return items[0] if set(items) == {0} else None
 
@@ -117,7 +117,8 @@ def rms_norm(square: Any) -> Norm | None:
 
 
 def _the(node: Node, target: Any) -> Node | None:
-    """Return the only reader of ``node`` if it is an op ``target``; else None."""
+    """Return the op that reads ``node``, if there is only one and it is an op ``target``; else
+    None."""
     users = list(node.users)
     return users[0] if len(users) == 1 and users[0].target is target else None
 

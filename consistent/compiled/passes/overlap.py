@@ -54,7 +54,7 @@ def overlap(trace: Trace, options: CompileOptions) -> None:
 
 
 def _overlapped(trace: Trace, most: int | None) -> int:
-    """Split messages into start and wait, move these apart, and return how many messages then
+    """Split messages into a start and a wait, move the two apart, and return how many messages
     overlap with ops.
 
     Args:
@@ -113,7 +113,8 @@ def _pair(trace: Trace, node: Node, ticket: int) -> tuple[Node, Node]:
 
 
 def _joined(trace: Trace, start: Node, wait: Node) -> None:
-    """Turn a start and its wait back into one message, if nothing runs between them."""
+    """Turn the start of a message and its wait back into one message, if no op runs between the
+    two."""
     with trace.graph.inserting_before(start):
         node = trace.graph.call_function(MESSAGE, start.args[:2])
     node.meta.update(start.meta)

@@ -14,7 +14,7 @@ from ..program import GRAPH_BREAK
 from .trace import Trace, memory_of
 
 
-class Held(NamedTuple):
+class Lifetime(NamedTuple):
     """Lifetime of one memory: its bytes, and the positions of the first and the last node that need
     it."""
 
@@ -39,8 +39,8 @@ class Count:
         self.memories = self._memories()
         self.bytes, self.peak = self._peak()
 
-    def _memories(self) -> dict[Any, Held]:
-        found: dict[Any, Held] = {}
+    def _memories(self) -> dict[Any, Lifetime]:
+        found: dict[Any, Lifetime] = {}
         for i, node in enumerate(self.nodes):
             for memory in node.meta.get("written", ()):
                 self._writes.setdefault(memory, []).append(i)
@@ -57,7 +57,7 @@ class Count:
             if known is not None:
                 first, last = min(first, known.first), max(last, known.last)
             size = max(node.meta.get("held", 0), known.bytes if known else 0)
-            found[memory] = Held(size, first, last)
+            found[memory] = Lifetime(size, first, last)
         end = len(self.nodes)
         for memory, held in found.items():
             # A value that is read after a graph break is an output of its segment, which the

@@ -11,7 +11,7 @@ from ...rules.choose import Choice
 from ...rules.signature import Call, Out
 from ...rules.table import Row, Sizing
 from ...spec import Layout, Placement, Sbp, Split, TensorSpec
-from ..plans.plan import OutLayout, Source
+from ..plans.plan import LengthSource, OutLayout
 
 
 def out_layouts(
@@ -33,7 +33,7 @@ def out_layouts(
 
 def _sources(
     row: Row, call: Call, choice: Choice, shape: torch.Size, sbp: Sequence[Sbp]
-) -> tuple[Source, ...] | None:
+) -> tuple[LengthSource, ...] | None:
     """Return, for each split dim of an output, the operand dim that is split along with it.
 
     A signature without a form maps pieces to pieces for any number of items, so the two dims have
@@ -48,7 +48,7 @@ def _sources(
         if source is None:
             return None
         grid = call.operands[0].spec.placement.shape
-        found.append(Source(dim, *source, math.prod(grid[axis] for axis in axes)))
+        found.append(LengthSource(dim, *source, math.prod(grid[axis] for axis in axes)))
     return tuple(found)
 
 

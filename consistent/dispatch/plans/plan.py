@@ -21,7 +21,7 @@ from .. import _C
 RUN, FAST, BOXED, CALL, ANSWER, FACTS = range(6)
 
 
-class Source(NamedTuple):
+class LengthSource(NamedTuple):
     """The operand dim whose length gives the length of a split dim of an output.
 
     Dim ``dim`` of the output is as long as dim ``along`` of operand ``operand``, which ``parts``
@@ -42,7 +42,7 @@ class OutLayout(NamedTuple):
     """
 
     layout: Layout
-    sources: tuple[Source, ...] = ()
+    sources: tuple[LengthSource, ...] = ()
 
 
 Outs = tuple[TensorSpec, ...] | tuple[OutLayout, ...]

@@ -14,7 +14,8 @@ import torch
 from mirrored.mirrored_tensor import MirroredTensor
 
 from ...movement import check_mode, plain_values
-from ...movement.boxed import box
+from ...movement.boxed import Arriving, box, box_several
+from ...movement.coded import Coders, gather_each
 from ...movement.differentiable import spread
 from ...movement.grad_mode import records
 from ...movement.world import my_coordinate
@@ -97,6 +98,32 @@ def rebox(x: Any, target: TensorSpec, what: str = "to_global") -> Any:
     """Box ``x`` to the spec ``target``; differentiable. ``what`` names the op for check mode."""
     check_mode.calling(what)
     return attach(box(x, x._spec, target), target)
+
+
+def rebox_several(
+    xs: Sequence[Any],
+    targets: Sequence[TensorSpec],
+    what: str,
+    *,
+    arrived: Sequence[torch.Tensor] | None = None,
+    arriving: Arriving | None = None,
+    coders: Coders = (),
+) -> list[Any]:
+    """Box each global tensor to its target in as few messages as possible, as ``rebox`` does one.
+
+    Args:
+        xs, targets: the tensors, and the specs to box them to, which differ from theirs.
+        what: the op's name for check mode.
+        arrived, arriving, coders: as in ``box_several``.
+    """
+    check_mode.calling(what)
+    routes = [(x._spec, target) for x, target in zip(xs, targets, strict=True)]
+    if torch.is_inference_mode_enabled():  # tensors made there have no version counter
+        with torch.inference_mode(False), torch.no_grad(), HookOff():
+            made = arrived or gather_each([_Tensor.detach(x) for x in xs], routes, coders)
+    else:
+        made = box_several(xs, routes, arrived, arriving, coders)
+    return [attach(x, target) for x, target in zip(made, targets, strict=True)]
 
 
 def adopt(x: torch.Tensor, placement: Placement, what: str) -> Any:

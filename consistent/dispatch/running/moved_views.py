@@ -94,7 +94,7 @@ class MovedView:
         return x if self._value is None else self._value
 
     def _retaken(self, source: Any) -> Any:
-        """Take the view of ``source`` again, with a gradient if it had one.
+        """Take the view of ``source`` again, with a gradient if the view before had one.
 
         If the source is one of several views of a base that was written, torch refuses the
         gradient. Then the values can still be read, and the error is raised in backward, as torch

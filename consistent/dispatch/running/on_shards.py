@@ -28,9 +28,9 @@ from ..plans.plan import (
     BOXED,
     FAST,
     RUN,
+    LengthSource,
     OutLayout,
     Plan,
-    Source,
 )
 from ..plans.shards import (
     HookOff,
@@ -379,7 +379,7 @@ def _typed_by_layout(
 
 
 def _whole_shape(
-    local: torch.Size, sources: Sequence[Source], operands: Sequence[TensorSpec]
+    local: torch.Size, sources: Sequence[LengthSource], operands: Sequence[TensorSpec]
 ) -> torch.Size:
     if not sources:
         return local

@@ -82,12 +82,7 @@ def call_whole(
     given: list[Any] = []
     collect((args, kwargs), given)
     placement = common_placement(name, given)
-    check_mode.calling(name)
-    plan = _plan(name, run, given, placement)
-    for notify in _ON_OP_BEGIN:
-        notify(plan)
-    met = [x for x in given if not is_global(x)]
-    plain_values.compare(name, met, placement, (name, *((x.dtype, x.ndim) for x in met)))
+    plan = _begun(name, run, given, placement)
     marks = None if marked is None else _marked(marked, args, kwargs, given)
     # Outside the placement plain operands become meta shards, since the code does not run there.
     sources = [fresh(adopt(x, placement, name)) if plan.outside else fresh(x) for x in given]
@@ -112,6 +107,17 @@ def call_whole(
         operands = [x for x in given if is_global(x)]
         notify(plan, operands, result, [x._spec for x in operands], specs)
     return result
+
+
+def _begun(name: str, run: Callable[..., Any], given: list, placement: Placement) -> OnShards:
+    """Announce the call to tracers and other ranks, compare plain operands; return its plan."""
+    check_mode.calling(name)
+    plan = _plan(name, run, given, placement)
+    for notify in _ON_OP_BEGIN:
+        notify(plan)
+    met = [x for x in given if not is_global(x)]
+    plain_values.compare(name, met, placement, (name, *((x.dtype, x.ndim) for x in met)))
+    return plan
 
 
 def _plan(name: str, run: Callable[..., Any], given: list, placement: Placement) -> OnShards:

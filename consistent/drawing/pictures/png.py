@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
@@ -38,14 +39,7 @@ def png(drawing: Drawing, path: Path) -> bytes:
     axes.axis("off")
     for shape in drawing.shapes:
         if isinstance(shape, Box):
-            look = {"facecolor": _light(shape.fill), "edgecolor": _light(shape.edge)}
-            corner = (shape.x, shape.y)
-            box = patches.Rectangle(corner, shape.width, shape.height, linewidth=0.8, **look)
-            axes.add_patch(box)
-            if shape.striped:
-                stripes = {"hatch": "////", "facecolor": "none", "edgecolor": "#ffffff99"}
-                box = patches.Rectangle(corner, shape.width, shape.height, linewidth=0, **stripes)
-                axes.add_patch(box)
+            _add_box(axes, patches.Rectangle, shape)
         else:
             axes.text(
                 shape.x, shape.y, shape.text.replace("$", r"\$"),
@@ -56,6 +50,16 @@ def png(drawing: Drawing, path: Path) -> bytes:
     made = BytesIO()
     sheet.savefig(made, format="png", dpi=2 * _DPI, facecolor=INK["paper"][0])
     return made.getvalue()
+
+
+def _add_box(axes: Any, rectangle: Callable[..., Any], shape: Box) -> None:
+    """Draw a box on matplotlib's ``axes``, with stripes above its colour if it has any."""
+    place = (shape.x, shape.y), shape.width, shape.height
+    look = {"facecolor": _light(shape.fill), "edgecolor": _light(shape.edge)}
+    axes.add_patch(rectangle(*place, linewidth=0.8, **look))
+    if shape.striped:
+        stripes = {"hatch": "////", "facecolor": "none", "edgecolor": "#ffffff99"}
+        axes.add_patch(rectangle(*place, linewidth=0, **stripes))
 
 
 def _light(name: str) -> str:

@@ -154,7 +154,8 @@ class Agent:
         self._say("began", name=name, pid=context.pids()[0])
 
     def _look(self, name: str, context: PContext) -> None:
-        """Report to the leader if a process has ended; after a failure, end its children."""
+        """Report to the leader if process ``name`` has ended; after a failure, end the processes
+        that it had started."""
         ended = context.wait(0)
         if ended is None:
             return

@@ -29,7 +29,7 @@ from .. import config as devices
 from .. import session
 from ..ops.micro_batches import MicroBatches, pack
 from ..scope import ViewName, current_view
-from ..session import Minimizer, Run
+from ..session import JobRun, Minimizer
 from .arguments import Arguments
 from .function_config import FunctionConfig
 from .results import returned
@@ -97,7 +97,7 @@ class Job:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         view, placement = self.view, self._placement()
         inputs = self._arguments.read(args, kwargs, view, placement)
-        run = Run(self.name, view, placement, self.settings.dtype)
+        run = JobRun(self.name, view, placement, self.settings.dtype)
         if self.kind == "predict":
             with session.start(run), torch.no_grad():
                 return returned(self._function(*inputs))
@@ -123,7 +123,7 @@ class Job:
             )
         return placement
 
-    def _copies(self, run: Run, inputs: list[Any]) -> Callable[..., Any]:
+    def _copies(self, run: JobRun, inputs: list[Any]) -> Callable[..., Any]:
         """Return the job's function as a data-parallel module, for the mirrored view: every rank
         has a copy of the variables."""
         size = devices.world_size()
@@ -142,13 +142,13 @@ class Job:
         assert self._parallel is not None
         return self._parallel
 
-    def _first_variables(self, run: Run, inputs: list[Any]) -> dict[str, torch.nn.Parameter]:
+    def _first_variables(self, run: JobRun, inputs: list[Any]) -> dict[str, torch.nn.Parameter]:
         """Run the function once to create its variables, and return the trainable ones by name.
 
         The state of the random generator is restored, so the real call draws the same numbers
         again.
         """
-        trial = Run(run.job, run.view, run.placement, run.dtype)
+        trial = JobRun(run.job, run.view, run.placement, run.dtype)
         state = torch.get_rng_state()
         with session.start(trial), torch.no_grad():
             self._function(*inputs)
@@ -157,7 +157,7 @@ class Job:
 
     # -- the step ---------------------------------------------------------------------------------
 
-    def _step(self, run: Run) -> None:
+    def _step(self, run: JobRun) -> None:
         words = run.optimizer or self.settings.train.optimizer()
         if not run.losses or words is None:
             lacks = "no loss was given" if not run.losses else "no learning rate was set"
@@ -174,7 +174,7 @@ class Job:
         optimizer.step()
         self.steps += 1
 
-    def _optimizer_for(self, run: Run, words: Minimizer) -> torch.optim.Optimizer:
+    def _optimizer_for(self, run: JobRun, words: Minimizer) -> torch.optim.Optimizer:
         """Return the torch optimizer of all variables used so far, with the learning rate of this
         step.
 

@@ -117,21 +117,26 @@ def get_variable(
                 f"  Known are {sorted(session.variables) or 'none'}.\n"
                 "  Give its shape (and an initializer)."
             )
-        value = factories.empty(
-            *shape, placement=placement or session.place(), sbp=distribute, dtype=dtype
-        )
+        where = placement or session.place()
+        value = factories.empty(*shape, placement=where, sbp=distribute, dtype=dtype)
         value = torch.nn.Parameter(value, requires_grad=trainable)
         variable = Variable(name, value, initializer or default_initializer, random_seed)
-        variable.initialize()
-        if name in session.loaded:
-            variable.load(torch.load(session.loaded[name], weights_only=True, mmap=True))
-        session.variables[name] = variable
+        _keep(variable)
     elif shape is not None:
         _check_same(variable, (tuple(shape), dtype, distribute))
     if run is not None:
         # The job's optimizer steps the variables that its function has used.
         run.used[name] = variable
     return variable.seen_by(run.view if run else "consistent")
+
+
+def _keep(variable: Variable) -> None:
+    """Give a new variable its values, initial or loaded ones, and let every job find it."""
+    variable.initialize()
+    if variable.name in session.loaded:
+        found = torch.load(session.loaded[variable.name], weights_only=True, mmap=True)
+        variable.load(found)
+    session.variables[variable.name] = variable
 
 
 def _check_same(variable: Variable, asked: tuple) -> None:

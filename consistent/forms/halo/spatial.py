@@ -118,7 +118,7 @@ def _largest(count: int) -> Callable[[Shards, Tensor, Parts], Any]:
 
 
 def _placed(shard: Shards, found: Any, x: Tensor, parts: Parts, count: int) -> Any:
-    """Convert the indices that max_pool returns from positions in the fetched inputs to positions
+    """Convert the indices that max_pool returns, from positions in the fetched inputs to positions
     in the logical image."""
     if isinstance(found, Tensor):
         return found

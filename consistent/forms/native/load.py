@@ -264,7 +264,7 @@ def _filled(out: Tensor, *_: object) -> None:
     tensors have no values."""
 
 
-def _register_fakes() -> None:
+def _register_fakes_of_random_ops() -> None:
     fills = ("uniform_", "normal_", "log_normal_", "exponential_", "cauchy_", "geometric_")
     for name in (*fills, "bernoulli_", "bernoulli_tensor_", "randint_", "streamed_copy_"):
         torch.library.register_fake(f"consistent::{name}", _filled)
@@ -277,6 +277,8 @@ def _register_fakes() -> None:
     def _(n: int, *_: object, device: torch.device | None = None) -> Tensor:
         return torch.empty(n, dtype=torch.int64, device=device)
 
+
+def _register_fakes_of_kernels() -> None:
     @torch.library.register_fake("consistent::masked_embedding")
     def _(table: Tensor, index: Tensor, *_: object) -> Tensor:
         return table.new_empty((*index.shape, table.shape[1]))
@@ -311,4 +313,5 @@ def _register_fakes() -> None:
         return torch.empty_like(logits, memory_format=torch.contiguous_format)
 
 
-_register_fakes()
+_register_fakes_of_random_ops()
+_register_fakes_of_kernels()

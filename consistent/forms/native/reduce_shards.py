@@ -19,7 +19,7 @@ _aten = torch.ops.aten
 @dataclass(frozen=True, slots=True)
 class Epilogue:
     """Settings of the ops that follow a sum: norm(activation(scale * sum)). Their tensors are
-    ``Given``.
+    ``EpilogueInputs``.
 
     Args:
         scale: factor of the sum.
@@ -57,7 +57,7 @@ ACTIVATIONS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class EpilogueInputs:
     """Tensors that an epilogue reads in addition to the addends; each may be absent. ``bias`` has
     one number per column, and ``residual`` has the shape of the result."""
 
@@ -67,7 +67,7 @@ class Given:
     norm_bias: Tensor | None = None
 
 
-class Source(Protocol):
+class PartsSource(Protocol):
     """Interface by which a fused sum gets its addends (parts), and gives their gradient back."""
 
     def open(self, tensors: Sequence[Tensor]) -> AbstractContextManager[tuple[list[Tensor], Slice]]:
@@ -112,7 +112,7 @@ class Listed:
 def reduce_shards(
     parts: Sequence[Tensor],
     epilogue: Epilogue = Epilogue(),  # noqa: B008  (a value)
-    given: Given = Given(),  # noqa: B008  (a value)
+    given: EpilogueInputs = EpilogueInputs(),  # noqa: B008  (a value)
     kept: Slice | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
@@ -142,10 +142,10 @@ def reduce_shards(
 
 
 def reduce_from(
-    source: Source,
+    source: PartsSource,
     tensors: Sequence[Tensor],
     epilogue: Epilogue,
-    given: Given,
+    given: EpilogueInputs,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Run ``reduce_shards`` on parts that need not be in this rank's memory: ``source`` opens them,
@@ -165,7 +165,7 @@ class _Reduce(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, source: Source, epilogue: Epilogue, dtype: torch.dtype | None, *tensors: Any
+        ctx: Any, source: PartsSource, epilogue: Epilogue, dtype: torch.dtype | None, *tensors: Any
     ) -> tuple[Tensor, Tensor]:
         (bias, residual, weight, norm_bias), parts = tensors[:4], tensors[4:]
         shaped = epilogue.activation != "none" or epilogue.norm != "none"

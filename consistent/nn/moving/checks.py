@@ -15,7 +15,7 @@ from ...dispatch import _C
 from ...dispatch.plans.shards import is_global
 from ...spec import Placement
 from ..installed import installed_plan
-from ..module_calls import under_way
+from ..module_calls import this_thread
 from ..sharded.step import in_step
 from ..slots import Slot
 from .job import params_of
@@ -53,7 +53,7 @@ def check_moment(model: Any) -> None:
 def _module_under_way(model: Any) -> torch.nn.Module | None:
     """Return the innermost module of ``model`` that is being called now, or None.
 
-    If no call is found, return a module whose parameters are still gathered. Modules do not record
+    If no call is found, return one whose parameters are still gathered. Modules do not record
     that they are called, which would make calls slower. Python's frames are searched instead, but
     only those of module calls: reading ``f_locals`` of a frame keeps its variables alive.
     """
@@ -67,7 +67,8 @@ def _module_under_way(model: Any) -> torch.nn.Module | None:
             if isinstance(caller, torch.nn.Module) and caller in modules:
                 return caller
         frame = frame.f_back
-    return under_way()[-1].unit.slots[0].owner if under_way() else None
+    gathered = (each.owner for run in this_thread.under_way for each in run.unit.parameters)
+    return next((owner for owner in gathered if owner in modules), None)
 
 
 _CALL = torch.nn.Module._call_impl.__code__  # type: ignore[attr-defined]

@@ -21,7 +21,7 @@ from ...spec.tracer import Tracer
 from ...tensor.storage.step_layout import OwnedState
 from ..sharded.step import around_closure, install_hooks
 from .deal import Shape, flops_of
-from .owners import Owners, give_owners, owners_of
+from .owners import ParameterOwners, give_owners, owners_of
 from .states import settle, tell
 from .whole import WholeStep
 
@@ -89,7 +89,7 @@ def matrix_step(
             "owners have its state. Call matrix_step before its first step; of a Muon, which does "
             "so by itself, too."
         )
-    give_owners(optimizer, Owners(groups or _takes, cost or flops_of))
+    give_owners(optimizer, ParameterOwners(groups or _takes, cost or flops_of))
     return optimizer
 
 

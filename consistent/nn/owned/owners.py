@@ -19,7 +19,7 @@ from .deal import Load, Shape, deal
 _NAME = "_owned"  # name of an optimizer's attribute; `sharded/step.py` reads it, too
 
 
-class Owners:
+class ParameterOwners:
     """Assignment of an optimizer's parameters to owner ranks.
 
     Args:
@@ -78,12 +78,12 @@ class Owners:
         self._loads.clear()
 
 
-def owners_of(optimizer: Any) -> Owners | None:
+def owners_of(optimizer: Any) -> ParameterOwners | None:
     """Return the owners of the parameters that ``optimizer`` steps whole; None without owners."""
     return optimizer.__dict__.get(_NAME)
 
 
-def give_owners(optimizer: Any, owners: Owners) -> None:
+def give_owners(optimizer: Any, owners: ParameterOwners) -> None:
     """Set the owners that ``owners_of(optimizer)`` returns."""
     optimizer.__dict__[_NAME] = owners
 

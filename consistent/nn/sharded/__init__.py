@@ -21,13 +21,23 @@ The life of one of them:
 Files:
 
 * ``install.py``: the choice of the module that gathers a parameter;
-* ``gathered.py``: the parameters that a module gathers, its hooks, and a run of its forward;
-* ``gathering.py``: one gathering of one parameter: the values that forward sees, its in-place
-  writes to them, and the second gather for backward;
-* ``saved.py``: the saved-tensor hooks with which autograd saves views without their values;
-* ``prefetch.py``: gathering the next parameters while the present ones are used;
+* ``gathered.py``: the hooks of a module that gathers, and a run of its forward;
+* ``saved.py``: what forward does with gathered values: in-place writes, and views that autograd
+  saves without the values;
+* ``again.py``: the second gather, for backward;
+* ``order.py``: which parameters a module gathers, and which are gathered next;
+  ``prefetch.py``: gathering those while the present ones are used;
   ``prefetch_operands.py``: the same for split parameters that ops gather themselves;
 * ``step.py``: the layout of an optimizer step; ``master_weights.py``: copies in float32.
+
+A call of a module goes down through them:
+
+```
+hooks, run of forward     what is gathered, what next
+gathered.py ------------> order.py ----------------------> prefetch.py
+     |----> movement/boxed.py, once for all parameters
+     |----> saved.py ----> again.py, in backward ----> order.py ----> prefetch.py
+```
 
 Gradients are reduced by ``autograd/``, as the backward of the boxing (``movement/boxed.py``).
 """

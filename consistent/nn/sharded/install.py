@@ -10,8 +10,9 @@ from ..codecs import coder_of
 from ..experts import parameters_of_lists
 from ..module_calls import undo_on_raise
 from ..plan import Plan
-from .gathered import GatheredParameters, GatheredTogether, ShardedParameter
-from .prefetch import Orders, orders_on
+from .gathered import GatheredParameters, GatheredTogether
+from .order import GatherOrders, GatherUnit, ShardedParameter
+from .prefetch import way_on
 
 
 def install_use(module: nn.Module, plan: Plan) -> None:
@@ -48,15 +49,17 @@ def install_use(module: nn.Module, plan: Plan) -> None:
 def coders_of(module: nn.Module) -> list[Coder]:
     """Return the codecs of the parameters that ``module`` gathers when it is called."""
     hooks = [getattr(hook, "__self__", None) for hook in module._forward_pre_hooks.values()]
-    gathered = [hook for hook in hooks if isinstance(hook, GatheredParameters)]
+    gathered = [hook for hook in hooks if isinstance(hook, GatherUnit)]
     coders = [each.begun_coder() for hook in gathered for each in hook.parameters]
     return list(dict.fromkeys(coder for coder in coders if coder is not None))
 
 
-def _orders(module: nn.Module, parameter: ShardedParameter) -> Orders | None:
-    orders = orders_on(parameter.value.placement)
-    if orders is not None:
-        module.register_forward_pre_hook(orders.begin_forward)
+def _orders(module: nn.Module, parameter: ShardedParameter) -> GatherOrders | None:
+    sending = way_on(parameter.value.placement)
+    if sending is None:
+        return None
+    orders = GatherOrders(sending)
+    module.register_forward_pre_hook(orders.begin_forward)
     return orders
 
 
@@ -106,7 +109,9 @@ def _has_forward(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward
 
 
-def _install(runner: nn.Module, parameters: list[ShardedParameter], orders: Orders | None) -> None:
+def _install(
+    runner: nn.Module, parameters: list[ShardedParameter], orders: GatherOrders | None
+) -> None:
     for hook in runner._forward_pre_hooks.values():
         found = getattr(hook, "__self__", None)
         if type(found) is GatheredParameters:

@@ -53,6 +53,17 @@ def master_weights(optimizer: Optimizer, dtype: torch.dtype = torch.float32) -> 
         TypeError: a bfloat16 or float16 parameter is a plain tensor.
         RuntimeError: the optimizer has state already, in the parameters' dtype.
     """
+    _check(optimizer)
+    optimizer.__dict__["_masters"] = Masters(dtype)
+    optimizer.register_state_dict_post_hook(_add_masters)
+    optimizer.register_load_state_dict_pre_hook(_set_aside)
+    optimizer.register_load_state_dict_post_hook(_bring_back)
+    install_hooks()
+    return optimizer
+
+
+def _check(optimizer: torch.optim.Optimizer) -> None:
+    """Raise if ``master_weights`` cannot serve ``optimizer``, as its docstring says."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
     if any(p.dtype in _LOW and not is_global(p) for p in params):
         raise TypeError(
@@ -66,12 +77,6 @@ def master_weights(optimizer: Optimizer, dtype: torch.dtype = torch.float32) -> 
             "the parameters. Call master_weights before the first step, and before "
             "load_state_dict."
         )
-    optimizer.__dict__["_masters"] = Masters(dtype)
-    optimizer.register_state_dict_post_hook(_add_masters)
-    optimizer.register_load_state_dict_pre_hook(_set_aside)
-    optimizer.register_load_state_dict_post_hook(_bring_back)
-    install_hooks()
-    return optimizer
 
 
 class Masters:

@@ -7,7 +7,7 @@ messages                          gather 1 ..............  gather 2 ........
 
 This serves parameters that are used in their stored, split layout, if an op finds it cheaper to
 gather its weight than its input. The next parameters are predicted from the last call of the
-module, as for parameters that a module gathers (``prefetch.py``).
+module, as for parameters that a module gathers (``order.py``).
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from ...movement.several import Route
 from ...spec import TensorSpec
 from ...spec.tracer import Tracer
 from ..plan import Plan
-from .prefetch import Ahead, Orders, Wanted, by_messages, find
+from .order import Ahead, GatherOrders, find
+from .prefetch import Wanted, by_messages
 
 _PLACE = "_consistent_place"
 # (module, key in it, spec to gather to) of each parameter of an op.
 _Key = tuple[tuple[nn.Module, str, TensorSpec], ...]
 
 
-class _Orders(Orders):
+class _Orders(GatherOrders):
     """Gather orders of one module; that of forward restarts at the first op after a backward."""
 
     def __init__(self) -> None:
@@ -50,7 +51,7 @@ class _Orders(Orders):
 class _Place:
     """Where a parameter is in a module, with the gather orders by which ops prefetch it."""
 
-    def __init__(self, orders: Orders, owner: nn.Module, key: str) -> None:
+    def __init__(self, orders: GatherOrders, owner: nn.Module, key: str) -> None:
         self.orders, self.owner, self.key = orders, owner, key
 
     def __deepcopy__(self, memo: dict) -> _Place | None:

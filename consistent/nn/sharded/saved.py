@@ -1,4 +1,6 @@
-"""Saved-tensor hooks that save views of gathered parameters without their values.
+"""Gathered parameters in forward: their views that autograd saves, and writes to them.
+
+Saved-tensor hooks save views without their values:
 
 ```
 forward    shard -gather-> whole   an op saves a view of it: kept as (shard, sizes, strides, offset)
@@ -16,16 +18,23 @@ the module.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...dispatch.plans.shards import HookOff, attach, is_global
-from ...movement.sparse_parts import is_sparse
+from ...dispatch.plans.shards import HookOff, attach, is_global, plain
+from ...movement.run import run
+from ...movement.sparse_parts import is_sparse, parts_of
+from ...movement.world import my_coordinate
 from ...spec import TensorSpec
-from .gathering import Gathering, modified
+from ...spec.tracer import Tracer
+from .again import GatheredAgain, modified
+from .order import GatherUnit, ToGather
 
 _autograd: Any = getattr(torch._C, "_autograd")  # noqa: B009  (not in torch's stubs)
 
@@ -33,6 +42,102 @@ _autograd: Any = getattr(torch._C, "_autograd")  # noqa: B009  (not in torch's s
 _VIEWS = frozenset(f"{name}Backward0" for name in ("T", "Transpose", "Permute", "View", "Alias"))
 
 _Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
+
+
+class Gathering(GatheredAgain):
+    """Gathering of one parameter in one run of forward.
+
+    While forward runs, ``seen`` is the gathered tensor, whose in-place writes are tracked.
+
+    Args:
+        given: the parameter, with its spec in forward and its codecs.
+        seen: the gathered values, a global tensor.
+        unit: the parameters among which it is gathered.
+        position: its position among them.
+    """
+
+    __slots__ = ("param", "seen", "writes", "storage", "aliases", "oldest")
+
+    def __init__(self, given: ToGather, seen: Any, unit: GatherUnit, position: int) -> None:
+        self.param: Any = given.param  # None after release, like `seen`
+        self.seen: Any = seen
+        self.src, self.dst, self.coder = given.param._spec, given.dst, given.coder
+        self.orders, self.key = unit.orders, (unit, position)
+        with HookOff():
+            self.local = Tensor.detach(given.param)
+            self.whole = Tensor.detach(seen) if position in unit.opens_backward else None
+            self.storage = _storage_of(seen)
+        self.version, self.writes = self.local._version, seen._version
+        self.views = self.taken = 0
+        self.oldest: int | None = None  # version of the gathered values at the first saved view
+        self.aliases: list[Any] = []
+        _thread.aliases[self.storage] = self.aliases
+
+    def release(self) -> None:
+        """Drop the gathered values, after copying forward's in-place writes to the parameter.
+
+        Each rank copies its own part, so nothing is sent.
+        """
+        param, seen = self.param, self.seen
+        self.param = self.seen = None
+        if seen._version == self.writes and not any(alias._version for alias in self.aliases):
+            return
+        with torch.no_grad(), HookOff():
+            mine = run(plain(seen).detach(), seen._spec, param._spec)
+            plain(param).detach().copy_(mine)
+        # If no write came after a saved view, backward may gather the new values without an error.
+        if self.oldest is None or self.oldest == seen._version:
+            self.version = self.local._version
+
+    def dst_bytes(self, dtype: torch.dtype) -> int:
+        """Return the bytes of the gathered values in ``dtype``."""
+        at = my_coordinate(self.dst.placement)
+        return math.prod(self.dst.local_shape(at)) * dtype.itemsize
+
+
+# -- writes ----------------------------------------------------------------------------------------
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        # Storage of gathered values -> their aliases made by `.data`, which have version counters
+        # of their own.
+        self.aliases: dict[int, list[Any]] = {}
+
+
+_thread = _Thread()
+
+
+def _watch(alias: Any) -> None:
+    # Called for each `x.data`, whose version counter does not count for `x`.
+    if _thread.aliases:
+        found = _thread.aliases.get(_storage_of(plain(alias)))
+        if found is not None:
+            found.append(alias)
+
+
+Tracer(on_data=_watch).always()
+
+
+def _storage_of(x: Tensor) -> int:
+    """Return an identifier of the storage of ``x``, valid while a tensor with it is alive."""
+    with HookOff():
+        held = parts_of(x)[-1] if is_sparse(x) else x
+        return held.untyped_storage()._cdata
+
+
+def release(gathered: Iterable[Gathering]) -> None:
+    """Drop the values of ``gathered``, after copying forward's in-place writes to the parameters.
+
+    First, writes to them are no longer tracked, since their storage may be reused.
+    """
+    for each in gathered:
+        _thread.aliases.pop(each.storage, None)
+    for each in gathered:
+        each.release()
+
+
+# -- saved views -----------------------------------------------------------------------------------
 
 
 class _View(NamedTuple):
@@ -90,14 +195,16 @@ class SavedShards:
         # their version).
         self.made: dict[tuple[Any, int], tuple[Gathering, Tensor, int]] = {}
 
-    def add(self, whole: Tensor, source: Gathering) -> None:
-        """Save views of the gathered values ``whole`` by ``source`` from now on."""
+    def add(self, gathered: Iterable[Gathering]) -> None:
+        """Save views of the gathered values without these from now on."""
         with HookOff():
-            if not whole.numel() or whole.is_meta or is_sparse(whole):
-                return
-            self.known[whole.untyped_storage()._cdata] = source
-            if whole.grad_fn is not None:
-                self.made[whole.grad_fn, whole.output_nr] = source, whole, whole._version
+            for source in gathered:
+                whole = source.seen
+                if not source.dst.numel or whole.is_meta or is_sparse(whole):
+                    continue
+                self.known[source.storage] = source
+                if whole.grad_fn is not None:
+                    self.made[whole.grad_fn, whole.output_nr] = source, whole, whole._version
 
     def drop(self, gathered: Sequence[Gathering]) -> None:
         """Forget ``gathered``, whose storage may be reused by other tensors."""
@@ -148,9 +255,8 @@ class SavedShards:
         return self.below[1](kept)
 
 
-def innermost() -> _Hooks | None:
-    """Return the innermost saved-tensor hooks in use; None if there are none."""
-    return _autograd._top_saved_tensors_default_hooks(False)
+# () -> the innermost saved-tensor hooks in use; None if there are none.
+innermost: Callable[[], _Hooks | None] = partial(_autograd._top_saved_tensors_default_hooks, False)
 
 
 def others_in_use() -> bool:
@@ -160,19 +266,24 @@ def others_in_use() -> bool:
     return top is not None and not (isinstance(hooks, SavedShards) and hooks.below is None)
 
 
-def enter() -> SavedShards:
-    """Return this file's hooks on top of torch's stack, and push them if they are not there."""
+def enter(gathered: Sequence[Gathering]) -> SavedShards:
+    """Return this file's hooks on top of torch's stack, pushed if need be, and let them know more.
+
+    Args:
+        gathered: the gatherings whose values the hooks save without these from now on.
+    """
     top = innermost()
     found = None if top is None else getattr(top[0], "__self__", None)
     if not isinstance(found, SavedShards):
         found = SavedShards(top)
         _autograd._push_saved_tensors_default_hooks(found.pack, found.unpack)
     found.depth += 1
+    found.add(gathered)
     return found
 
 
 def leave(hooks: SavedShards, gathered: Sequence[Gathering]) -> None:
-    """Undo ``enter``, and forget the gatherings ``gathered``, which forward no longer sees."""
+    """Undo ``enter``."""
     hooks.drop(gathered)
     hooks.depth -= 1
     if not hooks.depth:

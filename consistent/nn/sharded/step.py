@@ -141,7 +141,8 @@ def _concerns(optimizer: Any) -> bool:
 
 
 def _of(optimizer: Any) -> Iterator[Any]:
-    """Return the parameters of an optimizer that step in another layout or dtype than stored."""
+    """Yield the parameters of an optimizer whose layout or dtype in its step is not the stored
+    one."""
     masters, owners = (optimizer.__dict__.get(name) for name in ("_masters", "_owned"))
     for group in optimizer.param_groups:
         if owners is not None and owners.takes(group):  # one rank steps each of them whole
@@ -273,7 +274,8 @@ def _part(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
 
 
 def _follow(state: dict, spec: TensorSpec) -> None:
-    """Box optimizer state to the layout of ``spec``, as after it was loaded in another."""
+    """Box the optimizer state of a parameter to the layout ``spec`` of its step; loaded state may
+    have another."""
     for value in state.values():
         if is_global(value) and value._spec.shape == spec.shape:
             laid = spec.with_dtype(value.dtype)

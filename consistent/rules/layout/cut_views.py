@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 
 from ...spec import Runs, Split
-from ...spec.cut import Cut, cut_of, joined
+from ...spec.cut import DimCut, cut_of, joined
 
 Shape = Sequence[int]
 
@@ -58,7 +58,7 @@ def _candidates(
     """
     if m == 0:
         return []
-    cut = entry.cut or Cut(None, False, None, None)
+    cut = entry.cut or DimCut(None, False, None, None)
     blocks, sizes, of = (_times(x, after, span) for x in (cut.blocks, cut.sizes, cut.of))
     length = _times(n, after, span)
     ways: list[object] = [None, of]  # values of ``of=``; the shortest text comes first

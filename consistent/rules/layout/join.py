@@ -48,7 +48,7 @@ def _skipped(call: Call, operand: Operand) -> bool:
 
 
 def _ndim(call: Call) -> int:
-    """Return the number of dims of the tensors that are not skipped."""
+    """Return the number of dims of the tensors that cat joins, without those that cat skips."""
     tensors: Sequence[Operand] = call.get("tensors")
     found = {operand.ndim for operand in tensors if not _skipped(call, operand)}
     if len(found) != 1:

@@ -21,7 +21,7 @@ from ...spec.sbp import partial_max, partial_min
 from ..signature import Signature
 from .given import MEAN, UNSAFE_NUMBER, Derived, Given, Shape, sizes_of, spell_given
 from .letters import Names, letter_of
-from .rule import Form, Rule
+from .rule import FormClause, Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class _Derivation:
         return [B if head == "shape" else entry for head in heads]
 
     def _split(self, name: str) -> list[Signature]:
-        """Return the signatures that split the dim ``name``."""
+        """Return the signatures of a call in which the dim ``name`` is split."""
         if letter_of(name) in self.rule.whole or self._differs(name):
             return []
         if any(x.names.count(name) > 1 for x in self.operands):
@@ -162,7 +162,7 @@ class _Derivation:
         # A dim of size 1 that broadcasts counts as absent.
         return None if x.shape[dim] == 1 != self.sizes[name] else S(dim)
 
-    def _kept(self, name: str, at: dict[int, Sbp], forms: Sequence[Form]) -> list[Signature]:
+    def _kept(self, name: str, at: dict[int, Sbp], forms: Sequence[FormClause]) -> list[Signature]:
         forms = [form for form in forms if not form.joined]  # nothing to join
         outs: list[Sbp] = [
             S(names.index(name)) if name in names and asked else B
@@ -176,7 +176,7 @@ class _Derivation:
             return [] if missing else [self._make(at, outs)]
         return [self._make(at, outs, form.name) for form in forms]
 
-    def _reduced(self, at: dict[int, Sbp], forms: Sequence[Form]) -> list[Signature]:
+    def _reduced(self, at: dict[int, Sbp], forms: Sequence[FormClause]) -> list[Signature]:
         heads = {self.operands[i].head for i in at}
         if heads == {"shape"}:  # no value of it reaches the output
             return [self._make(at, self._all(B))]

@@ -16,7 +16,7 @@ from .rule import (
     Condition,
     Dim,
     Factor,
-    Form,
+    FormClause,
     Pattern,
     Rule,
 )
@@ -120,7 +120,7 @@ class _Reader:
             return Condition(found[2], found[1] == "unless", found[3] or "")
         if found := _FORM.match(text):
             letters = tuple(re.findall(r"\.\.\.|[a-zA-Z]", found[1] or ""))
-            return Form(found[3], letters, bool(found[2]))
+            return FormClause(found[3], letters, bool(found[2]))
         raise self.fault(f'"{text}" is not a clause', start)
 
     def _check(self, rule: Rule, arrow: int) -> None:

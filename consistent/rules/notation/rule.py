@@ -75,7 +75,7 @@ class Factor:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class FormClause:
     """Clause of a rule that names a form, such as ``mn by triangular`` for splits of m and n.
 
     Without letters the form serves every signature. ``joined`` says that the form joins the ranks'
@@ -104,7 +104,7 @@ class Condition:
         return f"{text} is {self.value}" if self.value else text
 
 
-Clause = Form | Condition | str
+Clause = FormClause | Condition | str
 
 
 @dataclass(frozen=True)  # without slots, for the cached properties
@@ -134,9 +134,9 @@ class Rule:
         )
 
     @cached_property
-    def forms(self) -> tuple[Form, ...]:
+    def forms(self) -> tuple[FormClause, ...]:
         """Clauses of the rule that name a form."""
-        return tuple(clause for clause in self.clauses if isinstance(clause, Form))
+        return tuple(clause for clause in self.clauses if isinstance(clause, FormClause))
 
     @cached_property
     def conditions(self) -> tuple[Condition, ...]:

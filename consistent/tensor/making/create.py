@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from mirrored.every_rank import gathered
 from mirrored.transports.default import current
 
 from ...dispatch.plans.shards import attach, check_partial, is_global, refuse_other_views
@@ -20,7 +19,6 @@ from ...movement.differentiable import spread
 from ...movement.sparse_parts import without_values
 from ...movement.world import device_of, my_coordinate
 from ...spec import (
-    B,
     Coordinate,
     NdSbp,
     Placement,
@@ -31,6 +29,7 @@ from ...spec import (
     check_placement,
     resolve_dims,
 )
+from .agreed_shards import agreed_spec, check_equal_along, wrong_piece
 from .scope import chosen
 
 
@@ -79,12 +78,12 @@ def from_local(
         shape is None
         and (any(isinstance(e, Split) for e in entries) or placement.size != current().size)
     )
-    spec = _agree(shard, placement, entries, shape, check) if told else None
+    spec = agreed_spec(shard, placement, entries, shape, check) if told else None
     if spec is None:
         size = shard.shape if shape is None else shape
         spec = TensorSpec.of(placement, entries, size, shard.dtype)
         if at is not None and tuple(shard.shape) != spec.local_shape(at):
-            raise _wrong_piece(spec, at, current().rank, tuple(shard.shape))
+            raise wrong_piece(spec, at, current().rank, tuple(shard.shape))
     check_partial("from_local", spec)
     if at is None:
         return attach(without_values(shard, spec.local_shape(None), spec.dtype), spec)
@@ -122,7 +121,7 @@ def distribute(
     spec = TensorSpec.of(placement, sbp, tensor.shape, tensor.dtype)
     check_partial("distribute", spec)
     if (check or checking.enabled) and my_coordinate(placement) is not None:
-        _check_equal("distribute", tensor, placement, tuple(range(placement.ndim)))
+        check_equal_along("distribute", tensor, placement, tuple(range(placement.ndim)))
     if my_coordinate(placement) is not None and tensor.device.type != placement.type:
         tensor = tensor.to(device_of(placement))
     checking.calling("distribute")
@@ -141,123 +140,6 @@ def _check_plain(x: Any, what: str, name: str) -> None:
             f"{what}: {name} is a global tensor already, {x._spec}. "  # type: ignore[attr-defined]
             f"Use {name}.to_global(sbp=...), or give {name}.to_local()."
         )
-
-
-# -- what the ranks tell each other ----------------------------------------------------------------
-
-
-def _agree(
-    shard: torch.Tensor,
-    placement: Placement,
-    entries: NdSbp,
-    shape: Sequence[int] | None,
-    check: bool,
-) -> TensorSpec | None:
-    """Exchange the shapes and dtypes of the shards between ranks, and return the spec they all fit.
-
-    Every rank of the world takes part. With ``check`` values are compared along B axes.
-
-    Raises:
-        ValueError: the ranks pass different layouts, or a shard does not fit.
-    """
-    inside = my_coordinate(placement) is not None
-    note = (tuple(shard.shape), shard.dtype, entries, shape and tuple(shape)) if inside else None
-    notes = gathered(note)
-    ranks = placement.ranks.ravel().tolist()
-    first_shape, dtype, entries, shape = notes[ranks[0]]
-    for rank in ranks[1:]:
-        found = notes[rank]
-        if (
-            found is None
-            or found[1:] != (dtype, entries, shape)
-            or len(found[0]) != len(first_shape)
-        ):
-            raise ValueError(
-                "from_local: the ranks do not agree.\n"
-                f"  rank {ranks[0]} gives {_told(notes[ranks[0]])}\n  rank {rank} gives "
-                f"{_told(found)}\n"
-                "  Give the same dtype, number of dims, sbp and shape on every rank of the "
-                "placement."
-            )
-    if shape is None:
-        shape = _joined(placement, entries, {rank: notes[rank][0] for rank in ranks})
-    spec = TensorSpec.of(placement, entries, shape, dtype)
-    for rank in ranks:
-        at = placement.coordinate_of(rank)
-        if notes[rank][0] != spec.local_shape(at):
-            raise _wrong_piece(spec, at, rank, notes[rank][0])
-    if check and inside:
-        _check_equal(
-            "from_local", shard, placement, tuple(a for a, e in enumerate(spec.sbp) if e is B)
-        )
-    return spec
-
-
-def _joined(placement: Placement, entries: NdSbp, shapes: dict[int, tuple[int, ...]]) -> list[int]:
-    """Return the logical shape of a tensor whose shards have ``shapes``, given by rank.
-
-    The sizes of a dim are summed along the axes that split it, over ranks with coordinate 0 on all
-    other axes.
-    """
-    shape = list(shapes[placement.first_rank])
-    resolved = resolve_dims(entries, placement, shape)
-    for dim in range(len(shape)):
-        axes = [a for a, e in enumerate(resolved) if isinstance(e, Split) and e.dim == dim]
-        if axes:
-            shape[dim] = sum(
-                size[dim]
-                for rank, size in shapes.items()
-                if all(
-                    c == 0
-                    for a, c in enumerate(placement.coordinate_of(rank) or ())
-                    if a not in axes
-                )
-            )
-    return shape
-
-
-def _told(note: tuple | None) -> str:
-    if note is None:
-        return "nothing (it sees itself outside the placement)"
-    size, dtype, entries, shape = note
-    return f"{dtype} {size} as {entries}" + (f" of {shape}" if shape is not None else "")
-
-
-def _wrong_piece(
-    spec: TensorSpec, at: Coordinate | None, rank: int, found: tuple[int, ...]
-) -> ValueError:
-    return ValueError(
-        f"from_local: rank {rank} has a piece of shape {found}, and of {spec} it holds "
-        f"{spec.local_shape(at)}: "
-        + (
-            ""
-            if spec.layout.is_cut
-            else "pieces are balanced, the first ones one larger where the size does not divide."
-        )
-        + "\n"
-        "  Give that piece, or the sbp and shape= that the pieces have. To cut a tensor that every "
-        "rank has whole, "
-        "use distribute(tensor, placement, sbp)."
-    )
-
-
-def _check_equal(what: str, x: torch.Tensor, placement: Placement, axes: tuple[int, ...]) -> None:
-    """Raise on every rank if ``x`` differs between ranks that should be replicas along ``axes``."""
-    ranks = tuple(placement.ranks.ravel().tolist())
-    found = gathered(checking.digest(x), ranks)
-    # Each rank compares all digests, not only its own, so that all raise the same error.
-    digests = dict(zip(ranks, found, strict=True))
-    for rank, own in digests.items():
-        at = placement.coordinate_of(rank)
-        assert at is not None
-        twin = placement.rank_at([0 if axis in axes else c for axis, c in enumerate(at)])
-        if digests[twin] != own:
-            raise ValueError(
-                f"{what}: ranks {twin} and {rank} must have the same values, and they differ:\n"
-                f"  rank {twin} has {digests[twin]}\n  rank {rank} has {own}\n"
-                "  Make them equal (same seed, same data), or give the SBP of the pieces with "
-                "from_local(piece, ...)."
-            )
 
 
 # -- checks that all ways to make a global tensor share --------------------------------------------

@@ -278,7 +278,8 @@ def _key(what: str, options: dict) -> Callable[[Placement], Any]:
 
 
 def _once(fill: Fill) -> Fill:
-    """Wrap ``fill`` for P tensors: the first rank of each P axis fills its shard, others zeros."""
+    """Wrap ``fill`` for P tensors, so that the first rank of each P axis fills its shard and others
+    write zeros."""
 
     def run(x: torch.Tensor, spec: TensorSpec) -> None:
         at = my_coordinate(spec.placement)

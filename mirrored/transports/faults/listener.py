@@ -29,7 +29,7 @@ _LIMIT_S = 1.0  # seconds for a whole request and its answer
 _MOST_OPEN = 64
 
 
-class Listener:
+class RequestListener:
     """Thread that answers requests of other ranks' processes.
 
     Args:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from . import notes
 from .directory import Directory, Rank
-from .listener import Listener
+from .listener import RequestListener
 from .place import place_of
 from .turns import turns
 from .wire import Address, ask, joined, own_host
@@ -82,7 +82,7 @@ class Watch:
         self._changed = threading.Condition()  # guards what follows
         self._lower_gives_up = False
         self._notes: dict[int, str] = {}  # notes that ranks left here when they ended
-        self._listener = Listener(own_host(me.store_host), self._answer, self._look, joined)
+        self._listener = RequestListener(own_host(me.store_host), self._answer, self._look, joined)
         self._directory = Directory(me, self._listener.address)
         self._listener.start()
         atexit.register(self._end)
@@ -253,7 +253,7 @@ class Watch:
         return f"{place_of(thread)}, waits {seconds:.1f} s in {call}"
 
     def _absent(self, address: Address | None, refused: bool, note: str | None) -> str:
-        """Return what the message says about a rank that does not answer.
+        """Return the sentence of the error message about a rank that does not answer.
 
         Args:
             address: where the rank listens; None if it is not known.

@@ -24,7 +24,7 @@ from ..torch_dist.messages import Posted, flat
 from .hosts import Hosts
 
 
-class Gathering:
+class HostsGather:
     """All-gather under way into ``out``, which contains this rank's own piece already.
 
     It begins with the pieces of this host, while messages travel; ``wait()`` passes on what has

@@ -28,7 +28,7 @@ from typing import NamedTuple
 from .hosts import partner
 
 
-class Stage(NamedTuple):
+class SumStep(NamedTuple):
     """One step of a chain of sums, which one rank carries out.
 
     The rank at position ``worker`` adds the addends of the positions ``adds``, in order, to the sum
@@ -40,7 +40,7 @@ class Stage(NamedTuple):
 
 
 @lru_cache(1 << 12)
-def route(of: tuple[int, ...], target: int, wide: int, at_once: bool) -> tuple[Stage, ...]:
+def route(of: tuple[int, ...], target: int, wide: int, at_once: bool) -> tuple[SumStep, ...]:
     """Return the cheapest stages that sum one part of a reduction for the rank at ``target``.
 
     That rank gets the result of the last stage. The cheapest route sends the fewest bytes between
@@ -57,7 +57,7 @@ def route(of: tuple[int, ...], target: int, wide: int, at_once: bool) -> tuple[S
 
 def _routes(
     of: tuple[int, ...], target: int, wide: int, at_once: bool
-) -> Iterator[tuple[int, int, tuple[Stage, ...]]]:
+) -> Iterator[tuple[int, int, tuple[SumStep, ...]]]:
     """Yield (bytes, hops, stages) of each possible route.
 
     The bytes are those between hosts, in units of a part; hops counts messages that wait for each
@@ -78,6 +78,8 @@ def _routes(
             rest = tuple(k for _, run in runs[chained:] for k in run)
             sent = sum(of[k] != last for k in rest)
             worker = target if is_there else partner(of, target, last)
-            stages = [Stage(partner(of, target, host), tuple(run)) for host, run in runs[:chained]]
+            stages = [
+                SumStep(partner(of, target, host), tuple(run)) for host, run in runs[:chained]
+            ]
             hops = chained + (not is_there)
-            yield wide * chained + sent + (not is_there), hops, (*stages, Stage(worker, rest))
+            yield wide * chained + sent + (not is_there), hops, (*stages, SumStep(worker, rest))

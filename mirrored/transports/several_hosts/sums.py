@@ -29,8 +29,8 @@ from ...reduction import accumulated_in, ordered_reduce
 from ..torch_dist.described import call_under_way, resumed
 from ..torch_dist.messages import Posted
 from .hosts import Hosts
-from .moves import Gathering
-from .routes import Stage, route
+from .moves import HostsGather
+from .routes import SumStep, route
 
 # An all-reduce takes one round of messages, in which each host sends the addends of all its ranks,
 # if that sends at most this many bytes more than their sum has. It takes less time than a second
@@ -61,7 +61,7 @@ class _Adding(NamedTuple):
 
 
 # (the part's target, the number of the stage, the stage, addends by position)
-_Found = tuple[int, int, Stage, dict[int, Tensor]]
+_Found = tuple[int, int, SumStep, dict[int, Tensor]]
 
 
 class Reducing:
@@ -120,7 +120,7 @@ class Reducing:
 
     # ---- what goes where ------------------------------------------------------------------------
 
-    def _stages(self) -> Iterator[tuple[int, int, Stage]]:
+    def _stages(self) -> Iterator[tuple[int, int, SumStep]]:
         """Yield (target, number, stage), first stages first: no stage waits for a later one."""
         for number in range(max(map(len, self._routes.values()), default=0)):
             for target, stages in self._routes.items():
@@ -176,7 +176,7 @@ class Reducing:
                 addends[k] = part
 
     def _adding(
-        self, target: int, number: int, stage: Stage, addends: dict[int, Tensor]
+        self, target: int, number: int, stage: SumStep, addends: dict[int, Tensor]
     ) -> _Adding:
         hosts, stages = self._hosts, self._routes[target]
         before, coming = None, None
@@ -244,7 +244,7 @@ class AllReducing:
             Reducing(name, self._cut(piece), hosts, inside, op=op, at_once=False)
             for piece in x.view(-1).tensor_split(count)
         ]
-        self._gathers: list[Gathering] = []
+        self._gathers: list[HostsGather] = []
 
     def _cut(self, piece: Tensor) -> list[Tensor]:
         """Cut a piece into a part for each rank, empty except on the host of the last rank."""
@@ -260,7 +260,7 @@ class AllReducing:
             parts[self._hosts.me].copy_(reducing.wait())
             with resumed(self._call):
                 self._gathers.append(
-                    Gathering(self._name, parts[self._hosts.me], parts, self._hosts, self._inside)
+                    HostsGather(self._name, parts[self._hosts.me], parts, self._hosts, self._inside)
                 )
 
     def wait(self) -> Tensor:
@@ -284,7 +284,7 @@ class AllReduces:
         if x.nbytes * (hosts.most - 1) <= SMALL:
             pieces = [x if k == hosts.me else torch.empty_like(x) for k in range(len(hosts.ranks))]
             return Later(
-                Gathering(name, x, pieces, hosts, inside), lambda: ordered_reduce(pieces, op)
+                HostsGather(name, x, pieces, hosts, inside), lambda: ordered_reduce(pieces, op)
             )
         started = AllReducing(name, x, hosts, inside, op)
         before, self._last = self._last(), weakref.ref(started)

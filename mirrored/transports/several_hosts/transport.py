@@ -32,7 +32,7 @@ from ..failures import moves_count_lacks
 from ..torch_dist import TorchDist, messages
 from ..torch_dist.described import call_under_way
 from .hosts import Hosts
-from .moves import Gathering, trade
+from .moves import HostsGather, trade
 from .sums import AllReduces, Reducing
 
 
@@ -91,7 +91,7 @@ class SeveralHosts(TorchDist):
         hosts = self._hosts_of(name, x, ranks)
         if hosts is None:
             return super()._gather(name, x, out, ranks)
-        return Gathering(name, x, out, hosts, self._inside)
+        return HostsGather(name, x, out, hosts, self._inside)
 
     def _trade(
         self, name: str, pieces: Sequence[Tensor], out: Sequence[Tensor], ranks: Ranks

@@ -64,11 +64,10 @@ def make(messages: TorchDist, ranks: Ranks, slot_bytes: int, timeout_s: float) -
     told = messages.gather_objects((is_switched_on(), host(), name, fault), ranks)
     hosts = [note[1] for note in told]
     # From here on every member has the same notes, and so takes the same branch.
-    if not all(note[0] for note in told):
-        return Made(hosts)
-    if len(set(hosts)) > 1:
+    are_on = all(note[0] for note in told)
+    if are_on and len(set(hosts)) > 1:
         return Made(hosts, are_apart=True)
-    if not wanted:
+    if not (are_on and wanted):
         return Made(hosts)
     name, fault = told[0][2:]
     if name is not None and me > 0:

@@ -322,7 +322,7 @@ def _name(device: torch.device) -> str:
 
 
 def _device(named: torch.device | str) -> torch.device:
-    """Return the device with its index: the current GPU if ``named`` is just "cuda"."""
+    """Return the device ``named`` with an index: that of the current GPU if it has none."""
     device = torch.device(named)
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())

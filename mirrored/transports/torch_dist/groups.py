@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 @dataclass(eq=False)
-class World:
+class GroupState:
     """State of one default process group, such as its sockets and the NCCL groups made in it.
 
     It is dropped when that group is destroyed.
@@ -172,17 +172,17 @@ class World:
 # to the old group, and a process that has joined since does not know it.
 when_new: list[Callable[[], None]] = []
 
-_ALONE = World()
-_worlds: weakref.WeakKeyDictionary[dist.ProcessGroup, World] = weakref.WeakKeyDictionary()
+_ALONE = GroupState()
+_worlds: weakref.WeakKeyDictionary[dist.ProcessGroup, GroupState] = weakref.WeakKeyDictionary()
 _making = threading.RLock()
 # How often this process made each group, over all its worlds. The number is in the name under which
 # members find each other; it is the same on all of them, since they make the group together.
 _made: collections.Counter[Ranks] = collections.Counter()
 # The last group and its world, both weak: every op needs them, and a lookup by weak key is slower.
-_latest: tuple[Callable[[], Any], Callable[[], World | None]] = (lambda: None), (lambda: None)
+_latest: tuple[Callable[[], Any], Callable[[], GroupState | None]] = (lambda: None), (lambda: None)
 
 
-def world() -> World:
+def world() -> GroupState:
     """Return the state of the default process group.
 
     If torchrun or a similar launcher started this process and there is no group yet, initialize the
@@ -213,7 +213,7 @@ def world() -> World:
     return made
 
 
-def _watch_of(made: World, alarm: Any, sockets: Sockets, store: LimitedStore) -> Watch:
+def _watch_of(made: GroupState, alarm: Any, sockets: Sockets, store: LimitedStore) -> Watch:
     whole: Any = c10d._get_default_store()
     # The innermost store is the TCPStore, which knows the host that it is on.
     while hasattr(whole, "underlying_store"):
@@ -225,17 +225,17 @@ def _watch_of(made: World, alarm: Any, sockets: Sockets, store: LimitedStore) ->
     return watch
 
 
-def _childs_world() -> World:
+def _childs_world() -> GroupState:
     """Return the world of a process that inherited a rank's environment, but not its memory."""
     if multiprocessing.parent_process() is None:
         return _ALONE  # a separate program
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    return World(rank, size, is_childs=True)
+    return GroupState(rank, size, is_childs=True)
 
 
-def _world_of(group: dist.ProcessGroup) -> World:
+def _world_of(group: dist.ProcessGroup) -> GroupState:
     backends = dist.get_backend_config(group)
-    made = World(
+    made = GroupState(
         rank=dist.get_rank(),
         size=dist.get_world_size(),
         nccl="cuda:nccl" in backends,
@@ -272,7 +272,7 @@ def end_world() -> None:
     dist.destroy_process_group()
 
 
-def world_now() -> World | None:
+def world_now() -> GroupState | None:
     """Return the world of the default group if this process has made one; never make one.
 
     Any thread may call it.

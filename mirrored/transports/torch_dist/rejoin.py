@@ -17,6 +17,8 @@ not read each other's memory, since only the end of its process releases a GPU f
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -57,10 +59,7 @@ def enter(
     take_gpu()
     if may_lose_ranks:
         tame_watchdog()
-    # Only for this group: `_LAZY` is restored below, as the program may have set it.
-    lazy = os.environ.get(_LAZY)
-    os.environ[_LAZY] = "1"
-    try:
+    with _connecting_lazily():
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(
             backend,
@@ -69,16 +68,25 @@ def enter(
             world_size=size,
             timeout=timedelta(seconds=timeout_s),
         )
-    finally:
-        if lazy is None:
-            del os.environ[_LAZY]
-        else:
-            os.environ[_LAZY] = lazy
     children.mark(rank, size)
     made = world()
     made.measures = is_first
     if may_lose_ranks:
         made.may_lose_ranks()
+
+
+@contextmanager
+def _connecting_lazily() -> Iterator[None]:
+    """Make gloo connect two ranks when they first talk, in a group made inside the context."""
+    lazy = os.environ.get(_LAZY)  # restored afterwards, as the program may have set it
+    os.environ[_LAZY] = "1"
+    try:
+        yield
+    finally:
+        if lazy is None:
+            del os.environ[_LAZY]
+        else:
+            os.environ[_LAZY] = lazy
 
 
 def leave() -> None:

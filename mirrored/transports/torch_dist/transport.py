@@ -41,7 +41,7 @@ from ..tuning import between
 from ..tuning.table import Table
 from . import messages, several, short
 from .described import Described, call_under_way, part_of, resumed
-from .groups import World, timeout, world
+from .groups import GroupState, timeout, world
 from .messages import flat
 
 # Gloo's own all-reduce is not used: it takes longer at every size (two ranks in two network
@@ -64,7 +64,7 @@ class TorchDist(Described):
 
     def __init__(self) -> None:
         self._last_fold: Callable[[], _Fold | None] = lambda: None  # weak
-        self._links: weakref.WeakKeyDictionary[World, Link] = weakref.WeakKeyDictionary()
+        self._links: weakref.WeakKeyDictionary[GroupState, Link] = weakref.WeakKeyDictionary()
 
     @property
     def rank(self) -> int:
@@ -365,7 +365,8 @@ class TorchDist(Described):
         return texts, self.all_reduce(x, ranks, op)  # calls do not match: all ranks wait, and raise
 
     def _texts(self, found: list[short.Part], note: bytes, ranks: Ranks) -> list[bytes]:
-        """Return the notes; their texts are sent only if any rank has one."""
+        """Return the notes of all ranks, in one more message only if any rank has a text to
+        send."""
         if not any(each.has_note for each in found):
             return [b""] * len(ranks)
         with unseen():

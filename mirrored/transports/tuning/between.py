@@ -61,7 +61,8 @@ def measured_by_hand(way: Transport, ranks: Ranks, host: str) -> Table:
 
 
 def _measured(way: Transport, ranks: Ranks, names: Sequence[str]) -> tuple[Table, bool]:
-    """Measure a table; return it and whether other programs disturbed it. A collective.
+    """Measure a table; return the table, and whether other programs disturbed the measurement. A
+    collective.
 
     Both results are the same on all ranks. ``names`` are the hosts of ``ranks``.
     """

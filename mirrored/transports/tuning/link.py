@@ -17,13 +17,13 @@ from ...comm import Link
 from . import table
 
 
-class World(Protocol):
+class TextAgreement(Protocol):
     """Protocol of an object by which all ranks agree on a text; ``TorchDist`` implements it."""
 
     def agreed(self, name: str, make: Callable[[], str]) -> str: ...
 
 
-def agreed_link(world: World, kind: str, own: Callable[[], Link | None]) -> Link | None:
+def agreed_link(world: TextAgreement, kind: str, own: Callable[[], Link | None]) -> Link | None:
     """Return the cost of messages on ``kind`` ("cpu", "cuda"), the same on every rank.
 
     It is the result of ``own`` on the first rank that asked. ``own`` is called once for a world,

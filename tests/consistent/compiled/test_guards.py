@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from consistent.compiled.guards import _sharing
-from consistent.compiled.memory import Memory
+from consistent.compiled.memory import MemoryTable
 
 PARTS = st.lists(
     st.tuples(
@@ -50,7 +50,7 @@ def test_what_overlaps_shares_memory_and_what_lies_apart_does_not(parts: list) -
 
 
 def test_a_part_is_known_as_one_of_the_value_that_it_lies_in() -> None:
-    flat, memory = torch.zeros(12), Memory()
+    flat, memory = torch.zeros(12), MemoryTable()
     memory.put(flat[:4], "first")
     memory.put(flat[4:8], "second")
     assert memory.base(flat[1:3]) == "first"

@@ -11,7 +11,7 @@ import signal
 from pathlib import Path
 
 from consistent.checkpoint.files import pieces
-from consistent.elastic.copies import Copies
+from consistent.elastic.copies import PeerCopies
 from mirrored.transports.shared_memory import SharedMemory
 
 PLACES = ("loader", "forward", "backward", "boxing", "optimizer", "meeting", "taken", "save")
@@ -26,7 +26,7 @@ def begin(folder: Path) -> None:
     _folder = folder
     for name in ("join_several", "reduce_scatter_several", "all_reduce"):
         watched(SharedMemory, name, after="boxing")
-    watched(Copies, "take", before="meeting", after="taken")
+    watched(PeerCopies, "take", before="meeting", after="taken")
     watched(pieces, "write", before="save")
 
 

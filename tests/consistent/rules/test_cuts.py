@@ -13,7 +13,7 @@ from consistent import B
 from consistent.forms.random import generator
 from consistent.rules.cuts import as_cut
 from consistent.spec import Placement, Split
-from consistent.spec.cut import Cut, cut_of
+from consistent.spec.cut import DimCut, cut_of
 from tests.brute_force import Example
 from tests.brute_force.expected import RANDOM, Expected
 from tests.brute_force.proof import prove
@@ -30,7 +30,7 @@ def _sized(n: int, parts: int = RANKS) -> tuple[int, ...]:
     return (max(0, n - 1), *[0] * (parts - 2), min(1, n))
 
 
-def _cuts(n: int) -> list[Cut]:
+def _cuts(n: int) -> list[DimCut]:
     made = [
         cut_of(cut="zigzag"),
         cut_of(blocks=1),

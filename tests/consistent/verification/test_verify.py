@@ -22,10 +22,10 @@ from consistent.verification.compare import (
     gathered,
     up_to_a_choice,
 )
-from consistent.verification.held import Held
+from consistent.verification.held import TensorOnRanks
 from consistent.verification.verify import REFERENCE, _compared
-from consistent.verification.watch import Key, Watch
-from consistent.verification.worlds import World, run
+from consistent.verification.watch import Key, StepRecorder
+from consistent.verification.worlds import StepSetting, run
 from tests.ranks import ALL
 
 from .faulty import BY_HAND, OURS, OVER_DTENSOR, Place, batch, by_hand, over_dtensor, step
@@ -36,13 +36,13 @@ SECONDS = REFERENCE
 
 @cache
 def right() -> Right:
-    single, double = (run(step, World(double=double), SECONDS) for double in (False, True))
+    single, double = (run(step, StepSetting(double=double), SECONDS) for double in (False, True))
     assert not single.error and not double.error
     return Right(gathered(single.seen), gathered(double.seen))
 
 
 def found(fault: object, plan: str | None) -> Compared:
-    world = World(2, plan)
+    world = StepSetting(2, plan)
     return _compared("", right(), run(fault, world, SECONDS), by_another=plan is None)
 
 
@@ -90,18 +90,18 @@ def test_models_raise_no_false_alarm(name: str, dtype: torch.dtype) -> None:
 
 def test_complex_numbers_are_compared_in_both_parts() -> None:
     key, value = Key("result", "fft", 0), torch.fft.fft(torch.arange(5.0))
-    right = Right({key: Held(key, "", None, "", {0: value})}, {})
-    (wrong,) = differences(right, {key: Held(key, "", None, "", {0: value.conj()})})
+    right = Right({key: TensorOnRanks(key, "", None, "", {0: value})}, {})
+    (wrong,) = differences(right, {key: TensorOnRanks(key, "", None, "", {0: value.conj()})})
     assert wrong.error == pytest.approx(2 * float(value.imag.abs().max()))
-    assert not differences(right, {key: Held(key, "", None, "", {0: value.clone()})})
+    assert not differences(right, {key: TensorOnRanks(key, "", None, "", {0: value.clone()})})
 
 
 @pytest.mark.parametrize("end", ["finfo.min", "overflow"])
 def test_where_the_dtype_ends_float64_does_not_decide(end: str) -> None:
-    def held(dtype: torch.dtype, first: float = 1.0) -> dict[Key, Held]:
+    def held(dtype: torch.dtype, first: float = 1.0) -> dict[Key, TensorOnRanks]:
         last = torch.finfo(dtype).min if end == "finfo.min" else torch.tensor(3e38).to(dtype) * 2
         value = torch.tensor([first, float(last)], dtype=dtype)
-        return {key: Held(key, "", None, "", {0: value})}
+        return {key: TensorOnRanks(key, "", None, "", {0: value})}
 
     key = Key("result", "masked_fill", 0)
     right = Right(held(torch.float32), held(torch.float64))
@@ -113,9 +113,11 @@ def test_where_the_dtype_ends_float64_does_not_decide(end: str) -> None:
 def test_of_what_cancels_out_other_tensors_say_how_far_rounding_goes() -> None:
     keys = {name: Key("parameter gradient", name, 0) for name in ("bias", "weight")}
 
-    def held(dtype: torch.dtype, **values: float) -> dict[Key, Held]:
+    def held(dtype: torch.dtype, **values: float) -> dict[Key, TensorOnRanks]:
         made = {name: torch.tensor([values.get(name, 0.1)], dtype=dtype) for name in keys}
-        return {key: Held(key, "", None, "", {0: made[name]}) for name, key in keys.items()}
+        return {
+            key: TensorOnRanks(key, "", None, "", {0: made[name]}) for name, key in keys.items()
+        }
 
     right = Right(held(torch.float32, bias=1e-13), held(torch.float64, bias=1e-19))
     assert not differences(right, held(torch.float32, bias=2e-11))
@@ -187,7 +189,7 @@ def test_places_that_do_not_have_the_values_are_wrong() -> None:
     x = torch.tensor([3.0, 1.0, 2.0])
     found = []
     for places in (torch.tensor([0, 2]), torch.tensor([0, 1])):  # the second: those of a shard
-        watch = Watch(lambda model: model)
+        watch = StepRecorder(lambda model: model)
         watch.place(nn.Identity())
         watch.op(torch.topk, (x, 2), {}, torch.return_types.topk((x.topk(2)[0], places)))
         found.append(gathered([watch.seen]))

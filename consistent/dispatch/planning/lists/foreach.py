@@ -129,7 +129,8 @@ _PLAIN = _Plain()
 
 
 def _common(tensors: Sequence[Any]) -> TensorSpec | _Plain | None:
-    """Return the spec that the tensors at a position share, or None if they cannot be used.
+    """Return the spec that all tensors at one position of an op's lists share; None if the op
+    cannot use it.
 
     The op uses their shards, so a shared spec must not be partial. 0-d tensors after the first may
     be B or plain instead. If all tensors are plain, ``_PLAIN`` is returned.
@@ -251,7 +252,7 @@ def _pick(value: Any, positions: list[int], count: int) -> Any:
 
 
 def _one_by_one(function: TorchFunction) -> Callable[..., Any]:
-    """Return a function that calls the op on single tensors, at one position after the other."""
+    """Return a function that runs a list op as single ops, one for each position of the lists."""
     name = function.name.removeprefix("_foreach_") + ("_" if function.inplace else "")
     single = _SINGLE.get(name) or getattr(_Tensor, name)
 

@@ -24,7 +24,7 @@ Drop = Callable[[Tensor, tuple[int, int]], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class BlockOptions:
     """Options for computing one block of attention.
 
     ``bias`` is added to the scores, and has -inf where a row does not attend to a key. With
@@ -50,7 +50,7 @@ class Grads(NamedTuple):
     scores: Tensor | None
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, how: How) -> tuple[Tensor, Tensor]:
+def attend(query: Tensor, key: Tensor, value: Tensor, how: BlockOptions) -> tuple[Tensor, Tensor]:
     """Return (attention of the rows to the keys, log-sum-exp of each row). Where a row attends to
     no key, the result is zeros and the log-sum-exp is -inf."""
     mask = Mask(how.scale, how.triangle, how.bias)
@@ -63,7 +63,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, how: How) -> tuple[Tensor,
     return torch.cat([out for out, _ in parts], -2), torch.cat([log for _, log in parts], -1)
 
 
-def _attend_rows(query: Tensor, key: Tensor, value: Tensor, how: How) -> tuple[Tensor, Tensor]:
+def _attend_rows(
+    query: Tensor, key: Tensor, value: Tensor, how: BlockOptions
+) -> tuple[Tensor, Tensor]:
     scores = _scores(query, key, how)
     log = scores.logsumexp(-1)
     chances = (scores - finite(log, 0.0).unsqueeze(-1)).exp()
@@ -79,7 +81,7 @@ def attend_backward(
     value: Tensor,
     out: Tensor,
     total: Tensor,
-    how: How,
+    how: BlockOptions,
     of_scores: bool = False,
 ) -> Grads:
     """Return the gradients of one block of attention.
@@ -110,7 +112,13 @@ def attend_backward(
 
 
 def _rows_backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, total: Tensor, how: How
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    total: Tensor,
+    how: BlockOptions,
 ) -> Grads:
     chances = (_scores(query, key, how) - total.unsqueeze(-1)).exp()
     grad, out, query, key, value = (x.to(chances.dtype) for x in (grad, out, query, key, value))
@@ -154,7 +162,7 @@ def of_groups(x: Tensor, heads: int) -> Tensor:
     return x if x.shape[-3] == heads else x.unflatten(-3, (heads, -1)).sum(-3)
 
 
-def _few(query: Tensor, key: Tensor, how: How) -> list[tuple[slice, How]]:
+def _few(query: Tensor, key: Tensor, how: BlockOptions) -> list[tuple[slice, BlockOptions]]:
     """Split the rows into parts with few enough scores to hold in memory, and return (rows,
     options) of each part."""
     rows = query.shape[-2]
@@ -166,7 +174,7 @@ def _few(query: Tensor, key: Tensor, how: How) -> list[tuple[slice, How]]:
             for a in range(0, rows, step)]  # fmt: skip
 
 
-def _part(how: How, a: int, b: int, key: Tensor) -> How:
+def _part(how: BlockOptions, a: int, b: int, key: Tensor) -> BlockOptions:
     """Return the options ``how`` restricted to the rows from a to b."""
     bias = how.bias
     if bias is not None and bias.shape[-2] != 1:
@@ -174,10 +182,10 @@ def _part(how: How, a: int, b: int, key: Tensor) -> How:
     if how.triangle:
         sees = _triangle(b - a, key.shape[-2], a, key.device)
         bias = sees if bias is None else bias.masked_fill(sees == -math.inf, -math.inf)
-    return How(how.scale, False, bias, how.drop, (how.at[0] + a, how.at[1]))
+    return BlockOptions(how.scale, False, bias, how.drop, (how.at[0] + a, how.at[1]))
 
 
-def _scores(query: Tensor, key: Tensor, how: How) -> Tensor:
+def _scores(query: Tensor, key: Tensor, how: BlockOptions) -> Tensor:
     scores = (query * how.scale) @ key.mT
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if how.triangle:

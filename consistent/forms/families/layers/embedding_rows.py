@@ -41,13 +41,13 @@ def rows_of_owners(shard: Shards) -> Tensor:
         return shard.run(*shard.args, **shard.kwargs)
     need_in_range(index, shard.specs[0].shape[0], shard.call.name)
     edges = tuple(itertools.accumulate((sizes[0] for _, sizes in shard.regions()), initial=0))
-    owners = Owners(edges, slot(shard)[0], shard.ranks)
+    owners = RowOwners(edges, slot(shard)[0], shard.ranks)
     add_up = _AddUp(owners, shard.get("padding_idx", -1), shard.get("sparse", False))
     return _LookUp.apply(table, index, add_up)
 
 
 @dataclass(frozen=True)
-class Owners:
+class RowOwners:
     """Ranges of table rows that each rank owns, and the messages by which ranks exchange rows.
 
     Args:
@@ -107,7 +107,7 @@ class _Fetch:
     """Callable that maps (this rank's shard of the table, indices) to the table rows at these
     indices, fetched from their owners."""
 
-    owners: Owners
+    owners: RowOwners
 
     def __call__(self, xs: list[Tensor]) -> list[Tensor]:
         table, index = xs
@@ -122,7 +122,7 @@ class _AddUp:
     """Callable that maps (gradients of looked-up rows, indices) to the gradient of this rank's
     shard of the table. Row ``padding`` of the table gets no gradient."""
 
-    owners: Owners
+    owners: RowOwners
     padding: int
     sparse: bool
 

@@ -28,7 +28,7 @@ from .ring_attention import group_of, nothing, scale_of
 Places = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-class Mods(Protocol):
+class PositionMods(Protocol):
     """Interface of the call's score_mod and mask_mod, as functions of (batch, head, row, key)
     positions."""
 
@@ -57,7 +57,7 @@ def flex_attention(shard: Shards) -> tuple[Tensor, Tensor, Tensor]:
     return _Rows(shard, group, wanted, mods).attend(query, key, value)
 
 
-def _wanted(group: Group, mods: Mods) -> Wanted:
+def _wanted(group: Group, mods: PositionMods) -> Wanted:
     """Return which keys each rank must fetch from each other rank, by blocks of the block mask."""
     # A recorded step cannot depend on the values of the block mask, so it fetches all keys.
     blocks = None if current().records else mods.seen_blocks()
@@ -86,7 +86,7 @@ def _seen(rows: Runs, blocks: Tensor | None, size: tuple[int, int]) -> Runs | No
 class _Rows:
     """Attention of this rank's rows to the keys that were fetched for them."""
 
-    def __init__(self, shard: Shards, group: Group, wanted: Wanted, mods: Mods) -> None:
+    def __init__(self, shard: Shards, group: Group, wanted: Wanted, mods: PositionMods) -> None:
         self.mods, self.group = mods, group
         self.blocks = None if current().records else mods.seen_blocks()
         at = shard.coordinate

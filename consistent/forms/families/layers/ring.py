@@ -28,7 +28,16 @@ from mirrored.transports.default import current
 from ....spec import Runs, items_in, overlapping
 from ....spec.cut import joined
 from . import sight as seeing
-from .block_attention import Drop, Grads, How, attend, attend_backward, heads_for, join, of_groups
+from .block_attention import (
+    BlockOptions,
+    Drop,
+    Grads,
+    attend,
+    attend_backward,
+    heads_for,
+    join,
+    of_groups,
+)
 from .sight import Block, Sight
 
 Arriving = Callable[[], list[Tensor]]
@@ -234,11 +243,11 @@ class Ring:
                     continue
             yield block
 
-    def _how(self, block: Block, mask: Tensor | None, device: torch.device) -> How:
+    def _how(self, block: Block, mask: Tensor | None, device: torch.device) -> BlockOptions:
         bias = seeing.band_mask(block, device) if mask is None else _of_mask(mask, block)
         if bias is not None and bias.dtype is torch.bool:
             bias = torch.zeros_like(bias, dtype=torch.float32).masked_fill_(~bias, -math.inf)
-        return How(self.scale, block.triangle, bias, self.drop, block.at)
+        return BlockOptions(self.scale, block.triangle, bias, self.drop, block.at)
 
     def _round(self, key: Tensor, value: Tensor) -> Iterator[tuple[int, list[Tensor]]]:
         """Yield (step, [keys, values] that arrived in it). Step 0 has this rank's own keys. A step

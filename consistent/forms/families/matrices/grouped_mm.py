@@ -116,8 +116,8 @@ def _filled_up(x: Tensor, w: Tensor, offs: Tensor | None, dtype: Any) -> Tensor:
 
 
 def _missing(n: int, of: Tensor) -> int:
-    """Return how many elements pad ``n`` to a row length that torch's kernel takes: a multiple of
-    16 bytes, and at least 16."""
+    """Return the number of elements that pad a row of ``n`` to a length that torch's kernel takes:
+    a multiple of 16 bytes."""
     step = _BYTES // of.element_size()
     return max(step, -(-n // step) * step) - n
 

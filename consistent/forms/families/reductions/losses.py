@@ -50,7 +50,7 @@ def _count(shard: Shards) -> int:
 
 
 def _run_with(shard: Shards, reduction: int) -> Tensor:
-    """Run the op on the shard with its ``reduction`` argument replaced."""
+    """Run a loss on the shard with another ``reduction`` than the call has."""
     args, kwargs = list(shard.args), dict(shard.kwargs)
     position = shard.call.params.index("reduction")
     if position < len(args):

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ....spec import Cut, NdSbp, S, Sbp, Split
+from ....spec import DimCut, NdSbp, S, Sbp, Split
 from ... import notation
 from ...choose import cut_elsewhere
 from ...signature import Call, Operand, Signature
@@ -70,7 +70,7 @@ def _splits_heads(made: Signature, query: Operand) -> bool:
     return isinstance(entry, Split) and entry.dim < query.ndim - 2
 
 
-def _cut_of(entry: Sbp) -> Cut | None:
+def _cut_of(entry: Sbp) -> DimCut | None:
     return entry.cut if isinstance(entry, Split) else None
 
 

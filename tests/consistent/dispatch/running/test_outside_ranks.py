@@ -14,7 +14,7 @@ from consistent.dispatch.planning.functions.torch_functions import resolve
 from consistent.rules import find
 from consistent.spec import Sbp
 from mirrored import use
-from mirrored.transports.in_process import InProcess, World
+from mirrored.transports.in_process import InProcess, InProcessState
 from tests.brute_force import Example
 from tests.consistent.rules.test_rows import FAMILIES
 
@@ -50,7 +50,7 @@ class _FromNobody(InProcess):
 def outside() -> Any:
     """Rank 0 of 3, whose other ranks never answer: whatever it asks them raises, but for whether
     they have met an error."""
-    world = World(3)
+    world = InProcessState(3)
     world.finished = {1, 2}
     with use(_FromNobody(world, 0)):
         yield

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from consistent.forms.native.reduce_shards import Epilogue, Given, Slice, reduce_shards
+from consistent.forms.native.reduce_shards import Epilogue, EpilogueInputs, Slice, reduce_shards
 from tests.twins import randn
 
 EPILOGUES = [
@@ -28,7 +28,7 @@ def _leaf(*shape: int) -> torch.Tensor:
 def test_first_and_second_derivatives_of_all_that_is_given(epilogue: Epilogue) -> None:
     parts, residual = [_leaf(3, 2, 3), _leaf(3, 2, 3)], _leaf(2, 2, 3)
     tail = (3,) if epilogue.normalized == 1 else (2, 3)
-    given = Given(
+    given = EpilogueInputs(
         bias=_leaf(3) if epilogue.normalized < 2 else None,
         residual=residual,
         weight=_leaf(*tail) if epilogue.normalized else None,
@@ -46,7 +46,9 @@ def test_first_and_second_derivatives_of_all_that_is_given(epilogue: Epilogue) -
 
 def test_only_what_asks_for_a_gradient_gets_one() -> None:
     x, weight = randn(2, 3), randn(3, seed=1).requires_grad_()
-    reduce_shards([x, x], Epilogue(norm="rms", normalized=1), Given(weight=weight)).sum().backward()
+    reduce_shards(
+        [x, x], Epilogue(norm="rms", normalized=1), EpilogueInputs(weight=weight)
+    ).sum().backward()
     leaf = weight.detach().requires_grad_()
     torch.nn.functional.rms_norm(x + x, (3,), leaf, 1e-5).sum().backward()
     torch.testing.assert_close(weight.grad, leaf.grad)

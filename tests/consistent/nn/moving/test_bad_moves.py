@@ -145,6 +145,11 @@ def test_inside_what_is_no_forward_of_the_model(rank: int) -> None:
     """A trainer may be a module, and the model may have its training loop as a method."""
     outer: Any = Moving(made())
     assert outer(X).placement == ONE and outer.words == ""
+    for plan in PLANS:  # another model, while the outer one is called
+        moving: Any = consistent.parallelize(Moving(made_plain()), TWO, plan)
+        moving.of = [made(plan)]
+        moving(X)
+        assert moving.words == "" and next(moving.of[0].parameters()).placement == ONE
 
     class Trained(nn.Linear):
         def fit(self) -> None:

@@ -23,7 +23,7 @@ from tests.twins import GRIDS, compare, randn
 
 
 @contextmanager
-def _cores_to_spare() -> Iterator[None]:
+def cores_to_spare() -> Iterator[None]:
     before = prefetch.has_spare_cores
     prefetch.has_spare_cores = lambda ranks: True  # type: ignore[assignment]
     try:
@@ -34,7 +34,7 @@ def _cores_to_spare() -> Iterator[None]:
 
 
 def _compare(rank: int, case: Callable[..., Any], ranks: Any, *args: Any) -> None:
-    with _cores_to_spare():
+    with cores_to_spare():
         gathered.both_ways(rank, case, ranks, *args)
         assert isinstance(current(), Ordered)
 
@@ -70,7 +70,7 @@ def test_in_every_situation(case: Callable[..., Any]) -> None:
 @on_ranks(2)
 def test_all_but_the_first_is_gathered_ahead_once_the_order_is_known(rank: int) -> None:
     placement = Placement("cpu", [0, 1])
-    with _cores_to_spare():
+    with cores_to_spare():
         layers = [nn.Linear(8, 8) for _ in range(4)]
         model = consistent.parallelize(nn.Sequential(*layers), placement, gathered.ONE_BY_ONE)
         ahead = current()
@@ -112,7 +112,7 @@ def test_in_every_situation_over_messages(case: Callable[..., Any]) -> None:
 
 
 def _saved_and_loaded_with_cores(rank: int) -> None:
-    with _cores_to_spare():
+    with cores_to_spare():
         gathered.saved_and_loaded(rank)
 
 

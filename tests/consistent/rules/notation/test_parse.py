@@ -6,7 +6,7 @@ import pytest
 
 from consistent.rules import ROWS
 from consistent.rules.notation import parse
-from consistent.rules.notation.rule import Condition, Form
+from consistent.rules.notation.rule import Condition, FormClause
 
 
 def test_terms_operands_and_letters_are_kept() -> None:
@@ -37,7 +37,7 @@ def test_a_pattern_may_name_its_argument() -> None:
 
 def test_clauses_name_forms_conditions_and_properties() -> None:
     rule = parse("mn -> mn; mn by triangular; n joined by prod; unless reduce is prod; moves")
-    assert rule.forms == (Form("triangular", ("m", "n")), Form("prod", ("n",), True))
+    assert rule.forms == (FormClause("triangular", ("m", "n")), FormClause("prod", ("n",), True))
     assert rule.conditions == (Condition("reduce", True, "prod"),)
     assert rule.flags == {"moves"}
 

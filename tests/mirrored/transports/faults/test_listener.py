@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mirrored.transports.faults import listener as listening
-from mirrored.transports.faults.listener import Listener
+from mirrored.transports.faults.listener import RequestListener
 from mirrored.transports.faults.wire import Address, ask
 from tests.faults.setting import T
 
@@ -29,8 +29,8 @@ def stranger(function: Stranger) -> Stranger:
 
 
 @pytest.fixture
-def listener() -> Iterator[Listener]:
-    made = Listener("127.0.0.1", lambda request: {"got": request["asks"]}, lambda: None)
+def listener() -> Iterator[RequestListener]:
+    made = RequestListener("127.0.0.1", lambda request: {"got": request["asks"]}, lambda: None)
     made.start()
     yield made
     made.close()
@@ -140,7 +140,7 @@ for _name, _text in _texts().items():
 
 
 @pytest.mark.parametrize("name", STRANGERS)
-def test_a_stranger_is_cut_off_and_a_rank_is_answered(listener: Listener, name: str) -> None:
+def test_a_stranger_is_cut_off_and_a_rank_is_answered(listener: RequestListener, name: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     open_ones = STRANGERS[name](listener.address)
     assert ask({0: listener.address}, {"asks": 1}, T) == {0: {"got": 1}}
@@ -153,7 +153,9 @@ def test_a_stranger_is_cut_off_and_a_rank_is_answered(listener: Listener, name: 
         each.close()
 
 
-def test_a_rank_is_answered_by_a_process_that_may_open_no_more_files(listener: Listener) -> None:
+def test_a_rank_is_answered_by_a_process_that_may_open_no_more_files(
+    listener: RequestListener,
+) -> None:
     asker = socket.socket()  # opened before
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken: list[int] = []
@@ -182,7 +184,7 @@ def test_the_thread_goes_on_whatever_a_turn_raises(monkeypatch: pytest.MonkeyPat
 
     failed: list[int] = []
     monkeypatch.setattr(listening._Request, "__init__", lambda self, secret: fails(self))
-    made = Listener("127.0.0.1", lambda request: {"got": request["asks"]}, lambda: None)
+    made = RequestListener("127.0.0.1", lambda request: {"got": request["asks"]}, lambda: None)
     made.start()
     connected(made.address).close()
     while not failed:

@@ -15,28 +15,28 @@ from dataclasses import replace
 import pytest
 
 from mirrored.transports.faults import wire
-from mirrored.transports.faults.listener import Listener
+from mirrored.transports.faults.listener import RequestListener
 from mirrored.transports.faults.wire import Address, ask, own_host
 
 
 @pytest.fixture
-def listener() -> Iterator[Listener]:
-    made = Listener("127.0.0.1", lambda request: {"got": request["asks"]}, lambda: None)
+def listener() -> Iterator[RequestListener]:
+    made = RequestListener("127.0.0.1", lambda request: {"got": request["asks"]}, lambda: None)
     made.start()
     yield made
     made.close()
 
 
-def test_each_answers_for_itself(listener: Listener) -> None:
-    other = Listener("127.0.0.1", lambda request: {"other": "x" * 100_000}, lambda: None)
+def test_each_answers_for_itself(listener: RequestListener) -> None:
+    other = RequestListener("127.0.0.1", lambda request: {"other": "x" * 100_000}, lambda: None)
     other.start()
     answers = ask({3: listener.address, 5: other.address}, {"asks": "where"}, 5.0)
     other.close()
     assert answers == {3: {"got": "where"}, 5: {"other": "x" * 100_000}}
 
 
-def test_one_that_has_closed_is_told_from_one_that_is_silent(listener: Listener) -> None:
-    closed = Listener("127.0.0.1", lambda request: {}, lambda: None)
+def test_one_that_has_closed_is_told_from_one_that_is_silent(listener: RequestListener) -> None:
+    closed = RequestListener("127.0.0.1", lambda request: {}, lambda: None)
     closed.start()
     closed.close()
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -45,14 +45,14 @@ def test_one_that_has_closed_is_told_from_one_that_is_silent(listener: Listener)
         assert ask(at, {"asks": 1}, 1.0) == {1: None, 3: {"got": 1}}
 
 
-def test_only_who_knows_the_secret_is_answered(listener: Listener) -> None:
+def test_only_who_knows_the_secret_is_answered(listener: RequestListener) -> None:
     assert ask({0: replace(listener.address, secret="guess")}, {}, 2.0) == {0: None}
 
 
 @pytest.mark.parametrize(
     "sent", [b"", b"\n", b"{}\n", b"[1]\n", b"\xff\n", b"GET / HTTP/1.1\r\n\r\n"]
 )
-def test_it_goes_on_after_a_request_that_is_none(listener: Listener, sent: bytes) -> None:
+def test_it_goes_on_after_a_request_that_is_none(listener: RequestListener, sent: bytes) -> None:
     with socket.create_connection((listener.address.host, listener.address.port)) as asker:
         asker.sendall(sent)
         asker.shutdown(socket.SHUT_WR)
@@ -67,7 +67,7 @@ def test_the_thread_looks_again_until_it_need_not_and_ends() -> None:
         looks.append(time.monotonic())
         return 0.01 if len(looks) < 3 else None
 
-    made = Listener("127.0.0.1", lambda request: {}, look)
+    made = RequestListener("127.0.0.1", lambda request: {}, look)
     made.start()
     deadline = time.monotonic() + 5
     while len(looks) < 3 and time.monotonic() < deadline:
@@ -102,7 +102,9 @@ def test_own_host_is_that_by_which_the_store_is_reached(monkeypatch: pytest.Monk
 
 
 def test_an_address_of_another_machine_is_listened_for_on_all() -> None:
-    made = Listener("192.0.2.1", lambda request: {"here": 1}, lambda: None)  # behind a router
+    made = RequestListener(
+        "192.0.2.1", lambda request: {"here": 1}, lambda: None
+    )  # behind a router
     made.start()
     assert made.address.host == "192.0.2.1"
     assert ask({0: replace(made.address, host="127.0.0.1")}, {}, 2.0) == {0: {"here": 1}}
@@ -110,7 +112,7 @@ def test_an_address_of_another_machine_is_listened_for_on_all() -> None:
 
 
 def test_a_rank_to_which_no_network_leads_is_left_out(
-    listener: Listener, monkeypatch: pytest.MonkeyPatch
+    listener: RequestListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once, as where a link is down; it is not said to have ended."""
     away = replace(listener.address, host="192.0.2.1")

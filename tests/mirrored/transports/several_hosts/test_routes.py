@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from mirrored.transports.several_hosts.hosts import members, partner
-from mirrored.transports.several_hosts.routes import Stage, route
+from mirrored.transports.several_hosts.routes import SumStep, route
 
 
 def layouts(n: int) -> list[tuple[int, ...]]:
@@ -16,7 +16,7 @@ def layouts(n: int) -> list[tuple[int, ...]]:
     return [of for of in found if list(dict.fromkeys(of)) == list(range(max(of) + 1))]
 
 
-def between(of: tuple[int, ...], target: int, wide: int, stages: tuple[Stage, ...]) -> int:
+def between(of: tuple[int, ...], target: int, wide: int, stages: tuple[SumStep, ...]) -> int:
     """Bytes between hosts, in addends."""
     sent = sum(of[k] != of[stage.worker] for stage in stages for k in stage.adds)
     for before, stage in zip(stages, stages[1:]):
@@ -54,7 +54,7 @@ def test_sums_are_in_order_and_never_cost_more_than_messages(wide: int, at_once:
 def test_the_route_of_a_part(
     of: tuple[int, ...], target: int, wide: int, stages: list[tuple[int, tuple[int, ...]]]
 ) -> None:
-    assert route(of, target, wide, False) == tuple(Stage(*stage) for stage in stages)
+    assert route(of, target, wide, False) == tuple(SumStep(*stage) for stage in stages)
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5])

@@ -1,0 +1,139 @@
+"""Gather a parameter again when backward needs it."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+
+from ...movement.coded import gather_each
+from ...movement.coders import Coder
+from ...movement.run import run
+from ...spec import TensorSpec
+from .order import GatherOrders, find, wanted_at
+
+
+class GatheredAgain:
+    """Parameter that backward gathers again, since autograd has saved views of its values.
+
+    This object stays with autograd. It holds what a second gather needs: the shard, its version,
+    and the number of saved views. ``Gathering`` in ``saved.py`` makes it, for a run of forward.
+    """
+
+    __slots__ = (
+        "local", "src", "dst", "coder", "orders", "key", "version",
+        "views", "taken", "whole",
+        "__weakref__",
+    )  # fmt: skip
+
+    local: Tensor  # the shard, which shares storage and version counter with the parameter
+    src: TensorSpec
+    dst: TensorSpec
+    coder: Coder | None
+    orders: GatherOrders | None
+    key: Any  # (the `GatherUnit` that it belongs to, its position among those to gather)
+    version: int  # of the shard, when it was gathered in forward
+    views: int  # that autograd has saved
+    taken: int  # views that backward has taken
+    whole: Tensor | None  # the gathered values, while backward keeps them
+
+    def take(self) -> Tensor:
+        """Return the gathered values for backward.
+
+        The caller that takes the last saved view gets the only reference to them.
+
+        Raises:
+            RuntimeError: the parameter was written to since forward.
+        """
+        if self.local._version != self.version:
+            raise modified(self.src.shape, self.local._version, self.version)
+        whole = self.whole
+        opens = _opens_backward()
+        if opens:
+            unit, position = self.key
+            unit.opens_backward.add(position)
+        if whole is None or opens:
+            whole = self._gather_again(whole)
+        self.taken += 1
+        last = self.taken % self.views == 0  # modulo: a retained graph may run backward again
+        self.whole = whole if not last and _let_go_after_backward(self) else None
+        return whole
+
+    def _gather_again(self, whole: Tensor | None) -> Tensor:
+        """Return the gathered values for backward, and start to prefetch the next parameters.
+
+        Args:
+            whole: the values if they are still held; None to use prefetched ones or to gather now.
+        """
+        if self.orders is None:
+            return self._fetched() if whole is None else whole
+        order = self.orders.backward
+        coming = order.arrived(self.key)
+        whole = find(coming, self.local, self.dst) if whole is None else whole
+        whole = self._fetched() if whole is None else whole
+        order.go_on(self.key, wanted_at)
+        return whole
+
+    def _fetched(self) -> Tensor:
+        if self.coder is None:
+            return run(self.local, self.src, self.dst)
+        (whole,) = gather_each([self.local], [(self.src, self.dst)], [self.coder])
+        return whole
+
+    def forget(self) -> None:
+        """Drop the values that backward kept, when it ended without taking all saved views."""
+        self.whole, self.taken = None, 0
+
+
+def modified(shape: Any, found: int, saved: int) -> RuntimeError:
+    """Return torch's error for a saved tensor that was written to in place before backward."""
+    return RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace "
+        f"operation: a tensor of shape {list(shape)} is at version {found}; expected version "
+        f"{saved} instead."
+    )
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        # By backward (graph task): what holds gathered values until it ends.
+        self.kept: dict[int, weakref.WeakSet[GatheredAgain]] = {}
+        self.opened = -1  # the last backward (graph task) that has taken gathered values
+
+
+_thread = _Thread()
+
+
+# -- the end of backward ---------------------------------------------------------------------------
+
+
+def _opens_backward() -> bool:
+    """Return whether this is the first time that the running backward takes gathered values."""
+    task = torch._C._current_graph_task_id()
+    before, _thread.opened = _thread.opened, task
+    return task not in (-1, before)
+
+
+def _let_go_after_backward(each: GatheredAgain) -> bool:
+    """Drop the values of ``each`` when this backward ends; return False outside of a backward.
+
+    They may be dropped earlier, with the last view. A backward that stops at some inputs does not
+    take all views.
+    """
+    task = torch._C._current_graph_task_id()
+    if task == -1:
+        return False
+    if task not in _thread.kept:
+        _thread.kept[task] = weakref.WeakSet()
+        Variable._execution_engine.queue_callback(lambda: _forget(task))  # type: ignore[attr-defined]
+    _thread.kept[task].add(each)
+    return True
+
+
+def _forget(task: int) -> None:
+    for each in list(_thread.kept.pop(task, ())):
+        each.forget()

@@ -1,0 +1,282 @@
+"""The parameters that modules gather, and the order in which they do, which predicts the next ones.
+
+The next parameters are predicted to be those that came next the last time, in forward and in
+backward. After a wrong prediction, nothing is prefetched at that point again. Whether a parameter
+is prefetched thus depends only on the program, not on the speed of a rank, so all ranks prefetch
+the same (``prefetch.py`` says how).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ...dispatch.plans.shards import is_global, plain
+from ...movement import check_mode
+from ...movement.coders import Coder
+from ...spec import NdSbp, TensorSpec
+from .prefetch import Sending, Wanted, none_ahead, off
+
+Key = Any
+
+
+# -- what a module gathers -------------------------------------------------------------------------
+
+
+class ShardedParameter(NamedTuple):
+    """Place of a sharded parameter in a module, its layout in forward, and its codecs if any."""
+
+    owner: nn.Module
+    key: str
+    use: NdSbp
+    coder: Coder | None = None
+
+    @property
+    def value(self) -> Any:
+        """Return the module's present parameter; it may have been replaced since."""
+        return self.owner._parameters.get(self.key)
+
+    def begun_coder(self) -> Coder | None:
+        """Return the codecs, with their state if the parameter needs a gradient by now."""
+        if self.coder is not None and is_global(self.value):
+            self.coder.begin(self.value)
+        return self.coder
+
+
+class ToGather(NamedTuple):
+    """Parameter to gather now, its spec in forward, its codecs, and all its places in modules."""
+
+    param: Any
+    dst: TensorSpec
+    coder: Coder | None
+    places: list[ShardedParameter]
+
+
+class GatherUnit:
+    """Parameters that one module gathers at a time.
+
+    Args:
+        parameters: the places of the parameters.
+        orders: the gather orders of the whole module, of which these parameters are one step; None
+            without prefetching.
+    """
+
+    def __init__(
+        self, parameters: tuple[ShardedParameter, ...], orders: GatherOrders | None
+    ) -> None:
+        self.parameters: tuple[ShardedParameter, ...] = parameters
+        self.orders = orders
+        # The positions of parameters that a backward began with. They are kept from forward until
+        # backward: freeing them would save no memory, since backward gathers them first of all.
+        self.opens_backward: set[int] = set()
+
+    def to_gather(self) -> list[ToGather]:
+        """Return each parameter that is stored in another layout than forward needs, once."""
+        found: dict[int, ToGather] = {}
+        for each in self.parameters:
+            param = each.owner._parameters.get(each.key)
+            if (known := found.get(id(param))) is not None:
+                known.places.append(each)
+            elif is_global(param) and param._spec.sbp != each.use:  # type: ignore[union-attr]
+                dst = param._spec.with_sbp(each.use)  # type: ignore[union-attr]
+                coder = None if each.coder is None else each.begun_coder()
+                found[id(param)] = ToGather(param, dst, coder, [each])
+        return list(found.values())
+
+    def wanted(self) -> list[Wanted]:
+        """Return (shard, its spec, spec in forward, codecs) of each parameter, to prefetch it."""
+        return [(plain(x).detach(), x._spec, dst, c) for x, dst, c, _ in self.to_gather()]
+
+    def __deepcopy__(self, memo: dict) -> GatherUnit:
+        memo[id(self)] = new = type(self)((), self.orders)
+        new.parameters = copy.deepcopy(self.parameters, memo)
+        return new
+
+
+def wanted_at(key: tuple[GatherUnit, int]) -> list[Wanted]:
+    """Return the shard, specs and codecs of one parameter, for its prefetch in backward.
+
+    They are read from the module and not from saved graphs, which may be alive on some ranks only.
+
+    Args:
+        key: (the unit that gathers the parameter, its position among those to gather).
+    """
+    unit, position = key
+    return unit.wanted()[position : position + 1]
+
+
+# -- in which order --------------------------------------------------------------------------------
+
+
+class _Group:
+    """Parameters whose prefetch is started together.
+
+    ``take(i)`` waits, and returns the i-th one once.
+    """
+
+    def __init__(self, sending: Sending, wanted: list[Wanted]) -> None:
+        self._made: list[Any] | None = None
+        self._wait = sending.start(wanted)
+
+    def take(self, i: int) -> Tensor:
+        if self._made is None:
+            # Tensors that are made in inference mode have no version counter.
+            inside = torch.is_inference_mode_enabled()
+            with torch.inference_mode(False) if inside else nullcontext():
+                self._made = list(self._wait())
+        made, self._made[i] = self._made[i], None  # the caller gets the only reference
+        return made
+
+
+class _Coming(NamedTuple):
+    """Prefetch under way of the parameters of ``key``, which was predicted to follow ``after``.
+
+    Its results are the entries of ``group`` from ``first`` on.
+    """
+
+    after: Key
+    key: Key
+    parts: list[tuple[Tensor, int, TensorSpec]]  # shard, its version, the spec to gather it to
+    group: _Group
+    first: int
+
+
+class Ahead:
+    """Order in which a module's parameters are gathered, by which the next ones are predicted.
+
+    There is one for forward, one for backward, and one for a forward that backward runs again.
+    """
+
+    def __init__(self, sending: Sending) -> None:
+        self._sending = sending
+        self._follows: dict[Key, Key | None] = {}  # the next key; None after a wrong prediction
+        self._before: Key | None = None
+        self._coming: deque[_Coming] = deque()
+        self._task = -1  # autograd's id of the running backward, -1 outside of one
+
+    def restart(self) -> None:
+        """Forget prefetches and the position in the order: a forward or backward begins."""
+        self._before = None
+        self._coming.clear()
+
+    def drop(self) -> None:
+        """Wait for prefetches that are under way, and drop their results."""
+        for coming in self._coming:
+            with suppress(Exception):  # the next communication raises the error
+                coming.group.take(coming.first)
+        self.restart()
+
+    def arrived(self, key: Key) -> _Coming | None:
+        """Record that ``key`` is gathered now, and return its prefetch if there is one."""
+        task = torch._C._current_graph_task_id()
+        if task != self._task:
+            self._task = task
+            self.restart()
+        coming = self._coming.popleft() if self._coming else None
+        if coming is not None and coming.key != key:
+            self._follows[coming.after] = None
+            self._coming.clear()
+            coming = None
+        if self._before is not None:
+            self._follows.setdefault(self._before, key)
+        self._before = key
+        return coming
+
+    def go_on(self, key: Key, wanted_for: Callable[[Key], list[Wanted]]) -> None:
+        """Start to prefetch the parameters that came after ``key`` the last time.
+
+        Nothing is started while too many groups are under way: more than one by messages, or any in
+        a thread.
+
+        Args:
+            key: identifies the parameters that are gathered now.
+            wanted_for: (key) -> the shards, specs and codecs of its parameters.
+        """
+        by_messages = self._sending.group_bytes > 0
+        if check_mode.enabled or (off.messages if by_messages else off.threads):
+            return
+        if len({id(coming.group) for coming in self._coming}) > by_messages:
+            return
+        following = self._next_of(key, wanted_for)
+        wanted = [each for *_, parts in following for each in parts]
+        if not wanted:
+            return
+        group, first = _Group(self._sending, wanted), 0
+        for before, after, own in following:
+            parts = [(local, local._version, dst) for local, _, dst, _ in own]
+            self._coming.append(_Coming(before, after, parts, group, first))
+            first += len(own)
+
+    def _next_of(
+        self, key: Key, wanted_for: Callable[[Key], list[Wanted]]
+    ) -> list[tuple[Key, Key, list[Wanted]]]:
+        """Return (key before, key, its parameters) of the next keys that are worth one message."""
+        after = self._coming[-1].key if self._coming else key
+        known = {key, *(coming.key for coming in self._coming)}
+        found: list[tuple[Key, Key, list[Wanted]]] = []
+        nbytes = 0
+        while nbytes <= self._sending.group_bytes:
+            following = self._follows.get(after)
+            if following is None or (following in known and found):
+                break
+            own = wanted_for(following)
+            found.append((after, following, own))
+            nbytes += 1 + sum(dst.largest_nbytes for _, _, dst, _ in own)
+            known.add(following)
+            after = following
+        return found
+
+
+def find(coming: _Coming | None, local: Tensor, dst: TensorSpec) -> Tensor | None:
+    """Return the prefetched values of the shard ``local``, gathered to ``dst``.
+
+    Returns None if ``coming`` does not have them, or if the shard was written to since.
+    """
+    if coming is None:
+        return None
+    for i, (shard, writes, wanted) in enumerate(coming.parts):
+        same = torch._C._is_alias_of(shard, local)  # type: ignore[attr-defined]
+        if same and wanted is dst and writes == local._version:
+            return coming.group.take(coming.first + i)
+    return None
+
+
+def find_all(coming: _Coming | None, wanted: Sequence[ToGather]) -> list[Tensor] | None:
+    """Return the prefetched values of all of ``wanted``, or None if some are missing."""
+    found = [find(coming, each.param, each.dst) for each in wanted]
+    return None if any(x is None for x in found) else found  # type: ignore[return-value]
+
+
+class GatherOrders:
+    """The three gather orders of one module: forward, backward, and forward again in backward."""
+
+    def __init__(self, sending: Sending) -> None:
+        self._sending = sending
+        self.forward, self.again, self.backward = (Ahead(sending) for _ in range(3))
+
+    def in_forward(self) -> Ahead:
+        """Return the order of the forward that runs now, which may be inside a backward."""
+        return self.forward if torch._C._current_graph_task_id() == -1 else self.again
+
+    def begin_forward(self, module: Any, args: Any) -> None:
+        """Start the forward order over (forward pre-hook of the whole module)."""
+        self.in_forward().restart()
+
+    def drop(self) -> None:
+        """Wait for prefetches that are under way in all orders, and drop their results."""
+        for order in (self.forward, self.again, self.backward):
+            order.drop()
+
+    def __deepcopy__(self, memo: dict) -> GatherOrders:
+        return self
+
+    def __reduce__(self) -> Any:
+        # Loading must not run the collective that asks for spare cores: no prefetch in a thread.
+        by_messages = self._sending.group_bytes > 0
+        return GatherOrders, (self._sending if by_messages else none_ahead(),)

@@ -1,0 +1,131 @@
+"""The spec that the shards of all ranks fit, for ``from_local``: ranks exchange their shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from mirrored.every_rank import gathered
+
+from ...movement import check_mode as checking
+from ...movement.world import my_coordinate
+from ...spec import B, Coordinate, NdSbp, Placement, Split, TensorSpec, resolve_dims
+
+
+def agreed_spec(
+    shard: torch.Tensor,
+    placement: Placement,
+    entries: NdSbp,
+    shape: Sequence[int] | None,
+    check: bool,
+) -> TensorSpec | None:
+    """Exchange the shapes and dtypes of the shards between ranks, and return the spec they all fit.
+
+    Every rank of the world takes part. With ``check`` values are compared along B axes.
+
+    Raises:
+        ValueError: the ranks pass different layouts, or a shard does not fit.
+    """
+    inside = my_coordinate(placement) is not None
+    note = (tuple(shard.shape), shard.dtype, entries, shape and tuple(shape)) if inside else None
+    notes = gathered(note)
+    ranks = placement.ranks.ravel().tolist()
+    _check_notes(notes, ranks)
+    _, dtype, entries, shape = notes[ranks[0]]
+    if shape is None:
+        shape = _joined(placement, entries, {rank: notes[rank][0] for rank in ranks})
+    spec = TensorSpec.of(placement, entries, shape, dtype)
+    for rank in ranks:
+        at = placement.coordinate_of(rank)
+        if notes[rank][0] != spec.local_shape(at):
+            raise wrong_piece(spec, at, rank, notes[rank][0])
+    if check and inside:
+        check_equal_along(
+            "from_local", shard, placement, tuple(a for a, e in enumerate(spec.sbp) if e is B)
+        )
+    return spec
+
+
+def _check_notes(notes: Sequence[Any], ranks: Sequence[int]) -> None:
+    """Raise if ``ranks`` noted different dtypes, numbers of dims, SBPs or logical shapes."""
+    first = notes[ranks[0]]
+    for rank in ranks[1:]:
+        found = notes[rank]
+        if found is None or found[1:] != first[1:] or len(found[0]) != len(first[0]):
+            raise ValueError(
+                "from_local: the ranks do not agree.\n"
+                f"  rank {ranks[0]} gives {_told(first)}\n  rank {rank} gives {_told(found)}\n"
+                "  Give the same dtype, number of dims, sbp and shape on every rank of the "
+                "placement."
+            )
+
+
+def _joined(placement: Placement, entries: NdSbp, shapes: dict[int, tuple[int, ...]]) -> list[int]:
+    """Return the logical shape of a tensor whose shards have ``shapes``, given by rank.
+
+    The sizes of a dim are summed along the axes that split it, over ranks with coordinate 0 on all
+    other axes.
+    """
+    shape = list(shapes[placement.first_rank])
+    resolved = resolve_dims(entries, placement, shape)
+    for dim in range(len(shape)):
+        axes = [a for a, e in enumerate(resolved) if isinstance(e, Split) and e.dim == dim]
+        if axes:
+            shape[dim] = sum(
+                size[dim]
+                for rank, size in shapes.items()
+                if all(
+                    c == 0
+                    for a, c in enumerate(placement.coordinate_of(rank) or ())
+                    if a not in axes
+                )
+            )
+    return shape
+
+
+def _told(note: tuple | None) -> str:
+    if note is None:
+        return "nothing (it sees itself outside the placement)"
+    size, dtype, entries, shape = note
+    return f"{dtype} {size} as {entries}" + (f" of {shape}" if shape is not None else "")
+
+
+def wrong_piece(
+    spec: TensorSpec, at: Coordinate | None, rank: int, found: tuple[int, ...]
+) -> ValueError:
+    return ValueError(
+        f"from_local: rank {rank} has a piece of shape {found}, and of {spec} it holds "
+        f"{spec.local_shape(at)}: "
+        + (
+            ""
+            if spec.layout.is_cut
+            else "pieces are balanced, the first ones one larger where the size does not divide."
+        )
+        + "\n"
+        "  Give that piece, or the sbp and shape= that the pieces have. To cut a tensor that every "
+        "rank has whole, "
+        "use distribute(tensor, placement, sbp)."
+    )
+
+
+def check_equal_along(
+    what: str, x: torch.Tensor, placement: Placement, axes: tuple[int, ...]
+) -> None:
+    """Raise on every rank if ``x`` differs between ranks that should be replicas along ``axes``."""
+    ranks = tuple(placement.ranks.ravel().tolist())
+    found = gathered(checking.digest(x), ranks)
+    # Each rank compares all digests, not only its own, so that all raise the same error.
+    digests = dict(zip(ranks, found, strict=True))
+    for rank, own in digests.items():
+        at = placement.coordinate_of(rank)
+        assert at is not None
+        twin = placement.rank_at([0 if axis in axes else c for axis, c in enumerate(at)])
+        if digests[twin] != own:
+            raise ValueError(
+                f"{what}: ranks {twin} and {rank} must have the same values, and they differ:\n"
+                f"  rank {twin} has {digests[twin]}\n  rank {rank} has {own}\n"
+                "  Make them equal (same seed, same data), or give the SBP of the pieces with "
+                "from_local(piece, ...)."
+            )
