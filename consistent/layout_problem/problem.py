@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..boxing.cost import Device
+from ..cost_model.model import CostModel
 from ..graph.global_ops import PARAMETER, Value
 from ..rules.signature import Signature
 from ..spec import NdSbp, TensorSpec
@@ -92,7 +92,7 @@ class Problem:
     """Layout problem of a step. A solution is a list with the index of the chosen option of each
     node."""
 
-    device: Device
+    costs: CostModel
     nodes: list[Node] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
     # Value -> (the node that makes it, index of the output).
@@ -126,7 +126,7 @@ class Problem:
     def boxing(self, edge: Edge, have: NdSbp, want: NdSbp) -> tuple[float, int]:
         """Return (seconds, bytes held until backward) of boxing the value of ``edge`` from ``have``
         to ``want``."""
-        return box(self.device, edge.spec, have, want, edge.back, edge.gathered)
+        return box(self.costs, edge.spec, have, want, edge.back, edge.gathered)
 
     def have(self, edge: Edge) -> list[NdSbp]:
         """Return the layout in which the value of ``edge`` is made, for each option of the
@@ -165,7 +165,7 @@ class Problem:
 
 
 def box(
-    device: Device,
+    costs: CostModel,
     spec: TensorSpec,
     have: NdSbp,
     want: NdSbp,
@@ -180,12 +180,12 @@ def box(
     if have == want:
         return 0.0, 0
     source, target = spec.with_sbp(have), spec.with_sbp(want)
-    seconds = boxing_seconds_on(device, source, target)
+    seconds = boxing_seconds_on(costs, source, target)
     if not back:
         return seconds, 0
-    seconds += boxing_seconds_on(device, target.dual, source.dual)
+    seconds += boxing_seconds_on(costs, target.dual, source.dual)
     if gathered and may_gather(have, want):
-        return seconds + boxing_seconds_on(device, source, target), 0
+        return seconds + boxing_seconds_on(costs, source, target), 0
     return seconds, target.largest_nbytes
 
 

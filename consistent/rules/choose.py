@@ -22,8 +22,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..boxing.cost import DEVICES
 from ..boxing.plan import boxing_seconds
+from ..cost_model.built_in import BUILT_IN
 from ..spec import NdSbp, Placement, Sbp, Split, TensorSpec, cut_fault, is_one_way
 from .signature import Call, Out, Signature
 
@@ -205,8 +205,8 @@ def _sending(
     A P among the outputs must be reduced later, and a new split may have to be gathered.
     """
     placement = specs[0].placement
-    parts, speeds = placement.shape[axis], DEVICES[placement.type]
-    message = speeds.latency
+    parts, costs = placement.shape[axis], BUILT_IN[placement.type]
+    message, bandwidth = costs.latency, costs.bandwidth
     # A split that no operand had costs a reader of the whole output one more message.
     gather = 0.0 if any(spec.sbp[axis].is_split for spec in specs) else message
     total = 0.0
@@ -217,12 +217,12 @@ def _sending(
         if parts == 1:
             continue
         if have.is_partial:  # an all-reduce, or a reduce-scatter, which leaves a split
-            half = _nbytes(out) // cut * (parts - 1) // parts / speeds.bandwidth
+            half = _nbytes(out) // cut * (parts - 1) // parts / bandwidth
             total += message + half + min(half, gather)
         elif have.is_split:
             total += gather
     if option.nbytes:
-        total += message + option.nbytes / speeds.bandwidth
+        total += message + option.nbytes / bandwidth
     return total
 
 
@@ -242,7 +242,7 @@ def _touching(
         )
     for out, have, cut in zip(call.outs, option.outs, cuts, strict=True):
         held += _held(_nbytes(out) // cut, have, placement.shape[axis])
-    return held / DEVICES[placement.type].memory
+    return held / BUILT_IN[placement.type].memory
 
 
 def _nbytes(out: Out) -> int:

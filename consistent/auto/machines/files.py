@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from ...cost_model.messages import Wire
 from ...nn.plan import yaml_text
 from ...spec.nearest import suggestion
-from .messages import Wire
 
 # Every entry of a file, in order, with its unit. A file needs all entries but the optional ones.
 ENTRIES = {

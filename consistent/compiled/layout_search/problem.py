@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...boxing.cost import Device
 from ...boxing.plan import boxing_bytes
+from ...cost_model.model import CostModel
 from ...graph.global_ops import CHOSEN, MOVE, Op
 from ...layout_problem.build import joint, op_options
 from ...layout_problem.costs import boxing_seconds_on
@@ -35,8 +35,8 @@ _NEVER = 10.0  # seconds of an impossible boxing: more than any step takes
 class ChainProblem(Problem):
     """Layout problem that limits the bytes that a rank sends, instead of those that it holds."""
 
-    def __init__(self, device: Device) -> None:
-        super().__init__(device)
+    def __init__(self, costs: CostModel) -> None:
+        super().__init__(costs)
         self.never = 0  # bytes of an impossible boxing
 
     def counted(self, kept: int, sent: int) -> int:
@@ -55,18 +55,18 @@ class ChainProblem(Problem):
         source, target = edge.spec.with_sbp(have), edge.spec.with_sbp(want)
         ways = [(source, target)] + [(target.dual, source.dual)] * edge.back
         try:
-            seconds = sum(boxing_seconds_on(self.device, a, b) for a, b in ways)
+            seconds = sum(boxing_seconds_on(self.costs, a, b) for a, b in ways)
             return seconds, sum(boxing_bytes(a, b) for a, b in ways)
         except ValueError:  # there is no such boxing, such as from a maximum to a sum
             return _NEVER, self.never
 
 
-def problem_of(chain: Chain, device: Device) -> tuple[ChainProblem, list[int]]:
+def problem_of(chain: Chain, costs: CostModel) -> tuple[ChainProblem, list[int]]:
     """Return the layout problem of ``chain``, and the solution that equals choosing op by op.
 
     The nodes of the problem are the inputs of the step, then the ops of ``chain.steps``, in order.
     """
-    problem, alone = ChainProblem(device), list[int]()
+    problem, alone = ChainProblem(costs), list[int]()
     outs = {v for step in chain.steps for v in step.outs}
     for v, value in enumerate(chain.values):
         if v not in outs:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ....boxing.cost import Device
+from ....cost_model.model import CostModel
 from ....dispatch.plans.arguments import fill
 from ....graph.global_ops import INPUT, OP, PARAMETER, Op
 from ....layout_problem.build import cost_of_op
@@ -41,17 +41,17 @@ class Estimate:
         return f"{self.seconds * 1e3:.3f} ms a step, {self.nbytes / 1e6:,.1f} MB a rank"
 
 
-def follow(program: Program, device: Device, plan: Plan) -> Estimate:
+def follow(program: Program, costs: CostModel, plan: Plan) -> Estimate:
     """Return the estimated time and memory of a step of ``program`` under ``plan``.
 
     ``plan`` refers to tensors and modules by the names that they have in ``program``.
     """
-    return _Following(program, device, plan).all()
+    return _Following(program, costs, plan).all()
 
 
 class _Following:
-    def __init__(self, program: Program, device: Device, plan: Plan) -> None:
-        self.program, self.device, self.plan = program, device, plan
+    def __init__(self, program: Program, costs: CostModel, plan: Plan) -> None:
+        self.program, self.costs, self.plan = program, costs, plan
         self.seconds, self.nbytes = 0.0, 0
         self.now: dict[int, NdSbp] = {}  # value -> its layout at this point of the program
         self.before: list[dict[int, NdSbp]] = []  # layouts outside, of the inputs of each open call
@@ -91,13 +91,13 @@ class _Following:
         self.now[index] = found.use
         # A parameter is boxed to its layout for use at each op that reads it.
         readers = sum(index in op.ins for op in self.program.ops)
-        self.seconds += readers * boxing_seconds_on(self.device, lies, used)
+        self.seconds += readers * boxing_seconds_on(self.costs, lies, used)
         if value.tracked:
             if found.use != found.sbp:  # not kept, so gathered again in backward
-                self.seconds += readers * boxing_seconds_on(self.device, lies, used)
-            self.seconds += reducing_seconds(self.program, self.device, used.dual, grad)
-            self.seconds += reducing_seconds(self.program, self.device, step, lies)
-            self.seconds += step_seconds(self.device, step.largest_nbytes)
+                self.seconds += readers * boxing_seconds_on(self.costs, lies, used)
+            self.seconds += reducing_seconds(self.program, self.costs, used.dual, grad)
+            self.seconds += reducing_seconds(self.program, self.costs, step, lies)
+            self.seconds += step_seconds(self.costs, step.largest_nbytes)
             self.nbytes += grad.largest_nbytes + 2 * step.largest_nbytes
 
     # -- calls of modules --------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class _Following:
         self.now[v] = want
 
     def _box(self, v: int, want: NdSbp, back: bool) -> None:
-        more = box(self.device, self.program.values[v].spec, self.now[v], want, back)
+        more = box(self.costs, self.program.values[v].spec, self.now[v], want, back)
         self.seconds, self.nbytes = self.seconds + more[0], self.nbytes + more[1]
 
     # -- ops ---------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class _Following:
             ins, outs = list(choice.ins), list(choice.outs)
         for v, want in zip(op.ins, ins, strict=True):
             self._box(v, want, values[v].tracked)
-        more = cost_of_op(self.device, values, op, (ins, outs), sent)
+        more = cost_of_op(self.costs, values, op, (ins, outs), sent)
         self.seconds, self.nbytes = self.seconds + more[0], self.nbytes + more[1]
         for v, sbp in zip(op.outs, outs, strict=True):
             self.now[v] = sbp
@@ -149,21 +149,21 @@ class _Following:
             self._box(op.outs[0], self.now[op.ins[0]], values[op.outs[0]].tracked)
             self.now[op.outs[0]] = self.now[op.ins[0]]
 
-    def _choice(self, op: Op) -> tuple[Choice | None, int]:
+    def _choice(self, op: Op) -> tuple[Choice | None, Sequence[int]]:
         """Return the layouts that the op will choose in a run, and the bytes that its form itself
-        sends.
+        sends for each mesh axis.
 
         The layouts are None if the op runs on replicated operands only.
         """
         if op.row is None:
-            return None, 0
+            return None, ()
         specs = [self.program.values[v].spec.with_sbp(self.now[v]) for v in op.ins]
         call = _with_specs(op.call, specs)
         by_axis = candidates(op.row, call, self.program.placement)
         if by_axis is None:
-            return None, 0
+            return None, ()
         choice = choose(call, specs, by_axis, specs[0].sbp if call.inplace else None)
-        return choice, 0 if choice is None else _sent(choice, by_axis)
+        return choice, () if choice is None else _sent(choice, by_axis)
 
 
 def _with_specs(call: Call, specs: Sequence) -> Call:
@@ -172,10 +172,10 @@ def _with_specs(call: Call, specs: Sequence) -> Call:
     return replace(call, args=args, kwargs=kwargs, operands=operands)
 
 
-def _sent(choice: Choice, by_axis: Sequence[Sequence[Signature]]) -> int:
-    """Return the bytes that the chosen form itself sends, as a sum over mesh axes.
+def _sent(choice: Choice, by_axis: Sequence[Sequence[Signature]]) -> list[int]:
+    """Return the bytes that the chosen form itself sends, for each mesh axis.
 
     ``by_axis`` contains the signatures that were possible on each axis.
     """
     found = (chosen_on(axis, choice, options) for axis, options in enumerate(by_axis))
-    return sum(signature.nbytes for signature in found if signature is not None)
+    return [0 if signature is None else signature.nbytes for signature in found]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ....boxing.cost import Device
+from ....cost_model.model import CostModel
 from ....graph.global_ops import INPUT, OP, PARAMETER, Op, Value
 from ....layout_problem.build import cheapest, joint, op_options
 from ....layout_problem.costs import boxing_seconds_on, start_seconds
@@ -31,21 +31,21 @@ _KEPT, _STEP = 4, 7
 Axes = Sequence[Sequence[Signature]]
 
 
-def problem_of(program: Program, device: Device, given: Sequence[Axes] | None = None) -> Problem:
+def problem_of(program: Program, costs: CostModel, given: Sequence[Axes] | None = None) -> Problem:
     """Return the integer program of choosing all layouts of ``program``.
 
     Args:
         given: signatures from which each node may choose, for each mesh axis; None allows all that
             the rule of its op has.
     """
-    problem = Problem(device)
+    problem = Problem(costs)
     axes = given or axes_of(program)
     alike = keys(program)
     for index, (value, op) in enumerate(_nodes(program)):
         chosen = joint(axes[index])
         if op is None:
             assert value is not None
-            options = [_given(program, value, device, s) for s in chosen]
+            options = [_given(program, value, costs, s) for s in chosen]
             node = Node(program.values[value].name, cheapest(options), (), (value,))
         else:
             options = op_options(problem, program.values, op, chosen)
@@ -115,36 +115,36 @@ def _signatures(op: Op, placement: Placement) -> Axes:
     return made
 
 
-def _given(program: Program, index: int, device: Device, chosen: Sequence[Signature]) -> Option:
+def _given(program: Program, index: int, costs: CostModel, chosen: Sequence[Signature]) -> Option:
     outs = layouts_of(chosen)[1]
     value = program.values[index]
     spec = value.spec.with_sbp(outs[0])
     nbytes = 0 if value.kind == INPUT else spec.largest_nbytes
     seconds = 0.0
     if value.kind == PARAMETER and value.tracked:
-        seconds = reducing_seconds(program, device, spec.dual, spec)
-        seconds += step_seconds(device, nbytes)
+        seconds = reducing_seconds(program, costs, spec.dual, spec)
+        seconds += step_seconds(costs, nbytes)
         nbytes *= _KEPT
     return Option((), outs, seconds, nbytes, tuple(chosen))
 
 
-def reducing_seconds(program: Program, device: Device, src: TensorSpec, dst: TensorSpec) -> float:
+def reducing_seconds(program: Program, costs: CostModel, src: TensorSpec, dst: TensorSpec) -> float:
     """Return the seconds of moving a parameter's gradient from ``src`` to its layout ``dst``.
 
     Gradients of several parameters travel together in one message, so each bears only its share of
     one latency.
     """
-    seconds = boxing_seconds_on(device, src, dst)
-    start = start_seconds(device)
+    seconds = boxing_seconds_on(costs, src, dst)
+    start = start_seconds(costs, src, dst)
     if seconds <= start:
         return seconds
     count = sum(v.kind == PARAMETER and v.tracked for v in program.values)
     return seconds - start + start / count
 
 
-def step_seconds(device: Device, nbytes: int) -> float:
+def step_seconds(costs: CostModel, nbytes: int) -> float:
     """Return the seconds of an optimizer step on ``nbytes`` of a parameter on each rank."""
-    return _STEP * nbytes / device.memory
+    return _STEP * nbytes / costs.memory
 
 
 def _end(problem: Problem, program: Program) -> None:

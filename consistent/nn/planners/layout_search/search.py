@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from ....boxing.cost import Device
+from ....cost_model.model import CostModel
 from ....layout_problem.problem import Problem
 from ....layout_problem.solve import DoesNotFitInMemory, solve
-from ....movement.speeds import device_speeds
+from ....movement.speeds import costs_of_plans
 from ....spec import B, Placement, S
 from ....spec.nested import arguments_of, each_in
 from ...plan import Border, Plan
@@ -37,7 +37,7 @@ def best_plan(
     example: Any,
     memory: int | None = None,
     *,
-    device: Device | None = None,
+    machine: CostModel | None = None,
 ) -> Plan:
     """Return the plan under which a step of a model is estimated to take the least time.
 
@@ -63,7 +63,8 @@ def best_plan(
             entry of the model itself in the plan (``plan.modules[""]``) says in which layout they
             should come, and ``inputs=`` of ``parallelize`` makes them global.
         memory: bytes that a rank may hold.
-        device: speeds of a rank and its links; by default those of this world, as measured.
+        machine: the machine of the ranks; by default that of this world, with links as measured, or
+            the machine that is simulated.
 
     Raises:
         ImportError: scipy is not installed.
@@ -74,13 +75,13 @@ def best_plan(
     model = _model_of(step_or_model, args, kwargs)
     slots = plain_slots(model)
     program = record(step_or_model, model, placement, args, kwargs)
-    device = device or device_speeds(placement.type)
-    solution, problem, least = _solved(program, device, memory)
+    costs = machine or costs_of_plans(placement.type)
+    solution, problem, least = _solved(program, costs, memory)
     made = plan_of_solution(program, problem, solution)
     # A run may choose otherwise than the solution, so every plan is judged by the run that follows.
     plans = {"a plan of its own": resolve(model, slots, placement, made)}
     plans.update(_by_name(program, model, placement))
-    found = {name: follow(program, device, plan) for name, plan in plans.items()}
+    found = {name: follow(program, costs, plan) for name, plan in plans.items()}
     fitting = {n: e for n, e in found.items() if memory is None or e.nbytes <= memory}
     if not fitting:
         raise _does_not_fit(min([least, *(e.nbytes for e in found.values())]), memory or 0, model)
@@ -117,7 +118,7 @@ def _model_of(step: Any, args: tuple, kwargs: Mapping[str, Any]) -> torch.nn.Mod
 # -- the search ------------------------------------------------------------------------------------
 
 
-def _solved(program: Program, device: Device, memory: int | None) -> tuple[list[int], Problem, int]:
+def _solved(program: Program, costs: CostModel, memory: int | None) -> tuple[list[int], Problem, int]:
     """Return the best solution, the problem that it solves, and the bytes that a rank then holds.
 
     If nothing fits in ``memory``, the solution is the one that holds the fewest bytes.
@@ -125,14 +126,14 @@ def _solved(program: Program, device: Device, memory: int | None) -> tuple[list[
     axes = axes_of(program)
     counts = (_product(map(len, each)) for each in axes)
     if program.placement.ndim == 1 or sum(counts) <= _AT_ONCE:
-        problem = problem_of(program, device, axes)
+        problem = problem_of(program, costs, axes)
         solution = _fitting(problem, memory)
         return solution, problem, problem.cost(solution)[1]
-    return _axis_by_axis(program, device, memory)
+    return _axis_by_axis(program, costs, memory)
 
 
 def _axis_by_axis(
-    program: Program, device: Device, memory: int | None
+    program: Program, costs: CostModel, memory: int | None
 ) -> tuple[list[int], Problem, int]:
     """Solve one mesh axis after another, with the choices on the other axes fixed, until nothing
     improves.
@@ -150,7 +151,7 @@ def _axis_by_axis(
                 [options if a == axis else [now[a]] for a, options in enumerate(each)]
                 for each, now in zip(axes, chosen, strict=True)
             ]
-            problem = problem_of(program, device, given)
+            problem = problem_of(program, costs, given)
             solution = _fitting(problem, memory)
             pairs = zip(problem.nodes, solution, range(len(axes)))
             chosen = [list(node.options[index].axes) for node, index, _ in pairs]
