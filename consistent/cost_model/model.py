@@ -1,4 +1,4 @@
-"""``CostModel``: a few figures of a machine that a person can check, and the seconds that follow."""
+"""``CostModel``: figures of a machine that a person can check, and the seconds that follow."""
 
 from __future__ import annotations
 
@@ -54,8 +54,11 @@ class CostModel:
 
     A matrix product takes the longer of two times: its flops at (peak x efficiency), and its bytes
     at the memory rate; with ``overlap`` below 1 some of the shorter, too. Any other op takes its
-    bytes at the memory rate. Both start after ``launch_seconds``. The Python process takes ``host_seconds`` for each op in the mean, more in
-    forward and less elsewhere (``OP_SHARES``). ``messages.py`` has the formulas of messages.
+    bytes at the memory rate. Both start after ``launch_seconds``. The Python process takes
+    ``host_seconds`` for each op in the mean, more in forward and less elsewhere (``OP_SHARES``). If
+    ``host_overlaps``, the process runs ahead of the device: a step takes as long as the slower of
+    the two, and an op starts when it has been issued and the device is free. On a CPU both are the
+    same processor, so their times add up. ``messages.py`` has the formulas of messages.
     """
 
     name: str

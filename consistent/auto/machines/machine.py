@@ -20,10 +20,10 @@ class Machine(CostModel):
     A matrix product takes the longer of two times: its flops at (peak x efficiency), and its bytes
     at the memory rate. Any other op takes its bytes at the memory rate. Both start after
     ``launch_seconds``. The Python process takes ``host_seconds`` for each op in the mean, more in
-    forward and less elsewhere (``OP_SHARES``). If ``host_overlaps``,
-    the process runs ahead of the device: a step takes as long as the slower of the two, and an op
-    starts when it has been issued and the device is free. On a CPU both are the same processor, so
-    their times add up.
+    forward and less elsewhere (``OP_SHARES``). If ``host_overlaps``, the process
+    runs ahead of the device: a step takes as long as the slower of the two, and an op starts when
+    it has been issued and the device is free. On a CPU both are the same processor, so their times
+    add up.
 
     Args:
         name: name of the machine in reports.
@@ -43,6 +43,8 @@ class Machine(CostModel):
         efficiency: (seconds at the peak rate, fraction of the peak rate reached) of products, by
             rising seconds; logarithms are interpolated between two points, so that a larger product
             is never estimated to be faster.
+        overlap: share of the shorter of an op's products and memory accesses that passes during the
+            longer, 0 to 1.
 
     Raises:
         ValueError: a figure is missing, negative or NaN; the message names the figure.

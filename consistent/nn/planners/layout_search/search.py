@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from ....cost_model.model import CostModel
 from ....layout_problem.problem import Problem
 from ....layout_problem.solve import DoesNotFitInMemory, solve
 from ....movement.speeds import costs_of_plans
+from ....rules.signature import Signature
 from ....spec import B, Placement, S
 from ....spec.nested import arguments_of, each_in
 from ...plan import Border, Plan
@@ -76,10 +78,13 @@ def best_plan(
     slots = plain_slots(model)
     program = record(step_or_model, model, placement, args, kwargs)
     costs = machine or costs_of_plans(placement.type)
-    solution, problem, least = _solved(program, costs, memory)
-    made = plan_of_solution(program, problem, solution)
+    solutions = _solved(program, costs, memory)
+    least = min(nbytes for _, _, nbytes in solutions.values())
     # A run may choose otherwise than the solution, so every plan is judged by the run that follows.
-    plans = {"a plan of its own": resolve(model, slots, placement, made)}
+    plans = {
+        name: resolve(model, slots, placement, plan_of_solution(program, problem, solution))
+        for name, (solution, problem, _) in solutions.items()
+    }
     plans.update(_by_name(program, model, placement))
     found = {name: follow(program, costs, plan) for name, plan in plans.items()}
     fitting = {n: e for n, e in found.items() if memory is None or e.nbytes <= memory}
@@ -118,32 +123,42 @@ def _model_of(step: Any, args: tuple, kwargs: Mapping[str, Any]) -> torch.nn.Mod
 # -- the search ------------------------------------------------------------------------------------
 
 
-def _solved(program: Program, costs: CostModel, memory: int | None) -> tuple[list[int], Problem, int]:
-    """Return the best solution, the problem that it solves, and the bytes that a rank then holds.
+# A solution, the problem that it solves, and the bytes that a rank then holds.
+_Solution = tuple[list[int], Problem, int]
 
-    If nothing fits in ``memory``, the solution is the one that holds the fewest bytes.
+
+def _solved(program: Program, costs: CostModel, memory: int | None) -> dict[str, _Solution]:
+    """Return the best solution by the name of its plan, or several of which one may be the best.
+
+    If nothing fits in ``memory``, a solution is the one that holds the fewest bytes.
     """
-    axes = axes_of(program)
+    axes, name = axes_of(program), "a plan of its own"
     counts = (_product(map(len, each)) for each in axes)
     if program.placement.ndim == 1 or sum(counts) <= _AT_ONCE:
         problem = problem_of(program, costs, axes)
         solution = _fitting(problem, memory)
-        return solution, problem, problem.cost(solution)[1]
-    return _axis_by_axis(program, costs, memory)
+        return {name: (solution, problem, problem.cost(solution)[1])}
+    whole = [[options[0] for options in each] for each in axes]  # the whole ones come first
+    found = {name: _axis_by_axis(program, costs, memory, whole)}
+    if costs.inside != costs.between:
+        # Unequal links make one axis after another stop early; from a good solution they go on.
+        equal = _axis_by_axis(program, replace(costs, between=costs.inside), memory, whole)
+        again = _axis_by_axis(program, costs, memory, _taken(equal, len(axes)))
+        found[f"{name}, begun with equal links"] = again
+    return found
 
 
 def _axis_by_axis(
-    program: Program, costs: CostModel, memory: int | None
-) -> tuple[list[int], Problem, int]:
+    program: Program, costs: CostModel, memory: int | None, chosen: Sequence[Sequence[Signature]]
+) -> _Solution:
     """Solve one mesh axis after another, with the choices on the other axes fixed, until nothing
     improves.
 
-    Returns what ``_solved`` returns. It is used where there are too many options for all axes
-    together.
+    It is used where there are too many options for all axes together. ``chosen`` is where it
+    begins: for each node, its signature on each axis.
     """
     axes = axes_of(program)
-    chosen = [[options[0] for options in each] for each in axes]  # the whole ones come first
-    best: tuple[list[int], Problem, int] | None = None
+    best: _Solution | None = None
     last: tuple[bool, float] = False, float("inf")
     for _ in range(_ROUNDS):
         for axis in range(program.placement.ndim):
@@ -153,9 +168,8 @@ def _axis_by_axis(
             ]
             problem = problem_of(program, costs, given)
             solution = _fitting(problem, memory)
-            pairs = zip(problem.nodes, solution, range(len(axes)))
-            chosen = [list(node.options[index].axes) for node, index, _ in pairs]
             best = solution, problem, problem.cost(solution)[1]
+            chosen = _taken(best, len(axes))
         assert best is not None
         seconds, nbytes = best[1].cost(best[0])
         # Compared as a tuple: fitting in memory comes before seconds.
@@ -165,6 +179,14 @@ def _axis_by_axis(
         last = now
     assert best is not None
     return best
+
+
+def _taken(found: _Solution, count: int) -> list[Sequence[Signature]]:
+    """Return the signatures on all axes that each of the first ``count`` nodes has in a
+    solution."""
+    solution, problem, _ = found
+    pairs = zip(problem.nodes, solution, range(count))
+    return [node.options[index].axes for node, index, _ in pairs]
 
 
 def _fitting(problem: Problem, memory: int | None) -> list[int]:
