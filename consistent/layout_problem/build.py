@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from ..cost_model.model import CostModel
 from ..graph.global_ops import Op, Value
+from ..rules.choose import can_be_cut
 from ..rules.signature import Signature
 from ..spec import NdSbp, is_one_way
 from .costs import sending_seconds
@@ -28,9 +29,12 @@ def op_options(
 
     Args:
         values: the values of the step.
-        joint: combinations of one signature per mesh axis.
+        joint: combinations of one signature per mesh axis. Those that split a tensor in a way that
+            no rank can hold, such as one custom cut inside another, are left out.
     """
-    return cheapest(_op_option(problem, values, op, signatures) for signatures in joint)
+    placement = next(values[v].spec.placement for v in (*op.ins, *op.outs))
+    possible = (signatures for signatures in joint if can_be_cut(op.call, placement, signatures))
+    return cheapest(_op_option(problem, values, op, signatures) for signatures in possible)
 
 
 def _op_option(

@@ -72,7 +72,7 @@ def choose(
             allowed = [s for s in allowed if s.ins[0] is pin[axis] and s.outs[0] is pin[axis]]
         if chosen:
             allowed = [s for s in allowed if _is_one_way([*chosen, s])]
-            allowed = [s for s in allowed if _can_be_cut(call, specs, [*chosen, s])]
+            allowed = [s for s in allowed if can_be_cut(call, specs[0].placement, [*chosen, s])]
         if not allowed:
             return None
         best = _cheapest(call, specs, allowed, axis, _cuts(call, specs, by_axis, chosen))
@@ -100,9 +100,8 @@ def _is_one_way(chosen: Sequence[Signature]) -> bool:
     return all(is_one_way(entries) for side in sides for entries in zip(*side, strict=True))
 
 
-def _can_be_cut(call: Call, specs: Sequence[TensorSpec], chosen: Sequence[Signature]) -> bool:
-    """Return whether operands and outputs can be split in these ways on all axes together."""
-    placement = specs[0].placement
+def can_be_cut(call: Call, placement: Placement, chosen: Sequence[Signature]) -> bool:
+    """Return whether operands and outputs can be split in these ways on the first axes together."""
     pairs = [(o.shape, [s.ins[i] for s in chosen]) for i, o in enumerate(call.operands)]
     pairs += [(o.shape, [s.outs[i] for s in chosen]) for i, o in enumerate(call.outs)]
     return all(cut_fault(tuple(sbp), placement, shape) is None for shape, sbp in pairs)

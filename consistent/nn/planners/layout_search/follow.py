@@ -20,7 +20,7 @@ from ....layout_problem.signatures import chosen_on
 from ....rules.candidates import candidates
 from ....rules.choose import Choice, choose
 from ....rules.signature import Call, Operand, Signature
-from ....spec import B, NdSbp
+from ....spec import B, NdSbp, cut_fault
 from ...plan import Layouts, Nd, Plan
 from .options import reducing_seconds, step_seconds
 from .program import Enter, Exit, Program
@@ -45,6 +45,9 @@ def follow(program: Program, costs: CostModel, plan: Plan) -> Estimate:
     """Return the estimated time and memory of a step of ``program`` under ``plan``.
 
     ``plan`` refers to tensors and modules by the names that they have in ``program``.
+
+    Raises:
+        ValueError: a value cannot be boxed as the plan says.
     """
     return _Following(program, costs, plan).all()
 
@@ -122,7 +125,10 @@ class _Following:
 
     def _border(self, v: int, nd: Nd) -> None:
         want = tuple(h if w is None else w for h, w in zip(self.now[v], nd, strict=True))
-        self._box(v, want, self.program.values[v].tracked)
+        value = self.program.values[v]
+        if fault := cut_fault(want, value.spec.placement, value.spec.shape):
+            raise ValueError(f"best_plan: a value cannot be laid out as a plan says: {fault}.")
+        self._box(v, want, value.tracked)
         self.now[v] = want
 
     def _box(self, v: int, want: NdSbp, back: bool) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,20 +15,18 @@ from ....layout_problem.problem import Problem
 from ....layout_problem.solve import DoesNotFitInMemory, solve
 from ....movement.speeds import costs_of_plans
 from ....rules.signature import Signature
-from ....spec import B, Placement, S
+from ....spec import Placement
 from ....spec.nested import arguments_of, each_in
-from ...plan import Border, Plan
+from ...plan import Plan
 from ...slots import plain_slots
-from ..registry import axis_names, plan_for
 from ..resolve import resolve
+from .candidates import judged, named_plans
 from .emit import plan_of_solution
-from .follow import Estimate, follow
+from .follow import Estimate
 from .options import axes_of, problem_of
-from .program import Enter, Program
+from .program import Program
 from .record import record
 
-# The plans by name that a found plan is compared with, and the layouts of their inputs.
-_NAMED = {"data": S(0), "zero3": S(0), "tensor": B, "tensor+sequence": B}
 # The most options of a problem of several axes that is solved for all axes at once.
 _AT_ONCE = 300
 _ROUNDS = 3
@@ -75,18 +74,17 @@ def best_plan(
     """
     args, kwargs = arguments_of(example)
     model = _model_of(step_or_model, args, kwargs)
-    slots = plain_slots(model)
     program = record(step_or_model, model, placement, args, kwargs)
     costs = machine or costs_of_plans(placement.type)
     solutions = _solved(program, costs, memory)
     least = min(nbytes for _, _, nbytes in solutions.values())
     # A run may choose otherwise than the solution, so every plan is judged by the run that follows.
-    plans = {
-        name: resolve(model, slots, placement, plan_of_solution(program, problem, solution))
+    makers = {
+        name: partial(_own, program, model, solution, problem)
         for name, (solution, problem, _) in solutions.items()
     }
-    plans.update(_by_name(program, model, placement))
-    found = {name: follow(program, costs, plan) for name, plan in plans.items()}
+    makers.update(named_plans(program, model))
+    plans, found = judged(program, costs, makers)
     fitting = {n: e for n, e in found.items() if memory is None or e.nbytes <= memory}
     if not fitting:
         raise _does_not_fit(min([least, *(e.nbytes for e in found.values())]), memory or 0, model)
@@ -133,7 +131,7 @@ def _solved(program: Program, costs: CostModel, memory: int | None) -> dict[str,
     If nothing fits in ``memory``, a solution is the one that holds the fewest bytes.
     """
     axes, name = axes_of(program), "a plan of its own"
-    counts = (_product(map(len, each)) for each in axes)
+    counts = (math.prod(map(len, each)) for each in axes)
     if program.placement.ndim == 1 or sum(counts) <= _AT_ONCE:
         problem = problem_of(program, costs, axes)
         solution = _fitting(problem, memory)
@@ -189,51 +187,19 @@ def _taken(found: _Solution, count: int) -> list[Sequence[Signature]]:
     return [node.options[index].axes for node, index, _ in pairs]
 
 
+def _own(
+    program: Program, model: torch.nn.Module, solution: Sequence[int], problem: Problem
+) -> Plan:
+    """Return the plan under which a run comes closest to a solution."""
+    made = plan_of_solution(program, problem, solution)
+    return resolve(model, plain_slots(model), program.placement, made)
+
+
 def _fitting(problem: Problem, memory: int | None) -> list[int]:
     try:
         return solve(problem, memory)
     except DoesNotFitInMemory as error:
         return error.solution
-
-
-def _product(counts: Iterator[int]) -> int:
-    made = 1
-    for count in counts:
-        made *= count
-    return made
-
-
-# -- plans by name ---------------------------------------------------------------------------------
-
-
-def _by_name(program: Program, model: torch.nn.Module, placement: Placement) -> dict[str, Plan]:
-    """Return the plans by name ("data", "zero3", ...), to compare with the one found.
-
-    There is one for each combination of a name per mesh axis. The layouts of the model's inputs are
-    added to each plan.
-    """
-    names = axis_names(placement)
-    made = {}
-    for chosen in itertools.product(_NAMED, repeat=placement.ndim):
-        given = dict(zip(names, chosen, strict=True))
-        plan = plan_for(model, plain_slots(model), placement, given)
-        _add_inputs(plan, program, tuple(_NAMED[name] for name in chosen))
-        made[", ".join(chosen)] = plan
-    return made
-
-
-def _add_inputs(plan: Plan, program: Program, sbp: tuple) -> None:
-    parts = _product(n for n, e in zip(program.placement.shape, sbp) if e.is_split)
-    for event in program.events:
-        if isinstance(event, Enter) and event.module == "":
-            border = plan.modules.get("", Border())
-            ways = {
-                key: sbp
-                for key, v in event.given.items()
-                if (shape := program.values[v].spec.shape) and shape[0] >= parts > 1
-            }
-            if ways:
-                plan.modules[""] = Border({**ways, **border.inputs}, border.outputs)
 
 
 # -- what is said ----------------------------------------------------------------------------------
