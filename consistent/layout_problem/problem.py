@@ -54,8 +54,8 @@ class Node:
         ins, outs: numbers of the values that it reads and makes.
         alike: nodes with equal keys are parts of equal blocks and take equal options; None for a
             node outside of blocks.
-        in_place: whether the node writes its first operand in place, so that boxing the operand,
-            which writes a copy, is forbidden.
+        in_place: whether the node writes its first operand in place, or makes a view of it that is
+            written later, so that boxing the operand, which writes a copy, is forbidden.
     """
 
     name: str
@@ -125,7 +125,12 @@ class Problem:
 
     def boxing(self, edge: Edge, have: NdSbp, want: NdSbp) -> tuple[float, int]:
         """Return (seconds, bytes held until backward) of boxing the value of ``edge`` from ``have``
-        to ``want``."""
+        to ``want``.
+
+        A value that its reader writes must not be boxed, which costs more than any step.
+        """
+        if have != want and edge.want == 0 and self.nodes[edge.reader].in_place:
+            return self.never, 0
         return box(self.costs, edge.spec, have, want, edge.back, edge.gathered)
 
     def have(self, edge: Edge) -> list[NdSbp]:
@@ -137,6 +142,11 @@ class Problem:
         """Return the layout in which the value of ``edge`` is read, for each option of the
         reader."""
         return [option.ins[edge.want] for option in self.nodes[edge.reader].options]
+
+    @cached_property
+    def never(self) -> float:
+        """Seconds of an impossible boxing: more than the work of any solution."""
+        return 10.0 + 10 * sum(max(o.seconds for o in node.options) for node in self.nodes)
 
     @cached_property
     def tables(self) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -30,7 +30,7 @@ def chosen(chain: Chain) -> Solution | str:
     seconds, sent = problem.cost(alone)
     if sent == 0:
         return "nothing is sent between its ops"
-    problem.never = 2 * sent
+    problem.never_bytes = 2 * sent
     try:
         # ``nbytes`` of this problem are bytes sent, so the limit demands fewer than op by op.
         solution = solve(problem, sent - 1)

@@ -20,6 +20,7 @@ from ....spec import B, S
 from ...plan import Border, Plan
 from ...slots import plain_slots
 from ..registry import axis_names, plan_for
+from ..resolve import resolve
 from .follow import Estimate, follow
 from .program import Enter, Program
 
@@ -30,23 +31,22 @@ _NAMED = {"data": S(0), "zero3": S(0), "tensor": B, "tensor+sequence": B}
 def judged(
     program: Program, costs: CostModel, makers: Mapping[str, Callable[[], Plan]]
 ) -> tuple[dict[str, Plan], dict[str, Estimate]]:
-    """Return the plans that a run can follow, and their estimates, by name.
-
-    Raises:
-        ValueError: there is none; the message is that of the first.
-    """
-    plans, found, first = dict[str, Plan](), dict[str, Estimate](), None
+    """Return the plans that a run can follow, and their estimates, by name; none if there is
+    none."""
+    plans, found = dict[str, Plan](), dict[str, Estimate]()
     for name, make in makers.items():
         try:
             plan = make()
             found[name] = follow(program, costs, plan)
-        except ValueError as error:
-            first = first or error
-        else:
-            plans[name] = plan
-    if not plans and first is not None:
-        raise first
+        except ValueError:
+            continue
+        plans[name] = plan
     return plans, found
+
+
+def whole_plan(program: Program, model: torch.nn.Module) -> Plan:
+    """Return the plan that splits nothing."""
+    return resolve(model, plain_slots(model), program.placement, Plan())
 
 
 def named_plans(program: Program, model: torch.nn.Module) -> dict[str, Callable[[], Plan]]:

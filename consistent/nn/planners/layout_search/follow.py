@@ -47,7 +47,8 @@ def follow(program: Program, costs: CostModel, plan: Plan) -> Estimate:
     ``plan`` refers to tensors and modules by the names that they have in ``program``.
 
     Raises:
-        ValueError: a value cannot be boxed as the plan says.
+        ValueError: a value cannot be boxed as the plan says, or a write in place would go to a copy
+            of its target.
     """
     return _Following(program, costs, plan).all()
 
@@ -56,6 +57,7 @@ class _Following:
     def __init__(self, program: Program, costs: CostModel, plan: Plan) -> None:
         self.program, self.costs, self.plan = program, costs, plan
         self.seconds, self.nbytes = 0.0, 0
+        self.at = -1  # the event that is followed
         self.now: dict[int, NdSbp] = {}  # value -> its layout at this point of the program
         self.before: list[dict[int, NdSbp]] = []  # layouts outside, of the inputs of each open call
 
@@ -63,7 +65,8 @@ class _Following:
         for index, value in enumerate(self.program.values):
             if value.kind != OP:
                 self._given(index)
-        for event in self.program.events:
+        for at, event in enumerate(self.program.events):
+            self.at = at
             if isinstance(event, Op):
                 self._op(event)
             elif isinstance(event, Enter):
@@ -128,6 +131,8 @@ class _Following:
         value = self.program.values[v]
         if fault := cut_fault(want, value.spec.placement, value.spec.shape):
             raise ValueError(f"best_plan: a value cannot be laid out as a plan says: {fault}.")
+        if want != self.now[v] and self.program.memory.is_written_after(v, self.at):
+            raise _writes_copy()
         self._box(v, want, value.tracked)
         self.now[v] = want
 
@@ -145,6 +150,9 @@ class _Following:
             ins, outs = [whole] * len(op.ins), [whole] * len(op.outs)
         else:
             ins, outs = list(choice.ins), list(choice.outs)
+        if op.view and ins[0] != self.now[op.ins[0]]:
+            if self.program.memory.must_stay(op, self.at):
+                raise _writes_copy()
         for v, want in zip(op.ins, ins, strict=True):
             self._box(v, want, values[v].tracked)
         more = cost_of_op(self.costs, values, op, (ins, outs), sent)
@@ -170,6 +178,13 @@ class _Following:
             return None, ()
         choice = choose(call, specs, by_axis, specs[0].sbp if call.inplace else None)
         return choice, () if choice is None else _sent(choice, by_axis)
+
+
+def _writes_copy() -> ValueError:
+    return ValueError(
+        "best_plan: a write in place would go to a copy of its target, which is boxed before.\n"
+        "  Compute a new tensor instead, such as x = x + 1 for x += 1."
+    )
 
 
 def _with_specs(call: Call, specs: Sequence) -> Call:

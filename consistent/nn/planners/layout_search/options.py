@@ -41,6 +41,7 @@ def problem_of(program: Program, costs: CostModel, given: Sequence[Axes] | None 
     problem = Problem(costs)
     axes = given or axes_of(program)
     alike = keys(program)
+    stay = {id(op): program.memory.must_stay(op, at) for at, op in program.timed_ops}
     for index, (value, op) in enumerate(_nodes(program)):
         chosen = joint(axes[index])
         if op is None:
@@ -49,7 +50,9 @@ def problem_of(program: Program, costs: CostModel, given: Sequence[Axes] | None 
             node = Node(program.values[value].name, cheapest(options), (), (value,))
         else:
             options = op_options(problem, program.values, op, chosen)
-            node = Node(op.name, options, op.ins, op.outs)
+            # An op without a rule writes a copy, which it boxes back.
+            in_place = stay[id(op)] and not (op.row is None and op.call.inplace)
+            node = Node(op.name, options, op.ins, op.outs, in_place=in_place)
         node.alike = alike[index]
         problem.add(node, program.values)
     _end(problem, program)
@@ -64,7 +67,8 @@ def axes_of(program: Program) -> list[Axes]:
             found.append(_signatures(op, program.placement))
         else:
             assert value is not None
-            found.append(_splits(program.values[value], program.placement))
+            written = program.memory.is_written_after(value, -1)
+            found.append(_splits(program.values[value], program.placement, written))
     return found
 
 
@@ -78,16 +82,17 @@ def _nodes(program: Program) -> Iterable[tuple[int | None, Op | None]]:
         yield None, op
 
 
-def _splits(value: Value, placement: Placement) -> Axes:
+def _splits(value: Value, placement: Placement, written: bool) -> Axes:
     """Return the layouts that an input, parameter or buffer may have, for each mesh axis.
 
-    Each layout is returned as a signature without operands.
+    Each layout is returned as a signature without operands. An input that is ``written`` in place
+    stays as it is, whole, since the caller's tensor is written.
     """
     made = []
     for axis, parts in enumerate(placement.shape):
         if value.fixed is not None:
             entries = [value.fixed[axis]]
-        elif value.kind in (INPUT, PARAMETER):
+        elif value.kind == PARAMETER or (value.kind == INPUT and not written):
             dims = [d for d, n in enumerate(value.spec.shape) if n >= parts > 1]
             entries = [B, *map(Split, dims)]
         else:

@@ -178,6 +178,10 @@ class _Recorder:
     def _op(self, plan: Any, given: list[Any], out: Any, *_: Any) -> None:
         op = replace(self._ops.op(plan, given, out), module=self._calling[-1])
         self._alive += [*given, *tensors_in(out)]
+        if not plan.call.inplace:
+            read = list(zip(op.ins, filter(is_global, given), strict=True))
+            for made, x in zip(op.outs, filter(is_global, tensors_in(out))):
+                self.program.same += [(v, made) for v, y in read if y is x]
         self.program.events.append(op)
         self._follow_values(plan, op.ins, op.outs)
 

@@ -20,9 +20,9 @@ from ....spec.nested import arguments_of, each_in
 from ...plan import Plan
 from ...slots import plain_slots
 from ..resolve import resolve
-from .candidates import judged, named_plans
+from .candidates import judged, named_plans, whole_plan
 from .emit import plan_of_solution
-from .follow import Estimate
+from .follow import Estimate, follow
 from .options import axes_of, problem_of
 from .program import Program
 from .record import record
@@ -85,6 +85,9 @@ def best_plan(
     }
     makers.update(named_plans(program, model))
     plans, found = judged(program, costs, makers)
+    if not plans:
+        plans = {"whole": whole_plan(program, model)}
+        found = {name: follow(program, costs, plan) for name, plan in plans.items()}
     fitting = {n: e for n, e in found.items() if memory is None or e.nbytes <= memory}
     if not fitting:
         raise _does_not_fit(min([least, *(e.nbytes for e in found.values())]), memory or 0, model)
