@@ -52,7 +52,7 @@ class Move:
     @property
     def seconds(self) -> float:
         """Estimated time of the move in seconds, by the built-in figures."""
-        return self.seconds_on(BUILT_IN[self.device_type])
+        return BUILT_IN[self.device_type].move_seconds(self.nbytes, self.local_nbytes)
 
     def seconds_on(self, costs: CostModel, ranks: Ranks = ()) -> float:
         """Return the estimated time of the move on a machine. ``ranks`` are those along its axis;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -80,22 +81,22 @@ class CostModel:
 
     # ---- in short: a message inside a host, a copy --------------------------------------------
 
-    @property
+    @cached_property
     def latency(self) -> float:
         """Seconds before the first byte of a message inside a host arrives."""
         return self.message_start_s + self.inside.latency_s
 
-    @property
+    @cached_property
     def bandwidth(self) -> float:
         """Bytes per second that a rank sends inside a host."""
         return self.inside.bytes_per_s
 
-    @property
+    @cached_property
     def overhead(self) -> float:
         """Seconds to start one local copy."""
         return self.launch_seconds
 
-    @property
+    @cached_property
     def memory(self) -> float:
         """Bytes per second of a local copy, and of what an op reads and writes."""
         return self.memory_bytes_per_s * self.memory_fraction
@@ -115,10 +116,11 @@ class CostModel:
             name, ranks: of its message, as for ``message_seconds``. Without ranks, the message
                 takes one hop inside a host.
         """
-        wire = 0.0
-        if nbytes and ranks:
+        if not nbytes:
+            wire = 0.0
+        elif ranks:
             wire = self.message_seconds(name, nbytes, ranks)
-        elif nbytes:
+        else:
             wire = self.latency + nbytes / self.bandwidth
         return wire + self.overhead + local_nbytes / self.memory
 

@@ -79,7 +79,7 @@ def best_plan(
     solutions = _solved(program, costs, memory)
     least = min(nbytes for _, _, nbytes in solutions.values())
     # A run may choose otherwise than the solution, so every plan is judged by the run that follows.
-    makers = {
+    makers: dict[str, Callable[[], Plan]] = {
         name: partial(_own, program, model, solution, problem)
         for name, (solution, problem, _) in solutions.items()
     }

@@ -13,7 +13,7 @@ import consistent
 from consistent import B, placement
 from consistent.cost_model.built_in import BUILT_IN
 from consistent.nn.plan import Plan
-from consistent.nn.planners.layout_search import best_plan
+from consistent.nn.planners.layout_search import best_plan, search
 from tests.consistent.nn.planners.test_layout_search import slow
 from tests.ranks import pool
 
@@ -129,3 +129,11 @@ def test_gpt2_finds_a_plan_on_a_grid() -> None:
             machine=machine,
         )
         assert plan.tensors
+
+
+def test_where_no_plan_can_be_followed_nothing_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "judged", lambda *_: ({}, {}))
+    model, x = case("rows")
+    plan = best_plan(step, placement("cpu", ranks=[0, 1]), (model, x))
+    assert plan.notes[0].startswith("searched: whole") and not plan.modules
+    assert all(layouts.sbp == (B,) for layouts in plan.tensors.values())

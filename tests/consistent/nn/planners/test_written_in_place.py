@@ -213,8 +213,12 @@ def same(a: Tensor | None, b: Tensor | None) -> bool:
     return torch.allclose(a.full().detach(), b.detach())
 
 
-@pytest.mark.parametrize("grid", [[0, 1], [[0, 1], [2, 3]]], ids=["pair", "grid"])
-@pytest.mark.parametrize("machine", MACHINES)
+GRID = [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    "machine, grid", [*((name, [0, 1]) for name in MACHINES), ("free messages", GRID)]
+)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_what_a_program_writes_in_place_is_what_it_writes_on_one_device(program, machine, grid):
     where = placement("cpu", ranks=grid)
