@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ....dispatch.plans.arguments import fill
-from ....dispatch.plans.shards import HookOff, is_global
+from ....dispatch.plans.shards import HookOff, is_global, plain
 from ....graph.global_ops import BUFFER, INPUT, PARAMETER, GlobalOps
 from ....graph.module_calls import module_calls
 from ....graph.reads import is_followed
@@ -181,7 +181,7 @@ class _Recorder:
         if not plan.call.inplace:
             read = list(zip(op.ins, filter(is_global, given), strict=True))
             for made, x in zip(op.outs, filter(is_global, tensors_in(out))):
-                self.program.same += [(v, made) for v, y in read if y is x]
+                self.program.same += [(v, made) for v, y in read if _is_same(x, y)]
         self.program.events.append(op)
         self._follow_values(plan, op.ins, op.outs)
 
@@ -232,3 +232,9 @@ class _Recorder:
             number = self._ops.known(x) if is_global(x) else None
             if number is not None and number not in self.program.results:
                 self.program.results.append(number)
+
+
+def _is_same(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Return whether two tensors have one memory, as the operand and the result of ``contiguous()``
+    may have."""
+    return plain(x).untyped_storage() is plain(y).untyped_storage()
