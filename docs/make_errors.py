@@ -51,6 +51,7 @@ AREAS = {
     "consistent/doctor": "The command line",
     "consistent/__main__": "The command line",
     "consistent/auto": "Planning",
+    "consistent/cost_model": "Planning",
     "consistent/layout_problem": "Planning",
     "consistent/nn/planners/layout_search": "Planning",
     "consistent/integrations": "Other libraries",

@@ -14,6 +14,7 @@ FILES = sorted(p for top in ("consistent", "mirrored") for p in (ROOT / top).rgl
 # The longest matching prefix counts.
 FLOORS = {
     "consistent.spec": 1.0,
+    "consistent.cost_model": 1.05,
     "consistent.boxing": 1.1,
     "consistent.rules": 1.2,
     "mirrored": 2,

@@ -1,55 +1,18 @@
-"""Cost of the moves of a boxing plan: bytes sent and estimated seconds.
+"""Bytes of the moves of a boxing plan.
 
-Bytes are exact: uneven pieces are sent as they are, without padding. Seconds are latency + bytes /
-bandwidth, a model that only has to rank plans. Local copies are nearly free but not free, so that
-of two plans that send the same bytes, the plan that touches less memory in fewer moves wins.
-
-The built-in speeds alone decide which layouts an op gets and which moves lead to them. Layouts and
-moves therefore follow from the program: they are the same on all ranks, at any time and on any
-machine, and so are the bits of the results. ``movement/speeds.py`` has the measured speeds, and
-says what they decide.
+They are exact: uneven pieces are sent as they are, without padding. ``CostModel.move_seconds`` says
+how long a move takes. Local copies are nearly free but not free, so that of two plans that send the
+same bytes, the plan that touches less memory in fewer moves wins.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ..spec import NdSbp, Sbp, Split, items_in, overlapping, piece
 
 LOCAL_KINDS = ("slice", "keep_first", "keep", "pad")
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """Speeds of one device type and of its links, by which moves and ops are ranked."""
-
-    latency: float  # seconds before the first byte of a collective arrives
-    bandwidth: float  # bytes per second that a rank sends
-    overhead: float  # seconds to start one local copy
-    memory: float  # bytes per second of a local copy, and of what an op reads and writes
-    python: float  # seconds that a communication keeps Python busy, on top of its own time
-    flops: float  # operations per second of one rank in a product of matrices
-
-    def move_seconds(self, nbytes: int, local_nbytes: int) -> float:
-        """Return the estimated time of a move whose busiest rank sends ``nbytes``. Its largest
-        result, ``local_nbytes``, is written to memory."""
-        wire = self.latency + nbytes / self.bandwidth if nbytes else 0.0
-        return wire + self.overhead + local_nbytes / self.memory
-
-
-DEVICES = {
-    # Orders of magnitude, which is all that ranking layouts and moves needs. Between two network
-    # namespaces of an idle machine, sockets take 30 us for a small collective and reach 1.5 GB/s in
-    # a large one; a core copies 10 GB/s and computes 50 GFLOP/s in matrix products. The Python time
-    # of a message is that of 20 ops of 8 us, as machines/machine.py counts it.
-    "cpu": Device(30e-6, 1.5e9, overhead=2e-6, memory=10e9, python=160e-6, flops=5e10),
-    # NCCL within an NVLink node takes 10 to 20 us and reaches 100 GB/s and more; a kernel starts in
-    # about 5 us; HBM moves 2 TB/s and more; flops is half the peak of a data-centre GPU in two-byte
-    # floats. Python costs nothing here, because kernel launches run ahead of the GPU.
-    "cuda": Device(15e-6, 100e9, overhead=5e-6, memory=2e12, python=0.0, flops=3e14),
-}
 
 
 def total_bytes(

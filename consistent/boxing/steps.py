@@ -23,8 +23,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from ..cost_model.built_in import BUILT_IN
+from ..cost_model.model import CostModel, Ranks
 from ..spec import NdSbp, Placement, Sbp, TensorSpec
-from .cost import DEVICES, Device
 
 KINDS = (
     "all_gather", "all_reduce", "reduce_scatter", "all_to_all",
@@ -50,12 +51,19 @@ class Move:
 
     @property
     def seconds(self) -> float:
-        """Estimated time of the move in seconds, see cost.py."""
-        return self.seconds_on(DEVICES[self.device_type])
+        """Estimated time of the move in seconds, by the built-in figures."""
+        return BUILT_IN[self.device_type].move_seconds(self.nbytes, self.local_nbytes)
 
-    def seconds_on(self, device: Device) -> float:
-        """Return the estimated time of the move on a device with the given speeds."""
-        return device.move_seconds(self.nbytes, self.local_nbytes)
+    def seconds_on(self, costs: CostModel, ranks: Ranks = ()) -> float:
+        """Return the estimated time of the move on a machine. ``ranks`` are those along its axis;
+        by default, some ranks of one host."""
+        return costs.move_seconds(self.nbytes, self.local_nbytes, self.message, ranks)
+
+    @property
+    def message(self) -> str:
+        """Name of the move's message in a cost model: a reduce-scatter is the all-to-all of its
+        parts, which are then added."""
+        return "all_to_all" if self.kind == "reduce_scatter" else self.kind
 
     @property
     def arrow(self) -> str:
@@ -101,17 +109,19 @@ class Exchange:
     local_nbytes: int = field(default=0, compare=False)  # bytes of the largest result
 
     kind: ClassVar[str] = "exchange"
+    message: ClassVar[str] = "exchange"
 
     @property
     def seconds(self) -> float:
-        """Estimated time of the exchange in seconds, see cost.py. Between device types all data
-        passes through the host."""
+        """Estimated time of the exchange in seconds, by the built-in figures. Between device types
+        all data passes through the host."""
         source, target = self.src.placement.type, self.dst.placement.type
-        return self.seconds_on(DEVICES[source if source == target else "cpu"])
+        return self.seconds_on(BUILT_IN[source if source == target else "cpu"])
 
-    def seconds_on(self, device: Device) -> float:
-        """Return the estimated time of the exchange on a device with the given speeds."""
-        return device.move_seconds(self.busiest, self.local_nbytes)
+    def seconds_on(self, costs: CostModel, ranks: Ranks = ()) -> float:
+        """Return the estimated time of the exchange on a machine. ``ranks`` are those that take
+        part; by default, some ranks of one host."""
+        return costs.move_seconds(self.busiest, self.local_nbytes, self.message, ranks)
 
     def sent_by(self, rank: int) -> int:
         """Return the bytes that ``rank`` sends."""

@@ -10,8 +10,9 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 
-from ..boxing.cost import Device
+from ..cost_model.model import CostModel
 from ..graph.global_ops import Op, Value
+from ..rules.choose import can_be_cut
 from ..rules.signature import Signature
 from ..spec import NdSbp, is_one_way
 from .costs import sending_seconds
@@ -28,38 +29,44 @@ def op_options(
 
     Args:
         values: the values of the step.
-        joint: combinations of one signature per mesh axis.
+        joint: combinations of one signature per mesh axis. Those that split a tensor in a way that
+            no rank can hold, such as one custom cut inside another, are left out.
     """
-    return cheapest(_op_option(problem, values, op, signatures) for signatures in joint)
+    placement = next(values[v].spec.placement for v in (*op.ins, *op.outs))
+    possible = (signatures for signatures in joint if can_be_cut(op.call, placement, signatures))
+    return cheapest(_op_option(problem, values, op, signatures) for signatures in possible)
 
 
 def _op_option(
     problem: Problem, values: Sequence[Value], op: Op, signatures: Sequence[Signature]
 ) -> Option:
-    layouts, sent = layouts_of(signatures), sum(s.nbytes for s in signatures)
-    seconds, kept = cost_of_op(problem.device, values, op, layouts, sent)
-    return Option(*layouts, seconds, problem.counted(kept, sent), tuple(signatures))
+    layouts, sent = layouts_of(signatures), [s.nbytes for s in signatures]
+    seconds, kept = cost_of_op(problem.costs, values, op, layouts, sent)
+    return Option(*layouts, seconds, problem.counted(kept, sum(sent)), tuple(signatures))
 
 
 def cost_of_op(
-    device: Device,
+    costs: CostModel,
     values: Sequence[Value],
     op: Op,
     layouts: tuple[Sequence[NdSbp], Sequence[NdSbp]],
-    sent: int,
+    sent: Sequence[int],
 ) -> tuple[float, int]:
     """Return (seconds of forward and backward, bytes kept for backward) of an op in these layouts.
 
-    ``layouts`` are those of its operands and of its results. ``sent`` is the number of bytes that
-    the op's implementation itself sends, apart from boxing its operands.
+    ``layouts`` are those of its operands and of its results. ``sent`` has, for
+    each mesh axis, the bytes that the op's implementation itself sends, apart from boxing its
+    operands.
     """
     seconds, kept = 0.0, 0
     if not op.view:
         specs = [values[v].spec for v in op.ins], [values[v].spec for v in op.outs]
         tracked = any(values[v].tracked for v in op.outs)
-        seconds, made = work(device, op.call, specs, layouts, tracked)
+        seconds, made = work(costs, op.call, specs, layouts, tracked)
         kept = made if tracked else 0
-    return seconds + (sending_seconds(device, sent) if sent else 0.0), kept
+    if any(sent):
+        seconds += sending_seconds(costs, values[op.ins[0]].spec.placement, sent)
+    return seconds, kept
 
 
 def cheapest(options: Iterable[Option]) -> list[Option]:

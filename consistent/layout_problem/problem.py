@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..boxing.cost import Device
+from ..cost_model.model import CostModel
 from ..graph.global_ops import PARAMETER, Value
 from ..rules.signature import Signature
 from ..spec import NdSbp, TensorSpec
@@ -54,8 +54,8 @@ class Node:
         ins, outs: numbers of the values that it reads and makes.
         alike: nodes with equal keys are parts of equal blocks and take equal options; None for a
             node outside of blocks.
-        in_place: whether the node writes its first operand in place, so that boxing the operand,
-            which writes a copy, is forbidden.
+        in_place: whether the node writes its first operand in place, or makes a view of it that is
+            written later, so that boxing the operand, which writes a copy, is forbidden.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Problem:
     """Layout problem of a step. A solution is a list with the index of the chosen option of each
     node."""
 
-    device: Device
+    costs: CostModel
     nodes: list[Node] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
     # Value -> (the node that makes it, index of the output).
@@ -125,8 +125,13 @@ class Problem:
 
     def boxing(self, edge: Edge, have: NdSbp, want: NdSbp) -> tuple[float, int]:
         """Return (seconds, bytes held until backward) of boxing the value of ``edge`` from ``have``
-        to ``want``."""
-        return box(self.device, edge.spec, have, want, edge.back, edge.gathered)
+        to ``want``.
+
+        A value that its reader writes must not be boxed, which costs more than any step.
+        """
+        if have != want and edge.want == 0 and self.nodes[edge.reader].in_place:
+            return self.never, 0
+        return box(self.costs, edge.spec, have, want, edge.back, edge.gathered)
 
     def have(self, edge: Edge) -> list[NdSbp]:
         """Return the layout in which the value of ``edge`` is made, for each option of the
@@ -137,6 +142,11 @@ class Problem:
         """Return the layout in which the value of ``edge`` is read, for each option of the
         reader."""
         return [option.ins[edge.want] for option in self.nodes[edge.reader].options]
+
+    @cached_property
+    def never(self) -> float:
+        """Seconds of an impossible boxing: more than the work of any solution."""
+        return 10.0 + 10 * sum(max(o.seconds for o in node.options) for node in self.nodes)
 
     @cached_property
     def tables(self) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -165,7 +175,7 @@ class Problem:
 
 
 def box(
-    device: Device,
+    costs: CostModel,
     spec: TensorSpec,
     have: NdSbp,
     want: NdSbp,
@@ -180,12 +190,12 @@ def box(
     if have == want:
         return 0.0, 0
     source, target = spec.with_sbp(have), spec.with_sbp(want)
-    seconds = boxing_seconds_on(device, source, target)
+    seconds = boxing_seconds_on(costs, source, target)
     if not back:
         return seconds, 0
-    seconds += boxing_seconds_on(device, target.dual, source.dual)
+    seconds += boxing_seconds_on(costs, target.dual, source.dual)
     if gathered and may_gather(have, want):
-        return seconds + boxing_seconds_on(device, source, target), 0
+        return seconds + boxing_seconds_on(costs, source, target), 0
     return seconds, target.largest_nbytes
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..boxing.cost import Device
+from ..cost_model.model import CostModel
+from ..cost_model.work import Work
 from ..rules.choose import Choice
 from ..rules.signature import Call, Signature
 from ..spec import NdSbp, Split, TensorSpec
@@ -58,7 +59,7 @@ def chosen_on(axis: int, choice: Choice, options: Sequence[Signature]) -> Signat
 
 
 def work(
-    device: Device,
+    costs: CostModel,
     call: Call,
     specs: tuple[Sequence[TensorSpec], Sequence[TensorSpec]],
     layouts: tuple[Sequence[NdSbp], Sequence[NdSbp]],
@@ -66,6 +67,8 @@ def work(
 ) -> tuple[float, int]:
     """Return (seconds of an op's work, bytes of its results) on each rank, if its tensors have
     ``layouts``.
+
+    The seconds that any op takes to start are left out: they are the same in all layouts.
 
     Args:
         specs: specs of its operands and of its results, in any layouts.
@@ -78,5 +81,7 @@ def work(
     )
     grid = next(spec.placement.shape for side in specs for spec in side)
     flops = flops_of(call) / shares(grid, (*layouts[0], *layouts[1]))
-    seconds = flops / device.flops + (taken + made) / device.memory
+    dtype = next(spec.dtype for side in specs for spec in side)
+    kind = "matmul" if flops else "other"
+    seconds = costs.busy_seconds(Work(call.name, kind, dtype, flops, taken + made, None))
     return seconds * (_WITH_BACKWARD if tracked else 1), made

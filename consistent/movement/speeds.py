@@ -1,43 +1,77 @@
-"""Measured speeds of the links between this world's ranks, and what follows from them.
+"""The cost model of the ranks of this program: built-in figures, with the links that its transport
+has measured.
 
-They decide how large messages are and how many chunks they go in, which fusions a compiled step
-makes, and which layouts a search picks that a program asks for. They never decide which layouts an
-op gets or which moves lead there (``boxing/cost.py``).
+| what is decided | by the figures of |
+| --- | --- |
+| the layouts of an op, and the moves that lead to them | ``cost_model/built_in.py`` alone |
+| sizes and numbers of messages, fusions of a compiled step | ``device_speeds`` |
+| layouts that a program asks to be searched for | ``costs_of_plans`` |
+
+The last two differ in a simulation only. There a program must run as it would on real ranks, whose
+transport measures no more than links; a search may use all that is known of the simulated machine.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 
 from mirrored.comm import Link
 from mirrored.transports.default import current
 
-from ..boxing.cost import DEVICES, Device
+from ..cost_model.built_in import BUILT_IN
+from ..cost_model.messages import Wire
+from ..cost_model.model import CostModel
+
+_simulated: CostModel | None = None
 
 
-def device_speeds(device_type: str) -> Device:
-    """Return the speeds of a device type with the measured links between this world's ranks, the
-    same on every rank. Where nothing was measured they are the built-in numbers."""
+def device_speeds(device_type: str) -> CostModel:
+    """Return the figures of a device type with the measured links between this world's ranks, the
+    same on every rank. Where nothing was measured they are the built-in figures."""
     found = current().link(device_type)
-    return DEVICES[device_type] if found is None else speeds_of(device_type, found)
+    return BUILT_IN[device_type] if found is None else speeds_of(device_type, found)
 
 
 @lru_cache
-def speeds_of(device_type: str, link: Link) -> Device:
-    """Return the speeds of a device type with those of ``link`` for its messages and copies."""
-    known = DEVICES[device_type]
+def speeds_of(device_type: str, link: Link) -> CostModel:
+    """Return the figures of a device type with those of ``link`` for its messages and copies."""
+    known = BUILT_IN[device_type]
+    wire = Wire(0.0, link.bytes_per_s)
     return replace(
         known,
-        latency=link.latency_s,
-        bandwidth=link.bytes_per_s,
-        overhead=known.overhead if link.copy_start_s is None else link.copy_start_s,
-        memory=known.memory if link.copy_bytes_per_s is None else link.copy_bytes_per_s,
+        message_start_s=link.latency_s,
+        inside=wire,
+        between=wire,
+        launch_seconds=known.overhead if link.copy_start_s is None else link.copy_start_s,
+        memory_bytes_per_s=known.memory if link.copy_bytes_per_s is None else link.copy_bytes_per_s,
     )
+
+
+def costs_of_plans(device_type: str) -> CostModel:
+    """Return the figures by which layouts are searched: those of the simulated machine in a
+    simulation of one with such devices, otherwise those of ``device_speeds``."""
+    if _simulated is not None and _simulated.device_type == device_type:
+        return _simulated
+    return device_speeds(device_type)
+
+
+@contextmanager
+def simulated_costs(machine: CostModel) -> Iterator[None]:
+    """Search layouts by the figures of ``machine`` inside the ``with`` block, where a simulation of
+    it runs."""
+    global _simulated
+    before, _simulated = _simulated, machine
+    try:
+        yield
+    finally:
+        _simulated = before
 
 
 def start_bytes(device_type: str) -> int:
     """Return the bytes that a rank could send in the time for which one more communication keeps it
     busy."""
-    device = device_speeds(device_type)
-    return int((device.latency + device.python) * device.bandwidth)
+    costs = device_speeds(device_type)
+    return int((costs.latency + costs.python) * costs.bandwidth)

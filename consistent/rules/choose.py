@@ -22,8 +22,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..boxing.cost import DEVICES
 from ..boxing.plan import boxing_seconds
+from ..cost_model.built_in import BUILT_IN
 from ..spec import NdSbp, Placement, Sbp, Split, TensorSpec, cut_fault, is_one_way
 from .signature import Call, Out, Signature
 
@@ -72,7 +72,7 @@ def choose(
             allowed = [s for s in allowed if s.ins[0] is pin[axis] and s.outs[0] is pin[axis]]
         if chosen:
             allowed = [s for s in allowed if _is_one_way([*chosen, s])]
-            allowed = [s for s in allowed if _can_be_cut(call, specs, [*chosen, s])]
+            allowed = [s for s in allowed if can_be_cut(call, specs[0].placement, [*chosen, s])]
         if not allowed:
             return None
         best = _cheapest(call, specs, allowed, axis, _cuts(call, specs, by_axis, chosen))
@@ -100,9 +100,8 @@ def _is_one_way(chosen: Sequence[Signature]) -> bool:
     return all(is_one_way(entries) for side in sides for entries in zip(*side, strict=True))
 
 
-def _can_be_cut(call: Call, specs: Sequence[TensorSpec], chosen: Sequence[Signature]) -> bool:
-    """Return whether operands and outputs can be split in these ways on all axes together."""
-    placement = specs[0].placement
+def can_be_cut(call: Call, placement: Placement, chosen: Sequence[Signature]) -> bool:
+    """Return whether operands and outputs can be split in these ways on the first axes together."""
     pairs = [(o.shape, [s.ins[i] for s in chosen]) for i, o in enumerate(call.operands)]
     pairs += [(o.shape, [s.outs[i] for s in chosen]) for i, o in enumerate(call.outs)]
     return all(cut_fault(tuple(sbp), placement, shape) is None for shape, sbp in pairs)
@@ -205,8 +204,8 @@ def _sending(
     A P among the outputs must be reduced later, and a new split may have to be gathered.
     """
     placement = specs[0].placement
-    parts, speeds = placement.shape[axis], DEVICES[placement.type]
-    message = speeds.latency
+    parts, costs = placement.shape[axis], BUILT_IN[placement.type]
+    message, bandwidth = costs.latency, costs.bandwidth
     # A split that no operand had costs a reader of the whole output one more message.
     gather = 0.0 if any(spec.sbp[axis].is_split for spec in specs) else message
     total = 0.0
@@ -217,12 +216,12 @@ def _sending(
         if parts == 1:
             continue
         if have.is_partial:  # an all-reduce, or a reduce-scatter, which leaves a split
-            half = _nbytes(out) // cut * (parts - 1) // parts / speeds.bandwidth
+            half = _nbytes(out) // cut * (parts - 1) // parts / bandwidth
             total += message + half + min(half, gather)
         elif have.is_split:
             total += gather
     if option.nbytes:
-        total += message + option.nbytes / speeds.bandwidth
+        total += message + option.nbytes / bandwidth
     return total
 
 
@@ -242,7 +241,7 @@ def _touching(
         )
     for out, have, cut in zip(call.outs, option.outs, cuts, strict=True):
         held += _held(_nbytes(out) // cut, have, placement.shape[axis])
-    return held / DEVICES[placement.type].memory
+    return held / BUILT_IN[placement.type].memory
 
 
 def _nbytes(out: Out) -> int:

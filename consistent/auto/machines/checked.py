@@ -26,6 +26,9 @@ def check_machine(machine: Any) -> None:
     for name in NOT_NEGATIVE:
         not_negative(where, name, getattr(machine, name))
     _fraction(where, "memory_fraction", machine.memory_fraction)
+    not_negative(where, "overlap", machine.overlap)
+    if machine.overlap > 1:
+        raise ValueError(f"{where}: overlap is {machine.overlap!r}; it is a fraction, 1 at most.")
     _check_links(where, machine)
     _check_products(where, machine)
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from ...cost_model.messages import Wire
 from ...nn.plan import yaml_text
 from ...spec.nearest import suggestion
-from .messages import Wire
 
 # Every entry of a file, in order, with its unit. A file needs all entries but the optional ones.
 ENTRIES = {
@@ -27,8 +27,9 @@ ENTRIES = {
     "launch_seconds": "seconds of any op on the device, however small",
     "host_seconds": "seconds of Python and dispatch for each op; a GPU works meanwhile",
     "efficiency": "of products: [seconds at the peak rate, fraction of the peak rate reached]",
+    "overlap": "the share of the shorter of an op's products and memory accesses that is hidden",
 }
-OPTIONAL = ("efficiency",)
+OPTIONAL = ("efficiency", "overlap")
 WIRE = ("latency_s", "bytes_per_s")
 NUMBERS = tuple(name for name in ENTRIES if name not in ("name", "device_type", "peak_flops"))
 
@@ -71,7 +72,7 @@ def from_text(text: str, where: str) -> dict[str, Any]:
             made[name] = _wire(where, name, found[name])
         elif name == "efficiency":
             made |= {name: _points(where, found[name])} if name in found else {}
-        else:
+        elif name in found:
             made[name] = number(where, name, found[name])
     return made
 

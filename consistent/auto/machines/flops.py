@@ -1,15 +1,15 @@
-"""Count of the floating-point operations of one op call: the multiplications and additions of its
-matrix products and convolutions."""
+"""Count of the floating-point operations of one call of an aten function: which function is which
+product of ``cost_model/flops.py``."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry
+
+from ...cost_model import flops
 
 CONVOLUTIONS = frozenset(
     """convolution _convolution cudnn_convolution convolution_overrideable _slow_conv2d_forward
@@ -28,68 +28,49 @@ _VARLEN = frozenset(
 ATTENTION = _FORWARD | _BACKWARD | _VARLEN
 
 
-def _convolution(x: Tensor, w: Tensor, out: Tensor, transposed: bool) -> float:
-    """Return the flops of a convolution.
-
-    ``w`` is [out, in / groups, ...], or [in, out / groups, ...] if transposed. Each element of the
-    output (of the input, if transposed) is multiplied with one slice of ``w``.
-    """
-    return 2.0 * (x if transposed else out).numel() * math.prod(w.shape[1:])
-
-
 def _convolution_flops(args: tuple, kwargs: dict, out: Any) -> float:
     x, w = args[0], args[1]
     # Index 6 is ``transposed`` in ``convolution``; in ``mkldnn_convolution`` it is the groups.
     transposed = args[6] if len(args) > 6 and isinstance(args[6], bool) else False
-    return _convolution(x, w, out[0] if isinstance(out, (tuple, list)) else out, transposed)
+    made = out[0] if isinstance(out, (tuple, list)) else out
+    return flops.convolution(x.shape, w.shape, made.shape, transposed)
 
 
 def _plain_convolution(args: tuple, kwargs: dict, out: Any) -> float:
     """Return the flops of cudnn_convolution, which has other arguments, and is not transposed."""
-    return _convolution(args[0], args[1], out, False)
+    return flops.convolution(args[0].shape, args[1].shape, out.shape, False)
 
 
 def _convolution_backward(args: tuple, kwargs: dict, out: Any) -> float:
     grad, x, w, transposed, mask = args[0], args[1], args[2], args[7], args[10]
     # The gradients of input and weight cost one product each; the bias has none.
-    return _convolution(x, w, grad, transposed) * sum(map(bool, mask[:2]))
+    one = flops.convolution(x.shape, w.shape, grad.shape, transposed)
+    return one * sum(map(bool, mask[:2]))
 
 
 def _attention(args: tuple, kwargs: dict, out: Any) -> float:
-    return sdpa_flop_count(*(x.shape for x in args[:3]))
+    return flops.attention(*(x.shape for x in args[:3]))
 
 
 def _attention_backward(args: tuple, kwargs: dict, out: Any) -> float:
-    return sdpa_backward_flop_count(*(x.shape for x in args[:4]))
-
-
-def _vectors(args: tuple, kwargs: dict, out: Any) -> float:
-    """Return the flops of mv, dot and vdot, where each element of the first operand counts once."""
-    return 2.0 * args[0].numel()
-
-
-def _added_vectors(args: tuple, kwargs: dict, out: Any) -> float:
-    return 2.0 * args[1].numel()
+    return flops.attention_backward(*(x.shape for x in args[1:4]))
 
 
 def _last_dim(args: tuple, kwargs: dict, out: Any) -> float:
-    """Return the flops of linear and matmul, which contract the last dim of the first operand."""
-    return 2.0 * out.numel() * args[0].shape[-1]
+    """Return the flops of products that sum over the last dim of the first operand."""
+    return flops.contraction(args[0].shape, -1, out.shape)
+
+
+def _added(args: tuple, kwargs: dict, out: Any) -> float:
+    return flops.contraction(args[1].shape, -1, out.shape)
 
 
 def _outer(args: tuple, kwargs: dict, out: Any) -> float:
-    return 2.0 * out.numel()
+    return flops.outer(out.shape)
 
 
 def _grouped(args: tuple, kwargs: dict, out: Any) -> float:
-    """Return the flops of a grouped matrix product.
-
-    If rows [m, k] are multiplied with [groups, k, n], each row is multiplied with one of the
-    matrices. If [k, m] is multiplied with [k, n], both cut into groups along k, all groups together
-    cost as much as one product.
-    """
-    x, w = args[0], args[1]
-    return 2.0 * math.prod(x.shape) * w.shape[-1]
+    return flops.grouped(args[0].shape, args[1].shape)
 
 
 _OWN: dict[str, Callable[[tuple, dict, Any], float]] = {
@@ -101,15 +82,15 @@ _OWN: dict[str, Callable[[tuple, dict, Any], float]] = {
     "_grouped_mm": _grouped,
     "grouped_mm": _grouped,
     "_scaled_grouped_mm": _grouped,
-    "addmv": _added_vectors,
+    "addmv": _added,
     "addr": _outer,
-    "dot": _vectors,
+    "dot": _last_dim,
     "linear": _last_dim,
     "matmul": _last_dim,
     "mkldnn_linear": _last_dim,
     "_mkl_linear": _last_dim,
-    "mv": _vectors,
-    "vdot": _vectors,
+    "mv": _last_dim,
+    "vdot": _last_dim,
 }
 
 

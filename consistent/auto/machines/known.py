@@ -22,8 +22,8 @@ from collections.abc import Callable
 
 import torch
 
+from ...cost_model.messages import Wire
 from .machine import Machine
-from .messages import Wire
 
 NVLINK_REACHED = 0.8
 INFINIBAND_REACHED = 0.91

@@ -1,69 +1,29 @@
-"""Cost model of a machine, from a few figures that a person can check."""
+"""``Machine``: a cost model with a name, which a person can check, save and load."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
-
-import torch
 
 from mirrored.comm import Link
 
+from ...cost_model.model import CostModel
 from ...nn.plan import yaml_text
-from . import files, messages
+from . import files
 from .checked import check_machine
-from .messages import Wire
-from .work import Work
-
-Ranks = tuple[int, ...]
-Caller = Literal["forward", "backward", "update"]
-# How long the Python process takes, in units of ``host_seconds``. In forward an op is called from
-# Python, through modules, and autograd records it; in backward autograd's engine calls it from C++;
-# the ops of an optimizer or of a moved shard have no graph. A message in forward is the boxing of
-# an eager op: planning, autograd, the transport, and waiting for a rank that is late. In backward
-# and in an optimizer's step it is sent by hooks that know their plan. Tensors that travel in one
-# message are each taken out, gathered or cut, and put back by Python code.
-#
-# Fitted to forward, backward and optimizer step of 8 models of transformers with 28 to 60
-# parameters on two ranks under data, zero1, zero2, zero3 and tensor, where ``host_seconds`` is 4.2
-# us: 7.7, 1.2 and 1.8 us an op; 133 us a message in forward and 8 us in the rest; 12 us a tensor.
-OP_SHARES: Mapping[Caller, float] = {"forward": 1.8, "backward": 0.3, "update": 0.4}
-MESSAGE_OPS: Mapping[Caller, float] = {"forward": 30, "backward": 2, "update": 2}
-TENSOR_OPS = 3
-# The Python code of a pipeline schedule takes as long as that of this number of ops: for each step,
-# which checks whether its program still holds, and for each action. A pipeline of one stage took
-# that much longer than the same model without one.
-STEP_OPS, ACTION_OPS = 150, 40
-
-# The fraction of the peak rate that one product reaches, as (seconds that it would take at the peak
-# rate, fraction). It was measured for float16 products of cuBLAS with m = n = k of 256, 512, 1024,
-# 1536, 2048, 3072 and 4096, as the tutorial "Matrix Multiplication" of Triton's documentation lists
-# them in its table "matmul-performance-fp16" (4.1, 26.2, 110, 177, 224, 210 and 220 TFLOP/s). It
-# does not name the GPU; the rates are those of an A100, whose peak is 312. 5 microseconds that any
-# kernel takes are counted apart. Above 2048 rates go up and down by 5 %: one value for all of them.
-CUBLAS = (
-    (0.108e-6, 0.034),
-    (0.86e-6, 0.164),
-    (6.9e-6, 0.476),
-    (23e-6, 0.646),
-    (55e-6, 0.715),
-)
 
 
 @dataclass(frozen=True)
-class Machine:
+class Machine(CostModel):
     """Identical hosts, each with some devices, and what ops and messages cost on them.
 
     A matrix product takes the longer of two times: its flops at (peak x efficiency), and its bytes
     at the memory rate. Any other op takes its bytes at the memory rate. Both start after
     ``launch_seconds``. The Python process takes ``host_seconds`` for each op in the mean, more in
-    forward and less elsewhere (``OP_SHARES``). If ``host_overlaps``,
-    the process runs ahead of the device: a step takes as long as the slower of the two, and an op
-    starts when it has been issued and the device is free. On a CPU both are the same processor, so
-    their times add up.
+    forward and less elsewhere (``OP_SHARES``). If ``host_overlaps``, the process
+    runs ahead of the device: a step takes as long as the slower of the two, and an op starts when
+    it has been issued and the device is free. On a CPU both are the same processor, so their times
+    add up.
 
     Args:
         name: name of the machine in reports.
@@ -83,142 +43,24 @@ class Machine:
         efficiency: (seconds at the peak rate, fraction of the peak rate reached) of products, by
             rising seconds; logarithms are interpolated between two points, so that a larger product
             is never estimated to be faster.
+        overlap: share of the shorter of an op's products and memory accesses that passes during the
+            longer, 0 to 1.
 
     Raises:
         ValueError: a figure is missing, negative or NaN; the message names the figure.
     """
 
-    name: str
-    device_type: str
-    ranks_per_host: int
-    memory_bytes: float
-    peak_flops: Mapping[torch.dtype, float] = field(hash=False)
-    memory_bytes_per_s: float
-    memory_fraction: float
-    inside: Wire
-    between: Wire
-    message_start_s: float
-    launch_seconds: float
-    host_seconds: float
-    efficiency: tuple[tuple[float, float], ...] = CUBLAS
-
     def __post_init__(self) -> None:
         check_machine(self)
-
-    @property
-    def host_overlaps(self) -> bool:
-        """True if the Python process issues ops ahead of the device that runs them, as on CUDA."""
-        return self.device_type == "cuda"
 
     def of(self, ranks: int) -> Machine:
         """Return the machine adapted to a world of ``ranks`` ranks; here, the machine itself."""
         return self
 
-    @property
-    def shares_memory(self) -> bool:
-        """True if ranks of one host can read each other's memory directly."""
-        return self.device_type == "cpu"
-
-    def op_host_seconds(self, caller: Caller) -> float:
-        """Return the seconds of Python, autograd and dispatch of one op.
-
-        Args:
-            caller: "forward" (the program), "backward" (autograd's engine) or "update" (what
-                optimizers and the library do to shards, without a graph).
-        """
-        return OP_SHARES[caller] * self.host_seconds
-
-    def message_host_seconds(self, caller: Caller, tensors: int = 1) -> float:
-        """Return the seconds of Python that a message of so many tensors adds; 0 on a machine whose
-        Python runs ahead of the device.
-
-        Args:
-            caller: as for ``op_host_seconds``.
-        """
-        ops = MESSAGE_OPS[caller] + TENSOR_OPS * tensors
-        return 0.0 if self.host_overlaps else ops * self.host_seconds
-
-    @property
-    def schedule_host_seconds(self) -> tuple[float, float]:
-        """Seconds of Python of a pipeline schedule: (per training step, per action in it).
-
-        An action is one entry of the schedule, such as the forward of one micro-batch in one stage.
-        """
-        each = 0.0 if self.host_overlaps else self.host_seconds
-        return STEP_OPS * each, ACTION_OPS * each
-
-    @property
-    def cache_bytes(self) -> float:
-        """Share of the largest cache that one rank has, in bytes; 0 if caches do not change
-        costs."""
-        return 0.0
-
-    def op_seconds(self, work: Work, cold: float = 0.0) -> float:
-        """Return the seconds that the device takes for one op; 0 for a view.
-
-        Args:
-            cold: share of the op's inputs that is in no cache, 0 to 1. Subclasses that measure use
-                it; this estimate from bytes and flops counts all bytes in full.
-        """
-        if not work.runs:
-            return 0.0
-        return self.launch_seconds + max(self.product_seconds(work), self.touch_seconds(work))
-
-    def follow_seconds(self, work: Work) -> float:
-        """Return the seconds of Python that a rank outside an op's placement takes for the op.
-
-        Such a rank runs the op on ``meta`` tensors, so that it knows the shapes of the results.
-        """
-        return self.host_seconds
-
-    def product_seconds(self, work: Work) -> float:
-        """Return the seconds of the matrix products of an op, without its memory accesses."""
-        if not work.flops:
-            return 0.0
-        at_peak = work.flops / self.peak(work.dtype)
-        return at_peak / self.reached(at_peak)
-
-    def touch_seconds(self, work: Work) -> float:
-        """Return the seconds of an op's reads and writes of memory, without its products."""
-        return work.nbytes / (self.memory_bytes_per_s * self.memory_fraction)
-
-    def peak(self, dtype: torch.dtype) -> float:
-        """Return the peak flop/s of matrix products of a dtype."""
-        return self.peak_flops.get(dtype) or min(self.peak_flops.values())
-
-    def reached(self, seconds_at_peak: float) -> float:
-        """Return the fraction of the peak rate that a product reaches, which is lower for short
-        products."""
-        points = self.efficiency
-        if seconds_at_peak <= points[0][0]:  # as the smallest measured product
-            return points[0][1] * seconds_at_peak / points[0][0]
-        for (a, low), (b, high) in zip(points, points[1:]):
-            if seconds_at_peak <= b:
-                share = math.log(seconds_at_peak / a) / math.log(b / a)
-                return low * (high / low) ** share
-        return points[-1][1]
-
-    def message_seconds(self, name: str, nbytes: int, ranks: Ranks) -> float:
-        """Return the seconds of one communication; ``messages.py`` describes the model.
-
-        Args:
-            name: "all_reduce", "all_gather", "all_to_all", "exchange", "send", "broadcast" or
-                "gather_objects", as ``mirrored.transports.counting`` counts calls.
-            nbytes: bytes that the busiest of the ranks sends, as ``mirrored.transports.counting``
-                counts them.
-            ranks: ranks of the world that take part.
-        """
-        return messages.seconds(self, name, nbytes, ranks)
-
     def link(self, ranks: int) -> Link:
-        """Return the link (bandwidth and latency) by which eager ops choose layouts in a world of
-        ``ranks`` ranks."""
-        return Link(self.message_start_s + self.inside.latency_s, self.inside.bytes_per_s)
-
-    def links(self, ranks: Ranks) -> tuple[str, ...]:
-        """Return which links a message between these ranks uses: "inside" a host, "between" hosts,
-        or both."""
-        return messages.links(self, ranks)
+        """Return the link (bandwidth and latency) that a world of ``ranks`` ranks on this machine
+        would measure, by which programs decide how large messages are."""
+        return Link(self.latency, self.bandwidth)
 
     def save(self, path: str | Path) -> None:
         """Write the machine as YAML that a person can read and edit."""

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...cost_model.work import Work
 from ...spec.nested import map_tensors
-from .work import Work, work_of
+from .work import work_of
 
 
 def works(run: Callable[[], object]) -> list[Work]:

@@ -29,17 +29,18 @@ from mirrored.transports.shared_memory.segments import is_switched_on
 from mirrored.transports.tuning import table
 from mirrored.transports.tuning.link import kept_link
 
-from ...boxing.cost import DEVICES
+from ...cost_model.built_in import BUILT_IN
+from ...cost_model.messages import Wire
+from ...cost_model.model import Caller, Ranks
+from ...cost_model.work import Work
 from ...dispatch.planning.without_modes import without_modes
 from . import replay
 from .background_load import BackgroundLoad
 from .host_speed import USUAL_S, HostSpeed, fixed_seconds
-from .machine import Caller, Machine, Ranks
+from .machine import Machine
 from .measurement_cache import MeasurementCache, folder
-from .messages import Wire
 from .op_signature import OpSignature
 from .stopwatch import typical_seconds
-from .work import Work
 
 HOST_LOOKS = 5  # measurements, of which the median counts
 _FLAT = ((1e-9, 1.0),)  # efficiency 1 throughout: the peak rate is itself measured
@@ -194,7 +195,7 @@ def _link(ranks: int) -> Link:
 def _between(ranks: int) -> Link:
     """Return bandwidth and latency of messages, as ``ranks`` ranks without shared memory last
     measured them."""
-    cpu = DEVICES["cpu"]
+    cpu = BUILT_IN["cpu"]
     found = table.kept(ranks, table.MESSAGES)
     return Link(cpu.latency, cpu.bandwidth) if found is None else found.link
 

@@ -1,14 +1,14 @@
-"""Cost of one op call: the flops of its products, and the memory that it reads and writes."""
+"""The ``Work`` of a call of an aten function: the flops of its products, and the memory that it
+reads and writes."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
 
+from ...cost_model.work import Work
 from .bytes_accessed import ALLOCATES, VIEWS, touched_bytes
 from .flops import ATTENTION, CONVOLUTIONS, flops_of, is_product
 from .op_signature import Like, OpSignature, described, tensors
@@ -27,35 +27,6 @@ _REDUCTIONS = frozenset(
     native_batch_norm_backward _fused_rms_norm _fused_rms_norm_backward nll_loss_forward
     nll_loss_backward cumsum topk sort _foreach_norm""".split()
 )
-
-
-@dataclass(frozen=True)
-class Work:
-    """Cost of one call of an op, independent of any machine.
-
-    Args:
-        op: the op and its overload, "aten.mm.default".
-        kind: "matmul", "attention", "convolution", "pointwise", "reduction", "copy", "view" or
-            "other". A view, or memory that is only allocated, costs no time on a device.
-        dtype: dtype of the largest tensor, by which a machine looks up its rate for products.
-        flops: multiplications and additions of products, as ``torch.utils.flop_counter`` counts
-            them; 0 for an op without products.
-        nbytes: bytes of memory read + written; bytes that stay in caches are unknown and included.
-        key: description of the call without its data (``OpSignature``), from which the call can be
-            made again to time it.
-    """
-
-    op: str
-    kind: str
-    dtype: torch.dtype
-    flops: float
-    nbytes: int
-    key: Hashable
-
-    @property
-    def runs(self) -> bool:
-        """True if the call does anything on a device; False for views and allocations."""
-        return self.kind != "view"
 
 
 _works: dict[OpSignature, Work] = {}

@@ -17,9 +17,9 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from ...cost_model.model import Caller
 from ...nn.sharded.step import install_hooks
 from ...spec.tracer import Tracer
-from ..machines.machine import Caller
 
 
 class Callers:

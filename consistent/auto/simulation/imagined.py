@@ -24,13 +24,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mirrored.transports.faults.place import user_line
 
+from ...cost_model.model import Caller
+from ...cost_model.work import Work
 from ...dispatch.planning.writes import written_tensors
 from ...dispatch.plans.shards import is_global
 from ...graph.reads import is_followed, may_be_followed
 from ...spec.nested import map_tensors, tensors_in
-from ..machines.machine import Caller
 from ..machines.op_signature import OpSignature
-from ..machines.work import Work, work_of
+from ..machines.work import work_of
 from .cache_model import CacheModel
 from .log import Log, Op
 from .memory import Memory

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..machines.machine import Caller
+from ...cost_model.model import Caller
 
 
 @dataclass(slots=True)
@@ -20,7 +20,7 @@ class Op:
     """
 
     rank: int
-    work: Any  # machines.work.Work
+    work: Any  # cost_model.work.Work
     where: str
     placement: Any = None
     cold: float = 0.0

@@ -14,17 +14,18 @@ from mirrored.comm import Ranks
 from mirrored.transports.default import current, replace_current
 from mirrored.transports.faults.place import user_line
 
+from ...cost_model.model import Caller
 from ...dispatch import _C
 from ...dispatch.plans.plan import looked_up_in
 from ...dispatch.plans.shards import is_global
 from ...movement import plain_values
+from ...movement.speeds import simulated_costs
 from ...nn.sharded import prefetch
 from ...nn.sharded.step import install_hooks
 from ...spec.nested import tensors_in
 from ...spec.tracer import Tracer
 from ..machines import Machine
 from ..machines.find import machine
-from ..machines.machine import Caller
 from . import stages
 from .cache_model import CacheModel
 from .callers import Callers
@@ -137,6 +138,7 @@ def simulate(
         inside.enter_context(looked_up_in(_C.PlanTable()))  # plans of the simulated world
         inside.enter_context(_own_numbers())
         inside.enter_context(replace_current(transport))
+        inside.enter_context(simulated_costs(found))
         inside.enter_context(prefetch.switched_off(messages=False))
         inside.enter_context(plain_values.plain_may_differ())
         inside.enter_context(callers.observing())

@@ -6,7 +6,7 @@ from __future__ import annotations
 from ...graph.global_ops import CHOSEN
 from ...layout_problem.problem import Option
 from ...layout_problem.solve import DoesNotFitInMemory, solve
-from ...movement.speeds import device_speeds
+from ...movement.speeds import costs_of_plans
 from ...rules.signature import Call
 from .chain import Chain, Decision, Solution
 from .problem import problem_of
@@ -25,12 +25,12 @@ def chosen(chain: Chain) -> Solution | str:
         return chain.why
     if not chain.steps:
         return "it has no global ops"
-    device = device_speeds(chain.values[0].spec.placement.type)
-    problem, alone = problem_of(chain, device)
+    costs = costs_of_plans(chain.values[0].spec.placement.type)
+    problem, alone = problem_of(chain, costs)
     seconds, sent = problem.cost(alone)
     if sent == 0:
         return "nothing is sent between its ops"
-    problem.never = 2 * sent
+    problem.never_bytes = 2 * sent
     try:
         # ``nbytes`` of this problem are bytes sent, so the limit demands fewer than op by op.
         solution = solve(problem, sent - 1)

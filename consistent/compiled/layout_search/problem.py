@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...boxing.cost import Device
 from ...boxing.plan import boxing_bytes
+from ...cost_model.model import CostModel
 from ...graph.global_ops import CHOSEN, MOVE, Op
 from ...layout_problem.build import joint, op_options
 from ...layout_problem.costs import boxing_seconds_on
 from ...layout_problem.problem import Edge, Node, Option, Problem
+from ...layout_problem.shared_memory import SharedMemory
 from ...layout_problem.signatures import chosen_on, layouts_of, may_be
 from ...rules.candidates import candidates
 from ...rules.choose import choose
@@ -29,15 +30,13 @@ from ...rules.signature import Signature
 from ...spec import B, NdSbp
 from .chain import Chain
 
-_NEVER = 10.0  # seconds of an impossible boxing: more than any step takes
-
 
 class ChainProblem(Problem):
     """Layout problem that limits the bytes that a rank sends, instead of those that it holds."""
 
-    def __init__(self, device: Device) -> None:
-        super().__init__(device)
-        self.never = 0  # bytes of an impossible boxing
+    def __init__(self, costs: CostModel) -> None:
+        super().__init__(costs)
+        self.never_bytes = 0  # bytes of an impossible boxing
 
     def counted(self, kept: int, sent: int) -> int:
         return sent
@@ -51,30 +50,31 @@ class ChainProblem(Problem):
         if have == want:
             return 0.0, 0
         if edge.want == 0 and self.nodes[edge.reader].in_place:
-            return _NEVER, self.never
+            return self.never, self.never_bytes
         source, target = edge.spec.with_sbp(have), edge.spec.with_sbp(want)
         ways = [(source, target)] + [(target.dual, source.dual)] * edge.back
         try:
-            seconds = sum(boxing_seconds_on(self.device, a, b) for a, b in ways)
+            seconds = sum(boxing_seconds_on(self.costs, a, b) for a, b in ways)
             return seconds, sum(boxing_bytes(a, b) for a, b in ways)
         except ValueError:  # there is no such boxing, such as from a maximum to a sum
-            return _NEVER, self.never
+            return self.never, self.never_bytes
 
 
-def problem_of(chain: Chain, device: Device) -> tuple[ChainProblem, list[int]]:
+def problem_of(chain: Chain, costs: CostModel) -> tuple[ChainProblem, list[int]]:
     """Return the layout problem of ``chain``, and the solution that equals choosing op by op.
 
     The nodes of the problem are the inputs of the step, then the ops of ``chain.steps``, in order.
     """
-    problem, alone = ChainProblem(device), list[int]()
+    problem, alone = ChainProblem(costs), list[int]()
+    memory = SharedMemory(enumerate(chain.steps))
     outs = {v for step in chain.steps for v in step.outs}
     for v, value in enumerate(chain.values):
         if v not in outs:
             problem.add(Node("given", [_fixed((), [value.spec.sbp])], (), (v,)), chain.values)
             alone.append(0)
-    for step in chain.steps:
+    for at, step in enumerate(chain.steps):
         options, index = _options(problem, chain, step)
-        node = Node(step.name, options, step.ins, step.outs, in_place=step.call.inplace)
+        node = Node(step.name, options, step.ins, step.outs, in_place=memory.must_stay(step, at))
         problem.add(node, chain.values, step.tracked)
         alone.append(index)
     return problem, alone

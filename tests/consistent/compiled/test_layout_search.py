@@ -251,3 +251,42 @@ def test_what_the_chooser_meets_every_rank_raises(rank: int) -> None:
         with pytest.raises(RuntimeError, match="(?s)layouts are chosen by rank 0.*no solver"):
             for each in batches(72, 48):
                 made(*each)
+
+
+WRITES = {
+    "itself": lambda h: h.add_(1.0),
+    "transposed": lambda h: h.t().add_(0.5),
+    "split": lambda h: h.view(-1, 4, 15).mul_(0.5),
+    "flat": lambda h: h.view(-1).add_(1.0),
+    "columns": lambda h: h[:, 3:9].zero_(),
+    "rows": lambda h: h[1:5].fill_(0.25),
+}
+
+
+def writing(name: str) -> Any:
+    """Two products, between which the step writes into the result of the first, or a view of it."""
+
+    def make() -> Any:
+        up = leaf(48, 60, seed=7, sbp=S(1))
+        down = leaf(60, 48, seed=8, sbp=S(0))
+        optim = torch.optim.SGD([up, down], lr=0.01)
+
+        def step(x: Any) -> Any:
+            optim.zero_grad()
+            h = (x @ up) * 2.0
+            WRITES[name](h)
+            loss = (h @ down).square().mean()
+            loss.backward()
+            optim.step()
+            return loss, up.grad, down.grad
+
+        return step, [up, down]
+
+    return make
+
+
+@on_ranks(2)
+def test_what_is_written_in_place_is_not_written_to_a_copy(rank: int) -> None:
+    found = [beside(writing(name), batches(72, 48), layouts="auto") for name in WRITES]
+    notes = [made.programs[0].program.notes[0] for made in found]
+    assert any("chosen together" in note for note in notes), notes

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from consistent.cost_model.messages import Wire
 from consistent.dispatch.plans.plan import clear_plans, plans
 from consistent.movement.plain_values import plain_may_differ
 from consistent.rules import choose, fused_reduce_scatter
@@ -30,15 +31,16 @@ OPS: dict[str, Callable[..., Any]] = {
 def _joining(worth: int = 0) -> Iterator[None]:
     """Parts of ``worth`` bytes join, and messages start at once, so that small sums are not
     finished in one message."""
-    devices, before = choose.DEVICES, fused_reduce_scatter.WORTH
+    devices, before = choose.BUILT_IN, fused_reduce_scatter.WORTH
     # Those by which layouts are chosen, not those of moves, which are kept.
-    choose.DEVICES = {"cpu": replace(devices["cpu"], latency=0.0, bandwidth=1e9)}
+    free = replace(devices["cpu"], message_start_s=0.0, inside=Wire(0.0, 1e9))
+    choose.BUILT_IN = {"cpu": free}
     fused_reduce_scatter.WORTH = worth
     clear_plans()
     try:
         yield
     finally:
-        choose.DEVICES = devices
+        choose.BUILT_IN = devices
         fused_reduce_scatter.WORTH = before
         clear_plans()
 

@@ -100,9 +100,12 @@ class _Writing:
     def _one(self, v: int, begin: int, end: int) -> NdSbp | None:
         """Return the layout that all readers of ``v`` between two events want.
 
-        Return None if they want several layouts, if nothing reads ``v``, or if the layout is a
-        partial sum, to which a plan cannot box.
+        Return None if they want several layouts, if nothing reads ``v``, if the layout is a partial
+        sum, to which a plan cannot box, or if ``v`` is written in place later, which must not be
+        written to a boxed copy.
         """
+        if self.program.memory.is_written_after(v, begin):
+            return None
         wants = {want for at, want in self.reads.get(v, ()) if begin < at < end}
         if len(wants) != 1:
             return None

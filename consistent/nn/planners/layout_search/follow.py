@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ....boxing.cost import Device
+from ....cost_model.model import CostModel
 from ....dispatch.plans.arguments import fill
 from ....graph.global_ops import INPUT, OP, PARAMETER, Op
 from ....layout_problem.build import cost_of_op
@@ -20,7 +20,7 @@ from ....layout_problem.signatures import chosen_on
 from ....rules.candidates import candidates
 from ....rules.choose import Choice, choose
 from ....rules.signature import Call, Operand, Signature
-from ....spec import B, NdSbp
+from ....spec import B, NdSbp, cut_fault
 from ...plan import Layouts, Nd, Plan
 from .options import reducing_seconds, step_seconds
 from .program import Enter, Exit, Program
@@ -41,18 +41,23 @@ class Estimate:
         return f"{self.seconds * 1e3:.3f} ms a step, {self.nbytes / 1e6:,.1f} MB a rank"
 
 
-def follow(program: Program, device: Device, plan: Plan) -> Estimate:
+def follow(program: Program, costs: CostModel, plan: Plan) -> Estimate:
     """Return the estimated time and memory of a step of ``program`` under ``plan``.
 
     ``plan`` refers to tensors and modules by the names that they have in ``program``.
+
+    Raises:
+        ValueError: a value cannot be boxed as the plan says, or a write in place would go to a copy
+            of its target.
     """
-    return _Following(program, device, plan).all()
+    return _Following(program, costs, plan).all()
 
 
 class _Following:
-    def __init__(self, program: Program, device: Device, plan: Plan) -> None:
-        self.program, self.device, self.plan = program, device, plan
+    def __init__(self, program: Program, costs: CostModel, plan: Plan) -> None:
+        self.program, self.costs, self.plan = program, costs, plan
         self.seconds, self.nbytes = 0.0, 0
+        self.at = -1  # the event that is followed
         self.now: dict[int, NdSbp] = {}  # value -> its layout at this point of the program
         self.before: list[dict[int, NdSbp]] = []  # layouts outside, of the inputs of each open call
 
@@ -60,7 +65,8 @@ class _Following:
         for index, value in enumerate(self.program.values):
             if value.kind != OP:
                 self._given(index)
-        for event in self.program.events:
+        for at, event in enumerate(self.program.events):
+            self.at = at
             if isinstance(event, Op):
                 self._op(event)
             elif isinstance(event, Enter):
@@ -91,13 +97,13 @@ class _Following:
         self.now[index] = found.use
         # A parameter is boxed to its layout for use at each op that reads it.
         readers = sum(index in op.ins for op in self.program.ops)
-        self.seconds += readers * boxing_seconds_on(self.device, lies, used)
+        self.seconds += readers * boxing_seconds_on(self.costs, lies, used)
         if value.tracked:
             if found.use != found.sbp:  # not kept, so gathered again in backward
-                self.seconds += readers * boxing_seconds_on(self.device, lies, used)
-            self.seconds += reducing_seconds(self.program, self.device, used.dual, grad)
-            self.seconds += reducing_seconds(self.program, self.device, step, lies)
-            self.seconds += step_seconds(self.device, step.largest_nbytes)
+                self.seconds += readers * boxing_seconds_on(self.costs, lies, used)
+            self.seconds += reducing_seconds(self.program, self.costs, used.dual, grad)
+            self.seconds += reducing_seconds(self.program, self.costs, step, lies)
+            self.seconds += step_seconds(self.costs, step.largest_nbytes)
             self.nbytes += grad.largest_nbytes + 2 * step.largest_nbytes
 
     # -- calls of modules --------------------------------------------------------------------------
@@ -122,11 +128,16 @@ class _Following:
 
     def _border(self, v: int, nd: Nd) -> None:
         want = tuple(h if w is None else w for h, w in zip(self.now[v], nd, strict=True))
-        self._box(v, want, self.program.values[v].tracked)
+        value = self.program.values[v]
+        if fault := cut_fault(want, value.spec.placement, value.spec.shape):
+            raise ValueError(f"best_plan: a value cannot be laid out as a plan says: {fault}.")
+        if want != self.now[v] and self.program.memory.is_written_after(v, self.at):
+            raise _writes_copy()
+        self._box(v, want, value.tracked)
         self.now[v] = want
 
     def _box(self, v: int, want: NdSbp, back: bool) -> None:
-        more = box(self.device, self.program.values[v].spec, self.now[v], want, back)
+        more = box(self.costs, self.program.values[v].spec, self.now[v], want, back)
         self.seconds, self.nbytes = self.seconds + more[0], self.nbytes + more[1]
 
     # -- ops ---------------------------------------------------------------------------------------
@@ -139,9 +150,12 @@ class _Following:
             ins, outs = [whole] * len(op.ins), [whole] * len(op.outs)
         else:
             ins, outs = list(choice.ins), list(choice.outs)
+        if op.view and ins[0] != self.now[op.ins[0]]:
+            if self.program.memory.must_stay(op, self.at):
+                raise _writes_copy()
         for v, want in zip(op.ins, ins, strict=True):
             self._box(v, want, values[v].tracked)
-        more = cost_of_op(self.device, values, op, (ins, outs), sent)
+        more = cost_of_op(self.costs, values, op, (ins, outs), sent)
         self.seconds, self.nbytes = self.seconds + more[0], self.nbytes + more[1]
         for v, sbp in zip(op.outs, outs, strict=True):
             self.now[v] = sbp
@@ -149,21 +163,28 @@ class _Following:
             self._box(op.outs[0], self.now[op.ins[0]], values[op.outs[0]].tracked)
             self.now[op.outs[0]] = self.now[op.ins[0]]
 
-    def _choice(self, op: Op) -> tuple[Choice | None, int]:
+    def _choice(self, op: Op) -> tuple[Choice | None, Sequence[int]]:
         """Return the layouts that the op will choose in a run, and the bytes that its form itself
-        sends.
+        sends for each mesh axis.
 
         The layouts are None if the op runs on replicated operands only.
         """
         if op.row is None:
-            return None, 0
+            return None, ()
         specs = [self.program.values[v].spec.with_sbp(self.now[v]) for v in op.ins]
         call = _with_specs(op.call, specs)
         by_axis = candidates(op.row, call, self.program.placement)
         if by_axis is None:
-            return None, 0
+            return None, ()
         choice = choose(call, specs, by_axis, specs[0].sbp if call.inplace else None)
-        return choice, 0 if choice is None else _sent(choice, by_axis)
+        return choice, () if choice is None else _sent(choice, by_axis)
+
+
+def _writes_copy() -> ValueError:
+    return ValueError(
+        "best_plan: a write in place would go to a copy of its target, which is boxed before.\n"
+        "  Compute a new tensor instead, such as x = x + 1 for x += 1."
+    )
 
 
 def _with_specs(call: Call, specs: Sequence) -> Call:
@@ -172,10 +193,10 @@ def _with_specs(call: Call, specs: Sequence) -> Call:
     return replace(call, args=args, kwargs=kwargs, operands=operands)
 
 
-def _sent(choice: Choice, by_axis: Sequence[Sequence[Signature]]) -> int:
-    """Return the bytes that the chosen form itself sends, as a sum over mesh axes.
+def _sent(choice: Choice, by_axis: Sequence[Sequence[Signature]]) -> list[int]:
+    """Return the bytes that the chosen form itself sends, for each mesh axis.
 
     ``by_axis`` contains the signatures that were possible on each axis.
     """
     found = (chosen_on(axis, choice, options) for axis, options in enumerate(by_axis))
-    return sum(signature.nbytes for signature in found if signature is not None)
+    return [0 if signature is None else signature.nbytes for signature in found]

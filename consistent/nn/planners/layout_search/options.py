@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ....boxing.cost import Device
+from ....cost_model.model import CostModel
 from ....graph.global_ops import INPUT, OP, PARAMETER, Op, Value
 from ....layout_problem.build import cheapest, joint, op_options
 from ....layout_problem.costs import boxing_seconds_on, start_seconds
@@ -31,25 +31,28 @@ _KEPT, _STEP = 4, 7
 Axes = Sequence[Sequence[Signature]]
 
 
-def problem_of(program: Program, device: Device, given: Sequence[Axes] | None = None) -> Problem:
+def problem_of(program: Program, costs: CostModel, given: Sequence[Axes] | None = None) -> Problem:
     """Return the integer program of choosing all layouts of ``program``.
 
     Args:
         given: signatures from which each node may choose, for each mesh axis; None allows all that
             the rule of its op has.
     """
-    problem = Problem(device)
+    problem = Problem(costs)
     axes = given or axes_of(program)
     alike = keys(program)
+    stay = {id(op): program.memory.must_stay(op, at) for at, op in program.timed_ops}
     for index, (value, op) in enumerate(_nodes(program)):
         chosen = joint(axes[index])
         if op is None:
             assert value is not None
-            options = [_given(program, value, device, s) for s in chosen]
+            options = [_given(program, value, costs, s) for s in chosen]
             node = Node(program.values[value].name, cheapest(options), (), (value,))
         else:
             options = op_options(problem, program.values, op, chosen)
-            node = Node(op.name, options, op.ins, op.outs)
+            # An op without a rule writes a copy, which it boxes back.
+            in_place = stay[id(op)] and not (op.row is None and op.call.inplace)
+            node = Node(op.name, options, op.ins, op.outs, in_place=in_place)
         node.alike = alike[index]
         problem.add(node, program.values)
     _end(problem, program)
@@ -64,7 +67,8 @@ def axes_of(program: Program) -> list[Axes]:
             found.append(_signatures(op, program.placement))
         else:
             assert value is not None
-            found.append(_splits(program.values[value], program.placement))
+            written = program.memory.is_written_after(value, -1)
+            found.append(_splits(program.values[value], program.placement, written))
     return found
 
 
@@ -78,16 +82,17 @@ def _nodes(program: Program) -> Iterable[tuple[int | None, Op | None]]:
         yield None, op
 
 
-def _splits(value: Value, placement: Placement) -> Axes:
+def _splits(value: Value, placement: Placement, written: bool) -> Axes:
     """Return the layouts that an input, parameter or buffer may have, for each mesh axis.
 
-    Each layout is returned as a signature without operands.
+    Each layout is returned as a signature without operands. An input that is ``written`` in place
+    stays as it is, whole, since the caller's tensor is written.
     """
     made = []
     for axis, parts in enumerate(placement.shape):
         if value.fixed is not None:
             entries = [value.fixed[axis]]
-        elif value.kind in (INPUT, PARAMETER):
+        elif value.kind == PARAMETER or (value.kind == INPUT and not written):
             dims = [d for d, n in enumerate(value.spec.shape) if n >= parts > 1]
             entries = [B, *map(Split, dims)]
         else:
@@ -115,36 +120,36 @@ def _signatures(op: Op, placement: Placement) -> Axes:
     return made
 
 
-def _given(program: Program, index: int, device: Device, chosen: Sequence[Signature]) -> Option:
+def _given(program: Program, index: int, costs: CostModel, chosen: Sequence[Signature]) -> Option:
     outs = layouts_of(chosen)[1]
     value = program.values[index]
     spec = value.spec.with_sbp(outs[0])
     nbytes = 0 if value.kind == INPUT else spec.largest_nbytes
     seconds = 0.0
     if value.kind == PARAMETER and value.tracked:
-        seconds = reducing_seconds(program, device, spec.dual, spec)
-        seconds += step_seconds(device, nbytes)
+        seconds = reducing_seconds(program, costs, spec.dual, spec)
+        seconds += step_seconds(costs, nbytes)
         nbytes *= _KEPT
     return Option((), outs, seconds, nbytes, tuple(chosen))
 
 
-def reducing_seconds(program: Program, device: Device, src: TensorSpec, dst: TensorSpec) -> float:
+def reducing_seconds(program: Program, costs: CostModel, src: TensorSpec, dst: TensorSpec) -> float:
     """Return the seconds of moving a parameter's gradient from ``src`` to its layout ``dst``.
 
     Gradients of several parameters travel together in one message, so each bears only its share of
     one latency.
     """
-    seconds = boxing_seconds_on(device, src, dst)
-    start = start_seconds(device)
+    seconds = boxing_seconds_on(costs, src, dst)
+    start = start_seconds(costs, src, dst)
     if seconds <= start:
         return seconds
     count = sum(v.kind == PARAMETER and v.tracked for v in program.values)
     return seconds - start + start / count
 
 
-def step_seconds(device: Device, nbytes: int) -> float:
+def step_seconds(costs: CostModel, nbytes: int) -> float:
     """Return the seconds of an optimizer step on ``nbytes`` of a parameter on each rank."""
-    return _STEP * nbytes / device.memory
+    return _STEP * nbytes / costs.memory
 
 
 def _end(problem: Problem, program: Program) -> None:

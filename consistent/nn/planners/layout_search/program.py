@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ....graph.global_ops import Op, Value
+from ....layout_problem.shared_memory import SharedMemory
 from ....spec import Placement
 
 
@@ -47,8 +49,20 @@ class Program:
     events: list[Op | Enter | Exit] = field(default_factory=list)
     losses: list[int] = field(default_factory=list)
     results: list[int] = field(default_factory=list)
+    # Pairs of values that are one tensor.
+    same: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def ops(self) -> list[Op]:
         """The events that are ops, in order."""
-        return [event for event in self.events if isinstance(event, Op)]
+        return [event for _, event in self.timed_ops]
+
+    @property
+    def timed_ops(self) -> list[tuple[int, Op]]:
+        """The events that are ops, each with its position among all events."""
+        return [(at, event) for at, event in enumerate(self.events) if isinstance(event, Op)]
+
+    @cached_property
+    def memory(self) -> SharedMemory:
+        """What shares memory and is written in place, by positions among the events."""
+        return SharedMemory(self.timed_ops, self.same)

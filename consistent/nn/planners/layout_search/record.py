@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ....dispatch.plans.shards import is_global
+from ....dispatch.plans.shards import is_global, plain
 from ....graph.global_ops import BUFFER, INPUT, PARAMETER, GlobalOps
 from ....graph.known_values import KnownValues
 from ....graph.module_calls import module_calls
@@ -180,6 +180,10 @@ class _Recorder:
     def _op(self, plan: Any, given: list[Any], out: Any, *_: Any) -> None:
         op = replace(self._ops.op(plan, given, out), module=self._calling[-1])
         self._alive += [*given, *tensors_in(out)]
+        if not plan.call.inplace:
+            read = list(zip(op.ins, filter(is_global, given), strict=True))
+            for made, x in zip(op.outs, filter(is_global, tensors_in(out))):
+                self.program.same += [(v, made) for v, y in read if _is_same(x, y)]
         self.program.events.append(op)
         self._known.op(plan, given, out)
 
@@ -203,3 +207,9 @@ class _Recorder:
             number = self._ops.known(x) if is_global(x) else None
             if number is not None and number not in self.program.results:
                 self.program.results.append(number)
+
+
+def _is_same(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Return whether two tensors have one memory, as the operand and the result of ``contiguous()``
+    may have."""
+    return plain(x).untyped_storage() is plain(y).untyped_storage()

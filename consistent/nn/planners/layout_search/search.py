@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from ....boxing.cost import Device
+from ....cost_model.model import CostModel
 from ....layout_problem.problem import Problem
 from ....layout_problem.solve import DoesNotFitInMemory, solve
-from ....movement.speeds import device_speeds
-from ....spec import B, Placement, S
+from ....movement.speeds import costs_of_plans
+from ....rules.signature import Signature
+from ....spec import Placement
 from ....spec.nested import arguments_of, each_in
-from ...plan import Border, Plan
+from ...plan import Plan
 from ...slots import plain_slots
-from ..registry import axis_names, plan_for
 from ..resolve import resolve
+from .candidates import judged, named_plans, whole_plan
 from .emit import plan_of_solution
 from .follow import Estimate, follow
 from .options import axes_of, problem_of
-from .program import Enter, Program
+from .program import Program
 from .record import record
 
-# The plans by name that a found plan is compared with, and the layouts of their inputs.
-_NAMED = {"data": S(0), "zero3": S(0), "tensor": B, "tensor+sequence": B}
 # The most options of a problem of several axes that is solved for all axes at once.
 _AT_ONCE = 300
 _ROUNDS = 3
@@ -37,7 +38,7 @@ def best_plan(
     example: Any,
     memory: int | None = None,
     *,
-    device: Device | None = None,
+    machine: CostModel | None = None,
 ) -> Plan:
     """Return the plan under which a step of a model is estimated to take the least time.
 
@@ -63,7 +64,8 @@ def best_plan(
             entry of the model itself in the plan (``plan.modules[""]``) says in which layout they
             should come, and ``inputs=`` of ``parallelize`` makes them global.
         memory: bytes that a rank may hold.
-        device: speeds of a rank and its links; by default those of this world, as measured.
+        machine: the machine of the ranks; by default that of this world, with links as measured, or
+            the machine that is simulated.
 
     Raises:
         ImportError: scipy is not installed.
@@ -72,15 +74,20 @@ def best_plan(
     """
     args, kwargs = arguments_of(example)
     model = _model_of(step_or_model, args, kwargs)
-    slots = plain_slots(model)
     program = record(step_or_model, model, placement, args, kwargs)
-    device = device or device_speeds(placement.type)
-    solution, problem, least = _solved(program, device, memory)
-    made = plan_of_solution(program, problem, solution)
+    costs = machine or costs_of_plans(placement.type)
+    solutions = _solved(program, costs, memory)
+    least = min(nbytes for _, _, nbytes in solutions.values())
     # A run may choose otherwise than the solution, so every plan is judged by the run that follows.
-    plans = {"a plan of its own": resolve(model, slots, placement, made)}
-    plans.update(_by_name(program, model, placement))
-    found = {name: follow(program, device, plan) for name, plan in plans.items()}
+    makers: dict[str, Callable[[], Plan]] = {
+        name: partial(_own, program, model, solution, problem)
+        for name, (solution, problem, _) in solutions.items()
+    }
+    makers.update(named_plans(program, model))
+    plans, found = judged(program, costs, makers)
+    if not plans:
+        plans = {"whole": whole_plan(program, model)}
+        found = {name: follow(program, costs, plan) for name, plan in plans.items()}
     fitting = {n: e for n, e in found.items() if memory is None or e.nbytes <= memory}
     if not fitting:
         raise _does_not_fit(min([least, *(e.nbytes for e in found.values())]), memory or 0, model)
@@ -117,32 +124,42 @@ def _model_of(step: Any, args: tuple, kwargs: Mapping[str, Any]) -> torch.nn.Mod
 # -- the search ------------------------------------------------------------------------------------
 
 
-def _solved(program: Program, device: Device, memory: int | None) -> tuple[list[int], Problem, int]:
-    """Return the best solution, the problem that it solves, and the bytes that a rank then holds.
+# A solution, the problem that it solves, and the bytes that a rank then holds.
+_Solution = tuple[list[int], Problem, int]
 
-    If nothing fits in ``memory``, the solution is the one that holds the fewest bytes.
+
+def _solved(program: Program, costs: CostModel, memory: int | None) -> dict[str, _Solution]:
+    """Return the best solution by the name of its plan, or several of which one may be the best.
+
+    If nothing fits in ``memory``, a solution is the one that holds the fewest bytes.
     """
-    axes = axes_of(program)
-    counts = (_product(map(len, each)) for each in axes)
+    axes, name = axes_of(program), "a plan of its own"
+    counts = (math.prod(map(len, each)) for each in axes)
     if program.placement.ndim == 1 or sum(counts) <= _AT_ONCE:
-        problem = problem_of(program, device, axes)
+        problem = problem_of(program, costs, axes)
         solution = _fitting(problem, memory)
-        return solution, problem, problem.cost(solution)[1]
-    return _axis_by_axis(program, device, memory)
+        return {name: (solution, problem, problem.cost(solution)[1])}
+    whole = [[options[0] for options in each] for each in axes]  # the whole ones come first
+    found = {name: _axis_by_axis(program, costs, memory, whole)}
+    if costs.inside != costs.between:
+        # Unequal links make one axis after another stop early; from a good solution they go on.
+        equal = _axis_by_axis(program, replace(costs, between=costs.inside), memory, whole)
+        again = _axis_by_axis(program, costs, memory, _taken(equal, len(axes)))
+        found[f"{name}, begun with equal links"] = again
+    return found
 
 
 def _axis_by_axis(
-    program: Program, device: Device, memory: int | None
-) -> tuple[list[int], Problem, int]:
+    program: Program, costs: CostModel, memory: int | None, chosen: Sequence[Sequence[Signature]]
+) -> _Solution:
     """Solve one mesh axis after another, with the choices on the other axes fixed, until nothing
     improves.
 
-    Returns what ``_solved`` returns. It is used where there are too many options for all axes
-    together.
+    It is used where there are too many options for all axes together. ``chosen`` is where it
+    begins: for each node, its signature on each axis.
     """
     axes = axes_of(program)
-    chosen = [[options[0] for options in each] for each in axes]  # the whole ones come first
-    best: tuple[list[int], Problem, int] | None = None
+    best: _Solution | None = None
     last: tuple[bool, float] = False, float("inf")
     for _ in range(_ROUNDS):
         for axis in range(program.placement.ndim):
@@ -150,11 +167,10 @@ def _axis_by_axis(
                 [options if a == axis else [now[a]] for a, options in enumerate(each)]
                 for each, now in zip(axes, chosen, strict=True)
             ]
-            problem = problem_of(program, device, given)
+            problem = problem_of(program, costs, given)
             solution = _fitting(problem, memory)
-            pairs = zip(problem.nodes, solution, range(len(axes)))
-            chosen = [list(node.options[index].axes) for node, index, _ in pairs]
             best = solution, problem, problem.cost(solution)[1]
+            chosen = _taken(best, len(axes))
         assert best is not None
         seconds, nbytes = best[1].cost(best[0])
         # Compared as a tuple: fitting in memory comes before seconds.
@@ -166,51 +182,27 @@ def _axis_by_axis(
     return best
 
 
+def _taken(found: _Solution, count: int) -> list[Sequence[Signature]]:
+    """Return the signatures on all axes that each of the first ``count`` nodes has in a
+    solution."""
+    solution, problem, _ = found
+    pairs = zip(problem.nodes, solution, range(count))
+    return [node.options[index].axes for node, index, _ in pairs]
+
+
+def _own(
+    program: Program, model: torch.nn.Module, solution: Sequence[int], problem: Problem
+) -> Plan:
+    """Return the plan under which a run comes closest to a solution."""
+    made = plan_of_solution(program, problem, solution)
+    return resolve(model, plain_slots(model), program.placement, made)
+
+
 def _fitting(problem: Problem, memory: int | None) -> list[int]:
     try:
         return solve(problem, memory)
     except DoesNotFitInMemory as error:
         return error.solution
-
-
-def _product(counts: Iterator[int]) -> int:
-    made = 1
-    for count in counts:
-        made *= count
-    return made
-
-
-# -- plans by name ---------------------------------------------------------------------------------
-
-
-def _by_name(program: Program, model: torch.nn.Module, placement: Placement) -> dict[str, Plan]:
-    """Return the plans by name ("data", "zero3", ...), to compare with the one found.
-
-    There is one for each combination of a name per mesh axis. The layouts of the model's inputs are
-    added to each plan.
-    """
-    names = axis_names(placement)
-    made = {}
-    for chosen in itertools.product(_NAMED, repeat=placement.ndim):
-        given = dict(zip(names, chosen, strict=True))
-        plan = plan_for(model, plain_slots(model), placement, given)
-        _add_inputs(plan, program, tuple(_NAMED[name] for name in chosen))
-        made[", ".join(chosen)] = plan
-    return made
-
-
-def _add_inputs(plan: Plan, program: Program, sbp: tuple) -> None:
-    parts = _product(n for n, e in zip(program.placement.shape, sbp) if e.is_split)
-    for event in program.events:
-        if isinstance(event, Enter) and event.module == "":
-            border = plan.modules.get("", Border())
-            ways = {
-                key: sbp
-                for key, v in event.given.items()
-                if (shape := program.values[v].spec.shape) and shape[0] >= parts > 1
-            }
-            if ways:
-                plan.modules[""] = Border({**ways, **border.inputs}, border.outputs)
 
 
 # -- what is said ----------------------------------------------------------------------------------

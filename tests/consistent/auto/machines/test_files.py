@@ -26,6 +26,8 @@ def test_a_machine_that_is_saved_and_loaded_is_the_same(name: str, tmp_path: Pat
         ("memory_bytes: 80000000000.0", "memory_bytes: -80e9", "memory_bytes is -80000000000.0"),
         ("latency_s: 1.9e-06", "latency: 1", "'latency' of inside. Did you mean 'latency_s'?"),
         ("bfloat16:", "bloat16:", "peak_flops has 'bloat16', which is not a dtype"),
+        ("overlap: 1.0", "overlap: 1.5", "overlap is 1.5; it is a fraction"),
+        ("overlap: 1.0", "overlap: -1", "overlap is -1; it must not be negative"),
         ("name: a100-8", "name: [", "is not YAML"),
     ],
 )  # fmt: skip

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from consistent.auto.machines.known import KNOWN
-from consistent.auto.machines.messages import PAIRS, RINGS, Wire
-from consistent.auto.machines.work import Work
+from consistent.cost_model.messages import PAIRS, RINGS, Wire
+from consistent.cost_model.work import Work
 
 # One hop takes 1 s inside a host and 10 s between; 100 and 10 bytes a second; two ranks a host.
 SMALL = replace(

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from consistent.auto.machines import Work, machine, replay, work_of
 from consistent.auto.machines.measurement_cache import MeasurementCache
 from consistent.auto.machines.this_machine import ThisMachine
-from consistent.boxing.cost import DEVICES
+from consistent.cost_model.built_in import BUILT_IN
 from consistent.movement.speeds import device_speeds
 from mirrored.transports.default import current
 from tests.ranks import pool
@@ -188,7 +188,7 @@ def priced(rank: int) -> bool:
 
 def test_messages_cost_what_eager_boxing_takes_them_to_cost() -> None:
     assert pool(2).run(priced) == [True, True]
-    assert device_speeds("cpu") == DEVICES["cpu"]  # of this process, which is alone
+    assert device_speeds("cpu") == BUILT_IN["cpu"]  # of this process, which is alone
 
 
 def test_ranks_of_several_hosts_send_messages(this: ThisMachine) -> None:

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from consistent.auto.machines.op_signature import Like, Plain, Same
-from consistent.auto.machines.work import Work, work_of
+from consistent.auto.machines.work import work_of
+from consistent.cost_model.work import Work
 
 aten = torch.ops.aten
 

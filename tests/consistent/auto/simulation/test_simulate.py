@@ -21,7 +21,7 @@ from consistent.auto.machines.known import KNOWN
 from consistent.auto.machines.op_signature import tensors
 from consistent.auto.simulation.log import Mark, Message, Op, Scheduled
 from consistent.auto.simulation.timeline import Track
-from consistent.boxing.cost import DEVICES
+from consistent.cost_model.built_in import BUILT_IN
 from mirrored.comm import Link
 from mirrored.transports.default import current
 from tests.consistent.auto.simulation import programs
@@ -40,7 +40,7 @@ PLANS = {
 def _simulated(ranks: int, link: Link | None, hosts: int, make: Any, *args: Any) -> Any:
     """On so many hosts, in each of which ranks share memory, with links that cost what they cost
     the real ranks: sizes of buckets depend on it. Nothing is timed."""
-    cost = DEVICES["cpu"] if link is None else None
+    cost = BUILT_IN["cpu"] if link is None else None
     wire = Wire(cost.latency, cost.bandwidth) if cost else Wire(link.latency_s, link.bytes_per_s)
     machine = replace(
         KNOWN["h100-8"],

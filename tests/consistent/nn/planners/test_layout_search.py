@@ -10,7 +10,8 @@ from torch import nn
 
 import consistent
 from consistent import B, S, placement
-from consistent.boxing.cost import DEVICES, Device
+from consistent.cost_model.built_in import BUILT_IN, uniform
+from consistent.cost_model.model import CostModel
 from consistent.layout_problem.solve import solve
 from consistent.nn.plan import Plan
 from consistent.nn.planners.layout_search import best_plan
@@ -26,9 +27,17 @@ pytest.importorskip("scipy")
 PAIR = placement("cpu", ranks=[0, 1])
 
 
-def slow(flops: float) -> Device:
+def slow(flops: float) -> CostModel:
     """A machine so slow that work is worth sharing, whatever is sent for it."""
-    return Device(3e-6, 1.5e10, overhead=2e-7, memory=1e7, python=0.0, flops=flops)
+    return uniform(
+        "cpu",
+        latency=3e-6,
+        bandwidth=1.5e10,
+        overhead=2e-7,
+        memory=1e7,
+        python=0.0,
+        flops=flops,
+    )
 
 
 class MLP(nn.Module):
@@ -95,7 +104,7 @@ def case(name: str):
     return predict, GPT(), (torch.randint(12, (4, 6)), torch.randint(12, (4, 6)))
 
 
-DEVICE = {"small": DEVICES["cpu"], "slow": slow(1e6), "slow memory": slow(1e9)}
+DEVICE = {"small": BUILT_IN["cpu"], "slow": slow(1e6), "slow memory": slow(1e9)}
 
 
 @pytest.mark.parametrize("machine", DEVICE)
@@ -104,7 +113,7 @@ def test_a_found_plan_takes_no_longer_than_plans_by_name(name, machine):
     step, model, batch = case(name)
     device = DEVICE[machine]
     program = record(step, model, PAIR, (model, *batch), {})
-    found = follow(program, device, best_plan(step, PAIR, (model, *batch), device=device))
+    found = follow(program, device, best_plan(step, PAIR, (model, *batch), machine=device))
     for given in ("data", "zero3", "tensor"):
         plan = plan_for(model, plain_slots(model), PAIR, given)
         assert found.seconds <= follow(program, device, plan).seconds
@@ -119,7 +128,7 @@ def test_a_run_under_the_written_plan_takes_what_was_solved(name, machine):
     program = record(step, model, PAIR, (model, *batch), {})
     problem = problem_of(program, device)
     least, _ = problem.cost(solve(problem))
-    found = follow(program, device, best_plan(step, PAIR, (model, *batch), device=device))
+    found = follow(program, device, best_plan(step, PAIR, (model, *batch), machine=device))
     assert found.seconds == pytest.approx(least, rel=0.05)
 
 
@@ -146,7 +155,7 @@ def test_the_model_and_its_gradients_stay_as_they_are():
 
 def test_a_plan_is_found_again_and_is_kept_by_its_file(tmp_path):
     step, model, batch = case("gpt")
-    plans = [best_plan(step, PAIR, (model, *batch), device=slow(1e6)) for _ in range(2)]
+    plans = [best_plan(step, PAIR, (model, *batch), machine=slow(1e6)) for _ in range(2)]
     assert plans[0] == plans[1] and plans[0].notes == plans[1].notes
     loaded = Plan.load(plans[0].save(tmp_path / "plan.yaml"))
     assert plan_for(model, plain_slots(model), PAIR, loaded) == plans[0]
@@ -160,7 +169,7 @@ def test_equal_blocks_get_equal_layouts_at_little_cost():
     problem = problem_of(program, slow(1e6))
     keys = {node.alike for node in problem.nodes if node.alike is not None}
     assert len(keys) < len(problem.nodes) / 8
-    plan = best_plan(predict, PAIR, (model, tokens, tokens), device=slow(1e6))
+    plan = best_plan(predict, PAIR, (model, tokens, tokens), machine=slow(1e6))
     for name, layouts in plan.tensors.items():
         if name.startswith("blocks."):
             assert layouts == plan.tensors["blocks.0." + name.split(".", 2)[2]]
@@ -171,9 +180,9 @@ def test_memory_is_a_bound_and_says_by_how_much_it_is_missed():
     x = torch.randn(512, 64)
     free = best_plan(regress, PAIR, (model, x, x))
     program = record(regress, model, PAIR, (model, x, x), {})
-    memory = int(follow(program, DEVICES["cpu"], free).nbytes * 0.8)
+    memory = int(follow(program, BUILT_IN["cpu"], free).nbytes * 0.8)
     bound = best_plan(regress, PAIR, (model, x, x), memory=memory)
-    assert follow(program, DEVICES["cpu"], bound).nbytes <= memory
+    assert follow(program, BUILT_IN["cpu"], bound).nbytes <= memory
     with pytest.raises(ValueError, match=r"fits in memory=1,000 bytes .*\n.*too many"):
         best_plan(regress, PAIR, (model, x, x), memory=1000)
 
@@ -182,7 +191,7 @@ def test_two_axes_are_searched():
     step, model, batch = case("gpt")
     grid = placement("cpu", ranks=[[0, 1], [2, 3]], axes=("dp", "tp"))
     device = slow(1e6)
-    plan = best_plan(step, grid, (model, *batch), device=device)
+    plan = best_plan(step, grid, (model, *batch), machine=device)
     program = record(step, model, grid, (model, *batch), {})
     for given in ({"dp": "data", "tp": "tensor"}, {"dp": "zero3", "tp": "data"}):
         other = plan_for(model, plain_slots(model), grid, given)
@@ -259,7 +268,7 @@ def test_scipy_is_asked_for_where_it_is_missing(monkeypatch):
 def found(name: str, machine: str, grid: list) -> Plan:
     step, model, batch = case(name)
     where = placement("cpu", ranks=grid)
-    return best_plan(step, where, (model, *batch), device=DEVICE[machine])
+    return best_plan(step, where, (model, *batch), machine=DEVICE[machine])
 
 
 def run(rank: int, name: str, plan: Plan, grid: list) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from consistent.boxing.cost import DEVICES
+from consistent.cost_model.built_in import BUILT_IN
 from consistent.movement.speeds import device_speeds
 from mirrored.transports.default import current
 from mirrored.transports.tuning import table
@@ -27,6 +27,6 @@ def test_it_is_counted_once_all_ranks_have_met(hosts: str) -> None:
         found = on_hosts(hosts, priced, len(hosts))
     finally:
         table.save(before, len(hosts), MESSAGES)
-    cpu = DEVICES["cpu"]
+    cpu = BUILT_IN["cpu"]
     assert all(rank[0] in ((cpu.latency, cpu.bandwidth), (4e-6, 4e9)) for rank in found)
     assert all(rank[1] == (5e-5, 2e9) for rank in found)

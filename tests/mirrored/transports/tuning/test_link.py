@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from consistent.boxing.cost import DEVICES
+from consistent.cost_model.built_in import BUILT_IN
 from consistent.movement.speeds import device_speeds, speeds_of
 from mirrored.comm import Link
 from mirrored.transports.default import current
@@ -71,15 +71,15 @@ def test_copies_are_priced_by_what_was_measured(
     link = agreed_link(World(), "cpu", lambda: kept_link(2, "one", True))
     assert link is not None
     found = speeds_of("cpu", link)
-    assert (found.memory, found.overhead) == (5e9, DEVICES["cpu"].overhead)
+    assert (found.memory, found.overhead) == (5e9, BUILT_IN["cpu"].overhead)
     assert found.move_seconds(0, int(5e9)) == found.overhead + 1.0
 
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_boxing_is_priced_by_it_alike_on_all_ranks(n: int) -> None:
     seen = set(pool(n).run(priced))
-    assert len(seen) == 1 and seen.pop()[0] < DEVICES["cpu"].latency
+    assert len(seen) == 1 and seen.pop()[0] < BUILT_IN["cpu"].latency
 
 
 def test_simulated_ranks_have_the_built_in_speeds() -> None:
-    assert set(run_ranks(lambda rank: device_speeds("cpu"), 2)) == {DEVICES["cpu"]}
+    assert set(run_ranks(lambda rank: device_speeds("cpu"), 2)) == {BUILT_IN["cpu"]}

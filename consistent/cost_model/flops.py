@@ -1,0 +1,68 @@
+"""Floating-point operations (multiplications + additions) of products, by the shapes of their
+tensors.
+
+Two tables say which op is which product: by the names of global ops (``layout_problem/costs.py``)
+and by aten's functions (``auto/machines/flops.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+Shape = Sequence[int]
+
+
+def contraction(left: Shape, dim: int, out: Shape) -> int:
+    """Return the flops of a product that sums over dim ``dim`` of its left operand: mm, linear,
+    mv, dot."""
+    return 2 * math.prod(out) * left[dim]
+
+
+def einsum(left: Shape, right: Shape, out: Shape) -> int:
+    """Return the flops of a product of two tensors whose letters are not known.
+
+    Each letter is in two of the three tensors, so the product of the three sizes is the square of
+    the product of the letters' lengths.
+    """
+    return 2 * math.isqrt(math.prod(out) * math.prod(left) * math.prod(right))
+
+
+def outer(out: Shape) -> int:
+    """Return the flops of an outer product, or of one product for each element of ``out``."""
+    return 2 * math.prod(out)
+
+
+def grouped(left: Shape, right: Shape) -> int:
+    """Return the flops of a grouped matrix product.
+
+    If rows [m, k] are multiplied with [groups, k, n], each row is multiplied with one of the
+    matrices. If [k, m] is multiplied with [k, n], both cut into groups along k, all groups together
+    cost as much as one product.
+    """
+    return 2 * math.prod(left) * right[-1]
+
+
+def convolution(x: Shape, weight: Shape, out: Shape, transposed: bool) -> int:
+    """Return the flops of a convolution.
+
+    ``weight`` is [out, in / groups, ...], or [in, out / groups, ...] if transposed. Each element of
+    the output (of the input, if transposed) is multiplied with one slice of ``weight``.
+    """
+    return 2 * math.prod(x if transposed else out) * math.prod(weight[1:])
+
+
+def attention(query: Shape, key: Shape, value: Shape) -> int:
+    """Return the flops of attention: queries times keys, and weights times values.
+
+    Heads of keys and values that several heads of queries share count for each of these.
+    """
+    pairs = math.prod(query[:-1]) * key[-2]
+    return 2 * pairs * (query[-1] + value[-1])
+
+
+def attention_backward(query: Shape, key: Shape, value: Shape) -> int:
+    """Return the flops of the backward of attention, which computes the weights again and makes two
+    products for each of the two of forward."""
+    pairs = math.prod(query[:-1]) * key[-2]
+    return 2 * pairs * (3 * query[-1] + 2 * value[-1])

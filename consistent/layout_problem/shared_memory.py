@@ -1,0 +1,65 @@
+"""Which values of a step share memory on one device, and when an op writes into that memory.
+
+```
+h = linear(x)       0
+v = h.view(2, 3)    1   v shares the memory of h
+v.add_(1)           2   so h and v are written at 2: neither may be boxed before, as the write would
+                        go to a copy
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..graph.global_ops import MOVE, Op
+
+
+class SharedMemory:
+    """Record of the writes in place of a step.
+
+    Args:
+        ops: (position in the program, op) for each op, in order.
+        same: pairs of values that are one tensor, as the operand and the result of
+            ``contiguous()`` may be.
+    """
+
+    def __init__(self, ops: Iterable[tuple[int, Op]], same: Iterable[tuple[int, int]] = ()) -> None:
+        self._first: dict[int, int] = {}  # value -> another that shares its memory
+        writes: list[tuple[int, int]] = []
+        for a, b in same:
+            self._join(a, b)
+        for at, op in ops:
+            if op.call.inplace and op.ins:
+                writes.append((at, op.ins[0]))
+            if op.ins and (op.call.inplace or _is_view(op)):
+                for out in op.outs:
+                    self._join(op.ins[0], out)
+        self._last: dict[int, int] = {}  # memory -> position of the last write into it
+        for at, v in writes:
+            self._last[self._memory(v)] = at
+
+    def is_written_after(self, v: int, at: int) -> bool:
+        """Return whether an op after position ``at`` writes into the memory of value ``v``."""
+        return self._last.get(self._memory(v), -1) > at
+
+    def must_stay(self, op: Op, at: int) -> bool:
+        """Return whether the first operand of an op must not be boxed: the op writes it, or returns
+        a view that a later op writes."""
+        if not op.ins:
+            return False
+        return op.call.inplace or (_is_view(op) and self.is_written_after(op.ins[0], at))
+
+    def _memory(self, v: int) -> int:
+        while (other := self._first.get(v, v)) != v:
+            v = other
+        return v
+
+    def _join(self, a: int, b: int) -> None:
+        a, b = self._memory(a), self._memory(b)
+        if a != b:
+            self._first[max(a, b)] = min(a, b)
+
+
+def _is_view(op: Op) -> bool:
+    return op.view and op.kind != MOVE  # a move to another layout makes a copy

@@ -1,0 +1,81 @@
+"""The plans that a search chooses from: how each is made, and what a step under it is estimated to
+take.
+
+A plan that cannot be made for the model, or that a run could not follow, is left out. One name on
+each of two mesh axes may be such a plan: "tensor" on both would cut a custom cut of a projection of
+queries, keys and values once more.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+
+from ....cost_model.model import CostModel
+from ....spec import B, S
+from ...plan import Border, Plan
+from ...slots import plain_slots
+from ..registry import axis_names, plan_for
+from ..resolve import resolve
+from .follow import Estimate, follow
+from .program import Enter, Program
+
+# The plans by name that a found plan is compared with, and the layouts of their inputs.
+_NAMED = {"data": S(0), "zero3": S(0), "tensor": B, "tensor+sequence": B}
+
+
+def judged(
+    program: Program, costs: CostModel, makers: Mapping[str, Callable[[], Plan]]
+) -> tuple[dict[str, Plan], dict[str, Estimate]]:
+    """Return the plans that a run can follow, and their estimates, by name; none if there is
+    none."""
+    plans, found = dict[str, Plan](), dict[str, Estimate]()
+    for name, make in makers.items():
+        try:
+            plan = make()
+            found[name] = follow(program, costs, plan)
+        except ValueError:
+            continue
+        plans[name] = plan
+    return plans, found
+
+
+def whole_plan(program: Program, model: torch.nn.Module) -> Plan:
+    """Return the plan that splits nothing."""
+    return resolve(model, plain_slots(model), program.placement, Plan())
+
+
+def named_plans(program: Program, model: torch.nn.Module) -> dict[str, Callable[[], Plan]]:
+    """Return functions that make the plans by name ("data", "zero3", ...).
+
+    There is one for each combination of a name per mesh axis. The layouts of the model's inputs are
+    added to each plan.
+    """
+    chosen = itertools.product(_NAMED, repeat=program.placement.ndim)
+    return {", ".join(names): partial(_named, program, model, names) for names in chosen}
+
+
+def _named(program: Program, model: torch.nn.Module, chosen: tuple[str, ...]) -> Plan:
+    placement = program.placement
+    given = dict(zip(axis_names(placement), chosen, strict=True))
+    plan = plan_for(model, plain_slots(model), placement, given)
+    _add_inputs(plan, program, tuple(_NAMED[name] for name in chosen))
+    return plan
+
+
+def _add_inputs(plan: Plan, program: Program, sbp: tuple) -> None:
+    parts = math.prod(n for n, e in zip(program.placement.shape, sbp) if e.is_split)
+    for event in program.events:
+        if isinstance(event, Enter) and event.module == "":
+            border = plan.modules.get("", Border())
+            ways = {
+                key: sbp
+                for key, v in event.given.items()
+                if (shape := program.values[v].spec.shape) and shape[0] >= parts > 1
+            }
+            if ways:
+                plan.modules[""] = Border({**ways, **border.inputs}, border.outputs)
