@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from ...spec.tracer import Tracer
 from ..machines import Machine
 from ..machines.find import machine
 from ..machines.machine import Caller
-from . import stages
+from . import calls, stages
 from .cache_model import CacheModel
 from .callers import Callers
 from .devices import OnCpu, simulated_world
@@ -58,6 +58,12 @@ class Simulation:
     def events(self) -> list[Any]:
         """All events so far, in order."""
         return self._log.events
+
+    def calls_of(
+        self, modules: Iterable[tuple[str, torch.nn.Module]]
+    ) -> AbstractContextManager[None]:
+        """Return a context manager inside which calls of the named ``modules`` are events, too."""
+        return calls.logged(self._log, self.imagined.memory, modules)
 
     def report(self) -> SimulatedStep:
         """Return what a step takes: seconds, memory and bytes; of several steps, the last one.
