@@ -14,7 +14,7 @@ from consistent.pipeline.schedules import SCHEDULES
 from tests.ranks import ALL, on_ranks
 from tests.twins import assert_same
 
-from .gpt import LENGTH, WIDTH, GPT, batch, gradients, loss_of, trained
+from .gpt import GPT, LENGTH, WIDTH, batch, gradients, loss_of, trained
 
 STEPS = 3
 
