@@ -129,6 +129,11 @@ class Stages:
         return model.to(self.dtype)
 
 
+def muon(params: list[Any]) -> torch.optim.Optimizer:
+    """Muon for the matrices among the parameters."""
+    return torch.optim.Muon([p for p in params if p.ndim == 2], lr=1e-3)
+
+
 _LARGE = 256  # the weights of narrower models are small values, which a simulation may compute
 
 

@@ -21,6 +21,7 @@ from tests.consistent.auto.simulation.programs import (
     begin_stages,
     last_step,
     measured,
+    muon,
     runs,
     simulated,
     updated,
@@ -101,6 +102,16 @@ def test_frozen_weights_and_buffers_are_parameters_of_their_rank() -> None:
         block = 12 * 256 * 256 * 4
         assert block < sizes[0] < plain[rank].kinds["parameters"]  # without what is small and real
         assert sizes[1] == plain[rank].kinds["parameters"] + 1000 * 256 * 4
+
+
+def test_matrices_that_one_rank_steps_whole_are_sent_to_it() -> None:
+    made = Stages(ranks=2, optimizer=muon)
+    real = pool(4).run(measured, begin_stages, made)
+    sim = simulated(4, real[0][2], 1, begin_stages, made)
+    for rank in (0, 2):
+        sent = [e for e in last_step(sim) if isinstance(e, Message) and e.rank == rank]
+        exchanged = [call.bytes for call in real[rank][0] if call.name == "exchange"]
+        assert [e.bytes for e in sent if e.name == "exchange" and e.bytes] == exchanged
 
 
 class Follows(Machine):
