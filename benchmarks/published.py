@@ -8,13 +8,13 @@ finds for them.
     python benchmarks/published.py --zero3      table 2 of the paper, and more and more ranks
 
 Each is an ordinary torch model of that size under tensor and data parallelism inside stages, 1F1B,
-recomputation of each block as a whole, bfloat16 with a loss in float32, and without stages an
-optimizer in float32; of micro-batch sizes the best one counts. The paper's program interleaved
-stages and sent of an activation each rank's part (sections 2.2.2 and 4.1); here stages are not
-interleaved, and activations are sent as they lie. The same machine figures serve all rows; they are
-data-sheet figures and a curve of products (consistent/auto/machines/known.py). Nothing is allocated
-or sent. The search is free to choose all of it, within the 80 GB of a GPU; seconds are those of its
-process.
+recomputation of each block as a whole, bfloat16 with a loss and an optimizer in float32, gradients
+that are summed after backward and then clipped; of micro-batch sizes the best one counts. The
+paper's program interleaved stages and sent of an activation each rank's part (sections 2.2.2 and
+4.1); here stages are not interleaved, and activations are sent as they lie. The same machine
+figures serve all rows; they are data-sheet figures and a curve of products
+(consistent/auto/machines/known.py). Nothing is allocated or sent. The search is free to choose all
+of it, within the 80 GB of a GPU; seconds are those of its process.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ import argparse
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 
 import consistent
+from consistent.autograd import buckets
 from consistent.nn.planners import plan_for
 from consistent.nn.slots import plain_slots
 
@@ -141,11 +145,18 @@ def mixed(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return consistent.master_weights(bfloat16_step(params))
 
 
+def summed_after_backward() -> AbstractContextManager[Any]:
+    """Sum gradients in one flat tensor when backward has ended, as the paper's program did
+    (Megatron-LM's distributed.py: ``allreduce_gradients``), not in buckets beside it."""
+    sizes = ("FIRST_BUCKET_BYTES", "BUCKET_BYTES", "LEAST_BUCKET_BYTES")
+    return mock.patch.multiple(buckets, **dict.fromkeys(sizes, 1 << 50))
+
+
 def simulated(row: tuple, rows: int, machine: str = "a100-8"):
     """The report of a step with micro-batches of so many rows on each data-parallel rank."""
     layers, width, heads, tensor, stages, gpus, batch, _ = row
     data = gpus // tensor // stages
-    with consistent.simulate(ranks=gpus, machine=machine) as sim:
+    with consistent.simulate(ranks=gpus, machine=machine) as sim, summed_after_backward():
         grid = np.arange(gpus).reshape(stages, data, tensor)
         with torch.device("meta"):
             model = GPT(layers, width, heads).to(torch.bfloat16)
@@ -159,10 +170,11 @@ def simulated(row: tuple, rows: int, machine: str = "a100-8"):
             micro_batches=batch // data // rows,
             plan=plan,
         )
-        # A simulation counts the float32 copies of all stages on one rank, more than its memory.
-        optimizer = (mixed if stages == 1 else bfloat16_step)(model.parameters())
+        optimizer = mixed(model.parameters())
         tokens = torch.empty(batch, LENGTH, dtype=torch.long)
         pipe.step(tokens, tokens)
+        # Megatron-LM's default (arguments.py: ``--clip-grad``).
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     return sim.report()
 

@@ -191,7 +191,8 @@ class Transport(ABC):
         """Start sending ``x`` to rank ``to``, which receives it under the same ``label``.
 
         ``wait()`` returns once ``x`` may be overwritten. The message is sent even if nobody calls
-        ``wait()``.
+        ``wait()``. The handle does not hold ``x``, so that a program may keep the handles of many
+        messages.
         """
 
     @abstractmethod
@@ -536,6 +537,14 @@ def _are_small(xs: Sequence[Tensor], shapes: Sequence[Sequence[Shape]]) -> bool:
     """
     count = sum(math.prod(shape) for own in shapes for shape in own)
     return count * xs[0].element_size() <= PACKED_BYTES
+
+
+def outline(x: Tensor) -> Tensor:
+    """Return a tensor of the shape, dtype and device of ``x`` in the memory of one element.
+
+    It tells what a message was about without holding the message.
+    """
+    return x.new_empty(()).expand(x.shape)
 
 
 def resized(shape: Sequence[int], dim: int, size: int) -> list[int]:

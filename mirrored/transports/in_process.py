@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..comm import Done, Handle, Ranks
+from ..comm import Done, Handle, Ranks, outline
 from ..reduction import ordered_reduce
 from .base.checked import CheckedTransport
 from .default import use
@@ -195,7 +195,7 @@ class InProcess(CheckedTransport):
     def _send(self, x: Tensor, to: int, label: str) -> Handle:
         # A copy, since the caller may overwrite `x` once this has returned.
         self.world.post(self._rank, to, label, x.clone())
-        return Done(x)
+        return Done(outline(x))
 
     def _receive(self, out: Tensor, source: int, label: str) -> Handle:
         return _Receiving(self, out, source, label)

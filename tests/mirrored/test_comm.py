@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+import weakref
 from typing import Any
 
 import pytest
@@ -40,6 +42,27 @@ def test_exchange_matches_messages_in_order_and_never_deadlocks(where: str, n: i
         left = (rank - 1) % n
         assert pair.tolist() == [left, left] and own.item() == rank
         assert empty.shape == (0, 3) and flag.tolist() == [left > 0]
+
+
+def is_let_go(rank: int, n: int, numbers: int) -> bool:
+    """Whether the memory of a message is freed while the handle by which it was sent exists."""
+    x = torch.full((numbers,), float(rank))
+    left = weakref.ref(x.untyped_storage())
+    going = current().send(x, (rank + 1) % n, "x")
+    del x
+    came = current().receive((numbers,), torch.float32, (rank - 1) % n, "x", "cpu").wait()
+    assert came.eq((rank - 1) % n).all()
+    deadline = time.monotonic() + 10  # a thread of the sender lets go of it
+    while left() is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    going.wait()
+    return left() is None
+
+
+@everywhere
+@pytest.mark.parametrize("numbers", [0, 10, 1 << 20])
+def test_the_handle_of_a_send_does_not_hold_the_message(where: str, numbers: int) -> None:
+    assert run(where, is_let_go, 2, 2, numbers) == [True, True]
 
 
 def objects(rank: int, ranks: tuple[int, ...]) -> Any:

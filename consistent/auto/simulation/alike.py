@@ -35,10 +35,12 @@ class Part:
     Args:
         events: the events in order.
         sent: other stage -> (bytes sent to it, the two ranks of the message).
+        received: bytes that other stages sent to it, which arrive before it begins.
     """
 
     events: list[Any] = field(default_factory=list)
     sent: dict[int, tuple[int, tuple[int, int]]] = field(default_factory=dict)
+    received: int = 0
 
 
 class Alike:
@@ -117,7 +119,7 @@ class Alike:
             to + stage - first: (nbytes, (rank(ranks[0]), rank(ranks[1])))
             for to, (nbytes, ranks) in part.sent.items()
         }
-        return Part([event(e) for e in part.events], sent)
+        return Part([event(e) for e in part.events], sent, part.received)
 
 
 def params_of(program: Program, lines: Lines) -> list[Any]:
@@ -126,16 +128,19 @@ def params_of(program: Program, lines: Lines) -> list[Any]:
     ``lines`` is the stage's part of ``program``.
     """
     found: dict[int, Any] = {}
-    for x in _read(program, lines):
+    for x in read_by(program, lines):
         if is_global(x) and x.is_leaf and x.requires_grad:
             found[id(x)] = x
     return list(found.values())
 
 
-def _read(program: Program, lines: Lines) -> Iterator[Any]:
+def read_by(program: Program, lines: Lines) -> Iterator[Any]:
+    """Yield the parameters, buffers and other tensors of the program that a stage reads; ``lines``
+    is the stage's part of it."""
     for line in lines.lines:
         if line.is_module:
             yield from line.target.parameters()  # type: ignore[attr-defined]
+            yield from line.target.buffers()  # type: ignore[attr-defined]
         for index in refs((line.args, line.kwargs)):
             if (read := program.values[index].read) is not None:
                 yield from tensors_in(read())

@@ -33,6 +33,7 @@ from ...spec.nested import map_tensors, tensors_in
 from ..machines.op_signature import OpSignature
 from ..machines.work import work_of
 from .cache_model import CacheModel
+from .list_ops import Share, shares
 from .log import Log, Op
 from .memory import Memory
 from .shapes import Made, Shapes, each
@@ -63,8 +64,8 @@ class Imagined(TorchDispatchMode):
     log.
 
     Args:
-        rank_of: function that returns the rank that runs an op on tensors of a placement (None for
-            plain tensors).
+        rank_of: function of (placement, tensors) that returns the rank that runs an op on these
+            tensors; the placement of plain tensors is None.
         caller: function that returns who calls the op that runs now.
         views: whether to note views too, which take Python time only.
         recency: model of what is in caches; None if no op's time depends on it.
@@ -74,7 +75,7 @@ class Imagined(TorchDispatchMode):
         self,
         log: Log,
         values: Values,
-        rank_of: Callable[[Any], int],
+        rank_of: Callable[[Any, Iterable[Tensor]], int],
         caller: Callable[[], Caller],
         views: bool,
         recency: CacheModel | None = None,
@@ -88,16 +89,18 @@ class Imagined(TorchDispatchMode):
         self._shapes = Shapes()
         self._passing = 0
 
-    def empty(self, shape: Sequence[int], dtype: torch.dtype, received: bool = False) -> Tensor:
-        """Return an imagined tensor; with ``received``, one that arrived in a message and may be
-        written in place."""
+    def empty(
+        self, shape: Sequence[int], dtype: torch.dtype, receiver: int | None = None
+    ) -> Tensor:
+        """Return an imagined tensor; with ``receiver``, one that arrived at this rank in a
+        message and may be written in place."""
         self._passing += 1
         try:
             made = _vast(tuple(shape), dtype)
         finally:
             self._passing -= 1
-        rank = self._rank_of(None)
-        self.memory.put(made, rank, received)
+        rank = self._rank_of(None, ()) if receiver is None else receiver
+        self.memory.put(made, rank, receiver is not None)
         if self._recency is not None:
             self._recency.made(rank, self._memories([made]))
         return made
@@ -110,8 +113,8 @@ class Imagined(TorchDispatchMode):
             # Views run for real: they must share the storage of their base.
             if self._passing or func.is_view or func in _AS_THEY_ARE:
                 if self._views and not self._passing and self.memory.number(args[0]) is not None:
-                    view = Op(self._rank_of(None), VIEW, "", caller=self._caller())
-                    self._log.events.append(view)
+                    rank = self._rank_of(_placement_of(args), args[:1])
+                    self._log.events.append(Op(rank, VIEW, "", caller=self._caller()))
                 return func(*args, **kwargs)
             return self._op(func, args, kwargs)
 
@@ -132,21 +135,45 @@ class Imagined(TorchDispatchMode):
         made = self._values.shape_of(func, args, kwargs, self._shapes)
         if real and sum(x.numel for x in _made_in(made)) <= SMALL:
             return func(*args, **kwargs)
-        placement = next((x._spec.placement for x in given if is_global(x)), None)
-        rank = self._rank_of(placement)
-        cold = 0.0 if self._recency is None else self._recency.cold(rank, self._memories(given))
+        placement = _placement_of(given)
+        self._belong(given, placement)
+        found = shares(func, args, lambda at: self._rank_of(_placement_of(at), at))
+        found = found or [Share(self._rank_of(placement, given))]
+        colds = [self._cold(share.rank, tensors_in((share.of(args), kwargs))) for share in found]
         # Large, but recorders follow its values, so it is computed; its time counts all the same.
         if real and _is_known(func, made):
             out = func(*args, **kwargs)
         else:
-            out = self._results(func, args, kwargs, made, rank)
-        if placement is not None:  # work counts shards, not logical shapes
-            args, kwargs, shards = map_tensors((args, kwargs, out), _shard)
-            work = work_of(func, args, kwargs, shards)
-        else:
-            work = work_of(func, args, kwargs, out)
-        self._log.events.append(Op(rank, work, user_line(), placement, cold, self._caller()))
+            out = self._results(func, args, kwargs, made, found[0].rank)
+        for share, cold in zip(found, colds, strict=True):
+            call = share.of(args), kwargs, share.of(out)
+            if len(found) > 1:
+                self._give(call, share.rank)
+                placement = _placement_of(tensors_in(call))
+            self._note(func, call, share.rank, placement, cold)
         return out
+
+    def _note(self, func: Any, call: tuple, rank: int, placement: Any, cold: float) -> None:
+        """Log one op of ``rank``; ``call`` is (args, kwargs, result)."""
+        if placement is not None:  # work counts shards, not logical shapes
+            call = map_tensors(call, _shard)
+        work = work_of(func, *call)
+        self._log.events.append(Op(rank, work, user_line(), placement, cold, self._caller()))
+
+    def _cold(self, rank: int, given: Iterable[Tensor]) -> float:
+        return 0.0 if self._recency is None else self._recency.cold(rank, self._memories(given))
+
+    def _belong(self, given: Iterable[Tensor], placement: Any) -> None:
+        """Count the memory of global tensors for the ranks of their placements."""
+        for x in given if placement is not None else ():
+            if is_global(x):
+                self._give(x, self._rank_of(x._spec.placement, ()))  # type: ignore[attr-defined]
+
+    def _give(self, tensors: Any, rank: int) -> None:
+        for x in tensors_in(tensors):
+            number = self.memory.number(x)
+            if number is not None:
+                self.memory.give(number, rank)
 
     def _memories(self, tensors: Iterable[Tensor]) -> Iterator[tuple[int, int]]:
         """Yield (number, bytes touched) of the memory of each imagined tensor."""
@@ -214,6 +241,11 @@ def _vast(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 def _is_meta(x: Tensor) -> bool:
     return _T.is_meta.__get__(x)  # type: ignore[attr-defined]
+
+
+def _placement_of(given: Iterable[Any]) -> Any:
+    """Return the placement of the first global tensor among ``given``; None without one."""
+    return next((x._spec.placement for x in given if is_global(x)), None)
 
 
 def _shard(x: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""Log of what the simulated ranks did, in order: ops, messages, allocations and marks."""
+"""Log of what the simulated ranks did, in order: ops, messages, allocations, calls of modules and
+marks."""
 
 from __future__ import annotations
 
@@ -71,6 +72,27 @@ class Mark:
     "built"."""
 
     what: str
+
+
+@dataclass(slots=True)
+class Entered:
+    """Event: a call of the module ``name`` begins.
+
+    ``given`` is a copy of its (args, kwargs), with a ``calls.Blank`` in place of each imagined
+    tensor.
+    """
+
+    name: str
+    given: Any
+
+
+@dataclass(slots=True)
+class Left:
+    """Event: a call of the module ``name`` ends; ``out`` has a ``calls.Blank`` for each imagined
+    tensor of its result."""
+
+    name: str
+    out: list[Any]
 
 
 @dataclass(slots=True)

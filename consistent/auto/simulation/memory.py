@@ -20,7 +20,7 @@ class Memory:
         self._log = log
         self._numbers: dict[int, int] = {}  # storage -> number
         self._refs: dict[int, Any] = {}
-        self._owners: dict[int, tuple[int, int]] = {}  # number -> (rank, bytes)
+        self._held: dict[int, Held] = {}  # number -> the event of its allocation
         self._count = 0
         self._open = True
 
@@ -35,22 +35,24 @@ class Memory:
             if address in self._numbers:
                 return
             self._count += 1
-            number, nbytes = self._count, storage.nbytes()
+            number = self._count
             self._numbers[address] = number
-            self._owners[number] = rank, nbytes
-            self._log.events.append(Held(rank, number, nbytes, message))
+            self._held[number] = Held(rank, number, storage.nbytes(), message)
+            self._log.events.append(self._held[number])
             # torch keeps one Python object for each storage, which ends when the memory is freed.
             self._refs[number] = weakref.ref(storage, lambda _: self._gone(address, number))
 
     def give(self, number: int, rank: int) -> None:
-        """Transfer the memory ``number`` to ``rank``, which holds it from now on.
+        """Count the memory ``number`` for ``rank``, from its allocation on.
 
-        A model is built before it is known which rank has which part of it.
+        A tensor is made before it is known to be the shard of a placement that ``rank`` is in.
         """
-        before, nbytes = self._owners[number]
-        if rank != before:
-            self._owners[number] = rank, nbytes
-            self._log.events += [Held(before, number, -nbytes), Held(rank, number, nbytes)]
+        self._held[number].rank = rank
+
+    def holder(self, x: torch.Tensor) -> int | None:
+        """Return the rank that holds the memory of ``x``; None if ``x`` is a real tensor."""
+        number = self.number(x)
+        return None if number is None else self._held[number].rank
 
     def number(self, x: torch.Tensor) -> int | None:
         """Return the number that identifies the memory of ``x``; None if ``x`` is a real tensor."""
@@ -68,6 +70,6 @@ class Memory:
         if self._numbers.get(address) == number:
             del self._numbers[address]
         self._refs.pop(number, None)
-        rank, nbytes = self._owners.pop(number)
+        held = self._held.pop(number)
         if self._open:
-            self._log.events.append(Held(rank, number, -nbytes))
+            self._log.events.append(Held(held.rank, number, -held.bytes))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...pipeline.run import AHEAD
 from .log import Held, Scheduled
 from .stages import Followed, Part
 
@@ -87,8 +88,8 @@ def _by_kind(
 def in_flight(run: Followed) -> dict[int, tuple[int, int]]:
     """Return rank -> (activation bytes, gradient bytes) at the peak of their sum during a schedule.
 
-    Activation bytes are those that forwards keep until their backward, and those that are held only
-    within an action.
+    Activation bytes are those that forwards keep until their backward, those that are held only
+    within an action, and messages that arrive meanwhile for the next actions.
     """
     found: dict[int, tuple[int, int]] = {}
     left = {stage: _gradients(run, stage) for stage in range(run.table.stages)}
@@ -97,10 +98,11 @@ def in_flight(run: Followed) -> dict[int, tuple[int, int]]:
     for line in run.table.lines:
         kept = grads = 0
         met: set[int] = set()
-        for action in line:
+        for k, action in enumerate(line):
             stage = action.stage
             last = action.micro_batch == _last(run)
-            most = [(kept + high[action.kind, stage, last], grads)]
+            early = sum(run.part(later).received for later in line[k + 1 : k + 1 + AHEAD])
+            most = [(kept + early + high[action.kind, stage, last], grads)]
             mine = after["F", stage, last]
             # The first backward of a stage allocates its gradients; later ones add to them.
             if action.kind in "BW" and stage not in met:

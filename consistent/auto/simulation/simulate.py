@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -21,12 +21,13 @@ from ...dispatch.plans.shards import is_global
 from ...movement import plain_values
 from ...movement.speeds import simulated_costs
 from ...nn.sharded import prefetch
+from ...nn.sharded.master_weights import masters_of
 from ...nn.sharded.step import install_hooks
 from ...spec.nested import tensors_in
 from ...spec.tracer import Tracer
 from ..machines import Machine
 from ..machines.find import machine
-from . import stages
+from . import calls, stages
 from .cache_model import CacheModel
 from .callers import Callers
 from .devices import OnCpu, simulated_world
@@ -58,6 +59,12 @@ class Simulation:
     def events(self) -> list[Any]:
         """All events so far, in order."""
         return self._log.events
+
+    def calls_of(
+        self, modules: Iterable[tuple[str, torch.nn.Module]]
+    ) -> AbstractContextManager[None]:
+        """Return a context manager inside which calls of the named ``modules`` are events, too."""
+        return calls.logged(self._log, self.imagined.memory, modules)
 
     def report(self) -> SimulatedStep:
         """Return what a step takes: seconds, memory and bytes; of several steps, the last one.
@@ -120,7 +127,8 @@ def simulate(
         transport = Simulated(
             ranks,
             rank,
-            lambda shape, dtype, received: imagined.empty(shape, dtype, received),
+            lambda shape, dtype, receiver: imagined.empty(shape, dtype, receiver),
+            lambda x: imagined.memory.holder(x),
             lambda *args, **kwargs: _note(log, callers.sending(), *args, **kwargs),
             lambda kind: found.link(ranks),
             lambda group: _same_host(group, found),
@@ -128,7 +136,7 @@ def simulate(
         imagined = Imagined(
             log,
             values,
-            lambda p: transport.rank if p is None else _in(p),
+            lambda p, given: transport.rank_with(given) if p is None else _in(p),
             callers.now,
             views=not found.host_overlaps,
             recency=CacheModel(found.cache_bytes) if found.cache_bytes else None,
@@ -142,8 +150,11 @@ def simulate(
         inside.enter_context(prefetch.switched_off(messages=False))
         inside.enter_context(plain_values.plain_may_differ())
         inside.enter_context(callers.observing())
-        inside.enter_context(_marks(log, made._kinds, imagined, transport.rank_in))
-        inside.enter_context(stages.played(log, transport, imagined, lambda: made.stage_kinds))
+        note = _noting(made._kinds, imagined, transport.rank_in)
+        inside.enter_context(_marks(log, note))
+        inside.enter_context(
+            stages.played(log, transport, imagined, note, lambda: made.stage_kinds)
+        )
         if found.device_type == "cuda":
             inside.enter_context(OnCpu())
         tracer = Tracer(lacks_values=lambda x: imagined.memory.number(x) is not None)
@@ -211,15 +222,14 @@ def _own_numbers() -> Iterator[None]:
         torch.set_rng_state(state)
 
 
-@contextmanager
-def _marks(
-    log: Log, kinds: dict[int, str], imagined: Imagined, rank_in: Callable[[Any], int]
-) -> Iterator[None]:
-    """Log where forwards begin and optimizer steps end, inside the ``with`` block.
+def _noting(
+    kinds: dict[int, str], imagined: Imagined, rank_in: Callable[[Any], int]
+) -> Callable[[Any, str], None]:
+    """Return a function of (tensors, kind) that notes which memory lasts between steps.
 
-    ``kinds`` gets the kind (parameters, gradients, ...) of each memory that lasts between steps.
+    ``kinds`` gets the kind (parameters, gradients, ...) of each memory. That of global tensors
+    counts for the ranks of their placements.
     """
-    running = False
 
     def note(tensors: Any, kind: str) -> None:
         with _Off():
@@ -229,6 +239,17 @@ def _marks(
                     kinds[number] = kind
                     if is_global(x):
                         imagined.memory.give(number, rank_in(x._spec.placement))  # type: ignore[attr-defined]
+
+    return note
+
+
+@contextmanager
+def _marks(log: Log, note: Callable[[Any, str], None]) -> Iterator[None]:
+    """Log where forwards begin and optimizer steps end, inside the ``with`` block.
+
+    ``note`` is told the tensors that last between steps.
+    """
+    running = False
 
     def forward(module: Any, args: Any) -> None:
         nonlocal running
@@ -246,6 +267,8 @@ def _marks(
         with _Off():
             note([g for p in params if (g := _T.grad.__get__(p)) is not None], "gradients")  # type: ignore[attr-defined]
         note([list(state.values()) for state in optimizer.state.values()], "optimizer")
+        if (masters := masters_of(optimizer)) is not None:
+            note(list(masters.copies.values()), "optimizer")
         log.events.append(Mark("step"))
 
     install_hooks()  # the library's hooks run first, so that what they send belongs to the step

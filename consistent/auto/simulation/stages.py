@@ -23,6 +23,7 @@ from typing import Any
 from torch import Tensor
 
 from ...autograd.leaves import no_sync
+from ...dispatch.plans.shards import is_global
 from ...graph.program import Move
 from ...movement import between
 from ...movement.run import run as box
@@ -30,7 +31,7 @@ from ...pipeline.run import Run
 from ...pipeline.table import Action, Schedule
 from ...spec import Placement, TensorSpec
 from ...spec.tracer import Tracer
-from .alike import Alike, Part, give_gradients, params_of
+from .alike import Alike, Part, give_gradients, params_of, read_by
 from .imagined import Imagined
 from .log import Held, Log, Mark, Message, Scheduled
 from .transport import Simulated
@@ -61,15 +62,21 @@ def played(
     log: Log,
     transport: Simulated,
     imagined: Imagined,
+    note: Callable[[Any, str], None],
     kinds: Callable[[], Sequence[Hashable]],
 ) -> Iterator[None]:
     """Simulate each pipeline schedule that runs inside the ``with`` block, and add it to ``log``.
 
-    ``kinds`` returns the kind of each stage, or an empty sequence if kinds are not known.
+    Args:
+        note: function of (tensors, kind) that is told the parameters and buffers of all stages.
+        kinds: function that returns the kind of each stage, or an empty sequence if kinds are not
+            known.
     """
 
     def take(run: Run) -> None:
-        _Follow(run, log, transport, imagined).all(kinds())
+        following = _Follow(run, log, transport, imagined)
+        note(list(following.lasting()), "parameters")
+        following.all(kinds())
 
     with Tracer(handle_schedule=take).tracing():
         yield
@@ -85,7 +92,6 @@ class _Follow(Run):
         self._part_now = Part()
 
     def all(self, kinds: Sequence[Hashable] = ()) -> None:
-        self._give_parameters()
         begin, parts = len(self._log.events), {}
         last = self.table.micro_batches - 1
         alike = Alike(self.placements)
@@ -116,24 +122,12 @@ class _Follow(Run):
         for m, results in enumerate(self._followed.results):
             results.update(self.results[last] if m else self.results[0])
 
-    def _give_parameters(self) -> None:
-        """Transfer the parameters of each stage to the stage's rank, in the log from the begin of
-        the step.
-
-        Until then the log counts them for the rank that built the model.
-        """
-        memory, events = self._imagined.memory, self._log.events
-        count = len(events)
-        for stage, placement in enumerate(self.placements):
-            for p in params_of(self.batch[0].program, self._part(Action("F", stage, 0))):
-                number = memory.number(p)
-                if number is not None:
-                    memory.give(number, self._transport.rank_in(placement))
-        given = events[count:]
-        marks = (i for i in reversed(range(count)) if isinstance(events[i], Mark))
-        begin = next(marks, count)
-        del events[count:]
-        events[begin:begin] = given
+    def lasting(self) -> Iterator[Any]:
+        """Yield the parameters and buffers of all stages, also of those that equal another stage
+        and will not run."""
+        for stage in range(self.table.stages):
+            lines = self._part(Action("F", stage, 0))
+            yield from filter(is_global, read_by(self.batch[0].program, lines))
 
     def _follow(self, action: Action) -> Part:
         start = len(self._log.events)
@@ -196,7 +190,11 @@ class _Follow(Run):
         src, dst = program.spec(move.source), program.spec(move.out)
         if way == "B":
             src, dst = dst.dual, src.dual
-        return between.receive(src, dst, "")()
+        start = len(self._log.events)
+        arrived = between.receive(src, dst, "")
+        coming = [e for e in self._log.events[start:] if isinstance(e, Held)]
+        self._part_now.received += sum(e.bytes for e in coming)
+        return arrived()
 
 
 _METHODS = {

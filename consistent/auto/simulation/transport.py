@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -10,13 +10,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mirrored.comm import Done, Handle, Later, Link, Ranks, Shape, Transport, check_op, resized
+from mirrored.comm import (
+    Done,
+    Handle,
+    Later,
+    Link,
+    Ranks,
+    Shape,
+    Transport,
+    check_op,
+    outline,
+    resized,
+)
 from mirrored.transports.counting import call_of
 from mirrored.transports.torch_dist.transport import in_one_round
 
 from ...spec import Placement
 
-Empty = Callable[[Sequence[int], torch.dtype, bool], Tensor]
+Empty = Callable[[Sequence[int], torch.dtype, int], Tensor]
 Note = Callable[..., None]
 
 
@@ -27,8 +38,9 @@ class Simulated(Transport):
     grid's origin, which has the largest shards.
 
     Args:
-        empty: function of (shape, dtype, whether it is received) that makes a tensor without
-            values.
+        empty: function of (shape, dtype, receiver) that makes a tensor without values, which
+            arrived at the rank ``receiver``.
+        holder: function that returns the rank that holds a tensor; None for real tensors.
         note: function called with the rank, name, bytes and ranks of each message.
         links: function of a kind of device that returns the cost of messages.
         shared: function that returns whether ranks read each other's memory.
@@ -42,13 +54,16 @@ class Simulated(Transport):
         size: int,
         rank: int | None,
         empty: Empty,
+        holder: Callable[[Tensor], int | None],
         note: Note,
         links: Callable[[str], Link],
         shared: Callable[[Ranks], bool],
     ) -> None:
         self.size, self._fixed = size, rank is not None
         self.rank = rank or 0
-        self._empty, self._note, self._links, self._shared = empty, note, links, shared
+        self._empty, self._holder, self._note = empty, holder, note
+        self._links, self._shared = links, shared
+        self._acts = False  # whether ``acting_in`` says which rank it is
         self._begun = 0
         self._stood_for = {self.rank}
 
@@ -66,23 +81,38 @@ class Simulated(Transport):
     @contextmanager
     def acting_in(self, placement: Placement) -> Iterator[None]:
         """Make this process the rank that represents ``placement`` inside the ``with`` block."""
-        before, self.rank = self.rank, self.rank_in(placement)
+        before = self.rank, self._acts
+        self.rank, self._acts = self.rank_in(placement), True
         try:
             yield
         finally:
-            self.rank = before
+            self.rank, self._acts = before
 
-    def _me(self, ranks: Ranks) -> int:
-        """Return which of ``ranks`` this process acts as: its own rank, or the first if it is not
-        among them."""
-        return self.rank if self.rank in ranks else ranks[0]
+    def rank_with(self, tensors: Iterable[Tensor]) -> int:
+        """Return the rank that works on plain tensors: the one that holds the first of them.
+
+        For real tensors, and inside ``acting_in``, it is this process's rank.
+        """
+        if not self._acts:
+            for x in tensors:
+                if (found := self._holder(x)) is not None:
+                    return found
+        return self.rank
+
+    def _me(self, ranks: Ranks, tensors: Iterable[Tensor] = ()) -> int:
+        """Return which of ``ranks`` this process acts as when it sends ``tensors``: the one that
+        holds them, its own rank, or the first."""
+        found = self.rank_with(tensors)
+        return found if found in ranks else self.rank if self.rank in ranks else ranks[0]
 
     def _sent(self, name: str, **given: Any) -> None:
         ranks = tuple(given["ranks"]) if "ranks" in given else (self.rank, given["to"])
         if len(ranks) > 1:
-            me = self._me(ranks)
-            call = call_of(me, given, name)
-            self._note(me, call.name, call.bytes, call.ranks, tensors=call.tensors)
+            self._sends(self._me(ranks, _data(given)), name, given)
+
+    def _sends(self, rank: int, name: str, given: dict[str, Any]) -> None:
+        call = call_of(rank, given, name)
+        self._note(rank, call.name, call.bytes, call.ranks, tensors=call.tensors)
 
     def _begin(self, name: str, made: Any, arriving: list[Tensor], **given: Any) -> _UnderWay:
         """Log the begin of an asynchronous message, and return the handle that logs its end.
@@ -92,7 +122,7 @@ class Simulated(Transport):
             arriving: tensors that are held until then.
             given: arguments of the transport method ``name``.
         """
-        call = call_of(me := self._me(given["ranks"]), given, name)
+        call = call_of(me := self._me(given["ranks"], _data(given)), given, name)
         self._begun += 1
         begin = {"start": self._begun, "tensors": call.tensors}
         self._note(me, call.name, call.bytes, call.ranks, **begin)
@@ -154,7 +184,7 @@ class Simulated(Transport):
     ) -> Tensor:
         sent = torch.empty(tuple(shape), dtype=dtype, device="meta")
         self._sent("broadcast", x=sent, source=source, ranks=ranks)
-        return self._empty(shape, dtype, True)
+        return self._empty(shape, dtype, self._me(ranks))
 
     def exchange(
         self,
@@ -163,17 +193,24 @@ class Simulated(Transport):
         ranks: Ranks,
         device: torch.device | str = "cpu",
     ) -> list[Tensor]:
-        self._sent("exchange", sends=sends, receives=receives, ranks=ranks)
-        return [self._empty(shape, dtype, True) for _, shape, dtype in receives]
+        given = {"sends": sends, "receives": receives, "ranks": ranks}
+        if self._acts:
+            self._sent("exchange", **given)
+        elif len(ranks) > 1:  # each rank that this process acts as takes part in it
+            sender = self._me(ranks, _data(given))
+            for rank in sorted({sender, *self._stood_for.intersection(ranks)}):
+                self._sends(rank, "exchange", given if rank == sender else given | {"sends": []})
+        me = self._me(ranks) if ranks else self.rank
+        return [self._empty(shape, dtype, me) for _, shape, dtype in receives]
 
     def send(self, x: Tensor, to: int, label: str) -> Handle:
         self._sent("send", x=x, to=to)
-        return Done(x)
+        return Done(outline(x))
 
     def receive(
         self, shape: Shape, dtype: torch.dtype, source: int, label: str, device: torch.device | str
     ) -> Handle:
-        return Done(self._empty(shape, dtype, True))
+        return Done(self._empty(shape, dtype, self.rank))
 
     def gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]:
         if len(ranks) > 1:  # each rank that this process acts as sends it
@@ -262,7 +299,8 @@ class Simulated(Transport):
         shapes, arriving = self._shares_of(xs, dims, sizes, ranks)
         given = {"xs": xs, "dims": dims, "sizes": sizes, "ranks": ranks}
         under_way = self._begin("start_reduce_scatter_several", None, arriving, **given)
-        of_sums = [(shape, x.dtype, True) for shape, x in zip(shapes, xs, strict=True)]
+        me = self._me(ranks, xs)
+        of_sums = [(shape, x.dtype, me) for shape, x in zip(shapes, xs, strict=True)]
         return Later(under_way, lambda: [self._empty(*each) for each in of_sums])
 
     def turn(
@@ -347,12 +385,20 @@ class Simulated(Transport):
         return [self._like(x, (-(-x.numel() // n),)) for _ in range(n - 1)]
 
     def _like(self, x: Tensor, shape: Sequence[int]) -> Tensor:
-        return self._empty(shape, x.dtype, True)
+        return self._empty(shape, x.dtype, self.rank_with((x,)))
 
     def _made(
         self, like: Tensor, shapes: Sequence[Shape], out: Sequence[Tensor] | None
     ) -> list[Tensor]:
         return [self._like(like, shape) for shape in shapes] if out is None else list(out)
+
+
+def _data(given: dict[str, Any]) -> Iterator[Tensor]:
+    """Yield the tensors among the arguments of a transport method, by parameter name."""
+    if given.get("x") is not None:
+        yield given["x"]
+    yield from given.get("xs", given.get("pieces", ()))
+    yield from (x for _, x in given.get("sends", ()))
 
 
 class _UnderWay:

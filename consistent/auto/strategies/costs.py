@@ -24,11 +24,12 @@ from ...pipeline.share import plan_of_share, share_of
 from ...spec import B, Placement, TensorSpec
 from ...spec.nested import tensors_in
 from ..machines import Machine
+from ..simulation.calls import Blank, filled
 from ..simulation.peak_memory import highest, net
 from ..simulation.simulate import Simulation, simulate
 from ..simulation.stages import Part
 from ..simulation.timeline import alone
-from .units import Blank, Call, filled, imagined_copy
+from .units import Call, imagined_copy
 
 Optimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
 

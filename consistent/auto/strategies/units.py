@@ -10,50 +10,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from ...graph.module_calls import module_calls
 from ...graph.reads import is_followed
 from ...pipeline.cut import Unit, parts
 from ...pipeline.pipeline import loss_of
-from ...spec.nested import map_tensors, tensors_in
+from ...spec.nested import map_tensors
 from ..machines import Machine
-from ..simulation.log import Op
+from ..simulation.calls import Blank
+from ..simulation.log import Entered, Left, Op
 from ..simulation.simulate import Simulation, simulate
-
-_MAKE = "what stands for blanks"
-
-
-def filled(given: Any, make: Callable[[Blank], Any]) -> Any:
-    """Return a deep copy of ``given`` in which each ``Blank``, at any depth, is replaced by the
-    tensor that ``make`` returns for it."""
-    memo: dict[Any, Any] = {_MAKE: make}
-    return copy.deepcopy(given, memo)
-
-
-@dataclass(frozen=True)
-class Blank:
-    """Description of a tensor without values, which stands for it in recorded arguments."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    tracked: bool
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensor."""
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
-
-    def __deepcopy__(self, memo: dict[Any, Any]) -> Any:
-        """Return the blank itself, or its replacement inside ``filled``."""
-        make = memo.get(_MAKE)
-        return self if make is None else make(self)
 
 
 @dataclass
@@ -99,22 +68,20 @@ def follow(
     machine: Machine,
     bound: float | None,
 ) -> Followed:
-    """Run the model on imagined tensors, and record the arguments of each unit.
+    """Run the model on imagined tensors, and return the calls of its units and of the loss.
 
     Args:
         given: (args, kwargs, target) of a micro-batch.
     """
     with simulate(1, machine, bound=bound) as sim:
         model = imagined_copy(sim, model)
-        following = _Following(sim, model, [unit.name for unit in units])
+        value = _Loss(lambda out, target: loss_of(model, loss, out, target))
         args, kwargs, target = map_tensors(given, lambda x: _imagined(sim, x))
-        with following.listening():
-            out = model(*args, **kwargs)
-        following.enter("", ((out, target), {}))
-        value = loss_of(model, loss, out, target)
-        following.leave("", value)
-    names = [call.name for call in following.calls]
-    return Followed(following.calls, names == [*(u.name for u in units), ""])
+        named = [(unit.name, model.get_submodule(unit.name)) for unit in units]
+        with sim.calls_of([*named, ("", value)]):
+            value(model(*args, **kwargs), target)
+    calls = _calls_in(sim.events, model)
+    return Followed(calls, [call.name for call in calls] == [*(u.name for u in units), ""])
 
 
 def imagined_copy(sim: Simulation, module: nn.Module) -> nn.Module:
@@ -136,62 +103,32 @@ def _imagined(sim: Simulation, x: Tensor) -> Tensor:
     return sim.imagined.empty(x.shape, x.dtype)
 
 
-class _Following:
-    """Recorder of the calls of units, in the order in which they end."""
+def _calls_in(events: Sequence[Any], model: nn.Module) -> list[Call]:
+    """Return the calls in the log of a simulation, in the order in which they end.
 
-    def __init__(self, sim: Simulation, model: nn.Module, names: Sequence[str]) -> None:
-        self._sim, self._model, self._names = sim, model, names
-        self._begun: dict[str, tuple[int, Any]] = {}
-        self.calls: list[Call] = []
-
-    def enter(self, name: str, given: Any) -> None:
-        """Note that a call of unit ``name`` begins, and copy its arguments."""
-        blank = self._copied(given)
-        self._begun[name] = len(self._sim.events), blank
-
-    def leave(self, name: str, out: Any) -> None:
-        """Note that a call of unit ``name`` ends, and record it."""
-        begin, given = self._begun.pop(name)
-        ops = tuple(e.work.key for e in self._sim.events[begin:] if isinstance(e, Op))
-        module = self._model.get_submodule(name) if name else nn.Module()
-        held = tuple((tuple(p.shape), p.dtype, p.requires_grad) for p in module.parameters())
-        outs = [x for x in map(self._blank, tensors_in(out)) if isinstance(x, Blank)]
-        self.calls.append(Call(name, (ops, held, name == ""), given, outs))
-
-    def listening(self) -> AbstractContextManager[None]:
-        """Return a context manager inside which calls of units are recorded."""
-        units = ((name, self._model.get_submodule(name)) for name in self._names)
-        return module_calls(units, lambda name, *given: self.enter(name, given), self.leave)
-
-    def _copied(self, given: Any) -> Any:
-        """Return a copy of the arguments of a call with a ``Blank`` in place of each tensor.
-
-        They are copied before the unit runs, because later units may write into them, such as into
-        a cache of keys.
-        """
-        with _CopyingTensors(self._blank):
-            try:
-                return copy.deepcopy(given)
-            except (TypeError, RuntimeError):  # something inside cannot be copied
-                return map_tensors(given, self._blank)
-
-    def _blank(self, x: Tensor) -> Any:
-        if self._sim.imagined.memory.number(x) is None:
-            return x.detach()  # a small tensor with real values
-        return Blank(tuple(x.shape), x.dtype, x.requires_grad)
+    ``model`` has the called modules by their names.
+    """
+    begun: dict[str, int] = {}
+    found: list[Call] = []
+    for i, event in enumerate(events):
+        if isinstance(event, Entered):
+            begun[event.name] = i
+        elif isinstance(event, Left):
+            at = begun.pop(event.name)
+            ops = tuple(e.work.key for e in events[at:i] if isinstance(e, Op))
+            module = model.get_submodule(event.name) if event.name else nn.Module()
+            held = tuple((tuple(p.shape), p.dtype, p.requires_grad) for p in module.parameters())
+            kind = ops, held, event.name == ""
+            found.append(Call(event.name, kind, events[at].given, event.out))
+    return found
 
 
-class _CopyingTensors(TorchFunctionMode):
-    """Torch function mode under which ``copy.deepcopy`` replaces each tensor instead of copying
-    it."""
+class _Loss(nn.Module):
+    """The loss as a module, whose calls are logged like those of units."""
 
-    def __init__(self, change: Callable[[Tensor], Any]) -> None:
+    def __init__(self, value: Callable[[Any, Any], Any]) -> None:
         super().__init__()
-        self._change = change
+        self._value = value
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is Tensor.__deepcopy__:
-            return self._change(args[0])
-        return func(*args, **(kwargs or {}))
+    def forward(self, out: Any, target: Any) -> Any:
+        return self._value(out, target)

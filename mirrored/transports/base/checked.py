@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...comm import Done, Handle, Ranks, Shape, Transport, check_member, check_op
+from ...comm import Done, Handle, Ranks, Shape, Transport, check_member, check_op, outline
 from .unseen import unseen
 
 
@@ -157,7 +157,7 @@ class CheckedTransport(Transport):
     def send(self, x: Tensor, to: int, label: str) -> Handle:
         self.check("send", (self.rank, to), x)
         x = x.detach().contiguous()
-        return self._send(x, to, label) if x.numel() else Done(x)
+        return self._send(x, to, label) if x.numel() else Done(outline(x))
 
     def receive(
         self, shape: Shape, dtype: torch.dtype, source: int, label: str, device: torch.device | str

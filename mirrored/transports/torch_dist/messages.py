@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...comm import Handle, Ranks
+from ...comm import Handle, Ranks, outline
 from ..failures import count_failures
 from .described import call_under_way
 from .groups import world
@@ -116,7 +116,8 @@ def sending(label: str, x: Tensor, to: int) -> Handle:
     wire = x.cpu()
     start = partial(world().sockets_to(pair).send, to, tag_of(label, x, pair), wire)
     work = world().carry_out(f"send of {label}", x, pair, start)
-    return _UnderWay(f"send of {label}", work, x, wire, pair)
+    sent = outline(x)
+    return _UnderWay(f"send of {label}", work, sent, sent, pair)
 
 
 def receiving(label: str, out: Tensor, source: int) -> Handle:

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from consistent import Placement
+from consistent.auto.simulation.real_memory import Holding
 from consistent.nn import pipeline
 from consistent.pipeline.schedules import SCHEDULES
 from tests.ranks import ALL, on_ranks
 from tests.twins import assert_same
 
-from .gpt import GPT, batch, gradients, loss_of, trained
+from .gpt import GPT, LENGTH, WIDTH, batch, gradients, loss_of, trained
 
 STEPS = 3
 
@@ -96,6 +97,20 @@ def test_cut_by_names_and_what_lies_where(rank: int) -> None:
     assert where["blocks.1.q.weight"].placement == world[0]
     assert where["head.weight"].placement == world[-1]
     same(pipe, GPT(4))
+
+
+@on_ranks(2)
+def test_a_rank_does_not_hold_the_activations_that_it_has_sent(rank: int) -> None:
+    held, rows = [], 32
+    for count in (4, 16):
+        pipe = pipeline(GPT(), one_each(), loss=loss_of, micro_batches=count, schedule="1f1b")
+        with Holding() as holding:
+            for _ in range(2):
+                holding.forget()
+                pipe.step(*batch(0, rows * count))
+        held.append(holding.peak)
+    # Twelve micro-batches more: the peak has their tokens, and half of an activation each at most.
+    assert held[1] - held[0] < 12 * rows * LENGTH * WIDTH * 8 / 2
 
 
 @on_ranks(2)

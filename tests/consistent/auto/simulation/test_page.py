@@ -16,7 +16,7 @@ from consistent.auto.simulation.report import seconds_text
 from consistent.spec.bytes_text import bytes_text
 from tests.pages import Page
 
-from .programs import begin, begin_stages
+from .programs import Stages, begin, begin_stages
 
 
 def _step(ranks: int, begin: Any, *args: Any) -> SimulatedStep:
@@ -30,7 +30,7 @@ def _step(ranks: int, begin: Any, *args: Any) -> SimulatedStep:
 MADE = {
     "zero3": lambda: _step(4, begin, 4, "zero3", (4,)),
     "tensor": lambda: _step(4, begin, 4, "tensor", (4,)),
-    "1f1b": lambda: _step(2, begin_stages, "1f1b"),
+    "1f1b": lambda: _step(2, begin_stages, Stages()),
 }
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import resource
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,16 +14,12 @@ from torch import nn
 
 import consistent
 from consistent import B, P, S
-from consistent.auto import Wire
-from consistent.auto.machines import Machine
 from consistent.auto.machines.known import KNOWN
-from consistent.auto.machines.op_signature import tensors
-from consistent.auto.simulation.log import Mark, Message, Op, Scheduled
+from consistent.auto.simulation.log import Message, Op
 from consistent.auto.simulation.timeline import Track
-from consistent.cost_model.built_in import BUILT_IN
-from mirrored.comm import Link
 from mirrored.transports.default import current
 from tests.consistent.auto.simulation import programs
+from tests.consistent.auto.simulation.programs import last_step, runs, simulated
 from tests.mirrored.kinds import over_gloo
 from tests.ranks import pool
 
@@ -37,35 +32,10 @@ PLANS = {
 }
 
 
-def _simulated(ranks: int, link: Link | None, hosts: int, make: Any, *args: Any) -> Any:
-    """On so many hosts, in each of which ranks share memory, with links that cost what they cost
-    the real ranks: sizes of buckets depend on it. Nothing is timed."""
-    cost = BUILT_IN["cpu"] if link is None else None
-    wire = Wire(cost.latency, cost.bandwidth) if cost else Wire(link.latency_s, link.bytes_per_s)
-    machine = replace(
-        KNOWN["h100-8"],
-        device_type="cpu",
-        ranks_per_host=-(-ranks // hosts),
-        inside=wire,
-        message_start_s=0.0,
-    )
-    with consistent.simulate(ranks=ranks, machine=machine) as sim:
-        step = make(*args)
-        for _ in range(3):
-            step()
-    return sim
-
-
-def _last_step(sim: Any) -> list[Any]:
-    """The events of the last step."""
-    steps = [i for i, e in enumerate(sim.events) if isinstance(e, Mark) and e.what == "step"]
-    return sim.events[steps[-2] : steps[-1]]
-
-
 def _sent_in_last_step(sim: Any) -> list[tuple[str, int, bool, int]]:
     """(name, bytes, whether it is waited for at once, how many tensors) of what the first rank
     sent."""
-    sent = [e for e in _last_step(sim) if isinstance(e, Message) and not e.wait]
+    sent = [e for e in last_step(sim) if isinstance(e, Message) and not e.wait]
     return [(e.name, e.bytes, not e.start, e.tensors) for e in sent if e.name != "gather_objects"]
 
 
@@ -76,7 +46,7 @@ def test_messages_are_exact_and_memory_is_within_a_tenth(name: str, where: str) 
     given = (programs.measured, programs.begin, ranks, plan, shape)
     apart = where == "hosts"
     calls, held, link = pool(ranks).run(*((over_gloo,) if apart else ()), *given)[0]
-    sim = _simulated(ranks, link, ranks if apart else 1, programs.begin, ranks, plan, shape)
+    sim = simulated(ranks, link, ranks if apart else 1, programs.begin, ranks, plan, shape)
     made, sent = sim.report(), sum(call.bytes for call in calls)
     assert sum(made.bytes.values()) == made.bytes["between" if apart else "inside"] == sent
     assert made.peak_bytes == pytest.approx(held, rel=0.1)
@@ -90,12 +60,9 @@ def test_ops_and_their_callers_are_those_of_ranks(name: str) -> None:
     ranks, plan, shape = PLANS[name]
     real = pool(ranks).run(programs.called, programs.begin, ranks, plan, shape)[0]
     made = Counter[tuple[str, str]]()
-    for event in _last_step(_simulated(ranks, None, 1, programs.begin, ranks, plan, shape)):
-        if isinstance(event, Op) and event.work.runs:
-            given = tensors(event.work.key) + tensors((event.work.key.out,))
-            floats = [x for x in given if x.dtype.is_floating_point]
-            if any(math.prod(x.shape) > programs.LEAST for x in floats):
-                made[event.caller, event.work.op] += 1
+    for event in last_step(simulated(ranks, None, 1, programs.begin, ranks, plan, shape)):
+        if runs(event):
+            made[event.caller, event.work.op] += 1
     # The loss counts its targets, whole numbers that a simulation knows.
     counting = dict.fromkeys(("aten._to_copy.default", "aten.sum.default"), 1)
     assert made + Counter({("update", op): n for op, n in counting.items()}) == real
@@ -124,37 +91,6 @@ def test_whole_numbers_have_the_values_that_recorders_follow() -> None:
         model(ids)
     assert any(isinstance(event, Op) for event in sim.events)  # and their time is counted
     assert "read and taken for 0" not in str(sim.report())
-
-
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_stages_send_what_they_send_and_hold_what_they_hold(schedule: str) -> None:
-    real = pool(2).run(programs.measured, programs.begin_stages, schedule)
-    made = _simulated(2, real[0][2], 1, programs.begin_stages, schedule).report()
-    for rank, (calls, held, _) in enumerate(real):
-        assert made.bytes_of[rank] == sum(call.bytes for call in calls)
-        assert made.peaks[rank].bytes == pytest.approx(held, rel=0.1)
-
-
-class Follows(Machine):
-    """A CPU whose ranks take long to follow what others do."""
-
-    def follow_seconds(self, work: Any) -> float:
-        return 1000.0
-
-
-def test_ranks_follow_the_optimizer_of_other_stages() -> None:
-    h100 = KNOWN["h100-8"]
-    given = {f.name: getattr(h100, f.name) for f in fields(h100)}
-    machine = Follows(**given | {"device_type": "cpu", "host_seconds": 0.0})
-    with consistent.simulate(ranks=2, machine=machine) as sim:
-        step = programs.begin_stages("1f1b")
-        for _ in range(2):
-            step()
-    ends = [i for i, e in enumerate(sim.events) if isinstance(e, Mark) and e.what == "step"]
-    ops = [e for e in sim.events[ends[0] : ends[1]] if isinstance(e, Op) and e.placement]
-    for rank, track in sim.report().timeline.tracks.items():
-        others = sum(e.placement.coordinate_of(rank) is None for e in ops)
-        assert track.compute // 1000 == others > 0
 
 
 def test_what_is_simulated_takes_no_memory_and_no_values() -> None:
@@ -288,18 +224,6 @@ def test_nothing_ran() -> None:
         sim.report()
 
 
-def test_a_stage_sends_its_gradient_before_it_waits_for_sums_over_ranks() -> None:
-    with consistent.simulate(ranks=4, machine="a100-8") as sim:
-        model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
-        places = [consistent.placement("cuda", ranks) for ranks in ([0, 1], [2, 3])]
-        pipe = consistent.nn.pipeline(model, places, loss=F.mse_loss, micro_batches=2)
-        pipe.step(torch.randn(8, 8), torch.randn(8, 8))
-    (run,) = (e.run for e in sim.events if isinstance(e, Scheduled))
-    last = [e for e in run.parts["B", 1, True].events if isinstance(e, Message)]
-    said = ["wait" if e.wait else e.name for e in last]
-    assert said.index("send") < said.index("wait")
-
-
 def test_messages_inside_a_host_go_beside_those_between_hosts() -> None:
     track, machine = Track(0), KNOWN["a100-8"]
     track.message(Message(0, "all_reduce", 10**9, (0, 8), "", start=1), machine)
@@ -328,21 +252,3 @@ def test_items_that_are_sorted_over_ranks_are_spread_evenly() -> None:
         assert x.sort().values.to_local().shape == (1 << 14,)
     swaps = [e for e in sim.events if isinstance(e, Message) and e.name == "all_to_all"]
     assert [e.bytes for e in swaps[:1]] == [3 * 4 * (1 << 12)]
-
-
-def test_kinds_of_stages_that_are_told_change_nothing() -> None:
-    def made(kinds: tuple[str, ...]) -> Any:
-        with consistent.simulate(ranks=8, machine="a100-8") as sim:
-            sim.stage_kinds = kinds
-            model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(8)))
-            places = [consistent.placement("cuda", [2 * k, 2 * k + 1]) for k in range(4)]
-            pipe = consistent.nn.pipeline(model, places, loss=F.mse_loss, micro_batches=4)
-            optimizer = torch.optim.AdamW(model.parameters())
-            pipe.step(torch.randn(16, 8), torch.randn(16, 8))
-            optimizer.step()
-        return sim.report()
-
-    found, told = made(()), made(("first", "middle", "middle", "last"))
-    assert told.seconds == found.seconds
-    assert told.peaks == found.peaks
-    assert told.sent == found.sent

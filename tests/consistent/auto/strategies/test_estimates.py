@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from consistent import B, S
+from consistent.auto.simulation.calls import Blank, filled
 from consistent.auto.strategies.estimates import Choice, Highest
 from consistent.auto.strategies.strategy import strategy_for
-from consistent.auto.strategies.units import Blank, filled
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12))

@@ -1,0 +1,105 @@
+"""Calls of modules in the log of a simulation, with arguments from which a call can be made again.
+
+```
+y = block(x, mask, scale=2)    --->    Entered("block", ((Blank(8x64), mask), {"scale": 2}))
+                                       Op ... Op ...
+                                       Left("block", [Blank(8x64)])
+```
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ...graph.module_calls import module_calls
+from ...spec.nested import map_tensors, tensors_in
+from .log import Entered, Left, Log
+from .memory import Memory
+
+_MAKE = "what stands for blanks"
+
+
+def filled(given: Any, make: Callable[[Blank], Any]) -> Any:
+    """Return a deep copy of ``given`` in which each ``Blank``, at any depth, is replaced by the
+    tensor that ``make`` returns for it."""
+    memo: dict[Any, Any] = {_MAKE: make}
+    return copy.deepcopy(given, memo)
+
+
+@dataclass(frozen=True)
+class Blank:
+    """Description of a tensor without values, which stands for it in logged arguments."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    tracked: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+    def __deepcopy__(self, memo: dict[Any, Any]) -> Any:
+        """Return the blank itself, or its replacement inside ``filled``."""
+        make = memo.get(_MAKE)
+        return self if make is None else make(self)
+
+
+def logged(
+    log: Log, memory: Memory, modules: Iterable[tuple[str, nn.Module]]
+) -> AbstractContextManager[None]:
+    """Log each call of the named ``modules`` that is made inside the ``with`` block.
+
+    ``memory`` tells imagined tensors, for which there are blanks in the log, from real ones.
+    """
+
+    def blank(x: Tensor) -> Any:
+        if memory.number(x) is None:
+            return x.detach()  # a small tensor with real values
+        return Blank(tuple(x.shape), x.dtype, x.requires_grad)
+
+    def enter(name: str, *given: Any) -> None:
+        log.events.append(Entered(name, _copied(given, blank)))
+
+    def leave(name: str, out: Any) -> None:
+        outs = [x for x in map(blank, tensors_in(out)) if isinstance(x, Blank)]
+        log.events.append(Left(name, outs))
+
+    return module_calls(modules, enter, leave)
+
+
+def _copied(given: Any, blank: Callable[[Tensor], Any]) -> Any:
+    """Return a copy of the arguments of a call with what ``blank`` returns for each tensor.
+
+    They are copied before the module runs, because later modules may write into them, such as into
+    a cache of keys.
+    """
+    with _CopyingTensors(blank):
+        try:
+            return copy.deepcopy(given)
+        except (TypeError, RuntimeError):  # something inside cannot be copied
+            return map_tensors(given, blank)
+
+
+class _CopyingTensors(TorchFunctionMode):
+    """Torch function mode under which ``copy.deepcopy`` replaces each tensor instead of copying
+    it."""
+
+    def __init__(self, change: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self._change = change
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is Tensor.__deepcopy__:
+            return self._change(args[0])
+        return func(*args, **(kwargs or {}))

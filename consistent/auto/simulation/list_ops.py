@@ -1,0 +1,57 @@
+"""Division of an op on lists of tensors among the ranks that a simulated process stands for.
+
+A step of an optimizer may be one call for the parameters of all stages:
+
+```
+_fused_adamw_([w0, w1], [g0, g1])     w0, g0 on rank 0    --->  rank 0: _fused_adamw_([w0], [g0])
+                                      w1, g1 on rank 1          rank 1: _fused_adamw_([w1], [g1])
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Ops that compute each position of their lists (the i-th tensors of all lists) on its own.
+_BY_POSITION = ("_foreach_", "_fused_", "_amp_foreach_")
+
+
+class Share:
+    """The positions of an op's lists that one rank computes; all of them if ``at`` is None."""
+
+    def __init__(self, rank: int, at: Sequence[int] | None = None) -> None:
+        self.rank, self._at = rank, at
+
+    def of(self, values: Any) -> Any:
+        """Return arguments or results of the op, with this rank's positions of each list."""
+        if self._at is None:
+            return values
+        if _is_list(values):
+            return [values[i] for i in self._at]
+        if isinstance(values, tuple):
+            return tuple(self.of(x) if _is_list(x) else x for x in values)
+        return values
+
+
+def shares(
+    func: torch._ops.OpOverload, args: tuple, rank_of: Callable[[Sequence[Tensor]], int]
+) -> list[Share] | None:
+    """Return the share of each rank in an op on lists; None for other ops.
+
+    ``rank_of`` returns the rank that holds the tensors of one position.
+    """
+    if not func._schema.name.partition("::")[2].startswith(_BY_POSITION):
+        return None
+    lists = [x for x in args if _is_list(x)]
+    found: dict[int, list[int]] = {}
+    for i, at in enumerate(zip(*lists, strict=True)):
+        found.setdefault(rank_of(at), []).append(i)
+    return [Share(rank, at) for rank, at in found.items()]
+
+
+def _is_list(x: Any) -> bool:
+    return isinstance(x, list | tuple) and len(x) > 0 and all(isinstance(t, Tensor) for t in x)
