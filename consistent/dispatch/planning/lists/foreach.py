@@ -21,6 +21,7 @@ import torch
 from ....movement.boxed import box
 from ....movement.world import my_coordinate, whole_on_world
 from ....spec import B, Placement, TensorSpec
+from ....spec.nested import map_tensors
 from ...plans.plan import FAST, OtherCall, Plan, list_ops
 from ...plans.shards import HookOff, attach, is_global, plain, rebox
 from ...running.moved_views import any_moved
@@ -228,9 +229,12 @@ def _in_groups(function: TorchFunction, layouts: Sequence[Any]) -> Callable[...,
         outs: list[Any] = [None] * count
         for positions in (inside,) if function.inplace else (inside, outside):
             if positions:
-                some = {name: _pick(value, positions, count) for name, value in kwargs.items()}
+                some, named = (_pick_each(given, positions, count) for given in (args, kwargs))
+                if positions is outside:
+                    # Meta kernels written in Python would read the device of a global tensor.
+                    some, named = map_tensors((some, named), plain)
                 with HookOff():
-                    made = function.run(*(_pick(v, positions, count) for v in args), **some)
+                    made = function.run(*some, **named)
                 # In-place list ops may return None.
                 for i, one in zip(positions, made or (), strict=not function.inplace):
                     outs[i] = one
@@ -243,6 +247,12 @@ def _in_groups(function: TorchFunction, layouts: Sequence[Any]) -> Callable[...,
 
 def _typed(x: torch.Tensor, layout: Any) -> Any:
     return x if layout is _PLAIN else attach(x, layout.with_dtype(x.dtype))
+
+
+def _pick_each(given: Any, positions: list[int], count: int) -> Any:
+    if isinstance(given, dict):
+        return {name: _pick(value, positions, count) for name, value in given.items()}
+    return tuple(_pick(value, positions, count) for value in given)
 
 
 def _pick(value: Any, positions: list[int], count: int) -> Any:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from consistent import B, P, S
+from consistent import B, P, Placement, S, distribute
+from consistent.dispatch.plans.shards import plain
 from tests.ranks import ALL, pool
 from tests.twins import GRIDS, Laid, compare, randn
 
@@ -110,3 +111,31 @@ def plainly(at: Laid, name: str) -> list[Any]:
 @pytest.mark.parametrize("name", LISTS)
 def test_every_list_op_in_every_layout(name: str, world: int) -> None:
     pool(world).run(check, name, GRIDS[world], plainly)
+
+
+def devices(rank: int, names: list[str]) -> dict[str, set[str]]:
+    """Devices of the results on this rank, of calls with lists of the first rank."""
+    lists = [
+        [distribute(numbers(s, k), Placement("cpu", [0]), B) for s in SQUARES] for k in (0, 1, 2)
+    ]
+    found: dict[str, set[str]] = {}
+    for name in names:
+        for given in ((lists[0],), lists[:2], (lists[0], 2.0), lists, (*lists[:2], 0.5)):
+            try:
+                with torch.no_grad():
+                    made = getattr(torch, name)(*given)
+            except (TypeError, RuntimeError):  # it takes other arguments
+                continue
+            found[name] = {plain(x).device.type for x in made}
+            break
+    return found
+
+
+SQUARES = [(3, 3), (2, 2)]
+
+
+def test_a_rank_outside_allocates_no_results() -> None:
+    names = [name for name in LISTS if not name.endswith("_")]
+    inside, outside = pool(2).run(devices, names)
+    assert set(names) == set(inside) == set(outside)
+    assert {name: {"meta"} for name in names} == outside
