@@ -20,7 +20,7 @@ import consistent
 from consistent import B, P, S
 from consistent.autograd import buckets
 from tests.mirrored.kinds import over_gloo
-from tests.ranks import pool
+from tests.ranks import SIZES, pool
 from tests.twins import GRIDS, Laid, compare, randn
 
 LAYOUTS = [(B, B), (S(0), B), (B, S(1)), (P, B), (S(0), S(1)), (B, P), (P, P)]
@@ -620,13 +620,13 @@ def _compare(rank: int, function: Callable[..., Any], ranks: Any, sizes: tuple[i
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", SIZES)
 @pytest.mark.parametrize("function", CASES, ids=lambda f: f.__name__)
 def test_equals_plain_torch(function: Callable[..., Any], world: int, how: str) -> None:
     pool(world).run(_compare, function, GRIDS[world], HOW[how], timeout=30)
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", SIZES)
 @pytest.mark.parametrize("function", CASES, ids=lambda f: f.__name__)
 def test_equals_plain_torch_where_ranks_share_no_memory(
     function: Callable[..., Any], world: int
