@@ -106,8 +106,8 @@ def test_padding_in_an_encoder_and_a_decoder_that_are_cut(rank: int) -> None:
     same_steps(model_of("t5"), pipe, [batch(0, LENGTHS[1]), batch(1, LENGTHS[3])])
 
 
-# test_pipeline.py trains under every schedule. Of these, one has one stage on each rank, one several,
-# and one two in a V; the last two split the backward.
+# test_pipeline.py trains under every schedule. Of these, one has one stage on each rank, one has
+# several, and one has two in a V; the last two split the backward.
 KINDS = ["1f1b", "interleavedzerobubble", "dualpipev"]
 
 
