@@ -167,6 +167,7 @@ def _be_rank(
     except SystemExit as ended:
         status = _status_of(ended.code)
     except BaseException:  # noqa: BLE001 - as an interpreter does
+        sys.last_type, sys.last_value, sys.last_traceback = sys.exc_info()
         traceback.print_exc()
         status = 1
     with contextlib.suppress(BaseException):

@@ -96,14 +96,12 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN if ALL else ["boxing_pairs"])
-def test_a_wrong_number_is_found(name: str) -> None:
-    program = f"import tests.gpu.{name} as m; {BROKEN[name]}; m.main()"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True, text=True, cwd=ROOT, env=environment(CHECKS[1], "cpu", os.environ),
-    )  # fmt: skip
-    assert done.returncode == 1, done.stderr
-    assert "rank 0: " in done.stdout and " 0 wrong" not in done.stdout
+def test_a_wrong_number_is_found(name: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(f"import tests.gpu.{name} as m; {BROKEN[name]}; m.main()")
+    done = launch(program, ranks=1, environment=environment(CHECKS[1], "cpu", os.environ))
+    assert done.status == 1, done.errors
+    assert "rank 0: " in done.printed[0] and " 0 wrong" not in done.printed[0]
 
 
 def test_a_failure_is_told_and_the_next_check_runs(

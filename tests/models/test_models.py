@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("transformers", reason="the models are those of the transformers library")
 
 from tests.models.zoo import LAYOUTS, MODELS, compare
-from tests.ranks import ALL, pool
+from tests.ranks import ON_ONE_AXIS, pool
 
 CASES = [(name, layout) for name in MODELS for layout in LAYOUTS]
 # Ops of these models that may run whole on every rank. An op that is not here has lost its rule.
@@ -24,7 +24,7 @@ def _compare(rank: int, name: str, layout: str) -> dict[str, Any]:
 
 
 # Three ranks hold uneven shards, and two nothing that three do not.
-@pytest.mark.parametrize("world", [2, 3] if ALL else [3])
+@pytest.mark.parametrize("world", ON_ONE_AXIS)
 @pytest.mark.parametrize(("name", "layout"), CASES, ids=[f"{n}-{l}" for n, l in CASES])
 def test_one_training_step_equals_one_process(name: str, layout: str, world: int) -> None:
     results = pool(world).run(_compare, name, layout, timeout=120)

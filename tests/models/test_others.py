@@ -10,7 +10,7 @@ pytest.importorskip("transformers", reason="the models are those of the transfor
 from consistent import Placement
 from tests.models.others import OTHERS
 from tests.models.steps import allowed, alone, under, worst
-from tests.ranks import ALL, pool
+from tests.ranks import ALL, ON_ONE_AXIS, pool
 
 # Delta rules, compressed keys, layers of several kinds, positions apart from contents, attention
 # of windows, images cut and joined.
@@ -29,7 +29,7 @@ def _compared(rank: int, name: str, plan: str) -> tuple[str, float]:
     return worst(found, alone(name), LEAST)
 
 
-@pytest.mark.parametrize("ranks", [2, 3] if ALL else [3])
+@pytest.mark.parametrize("ranks", ON_ONE_AXIS)
 @pytest.mark.parametrize("plan", PLANS if ALL else ("zero3", "tensor+sequence"))
 @pytest.mark.parametrize("name", OTHERS if ALL else FEW)
 def test_a_step_is_that_of_one_process(name: str, plan: str, ranks: int) -> None:

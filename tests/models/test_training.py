@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import consistent
 from consistent import B, S
-from tests.ranks import pool
+from tests.ranks import ON_ONE_AXIS, pool
 
 STEPS = 50
 
@@ -63,7 +63,7 @@ def alone() -> list[float]:
 
 
 @pytest.mark.parametrize("layout", ["data", "mixed", "sharded"])
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", ON_ONE_AXIS)
 def test_training_with_dropout_gives_one_loss_curve_on_any_number_of_ranks(
     ranks: int, layout: str, alone: list[float]
 ) -> None:

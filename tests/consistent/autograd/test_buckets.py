@@ -18,7 +18,7 @@ from tests.consistent.autograd.test_backward import (
     gradients_add_up_over_backwards,
     leaf_used_often,
 )
-from tests.ranks import on_ranks, pool
+from tests.ranks import SIZES, on_ranks, pool
 from tests.twins import GRIDS, Laid, assert_same, compare, net, randn
 
 CASES: list[Callable[..., Any]] = []
@@ -66,7 +66,7 @@ def synced_then_not_synced(at: Laid) -> Any:
     return x.grad, w.grad, b.grad
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", SIZES)
 @pytest.mark.parametrize("function", CASES, ids=lambda f: f.__name__)
 def test_equals_plain_torch(function: Callable[..., Any], world: int) -> None:
     pool(world).run(compare, function, GRIDS[world], timeout=30)

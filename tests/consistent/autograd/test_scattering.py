@@ -17,7 +17,7 @@ from consistent.autograd import buckets, scattering
 from consistent.nn import Layouts, Plan
 from mirrored import counting
 from tests.mirrored.kinds import over_gloo
-from tests.ranks import pool
+from tests.ranks import ON_ONE_AXIS, pool
 from tests.twins import GRIDS
 
 PLANS = ["data", "zero1", "zero2", "zero3", "tensor"]
@@ -66,7 +66,7 @@ def _trained(rank: int, n: int, plan: str, steps: int) -> list[Any]:
     return [losses, *(p.full().tolist() for p in model.parameters())]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", ON_ONE_AXIS)
 @pytest.mark.parametrize("plan", PLANS)
 def test_messages_give_the_bits_of_shared_memory(plan: str, n: int) -> None:
     by_messages = pool(n).run(over_gloo, _trained, n, plan, 20)
@@ -82,7 +82,7 @@ def _large_go_alone(rank: int, function: Callable[..., Any], *args: Any) -> Any:
         buckets.ALONE_BYTES = before
 
 
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", ON_ONE_AXIS)
 def test_large_gradients_travel_by_themselves(n: int) -> None:
     sent = pool(n).run(over_gloo, _large_go_alone, _messages, n, "data")
     assert sent == [(5, 2)] * n

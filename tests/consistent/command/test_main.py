@@ -24,7 +24,7 @@ from mirrored.transports.symmetric_memory import SymmetricMemory
 from mirrored.transports.torch_dist import TorchDist
 from mirrored.transports.tuning import table
 from tests.mirrored.transports.symmetric_memory.host_memory import HostMemory
-from tests.ranks import pool
+from tests.ranks import ON_ONE_AXIS, pool
 
 
 def _said(*words: str) -> tuple[int, str, str]:
@@ -160,7 +160,7 @@ def _boxings(rank: int) -> list[Any]:
     return bench._boxings(Placement.all("cpu"))
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", ON_ONE_AXIS)
 def test_bench_boxes_between_ranks(ranks: int) -> None:
     rows = pool(ranks).run(_boxings)[0]
     assert [row[0] for row in rows] == [f"{name} of 4 KiB" for name, *_ in bench.BOXINGS]

@@ -16,7 +16,7 @@ import consistent
 from consistent import B, P, Placement, S
 from consistent.compiled.fused.worth import sum_wins
 from tests.consistent.compiled.steps import beside
-from tests.ranks import on_ranks, pool
+from tests.ranks import ON_ONE_AXIS, on_ranks, pool
 from tests.twins import randn
 
 ROWS, COLUMNS = 7, 6
@@ -301,7 +301,7 @@ def _trained(rank: int, plan: Any, backend: str) -> str:
     return beside(make, batches, backend, fuse=True).show()
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", ON_ONE_AXIS)
 @pytest.mark.parametrize("plan", ["tensor", "tensor+sequence", "zero3"])
 def test_training(plan: str, ranks: int) -> None:
     for text in pool(ranks).run(_trained, plan, "ops"):

@@ -12,7 +12,7 @@ from consistent.movement.differentiable import max_over, min_over, sum_over
 from consistent.movement.world import my_coordinate
 from consistent.spec import B, P, Placement, S, TensorSpec
 from consistent.spec.tracer import Tracer
-from tests.ranks import pool, simulate
+from tests.ranks import ON_ONE_AXIS, pool, simulate
 from tests.reference import gather, in_grid_order, scatter, shard_at, whole_numbers
 from tests.strategies import spec_pairs
 
@@ -104,7 +104,7 @@ def all_gradients(rank: int, cases) -> list[torch.Tensor]:
     return [second_gradient(rank, scatter(whole_numbers(a.shape), a), a, b) for a, b in cases]
 
 
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", ON_ONE_AXIS)
 def test_second_gradient_on_gloo_ranks(n):
     placement = Placement("cpu", range(n))
     cases = [(of(a, placement=placement), of(b, placement=placement)) for a, b in PAIRS]

@@ -17,7 +17,7 @@ from consistent.movement.world import local_shape, my_coordinate
 from consistent.spec import B, P, Placement, S, TensorSpec
 from consistent.spec.tracer import Tracer
 from mirrored.transports.counting import counting
-from tests.ranks import pool, simulate
+from tests.ranks import SIZES, pool, simulate
 from tests.reference import gather, in_grid_order, scatter, shard_at, whole_numbers
 from tests.strategies import GRIDS, cut_pairs, spec_pairs
 
@@ -327,7 +327,7 @@ def boxed_all(rank: int, cases) -> list[torch.Tensor]:
     return [boxed(rank, scatter(whole_numbers(a.shape, a.dtype), a), a, b) for a, b in cases]
 
 
-@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("n", SIZES)
 def test_gloo_ranks_agree_with_the_reference(n):
     cases = sample(n, 60) + sample_of_cuts(n)
     by_rank = pool(n).run(boxed_all, cases)

@@ -12,7 +12,7 @@ from torch import nn
 
 import consistent
 from consistent import B, GlobalTensor, Placement, S
-from tests.ranks import on_ranks, pool
+from tests.ranks import SIZES, on_ranks, pool
 from tests.twins import GRIDS, Laid, assert_same, compare, randn
 
 
@@ -75,7 +75,7 @@ def _trained(at: Laid, plan: dict[str, Any]) -> Any:
     )
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", SIZES)
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_module_trains_as_it_does_alone(plan: str, world: int) -> None:
     pool(world).run(compare, _trained, GRIDS[world], PLANS[plan])
@@ -93,7 +93,7 @@ def _normalised(at: Laid) -> Any:
     return y, net.state_dict(), [p.grad for p in net.parameters()]
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", SIZES)
 def test_buffers_follow_the_whole_batch(world: int) -> None:
     pool(world).run(compare, _normalised, GRIDS[world])
 
@@ -149,7 +149,7 @@ def _named(at: Laid, plan: dict[str, Any]) -> Any:
     return losses, model.state_dict(), [p.grad for p in model.parameters()]
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", SIZES)
 @pytest.mark.parametrize("plan", BY_NAME)
 def test_a_tensor_goes_by_any_of_its_names(plan: str, world: int) -> None:
     pool(world).run(compare, _named, GRIDS[world], BY_NAME[plan])
@@ -210,7 +210,7 @@ def _initialised(at: Laid) -> Any:
     return found
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", SIZES)
 def test_a_lazy_module_that_has_seen_an_input_is_like_any(world: int) -> None:
     pool(world).run(compare, _initialised, GRIDS[world], timeout=120)
 

@@ -16,7 +16,7 @@ from consistent.overlap import chunked_matmul
 from consistent.spec import B, NdSbp, P, Placement, S, TensorSpec
 from consistent.tensor.making.create import distribute, from_local
 from mirrored.transports.counting import counting
-from tests.ranks import on_ranks, pool
+from tests.ranks import ON_ONE_AXIS, on_ranks, pool
 
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "none": lambda x: x,
@@ -91,7 +91,7 @@ def _in_chunks(rank: int, ranks: int, rows: int) -> int:
     return threading.active_count() - before
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", ON_ONE_AXIS)
 @pytest.mark.parametrize("rows", [0, 1, 2, 7, 12])
 def test_any_number_of_chunks_of_any_number_of_rows(ranks: int, rows: int) -> None:
     assert pool(ranks).run(_in_chunks, ranks, rows) == [0] * ranks

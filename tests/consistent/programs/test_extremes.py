@@ -12,7 +12,7 @@ import consistent
 from consistent import B, P, S, plain_may_differ
 from mirrored.transports.counting import counting
 from tests.consistent.programs.programs import lay
-from tests.ranks import pool
+from tests.ranks import ON_ONE_AXIS, pool
 
 X = torch.tensor([[3.0, -1, 7], [2, 9, -4], [0, 5, 6], [1, 8, -2]], dtype=torch.float64)
 
@@ -53,7 +53,7 @@ def _run(rank: int, world: int, code: str, name: str) -> tuple:
     return out.sbp[0], len(log.calls), out.full()
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", ON_ONE_AXIS)
 @pytest.mark.parametrize(("code", "name", "sbp"), KEPT, ids=lambda v: str(v))
 def test_the_result_is_partial_and_nothing_is_sent(
     world: int, code: str, name: str, sbp: Any

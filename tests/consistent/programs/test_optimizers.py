@@ -13,7 +13,7 @@ from torch import nn
 import consistent
 from consistent import B, P, S
 from mirrored import counting
-from tests.ranks import on_ranks, pool
+from tests.ranks import SIZES, on_ranks, pool
 from tests.twins import GRIDS, Laid, compare, randn
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -194,7 +194,7 @@ def _closure(at: Laid) -> Any:
     return optimizer.step(closure), list(net.parameters())
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", SIZES)
 @pytest.mark.parametrize(
     "case",
     [

@@ -13,14 +13,18 @@ from hypothesis import HealthCheck, given, note, settings
 from tests.consistent.programs.drawing import programs
 from tests.consistent.programs.programs import Program, run, snippet
 from tests.mirrored.kinds import over_gloo
-from tests.ranks import pool
+from tests.ranks import SIZES, pool
 
 COUNT = int(os.environ.get("CONSISTENT_PROGRAMS", "80"))
 
 
-@pytest.mark.parametrize(
-    ("world", "way"), [(2, ()), (3, ()), (4, ()), (3, (over_gloo,))], ids=["2", "3", "4", "3-apart"]
-)
+WORLDS: dict[str, tuple[int, tuple]] = {
+    **{str(world): (world, ()) for world in SIZES},
+    "3-apart": (3, (over_gloo,)),
+}
+
+
+@pytest.mark.parametrize(("world", "way"), WORLDS.values(), ids=WORLDS)
 def test_program_on_global_tensors_equals_plain_torch(world: int, way: tuple) -> None:
     @settings(
         max_examples=COUNT, derandomize=True, deadline=None, database=None, print_blob=False,

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from consistent import S
-from tests.ranks import pool
+from tests.ranks import ON_ONE_AXIS, pool
 from tests.twins import GRIDS, Laid, compare, randn
 
 
@@ -27,7 +27,7 @@ def _inside_save_on_cpu(at: Laid, reentrant: bool) -> Any:
     return loss, a.grad, b.grad
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", ON_ONE_AXIS)
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_inputs_stay_global_inside_hooks(reentrant: bool, world: int) -> None:
     pool(world).run(compare, _inside_save_on_cpu, GRIDS[world], reentrant)

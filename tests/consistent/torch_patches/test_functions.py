@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from consistent import B, P, S
-from tests.ranks import pool
+from tests.ranks import SIZES, pool
 from tests.twins import GRIDS, Laid, compare, randn
 
 CASES: list[Callable[..., Any]] = []
@@ -22,7 +22,7 @@ def case(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", SIZES)
 @pytest.mark.parametrize("function", CASES, ids=lambda f: f.__name__)
 def test_equals_plain_torch(function: Callable[..., Any], world: int) -> None:
     pool(world).run(compare, function, GRIDS[world], timeout=30)

@@ -12,7 +12,7 @@ from torch import nn
 from consistent import B, P
 from consistent.spec import Split
 from tests.consistent.torch_patches.functions_of_users import LAYOUTS, make
-from tests.ranks import pool
+from tests.ranks import SIZES, pool
 from tests.twins import GRIDS, Laid, compare, randn
 
 CASES: list[Callable[..., Any]] = []
@@ -23,7 +23,7 @@ def case(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", SIZES)
 @pytest.mark.parametrize("function", CASES, ids=lambda f: f.__name__)
 def test_equals_plain_torch(function: Callable[..., Any], world: int) -> None:
     pool(world).run(_all_layouts, function, GRIDS[world], timeout=60)

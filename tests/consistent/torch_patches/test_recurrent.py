@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from consistent import B, GlobalTensor, Placement, S
-from tests.ranks import on_ranks, pool
+from tests.ranks import SIZES, on_ranks, pool
 from tests.twins import GRIDS, Laid, compare, randn
 
 KINDS = {"LSTM": nn.LSTM, "GRU": nn.GRU, "RNN": nn.RNN}
@@ -43,7 +43,7 @@ def _trained(at: Laid, kind: str) -> Any:
     return y, [p.grad for p in layer.parameters()]
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_layer_is_right_after_its_dtype_changed(kind: str, world: int) -> None:
     pool(world).run(compare, _trained, GRIDS[world], kind)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import linecache
-import subprocess
-import sys
 import threading
 from functools import cache
 from pathlib import Path
@@ -26,6 +24,7 @@ from consistent.verification.held import TensorOnRanks
 from consistent.verification.verify import REFERENCE, _compared
 from consistent.verification.watch import Key, StepRecorder
 from consistent.verification.worlds import StepSetting, run
+from tests.launch import launch
 from tests.ranks import ALL
 
 from .faulty import BY_HAND, OURS, OVER_DTENSOR, Place, batch, by_hand, over_dtensor, step
@@ -239,6 +238,13 @@ def test_what_hangs_or_raises_is_said_and_the_page_shows_it(tmp_path: Path) -> N
         made.check()
 
 
+COMMAND = """
+import sys
+from consistent.command.main import main
+
+sys.exit(main(sys.argv[1:]))
+"""
+
 PROGRAM = """
 import consistent
 from tests.consistent.verification.faulty import OURS, step as right
@@ -250,9 +256,9 @@ from tests.consistent.verification.faulty import OURS, step as right
     ("line", "status"), [("step = right", 0), ("step = OURS['wrong sign'][0]", 1)]
 )
 def test_the_command_ends_with_what_it_found(line: str, status: int, tmp_path: Path) -> None:
-    path = tmp_path / "program.py"
+    command, path = tmp_path / "command.py", tmp_path / "program.py"
+    command.write_text(COMMAND)
     path.write_text(PROGRAM.format(step=line))
-    words = [sys.executable, "-m", "consistent", "verify", "--plan", "data", str(path)]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode == status, ended.stderr
-    assert ("the wrong sign" in ended.stdout) == bool(status)
+    ended = launch(command, "verify", "--plan", "data", str(path), ranks=1)
+    assert ended.status == status, ended.errors
+    assert ("the wrong sign" in ended.printed[0]) == bool(status)

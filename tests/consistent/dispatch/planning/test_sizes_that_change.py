@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from consistent import B, P, S
-from tests.ranks import on_ranks, pool
+from tests.ranks import ON_ONE_AXIS, on_ranks, pool
 from tests.twins import GRIDS, Laid, assert_same, compare, randn
 
 # Each first on sizes that it keeps, then on some that it changes, and back.
@@ -53,7 +53,7 @@ def _scaled(at: Laid, name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", IN_PLACE)
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", ON_ONE_AXIS)
 def test_an_op_in_place_that_reshapes_at_some_sizes(name: str, world: int) -> None:
     pool(world).run(compare, _in_place, GRIDS[world], name)
 

@@ -19,7 +19,7 @@ from mirrored.transports.counting import counting
 from mirrored.transports.default import current
 from tests.consistent.dispatch.running.raising import CASES, LEFT_OUT, Case
 from tests.mirrored.kinds import run
-from tests.ranks import on_ranks
+from tests.ranks import ON_ONE_AXIS, on_ranks
 
 # Ops of which what decides is whole on every rank, or so small here that it is gathered; torch's
 # own kernels crash or hang on values that these two refuse.
@@ -62,7 +62,7 @@ def planned() -> Iterator[list[Any]]:
 
 
 @pytest.mark.parametrize("where", ["gloo", "shared memory"])
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", ON_ONE_AXIS)
 def test_each_op_raises_on_all_ranks_what_one_shard_makes_it_raise(n: int, where: str) -> None:
     run(where, _each_op_raises, n)
 
@@ -102,7 +102,7 @@ def test_nothing_is_told_where_what_decides_is_the_same_on_all_ranks(rank: int) 
 
 
 @pytest.mark.parametrize("where", ["gloo", "shared memory"])
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", ON_ONE_AXIS)
 def test_a_program_that_catches_the_error_goes_on_in_step(n: int, where: str) -> None:
     run(where, _catches, n)
 
@@ -146,7 +146,7 @@ def _sent_by_a_loss(rank: int, n: int) -> list[tuple[str, int]]:
     return [(call.name, call.bytes) for call in sent.calls]
 
 
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", ON_ONE_AXIS)
 def test_labels_are_counted_in_the_message_that_tells_of_errors(n: int) -> None:
     """One message for the indices, and one for the labels and their count."""
     found = run("gloo", _sent_by_a_loss, n, n)

@@ -16,7 +16,7 @@ import consistent
 from consistent import B, Placement, S
 from mirrored.transports.counting import counting
 from tests.mirrored.kinds import over_gloo
-from tests.ranks import pool
+from tests.ranks import ON_ONE_AXIS, pool
 
 Leaves = tuple[Tensor, ...]
 
@@ -73,7 +73,7 @@ def _trained(rank: int, net: str, n: int, laid: bool, accumulate: bool) -> list[
 
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize("net", NETS)
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", ON_ONE_AXIS)
 def test_values_are_those_of_torch_and_of_shared_memory(n: int, net: str, accumulate: bool) -> None:
     by_messages = pool(n).run(over_gloo, _trained, net, n, True, accumulate)
     assert by_messages == pool(n).run(_trained, net, n, True, accumulate)
@@ -96,7 +96,7 @@ def _sent(rank: int, n: int, hooked: bool) -> tuple[list[Any], list[Any]]:
     return [(c.name, c.waits) for c in forward.calls], [(c.name, c.waits) for c in backward.calls]
 
 
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", ON_ONE_AXIS)
 def test_an_op_sends_for_its_operands_once_and_waits_for_no_gradient(n: int) -> None:
     gather, scatter = ("all_gather", True), ("all_to_all", False)
     assert pool(n).run(over_gloo, _sent, n, False) == [([gather], [scatter])] * n

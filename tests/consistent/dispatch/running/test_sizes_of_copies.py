@@ -12,7 +12,7 @@ import torch
 
 import consistent
 from consistent import B, S
-from tests.ranks import pool
+from tests.ranks import SIZES, pool
 from tests.twins import GRIDS, Laid, compare, randn
 
 SIZED: dict[str, Callable[[Any], Any]] = {
@@ -43,6 +43,6 @@ def _met_again(at: Laid, name: str, how: str) -> list[Any]:
 
 @pytest.mark.parametrize("how", ["a report is open", "a moved view is alive"])
 @pytest.mark.parametrize("name", SIZED)
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", SIZES)
 def test_equals_plain_torch(name: str, how: str, world: int) -> None:
     pool(world).run(compare, _met_again, GRIDS[world], name, how)

@@ -14,7 +14,7 @@ from torch import nn
 from consistent.dispatch.running import views
 from consistent.spec import B, Placement, S
 from consistent.tensor.making.create import distribute
-from tests.ranks import ALL, pool
+from tests.ranks import ALL, ON_ONE_AXIS, pool
 
 W = torch.linspace(-1, 2, 24, dtype=torch.float64).view(6, 4)
 VIEWS: dict[str, Callable[[Any], Any]] = {
@@ -179,7 +179,7 @@ def test_every_view_that_is_moved_is_tried() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("ranks", [2, 3] if ALL else [3])
+@pytest.mark.parametrize("ranks", ON_ONE_AXIS)
 def test_every_view_written_in_every_way(ranks: int, mode: str) -> None:
     assert pool(ranks).run(_differences, ranks, "views", mode) == [[]] * ranks
 

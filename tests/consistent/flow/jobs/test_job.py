@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import consistent.flow as flow
 import consistent.flow.typing as tp
-from tests.ranks import ALL, pool
+from tests.ranks import ON_ONE_AXIS, pool
 
 BATCH, CLASSES = 12, 5
 LAST_FAST, RATES = (
@@ -139,7 +139,7 @@ def plain_torch(name: str, steps: int) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("ranks", [2, 3] if ALL else [3])
+@pytest.mark.parametrize("ranks", ON_ONE_AXIS)
 @pytest.mark.parametrize("view", ["consistent", "mirrored", "split"])
 def test_lenet_has_the_losses_of_plain_torch(view: str, ranks: int) -> None:
     expected = plain_torch("SGD", 100)
@@ -154,7 +154,7 @@ def test_adam_has_the_losses_of_plain_torch(view: str) -> None:
         assert found == pytest.approx(plain_torch("Adam", 6), abs=1e-6)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", ON_ONE_AXIS)
 def test_dropout_draws_the_same_under_both_views_and_on_any_number_of_ranks(ranks: int) -> None:
     torch.manual_seed(0)
     expected = curve(0, "consistent", True, "SGD", 5)

@@ -14,7 +14,7 @@ from consistent import B, Placement, S, distribute
 from consistent.movement.plain_values import plain_may_differ
 from consistent.spec import Sbp
 from mirrored.transports.counting import counting
-from tests.ranks import pool
+from tests.ranks import ON_ONE_AXIS, pool
 
 Shape = tuple[int, ...]
 LAST = torch.tensor([6, 0, 3])
@@ -90,7 +90,7 @@ def _run(rank: int, n: int) -> list[tuple]:
     return found
 
 
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", ON_ONE_AXIS)
 def test_what_a_rank_lacks_is_exchanged_and_nothing_else_moves(n: int) -> None:
     by_rank = pool(n).run(_run, n)
     for name, (shapes, sbps, op, out, part), *ranks in zip(CASES, CASES.values(), *by_rank):

@@ -20,7 +20,7 @@ from consistent.tensor.storage.step_layout import OwnedState
 from mirrored.transports.counting import counting
 from mirrored.transports.default import current
 from tests.consistent.nn.owned.shampoo import Batched, Shampoo, Soap
-from tests.ranks import on_ranks, pool
+from tests.ranks import SIZES, on_ranks, pool
 from tests.twins import Laid, assert_same, randn
 
 O = torch.optim  # noqa: E741
@@ -117,7 +117,7 @@ def _every_plan(rank: int, plans: dict[str, tuple[Any, Any]]) -> None:
             assert_same(made, wanted, f"{name} under {plan}", rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("world", PLANS)
+@pytest.mark.parametrize("world", SIZES)
 def test_every_optimizer_gives_the_values_of_one_process(world: int) -> None:
     pool(world).run(_every_plan, PLANS[world])
 

@@ -21,7 +21,7 @@ from consistent.dispatch.plans.shards import plain
 from consistent.nn import Layouts, Plan
 from consistent.nn.sharded.saved import SavedShards
 from mirrored.transports.counting import counting
-from tests.ranks import SIZES, on_ranks, pool
+from tests.ranks import ON_ONE_AXIS, SIZES, on_ranks, pool
 from tests.twins import GRIDS, Laid, assert_same, compare, randn
 
 ZERO3 = Layouts((S(0),), use=(B,))
@@ -528,7 +528,7 @@ class Recursive(Block):
         return self(x, depth - 1) + self.scale if depth else x
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", ON_ONE_AXIS)
 def test_calls_of_every_kind(world: int) -> None:
     pool(world).run(both_ways, calls_of_every_kind, range(world))
 

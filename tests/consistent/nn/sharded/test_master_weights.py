@@ -12,7 +12,7 @@ from torch import nn
 import consistent
 from consistent import B, Placement, S
 from consistent.nn import master_weights
-from tests.ranks import on_ranks, pool
+from tests.ranks import SIZES, on_ranks, pool
 from tests.twins import GRIDS, Laid, assert_same, compare, randn
 
 PLANS = ["data", "zero1", "zero2", "zero3"]
@@ -74,7 +74,7 @@ def trained(at: Laid, plan: str) -> Any:
     )
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", SIZES)
 @pytest.mark.parametrize("plan", PLANS)
 def test_steps_are_those_of_copies_in_float32(plan: str, world: int) -> None:
     pool(world).run(compare, trained, GRIDS[world], plan)

@@ -16,7 +16,7 @@ import consistent
 from consistent import Placement, S
 from mirrored.transports.counting import counting
 from tests.mirrored.kinds import over_gloo
-from tests.ranks import pool
+from tests.ranks import ON_ONE_AXIS, pool
 
 ROWS = 1 << 16  # so many that an op gathers its weight, and not its input
 
@@ -84,7 +84,7 @@ def _trained(rank: int, n: int) -> list[Any]:
     return [losses, *(p.full().tolist() for p in net.parameters())]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", ON_ONE_AXIS)
 def test_messages_give_the_bits_of_shared_memory(n: int) -> None:
     assert pool(n).run(over_gloo, _trained, n) == pool(n).run(_trained, n)
 

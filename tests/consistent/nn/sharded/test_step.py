@@ -16,7 +16,7 @@ import consistent
 from consistent import B, Placement, S
 from consistent.nn import Layouts, Plan
 from mirrored.transports.counting import counting
-from tests.ranks import ALL, on_ranks, pool
+from tests.ranks import ALL, SIZES, on_ranks, pool
 from tests.twins import GRIDS, Laid, assert_same, compare, randn
 
 
@@ -257,7 +257,7 @@ def with_gradients_of_gradients(at: Laid, plan: str) -> Any:
     return [p.grad.detach() for p in model.parameters()]
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", SIZES)
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize(
     "case",

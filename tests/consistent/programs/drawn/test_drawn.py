@@ -6,10 +6,10 @@ import pytest
 
 from benchmarks.drawn_programs import outcomes
 from tests.consistent.programs.drawn.check import DROPPED, KINDS, RIGHT
-from tests.ranks import ALL
+from tests.ranks import ALL, SIZES
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", SIZES)
 def test_drawn_programs_are_right(ranks: int) -> None:
     count = 200 if ALL else 24
     found = outcomes(list(range(count)), ranks, list(KINDS))

@@ -8,7 +8,7 @@ import pytest
 import torch.nn.functional as F
 
 from consistent import B, P, S
-from tests.ranks import pool
+from tests.ranks import ON_ONE_AXIS, pool
 from tests.twins import GRIDS, Laid, compare, randn
 
 
@@ -24,7 +24,7 @@ def _chosen(at: Laid, name: str) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:Implicit dimension")
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", ON_ONE_AXIS)
 @pytest.mark.parametrize("name", ["softmax", "log_softmax", "softmin"])
 def test_the_dim_is_that_of_torch(name: str, world: int) -> None:
     pool(world).run(compare, _chosen, GRIDS[world], name)

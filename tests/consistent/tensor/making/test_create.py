@@ -11,7 +11,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import consistent
 from consistent import B, P, Placement, S
-from tests.ranks import RankError, pool, simulate
+from tests.ranks import ON_ONE_AXIS, RankError, pool, simulate
 
 ROWS = 7  # does not divide by 2 or 3
 WHOLE = torch.arange(ROWS * 2, dtype=torch.float64).reshape(ROWS, 2)
@@ -35,7 +35,7 @@ def _split_pieces(rank: int, n: int) -> tuple:
     )
 
 
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", ON_ONE_AXIS)
 def test_from_local_joins_split_pieces_and_shares_their_storage(n: int) -> None:
     for full, shape, untouched, shared in pool(n).run(_split_pieces, n):
         assert shape == (ROWS, 2) and untouched and shared
@@ -84,7 +84,7 @@ def _weights(n: int) -> Any:
     return consistent.distribute(WHOLE + 1, _world(n), B)
 
 
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", ON_ONE_AXIS)
 def test_from_local_gives_the_piece_its_dual_gradient(n: int) -> None:
     by_rank = pool(n).run(_gradient_of_pieces, n)
     assert torch.equal(torch.cat([g[0] for g in by_rank]), WHOLE + 1)  # S -> S
@@ -162,7 +162,7 @@ def _distributed(rank: int, n: int) -> list:
     return found
 
 
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", ON_ONE_AXIS)
 def test_distribute_keeps_the_value_and_returns_the_whole_gradient(n: int) -> None:
     for found in pool(n).run(_distributed, n):
         for full, grad, _sbp in found:

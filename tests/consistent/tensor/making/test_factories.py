@@ -9,7 +9,7 @@ import torch
 
 import consistent
 from consistent import B, P, Placement, S
-from tests.ranks import pool
+from tests.ranks import ON_ONE_AXIS, pool
 
 PLAIN: list[tuple[str, tuple, dict]] = [
     ("zeros", (5, 3), {}),
@@ -53,7 +53,7 @@ def _made(rank: int, n: int, cases: list) -> list:
     return found
 
 
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", ON_ONE_AXIS)
 def test_values_are_those_of_torch(n: int) -> None:
     for found in pool(n).run(_made, n, PLAIN):
         for i, (name, sbp, full, shape) in enumerate(found):
@@ -63,7 +63,7 @@ def test_values_are_those_of_torch(n: int) -> None:
             assert torch.equal(full, want), (name, sbp)
 
 
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", ON_ONE_AXIS)
 def test_random_values_do_not_depend_on_layout_or_ranks(n: int) -> None:
     alone = _made(0, 1, RANDOM)
     for found in pool(n).run(_made, n, RANDOM):

@@ -20,7 +20,7 @@ from torch import nn
 import consistent
 from consistent import B, GlobalTensor, P, Placement, S
 from consistent.tensor.storage.restored import OWN
-from tests.ranks import RankError, on_ranks, pool
+from tests.ranks import SIZES, RankError, on_ranks, pool
 from tests.twins import GRIDS, Laid, assert_same, compare, randn
 
 LAYOUTS = [(S(0), B), (S(1), S(0)), (B, B), (P, B)]
@@ -40,7 +40,7 @@ def _copied(at: Laid) -> Any:
     return found
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", SIZES)
 def test_a_shallow_copy_is_another_object_of_the_same_memory(world: int) -> None:
     pool(world).run(compare, _copied, GRIDS[world])
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +16,7 @@ from mirrored.transports.faults import directory
 from mirrored.transports.faults.directory import Rank
 from mirrored.transports.faults.store import LimitedStore
 from mirrored.transports.faults.watch import Call, Watch
+from tests.launch import Started
 
 CALL = Call("all_gather", torch.float32, (2, 3), (0, 1, 2))
 
@@ -168,7 +167,7 @@ def test_why_a_process_is_not_there_any_more(body: str, said: str, tmp_path: obj
     program = f"{tmp_path}/program.py"
     with open(program, "w") as file:
         file.write(LEAVES.format(body=body))
-    process = subprocess.Popen([sys.executable, program, str(store.port)], stderr=-3)
+    process = Started(program, str(store.port))
     watch = watch_of(rank_of(0, 2, store))
     deadline = time.monotonic() + 30
     while not store.check(["address/1"]) and time.monotonic() < deadline:
@@ -180,7 +179,6 @@ def test_why_a_process_is_not_there_any_more(body: str, said: str, tmp_path: obj
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.kill()
-    process.wait()
     watch.close()
     assert re.search(f"rank 1: {said}", words), words
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from consistent import B, P, S
-from tests.ranks import pool
+from tests.ranks import SIZES, pool
 from tests.twins import GRIDS, Laid, compare, randn
 
 INF = float("inf")
@@ -106,7 +106,7 @@ def lists_that_do_not_fit(at: Laid) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", SIZES)
 @pytest.mark.parametrize(
     "case",
     [

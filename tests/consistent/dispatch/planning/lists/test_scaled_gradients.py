@@ -10,7 +10,7 @@ from torch import nn
 
 import consistent
 from consistent import B, P, Placement, S
-from tests.ranks import on_ranks, pool
+from tests.ranks import SIZES, on_ranks, pool
 from tests.twins import GRIDS, Laid, assert_same, compare, randn
 
 LAYOUTS = [(B, B), (S(0), B), (S(0), S(0)), (P, B), (B, P), (S(0), P)]
@@ -87,7 +87,7 @@ def accumulated_without_sync(at: Laid) -> list[Any]:
     return list(net.parameters())
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", SIZES)
 @pytest.mark.parametrize(
     "case", [unscaled, marks_and_factors_that_are_global, accumulated_without_sync]
 )

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import consistent
 from consistent import B, P, Placement, S
 from mirrored.transports.counting import counting
-from tests.ranks import pool
+from tests.ranks import ON_ONE_AXIS, pool
 
 
 def _placement(n: int) -> Placement:
@@ -84,7 +84,7 @@ def _sequence_split(rank: int, n: int, causal: bool) -> list:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", ON_ONE_AXIS)
 def test_a_split_sequence_sends_keys_and_values_alone(n: int, causal: bool) -> None:
     for rows, short in pool(n).run(_sequence_split, n, causal):
         for pairs in (rows[2], short[2]):

@@ -13,7 +13,7 @@ from consistent import B, S
 from consistent.forms.families.matrices.scaled_mm import scaled_mm
 from consistent.forms.registry import FORMS, Shards
 from mirrored.transports.counting import counting
-from tests.ranks import simulate
+from tests.ranks import ON_ONE_AXIS, simulate
 from tests.torch_release import IS_2_13
 from tests.twins import randn
 
@@ -40,7 +40,7 @@ def _operands(scales: str) -> list[torch.Tensor]:
     return [made[0], made[1].t(), *(torch.rand(s) + 0.5 for s in shapes)]
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", ON_ONE_AXIS)
 @pytest.mark.parametrize("scales", SCALES)
 def test_every_layout_gives_the_product_and_splits_of_rows_or_columns_send_nothing(
     scales: str, world: int, monkeypatch: pytest.MonkeyPatch

@@ -14,7 +14,7 @@ from consistent.forms.families.reductions.sort_keys import keys
 from consistent.spec import S
 from tests.consistent.forms.form_runs import run_form
 from tests.consistent.rules.examples.numbers import real, whole
-from tests.ranks import simulate
+from tests.ranks import SIZES, simulate
 
 
 def test_keys_compare_as_torch_sorts() -> None:
@@ -64,7 +64,7 @@ def _sorted_exactly(x: torch.Tensor, ranks: int, descending: bool) -> None:
 
 
 @pytest.mark.parametrize("samples", [1, 2, 64])
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", SIZES)
 def test_cuts_are_exact_whatever_is_sampled(ranks: int, samples: int, monkeypatch: Any) -> None:
     monkeypatch.setattr(sort, "SAMPLES", 0)  # nothing is gathered
     monkeypatch.setattr(sort_cuts, "SAMPLES", samples)

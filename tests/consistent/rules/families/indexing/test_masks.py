@@ -10,7 +10,7 @@ import torch
 
 from consistent import B, P, Placement, S
 from consistent.spec import Sbp
-from tests.ranks import ALL, pool
+from tests.ranks import ALL, ON_ONE_AXIS, pool
 from tests.twins import GRIDS, Laid, assert_same, randn
 
 Shape = tuple[int, ...]
@@ -85,7 +85,7 @@ def _check(rank: int, ranks: Any, name: str) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("n", [2, 3] if ALL else [3])
+@pytest.mark.parametrize("n", ON_ONE_AXIS)
 @pytest.mark.parametrize("name", CASES)
 def test_a_mask_of_every_shape_with_every_layout(name: str, n: int) -> None:
     for wrong in pool(n).run(_check, GRIDS[n], name):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import consistent
 from consistent import B, P, Placement, S
-from tests.ranks import pool
+from tests.ranks import ON_ONE_AXIS, pool
 
 CASES: dict[str, tuple[tuple[int, ...], Callable[[Any], Any]]] = {
     "adaptive_avg_pool": ((5, 4, 6, 6), lambda x: F.adaptive_avg_pool2d(x, (None, 3))),
@@ -80,7 +80,7 @@ def _functions(rank: int, n: int) -> list:
     return found
 
 
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", ON_ONE_AXIS)
 def test_functions_on_planes_are_those_of_one_device(n: int) -> None:
     for found in pool(n).run(_functions, n):
         for name, sbp, y, grad in found:
@@ -116,7 +116,7 @@ def _layers(rank: int, n: int) -> list:
     return found
 
 
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", ON_ONE_AXIS)
 def test_convolution_layers_are_those_of_one_device(n: int) -> None:
     for found in pool(n).run(_layers, n):
         for name, sbp, split, values in found:

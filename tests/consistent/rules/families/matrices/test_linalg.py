@@ -12,7 +12,7 @@ import torch
 
 from consistent import B, P, Placement, S
 from consistent.spec import Sbp
-from tests.ranks import ALL, pool
+from tests.ranks import ON_ONE_AXIS, pool
 from tests.twins import GRIDS, Laid, assert_same, randn
 
 la = torch.linalg
@@ -197,7 +197,7 @@ def _check(rank: int, ranks: Any, name: str) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("n", [2, 3] if ALL else [3])
+@pytest.mark.parametrize("n", ON_ONE_AXIS)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("ignore")
 def test_every_flag_with_every_layout(name: str, n: int) -> None:
