@@ -73,7 +73,7 @@ def test_a_call_is_made_again_once(name: str, this: ThisMachine, monkeypatch: An
     seconds = this.op_seconds(work)
     assert 0 < seconds < 1 and list(lines(this).values()) == [seconds]
     monkeypatch.setattr(replay, "timed", None)
-    other = ThisMachine(**vars(this) | {"kept": MeasurementCache(this.kept.path)})
+    other = replace(this, kept=MeasurementCache(this.kept.path))
     assert this.op_seconds(work) == other.op_seconds(work) == seconds
 
 
