@@ -16,7 +16,7 @@ from consistent.nn.plan import Plan
 from consistent.nn.planners.layout_search import best_plan
 from consistent.tensor.making.create import distribute
 from tests.consistent.nn.planners.test_layout_search import slow
-from tests.ranks import pool
+from tests.ranks import ALL, pool
 
 pytest.importorskip("scipy")
 
@@ -216,8 +216,12 @@ def same(a: Tensor | None, b: Tensor | None) -> bool:
 GRID = [[0, 1], [2, 3]]
 
 
+# Where messages are free, a plan boxes wherever it may.
+CASES = [("free messages", [0, 1]), ("free messages", GRID)]
+
+
 @pytest.mark.parametrize(
-    "machine, grid", [*((name, [0, 1]) for name in MACHINES), ("free messages", GRID)]
+    "machine, grid", CASES + ([("built-in", [0, 1]), ("slow", [0, 1])] if ALL else [])
 )
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_what_a_program_writes_in_place_is_what_it_writes_on_one_device(program, machine, grid):
