@@ -21,8 +21,8 @@ from .saving import folders, owner
 from .saving.background import Background
 from .saving.copies import Copies
 from .saving.folders import Begun
-from .saving.job import Job, Part, complete, write_part
-from .saving.planning import Note, Plan, Planner, check_alike, data_of
+from .saving.job import Part, SaveJob, complete, write_part
+from .saving.planning import Note, Planner, SaveDivision, check_alike, data_of
 
 _running: Background | None = None
 _copies = Copies()
@@ -87,7 +87,7 @@ def save(
         contents, begun, notes = _agree(what, options, objects, made)
         tensors = {name: _reduced(x) for name, x in contents.tensors.items()}
 
-        def job() -> Job:
+        def job() -> SaveJob:
             plan = _planner.plan_of(notes, current().rank)
             return _job(contents, tensors, begun, step, keep, plan)
 
@@ -204,11 +204,11 @@ def _job(
     begun: Begun,
     step: int | None,
     keep: int | None,
-    plan: Plan,
-) -> Job:
+    plan: SaveDivision,
+) -> SaveJob:
     mine = [(i.index, _name_in_file(i), data_of(i, tensors)) for i in plan.mine]
     transport = current()
-    return Job(
+    return SaveJob(
         begun, transport.rank, transport.size, step, keep, plan.tensors, mine,
         contents.values, contents.kinds, contents.aliases, plan.differing,
     )  # fmt: skip
@@ -236,8 +236,8 @@ def _name_in_file(item: Any) -> str:
     return f"{item.index.fqn}[{', '.join(f'{a}:{a + n}' for a, n in zip(start, size))}]"  # noqa: B905
 
 
-def _write_now(what: str, job: Callable[[], Job]) -> None:
-    made: list[Job] = []
+def _write_now(what: str, job: Callable[[], SaveJob]) -> None:
+    made: list[SaveJob] = []
 
     def write() -> Part:
         made.append(job())
@@ -247,10 +247,10 @@ def _write_now(what: str, job: Callable[[], Job]) -> None:
     from_first(what, lambda: complete(made[0], parts))
 
 
-def _write_later(begun: Begun, job: Callable[[], Job]) -> None:
+def _write_later(begun: Begun, job: Callable[[], SaveJob]) -> None:
     global _running
 
-    def copied() -> Job:
+    def copied() -> SaveJob:
         # The thread writes copies, because training changes the tensors meanwhile.
         made = job()
         copies = _copies.of([x for _, _, x in made.mine])

@@ -24,7 +24,7 @@ from ..dispatch.running.agreed import heed, tell
 from ..forms.refused import kinds
 from ..rules.raising import raises_inside
 from ..spec.nested import map_tensors, replace_each, tensors_in
-from .opaque import Call, shape_of
+from .opaque import OpaqueCall, shape_of
 
 KIND = "tell"  # kind of a sum that also tells how the ops before it went; never merged
 
@@ -88,11 +88,11 @@ class Agreed:
         # An op that returns nothing still needs a result, by which the recorder finds its message.
         return [x.contiguous() for x in tensors_in(out)] or [xs[0].new_empty(0)]
 
-    def call(self, results: list[Tensor]) -> Call:
-        """Return the ``Call`` that represents the op in a program; ``results`` are those of the
-        recorded run."""
+    def call(self, results: list[Tensor]) -> OpaqueCall:
+        """Return the ``OpaqueCall`` that represents the op in a program; ``results`` are those of
+        the recorded run."""
         name, kind = str(self.func), "attempt" if self.tells_later else "agree"
-        return Call(
+        return OpaqueCall(
             f"{kind} {name} {self.given!r} over {self.ranks}",
             self,
             tuple(map(shape_of, results)),
@@ -123,10 +123,12 @@ class Heard:
         tell(None, self.ranks)
         return []
 
-    def call(self) -> Call:
-        """Return the ``Call`` that represents the stand-in in a program."""
+    def call(self) -> OpaqueCall:
+        """Return the ``OpaqueCall`` that represents the stand-in in a program."""
         name, ranks = str(self.func), self.ranks
-        return Call(f"hear {name} over {ranks}", self, (), "agree", name, ranks, computes=True)
+        return OpaqueCall(
+            f"hear {name} over {ranks}", self, (), "agree", name, ranks, computes=True
+        )
 
 
 class SumAndTell:
@@ -145,15 +147,17 @@ class SumAndTell:
         assert total is not None
         return [total.contiguous()]
 
-    def call(self, total: Tensor, sent: int) -> Call:
-        """Return the ``Call`` that represents the sum in a program.
+    def call(self, total: Tensor, sent: int) -> OpaqueCall:
+        """Return the ``OpaqueCall`` that represents the sum in a program.
 
         ``total`` is the result in the recorded run, and ``sent`` the number of bytes that this rank
         sends.
         """
         name = f"all_reduce({self.op})"
         text = f"tell {self.told} and {name} over {self.ranks}"
-        return Call(text, self, (shape_of(total),), KIND, name, self.told, sent, computes=True)
+        return OpaqueCall(
+            text, self, (shape_of(total),), KIND, name, self.told, sent, computes=True
+        )
 
 
 class _Here:

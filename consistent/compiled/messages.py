@@ -17,11 +17,11 @@ from mirrored.transports.default import current
 
 from ..spec.nested import map_tensors, tensors_in
 from .agreeing import SumAndTell
-from .opaque import Call, put, shape_of
+from .opaque import OpaqueCall, put, shape_of
 
 # (call, tensors, results)
-Note = Callable[[Call, list[Tensor], list[Tensor]], None]
-Reducing = Callable[[Call, Tensor], None]
+Note = Callable[[OpaqueCall, list[Tensor], list[Tensor]], None]
+Reducing = Callable[[OpaqueCall, Tensor], None]
 
 
 _NOT_IN_A_PROGRAM = frozenset(
@@ -75,7 +75,7 @@ class Noting(Wrapper):
         passed = _Passed(name, args, kwargs)
         with unseen():
             results = [x.contiguous() for x in _listed(getattr(self.inner, name)(*args, **kwargs))]
-        call = Call(
+        call = OpaqueCall(
             passed.text(),
             passed,
             tuple(map(shape_of, results)),
@@ -116,7 +116,7 @@ class Noting(Wrapper):
         sent = call_of(self.rank, given, "all_reduce_async").bytes
         self._count += 1  # part of the text, so a start and its wait share one call number
         text = f"all_reduce {ranks} {op} {self._count}"
-        call = Call(text, _Started(ranks, op), (), "all_reduce", op, tuple(ranks), sent)
+        call = OpaqueCall(text, _Started(ranks, op), (), "all_reduce", op, tuple(ranks), sent)
         with unseen():
             under_way = self.inner.all_reduce_async(x.detach(), ranks, op)
         self._start(call, x)
@@ -128,7 +128,7 @@ class Noting(Wrapper):
         with unseen(), counting(self.inner) as sent:
             results = [x.contiguous() for x in run(xs)]
         outs = tuple(map(shape_of, results))
-        call = Call(repr(run), run, outs, "as_one", "", tuple(ranks), sent.bytes)
+        call = OpaqueCall(repr(run), run, outs, "as_one", "", tuple(ranks), sent.bytes)
         self._note(call, xs, results)
         return results
 
@@ -215,7 +215,7 @@ class _Started:
 class _Noted:
     """Handle of an asynchronous all-reduce during a recording, whose ``wait()`` is recorded."""
 
-    def __init__(self, call: Call, x: Tensor, inner: Handle, note: Reducing) -> None:
+    def __init__(self, call: OpaqueCall, x: Tensor, inner: Handle, note: Reducing) -> None:
         self._call, self._x, self._note = call, x, note
         self._inner: Handle | None = inner
 

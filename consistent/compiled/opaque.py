@@ -56,7 +56,7 @@ class MessageObserver(Protocol):
 
 
 @dataclass(frozen=True)
-class Call:
+class OpaqueCall:
     """A recorded message or random op, which its number represents in a graph.
 
     Args:
@@ -104,7 +104,7 @@ class Call:
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.calls: dict[int, Call] | None = None
+        self.calls: dict[int, OpaqueCall] | None = None
         self.watch: MessageObserver | None = None
         self.under_way: dict[int, deque[Handle]] = {}
         self.started: dict[int, tuple[Future[list[Tensor]], Beside | None]] = {}
@@ -114,7 +114,7 @@ _thread = _Thread()
 
 
 @contextmanager
-def known(calls: dict[int, Call], watch: MessageObserver | None = None) -> Iterator[None]:
+def known(calls: dict[int, OpaqueCall], watch: MessageObserver | None = None) -> Iterator[None]:
     """Make the ops in this file run the calls in ``calls``, by their numbers, inside the block.
 
     ``watch`` is notified of each call that sends or waits.
@@ -133,7 +133,7 @@ def _watched(number: int) -> AbstractContextManager[None]:
     return nullcontext() if _thread.watch is None else _thread.watch.ordered(number)
 
 
-def _call(number: int) -> Call:
+def _call(number: int) -> OpaqueCall:
     assert _thread.calls is not None, "a recorded program runs outside its runner"
     return _thread.calls[number]
 

@@ -27,7 +27,7 @@ from ..forms.random import generator
 from ..forms.seeds import signed
 from ..spec.nested import each_in, replace_each
 from ..spec.tracer import Tracer, callbacks
-from .opaque import SENDING, Call, known, shape_of
+from .opaque import SENDING, OpaqueCall, known, shape_of
 from .watching import Pieces, Watching
 
 _Off = torch._C.DisableTorchFunction
@@ -192,7 +192,7 @@ class Program:
     name: str
     segments: list[Segment]
     result: Any
-    calls: dict[int, Call]
+    calls: dict[int, OpaqueCall]
     count: int  # number of values
     backend: Callable[..., Any]
     saved: list[Any] = field(default_factory=list)  # messages that passes removed
@@ -244,7 +244,7 @@ class Program:
         made = replace_each(self.result, Place, tensors)
         return copy.deepcopy(made) if made is self.result else made
 
-    def messages(self) -> list[Call]:
+    def messages(self) -> list[OpaqueCall]:
         """Return the messages in which this rank takes part, in order."""
         return [
             self.calls[node.args[1]]

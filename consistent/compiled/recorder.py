@@ -34,7 +34,7 @@ from .agreeing import Agreed, Heard, may_raise
 from .errors import CannotRecord
 from .memory import MemoryTable, geometry, has_memory, held_by, is_contiguous, storage_of
 from .messages import Noting
-from .opaque import DRAWN, MESSAGE, START, WAIT, Call, shape_of
+from .opaque import DRAWN, MESSAGE, START, WAIT, OpaqueCall, shape_of
 from .program import GRAPH_BREAK, Read
 from .random_op import RandomOp
 from .sources import Source
@@ -75,7 +75,7 @@ class Recorder(TorchDispatchMode):
     """Dispatch mode that records ops in a graph, and tracks which node made the value of each
     tensor."""
 
-    def __init__(self, name: str, calls: dict[int, Call]) -> None:
+    def __init__(self, name: str, calls: dict[int, OpaqueCall]) -> None:
         super().__init__()
         self.name = name
         self.why: str | None = None  # why there is no program, once that is certain
@@ -377,7 +377,9 @@ class Recorder(TorchDispatchMode):
     def _observed(self, src: TensorSpec, dst: TensorSpec, moves: Any) -> None:
         self._boxing = src, dst
 
-    def _message(self, call: Call, given: list[torch.Tensor], results: list[torch.Tensor]) -> None:
+    def _message(
+        self, call: OpaqueCall, given: list[torch.Tensor], results: list[torch.Tensor]
+    ) -> None:
         if self._paused:
             return
         with _Off():
@@ -393,13 +395,13 @@ class Recorder(TorchDispatchMode):
                 self.memory.put(x, item)
                 self._describe(item, x)
 
-    def _started(self, call: Call, x: torch.Tensor) -> None:
+    def _started(self, call: OpaqueCall, x: torch.Tensor) -> None:
         self._in_place(START, call, x)
 
-    def _waited(self, call: Call, x: torch.Tensor) -> None:
+    def _waited(self, call: OpaqueCall, x: torch.Tensor) -> None:
         self._in_place(WAIT, call, x)
 
-    def _in_place(self, op: Any, call: Call, x: torch.Tensor) -> None:
+    def _in_place(self, op: Any, call: OpaqueCall, x: torch.Tensor) -> None:
         if self._paused:
             return
         with _Off():
@@ -464,14 +466,14 @@ class Recorder(TorchDispatchMode):
         self._changing.add(storage_of(given[0]))
         return out
 
-    def _keep_call(self, call: Call) -> None:
+    def _keep_call(self, call: OpaqueCall) -> None:
         known = self.calls.get(call.number)
         lines = known.where.split(" and ") if known is not None else []
         if (line := user_line()) not in lines and len(lines) < _LINES:
             lines.append(line)
         self.calls[call.number] = replace(call, where=" and ".join(lines))
 
-    def _mark(self, node: Node, call: Call) -> None:
+    def _mark(self, node: Node, call: OpaqueCall) -> None:
         node.meta["text"] = call.text
         node.meta["boxing"], self._boxing = self._boxing, None
 
@@ -494,7 +496,7 @@ class Recorder(TorchDispatchMode):
         out = func(*args, **kwargs)
         filled = func._schema.is_mutable
         made = [values[0]] if filled else [out]
-        call = Call(
+        call = OpaqueCall(
             f"{func} {offset} {map_tensors(values[: at - 1], shape_of)!r} {values[at + 1 :]!r}",
             RandomOp(func, values, at, offset, filled),
             tuple(map(shape_of, made)),

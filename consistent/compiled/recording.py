@@ -19,7 +19,7 @@ from .agree import no_program
 from .cuda_graphs import replayed
 from .graph_breaks import listening
 from .guards import Guards
-from .opaque import Call
+from .opaque import OpaqueCall
 from .options import CompileOptions
 from .passes import PASSES
 from .places import Places
@@ -123,7 +123,7 @@ class _Recording:
         # Made before the step runs, so that ``_changed`` finds what the step itself changes.
         self._guards = Guards(self._reached.guards, self._reached.sources, self._given)
         self._graded = [x.requires_grad for x in self._given]
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, OpaqueCall] = {}
         self._recorder = Recorder(how.name, self._calls)
         self._places = Places(self._recorder, self._reached)
         if refused := self._reached.refused:

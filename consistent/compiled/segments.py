@@ -10,14 +10,16 @@ from typing import Any
 from torch.fx import Graph, Node
 
 from ..spec.nested import each_in, map_each
-from .opaque import Call
+from .opaque import OpaqueCall
 from .parts import part_of
 from .passes import Trace
 from .program import GRAPH_BREAK, Place, Program, Read, Segment, Write
 from .recorder import NodePlace, Recorder, Writes
 
 
-def trace_of(recorder: Recorder, writes: Writes, result: Any, calls: dict[int, Call]) -> Trace:
+def trace_of(
+    recorder: Recorder, writes: Writes, result: Any, calls: dict[int, OpaqueCall]
+) -> Trace:
     """Return the recorded graph as a ``Trace`` for the passes.
 
     ``writes`` are the assignments at the end of the step, and ``result`` is what it returns.

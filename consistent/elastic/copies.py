@@ -60,7 +60,7 @@ class LastPiece(NamedTuple):
     piece: tuple[Piece, torch.Tensor] | None
 
 
-class Plan(NamedTuple):
+class CopiesPlan(NamedTuple):
     """An exchange in which each rank sends the next one the pieces that no other rank has.
 
     It is made again when ``notes``, in which each rank sums up its pieces, are others.
@@ -101,7 +101,7 @@ class PeerCopies:
         self._boxes: dict[TensorSpec, Box | None] = {}  # of this rank, in this world
         self._memory = Memory()
         self._found: dict[str, LastPiece] = {}  # name -> tensor at the last call of ``prepare``
-        self._plan: Plan | None = None  # of the last exchange with peers, in this world
+        self._plan: CopiesPlan | None = None  # of the last exchange with peers, in this world
 
     def prepare(self, version: Version, objects: dict[str, Any]) -> None:
         """List the tensors of ``objects`` to copy at the end of a step. Nothing is copied yet.
@@ -222,13 +222,13 @@ def _place(x: Any) -> tuple[Any, ...]:
     return x.data_ptr(), x.shape, x.stride()
 
 
-def _plan(notes: list[bytes], own: list[Piece]) -> Plan:
+def _plan(notes: list[bytes], own: list[Piece]) -> CopiesPlan:
     """Plan the exchange of pieces that lie on one rank only. A collective."""
     told = gathered(own)
     count = Counter((piece.name, piece.box) for pieces in told for piece in pieces)
     once = [[p for p in pieces if count[p.name, p.box] == 1] for pieces in told]
     rank = current().rank
-    return Plan(notes, _by_dtype(once[rank]), _by_dtype(once[rank - 1]))
+    return CopiesPlan(notes, _by_dtype(once[rank]), _by_dtype(once[rank - 1]))
 
 
 def _by_dtype(pieces: list[Piece]) -> dict[torch.dtype, list[Piece]]:

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..dispatch.plans.shards import HookOff
 from ..spec.nested import tensors_in
-from .program import Move
+from .program import StageTransfer
 
 
 def version(x: torch.Tensor) -> int:
@@ -65,11 +65,11 @@ class Writes:
 
     def __init__(self, program: str) -> None:
         self._program = program
-        self._sent: list[tuple[torch.Tensor, int, Move]] = []
+        self._sent: list[tuple[torch.Tensor, int, StageTransfer]] = []
         self._copies: list[_Copy] = []
         self._written: dict[int, tuple[int, str]] = {}  # value -> by which stage in a copy, where
 
-    def sent(self, x: torch.Tensor, move: Move) -> None:
+    def sent(self, x: torch.Tensor, move: StageTransfer) -> None:
         """Note that ``x`` is moved to another stage, so that later writes into it raise."""
         self._sent.append((x, version(x), move))
 

@@ -70,7 +70,7 @@ class ProgramValue:
 
 
 @dataclass(slots=True)
-class Line:
+class ProgramLine:
     """Line of a program: one call of a module or of a torch function.
 
     Args:
@@ -106,13 +106,13 @@ class Question:
         found: the answer while the program was recorded.
     """
 
-    line: Line
+    line: ProgramLine
     at: int
     found: Any
 
 
 @dataclass(slots=True)
-class Move:
+class StageTransfer:
     """Transfer of a value from one pipeline stage to another."""
 
     index: int  # among the moves of the program
@@ -124,7 +124,7 @@ class Move:
 
 
 @dataclass(eq=False)  # compared and hashed by identity: programs are keys of ``graded``
-class Program:
+class StagesProgram:
     """Recorded step: its lines, moves and values, in the order in which they were recorded.
 
     Args:
@@ -138,14 +138,14 @@ class Program:
 
     name: str
     values: list[ProgramValue] = field(default_factory=list)
-    lines: list[Line] = field(default_factory=list)
-    moves: list[Move] = field(default_factory=list)
+    lines: list[ProgramLine] = field(default_factory=list)
+    moves: list[StageTransfer] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
     losses: list[int] = field(default_factory=list)
     result: Any = None
     draws: int = 0
     reads: list[Question] = field(default_factory=list)
-    graded: dict[tuple[Program, ...], list[NdSbp | None]] = field(default_factory=dict)
+    graded: dict[tuple[StagesProgram, ...], list[NdSbp | None]] = field(default_factory=dict)
 
     def spec(self, index: int) -> TensorSpec:
         """Return the spec of the value with number ``index``, which must be a global tensor."""
@@ -155,7 +155,7 @@ class Program:
 
     def __str__(self) -> str:
         rows = [(f"%{i} = input", "") for i in self.inputs]
-        moves: dict[int, list[Move]] = {}
+        moves: dict[int, list[StageTransfer]] = {}
         for move in self.moves:
             moves.setdefault(move.source, []).append(move)
         for line in self.lines:

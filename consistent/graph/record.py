@@ -28,7 +28,7 @@ from ..spec.tracer import Tracer, set_aside
 from .effects import RefusingDraws, Writes, version, versions, writes_by_name
 from .kept import ArgumentsSnapshot
 from .known_values import KnownValues
-from .program import HERE, Line, Move, Program, ProgramValue, Question, Ref
+from .program import HERE, ProgramLine, ProgramValue, Question, Ref, StagesProgram, StageTransfer
 from .reads import (
     KNOWN,
     as_it_is,
@@ -56,7 +56,7 @@ def record(
     stage_of: Callable[[torch.nn.Module], int | None],
     layout_of: LayoutOf,
     moves: bool,
-) -> Program:
+) -> StagesProgram:
     """Return the program of ``step(*args, **kwargs)``, recorded without computing or communicating.
 
     Args:
@@ -93,7 +93,7 @@ def record(
 
 
 class _Recorder(TorchFunctionMode):
-    """Torch-function mode that notes the calls of a step as lines of a ``Program``.
+    """Torch-function mode that notes the calls of a step as lines of a ``StagesProgram``.
 
     It keeps the stand-in (tensor without values) of each value alive, because values are found by
     the ids of their stand-ins.
@@ -103,7 +103,7 @@ class _Recorder(TorchFunctionMode):
         self, name: str, stages: Mapping[int, Placement], layout_of: LayoutOf, moves: bool
     ) -> None:
         super().__init__()
-        self.program = Program(name)
+        self.program = StagesProgram(name)
         self.places: dict[int, Any] = {}
         self.line = ""
         self._stages, self._layout_of, self._moves = stages, layout_of, moves
@@ -251,7 +251,7 @@ class _Recorder(TorchFunctionMode):
             noted = map_tensors(given, lambda x: Ref(self._known[id(x)]))
             noted = map_each(noted, torch.device, lambda d: HERE if d == _META else d)
             mode = self._mode()
-            line = Line(name, func, noted[0], noted[1], tuple(outs), stage, module)
+            line = ProgramLine(name, func, noted[0], noted[1], tuple(outs), stage, module)
             line.mode = None if mode == self._around else mode
             line.draws = before, self.draws() - before
             line.writes, line.where = writes, self.line
@@ -264,14 +264,14 @@ class _Recorder(TorchFunctionMode):
             known = map_tensors(
                 given, lambda x: x if self._value_of(x) is None else Ref(self._known[id(x)])
             )
-            line = Line("shapes", shapes_by_values, (func, *known), {}, (), None)
+            line = ProgramLine("shapes", shapes_by_values, (func, *known), {}, (), None)
             self._read(line, shapes(*tensors_in(out)))
         if sized:
             refs = tuple(map(Ref, outs))
-            self._read(Line("shapes", shapes, refs, {}, (), None), shapes(*tensors_in(out)))
+            self._read(ProgramLine("shapes", shapes, refs, {}, (), None), shapes(*tensors_in(out)))
         return out if values is None else map_each(out, torch.device, lambda _: _META)
 
-    def _read(self, line: Line, found: Any) -> None:
+    def _read(self, line: ProgramLine, found: Any) -> None:
         self.program.reads.append(Question(line, len(self.program.lines), as_it_is(found)))
 
     def _follow(self, given: tuple, writes: bool) -> bool:
@@ -423,7 +423,7 @@ class _Recorder(TorchFunctionMode):
             src = self.program.values[source].stage
             assert src is not None
             number = len(self.program.moves)
-            self.program.moves.append(Move(number, source, index, src, stage, self.line))
+            self.program.moves.append(StageTransfer(number, source, index, src, stage, self.line))
             self._effects.sent(x, self.program.moves[-1])
             # A view, because torch refuses writes in place into a leaf that requires grad.
             self._moved[key] = made.view_as(made) if made.requires_grad else made

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from ..graph.global_ops import MOVE, Op
 
 
-class SharedMemory:
+class AliasedValues:
     """Record of the writes in place of a step.
 
     Args:

@@ -11,7 +11,7 @@ import torch
 
 from ..dispatch.plans.shards import attach, is_global, plain
 from ..forms.random import generator
-from ..graph.program import Here, Line, Program, Ref
+from ..graph.program import Here, ProgramLine, Ref, StagesProgram
 from ..spec.nested import map_each, tensors_in
 from .part import Part
 from .split_backward import SplitBackward
@@ -25,7 +25,7 @@ class Cell:
             stage computes.
     """
 
-    def __init__(self, program: Program, part: Part, device: torch.device) -> None:
+    def __init__(self, program: StagesProgram, part: Part, device: torch.device) -> None:
         self._program, self._part, self._device = program, part, device
         self._leaves: dict[int, torch.Tensor] = {}  # index of the move that enters -> its leaf
         self._roots: dict[int, Any] = {}  # index of the value that leaves -> the value
@@ -85,7 +85,7 @@ class Cell:
         assert read is not None, f"%{index} of {self._program.name} is not there"
         return read()
 
-    def run(self, line: Line, env: dict[int, Any], draws: int) -> None:
+    def run(self, line: ProgramLine, env: dict[int, Any], draws: int) -> None:
         """Run one line and store its results in ``env``, the values computed so far."""
         if line.draws[1]:
             # A schedule interleaves micro-batches. With the count set for each line, random ops
@@ -102,7 +102,7 @@ class Cell:
             self._check_shapes(line, found)
         env.update(zip(line.outs, found, strict=True))
 
-    def _check_shapes(self, line: Line, found: Sequence[torch.Tensor]) -> None:
+    def _check_shapes(self, line: ProgramLine, found: Sequence[torch.Tensor]) -> None:
         for index, x in zip(line.outs, found, strict=True):
             shape = tuple(self._program.values[index].shape)
             if tuple(x.shape) != shape:
@@ -114,7 +114,7 @@ class Cell:
                     "the modules, where other values are recorded again."
                 )
 
-    def call(self, line: Line, env: dict[int, Any]) -> Any:
+    def call(self, line: ProgramLine, env: dict[int, Any]) -> Any:
         """Return the result of one line, with its arguments taken from ``env``."""
         given = map_each((line.args, line.kwargs), Ref, lambda ref: self._get(env, ref.index))
         args, kwargs = map_each(given, Here, lambda _: self._device)

@@ -16,7 +16,7 @@ from ..dispatch.planning import autocast
 from ..dispatch.plans.gradients import set_raw_grad
 from ..dispatch.plans.shards import attach, is_global
 from ..forms.random import generator
-from ..graph.program import Program, Ref, refs
+from ..graph.program import Ref, StagesProgram, refs
 from ..graph.reads import answer_text
 from ..graph.record import record
 from ..graph.stand_ins import of_spec
@@ -58,7 +58,9 @@ class Engine:
     schedule: str
     moves: bool
     tied: Tied = field(default_factory=Tied)
-    _programs: list[tuple[Any, Program]] = field(default_factory=list)  # the newest at the end
+    _programs: list[tuple[Any, StagesProgram]] = field(
+        default_factory=list
+    )  # the newest at the end
 
     def table(self, count: int) -> Schedule:
         """Return the schedule's table for ``count`` micro-batches.
@@ -147,13 +149,13 @@ class Engine:
     # -- programs ----------------------------------------------------------------------------------
 
     @property
-    def programs(self) -> list[Program]:
+    def programs(self) -> list[StagesProgram]:
         """Return the cached programs, the newest at the end."""
         return [program for _, program in self._programs]
 
     def _programs_of(
         self, step: Callable[..., Any], given: list[Any], sizes: list[int], trains: bool
-    ) -> list[Program]:
+    ) -> list[StagesProgram]:
         """Return the program of each micro-batch, recorded now or taken from the cache.
 
         Args:
@@ -182,7 +184,9 @@ class Engine:
             self._agree_on_values(found)
         return found
 
-    def _recorded(self, step: Callable[..., Any], given: Any, rows: int, trains: bool) -> Program:
+    def _recorded(
+        self, step: Callable[..., Any], given: Any, rows: int, trains: bool
+    ) -> StagesProgram:
         with torch.set_grad_enabled(trains):
             made = record(
                 self.name,
@@ -197,7 +201,7 @@ class Engine:
         check_written(made)
         return made
 
-    def _has_losses(self, programs: list[Program], trains: bool, needed: bool) -> bool:
+    def _has_losses(self, programs: list[StagesProgram], trains: bool, needed: bool) -> bool:
         """Return whether the programs have a backward to run.
 
         Raises:
@@ -240,7 +244,7 @@ class Engine:
             ),
         )
 
-    def _follow_gradients(self, programs: list[Program]) -> None:
+    def _follow_gradients(self, programs: list[StagesProgram]) -> None:
         """Give parameters of other stages a meta gradient if their own stage has computed one.
 
         All ranks thus agree on which parameters have a gradient. The layouts are gathered from all
@@ -289,7 +293,7 @@ class Engine:
 
         agree(note, differ, fits=lambda notes: alike([each[:2] for each in notes]))
 
-    def _agree_on_values(self, programs: list[Program]) -> None:
+    def _agree_on_values(self, programs: list[StagesProgram]) -> None:
         """Raise on every rank if input values lead the ranks to different programs.
 
         Raises:
@@ -311,7 +315,7 @@ class Engine:
         agree(mine, differ)
 
 
-def _unlike(programs: list[Program]) -> list[Program]:
+def _unlike(programs: list[StagesProgram]) -> list[StagesProgram]:
     return list(dict.fromkeys(programs))
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from ..dispatch.plans.shards import is_global
-from ..graph.program import Line, Program, refs
+from ..graph.program import ProgramLine, StagesProgram, refs
 from ..graph.reads import same_answer
 from .cell import Cell
 from .part import Part
 
 
-def fits(program: Program, inputs: Sequence[Any]) -> bool:
+def fits(program: StagesProgram, inputs: Sequence[Any]) -> bool:
     """Return whether code that branches on tensor values would branch on ``inputs`` as recorded.
 
     Each value that the code read while it was recorded is computed again and compared. The inputs
@@ -40,7 +40,7 @@ def fits(program: Program, inputs: Sequence[Any]) -> bool:
     return True
 
 
-def _needed(program: Program) -> list[tuple[int, Line]]:
+def _needed(program: StagesProgram) -> list[tuple[int, ProgramLine]]:
     """Return the lines on plain tensors that compute the values read, with their positions."""
     needed = {i for read in program.reads for i in refs((read.line.args, read.line.kwargs))}
     found = []

@@ -12,7 +12,7 @@ from typing import Any
 from ..dispatch.plans.shards import is_global
 from ..drawing.pages.html import bar, escaped, frame, labelled, numbers
 from ..drawing.words import layout_text, sbp_text, short_site, source_line
-from ..graph.program import Line, Move, Program, ProgramValue
+from ..graph.program import ProgramLine, ProgramValue, StagesProgram, StageTransfer
 from ..spec import Placement, TensorSpec
 from ..spec.bytes_text import bytes_text
 from .part import Part, part_of
@@ -22,7 +22,7 @@ from .stage import stage_of
 
 def page(
     name: str,
-    program: Program,
+    program: StagesProgram,
     picture: SchedulePicture,
     placements: Sequence[Placement],
     modules: Iterable[Any],
@@ -60,7 +60,9 @@ def page(
     return frame(f"Stages of {name}", lead, "\n".join(body))
 
 
-def _stage(program: Program, part: Part, placement: Placement, held: int, longest: int) -> str:
+def _stage(
+    program: StagesProgram, part: Part, placement: Placement, held: int, longest: int
+) -> str:
     rows = [_move(program, move, f"from stage {move.src}", longest) for move in part.entering]
     before = ""
     for line in part.lines:
@@ -81,7 +83,7 @@ def _stage(program: Program, part: Part, placement: Placement, held: int, longes
     )
 
 
-def _line(program: Program, line: Line, longest: int) -> str:
+def _line(program: StagesProgram, line: ProgramLine, longest: int) -> str:
     outs = ", ".join(f"%{i}" for i in line.outs) or "_"
     named = [f"{k}={v!r}" for k, v in line.kwargs.items() if v is not None]
     given = [*map(repr, line.args), *named]
@@ -97,7 +99,7 @@ def _line(program: Program, line: Line, longest: int) -> str:
     )
 
 
-def _move(program: Program, move: Move, way: str, longest: int) -> str:
+def _move(program: StagesProgram, move: StageTransfer, way: str, longest: int) -> str:
     source, made = program.values[move.source], program.values[move.out]
     return (
         f"<div class='step moves'><code>%{move.out} = move %{move.source} {way}</code>"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..graph.program import Line, Move, Program, refs
+from ..graph.program import ProgramLine, StagesProgram, StageTransfer, refs
 
 
 @dataclass
@@ -23,14 +23,14 @@ class Part:
     """
 
     stage: int
-    lines: list[Line] = field(default_factory=list)
-    entering: list[Move] = field(default_factory=list)
-    leaving: dict[int, list[Move]] = field(default_factory=dict)
+    lines: list[ProgramLine] = field(default_factory=list)
+    entering: list[StageTransfer] = field(default_factory=list)
+    leaving: dict[int, list[StageTransfer]] = field(default_factory=dict)
     losses: list[int] = field(default_factory=list)
     results: list[int] = field(default_factory=list)
 
 
-def part_of(program: Program, stage: int | None) -> Part:
+def part_of(program: StagesProgram, stage: int | None) -> Part:
     """Return the part of ``program`` that ``stage`` runs.
 
     With None, return the part that belongs to no stage: the lines on plain tensors that compute
@@ -61,7 +61,7 @@ _VIEWS = frozenset(
 )
 
 
-def check_written(program: Program) -> None:
+def check_written(program: StagesProgram) -> None:
     """Raise if code between the stages' modules writes to an existing plain tensor, as to a buffer.
 
     Such a line may run in several stages of one rank, and on some ranks not at all, so the tensor
@@ -89,7 +89,7 @@ def check_written(program: Program) -> None:
             before |= set(line.outs)
 
 
-def _written(line: Line) -> Any:
+def _written(line: ProgramLine) -> Any:
     """Return the arguments that ``line`` writes to in place, running statistics of norms too."""
     if line.writes:
         return line.args[:1], line.kwargs.get("out")

@@ -23,7 +23,7 @@ from mirrored.comm import Handle
 from mirrored.transports.default import current
 
 from ..autograd.leaves import no_sync
-from ..graph.program import Move, Program
+from ..graph.program import StagesProgram, StageTransfer
 from ..movement import between
 from ..movement.run import run as box
 from ..movement.world import apart, device_of, my_coordinate
@@ -51,7 +51,7 @@ class MicroBatch:
         scale: is applied to a loss before backward; None if there is no backward.
     """
 
-    program: Program
+    program: StagesProgram
     inputs: Sequence[Any]
     draws: int
     scale: Callable[[Any], Any] | None
@@ -173,7 +173,9 @@ class Run:
 
     # -- messages ----------------------------------------------------------------------------------
 
-    def _give(self, key: Key, move: Move, local: Tensor, src: TensorSpec, dst: TensorSpec) -> None:
+    def _give(
+        self, key: Key, move: StageTransfer, local: Tensor, src: TensorSpec, dst: TensorSpec
+    ) -> None:
         if src.placement == dst.placement:
             self._here[key] = box(local, src, dst)
         else:
@@ -207,7 +209,7 @@ class Run:
         self._coming[key] = _taken  # frees the message; a second take would be an error
         return found()
 
-    def _has_gradient(self, program: Program, move: Move) -> bool:
+    def _has_gradient(self, program: StagesProgram, move: StageTransfer) -> bool:
         tracked = program.values[move.out].requires_grad
         return tracked and program.values[move.source].requires_grad
 
@@ -231,7 +233,7 @@ _METHODS = {
 }
 
 
-def _label(key: Key, move: Move) -> str:
+def _label(key: Key, move: StageTransfer) -> str:
     way, index, m = key
     what, a, b = ("gradient", move.dst, move.src) if way == "B" else ("value", move.src, move.dst)
     return f"{what} {index} of micro-batch {m} from stage {a} to stage {b}"

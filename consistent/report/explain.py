@@ -29,7 +29,7 @@ from ..rules.candidates import candidates
 from ..rules.choose import cut_elsewhere, seconds
 from ..rules.signature import Signature
 from ..spec import TensorSpec
-from .followed import Boxing, Followed
+from .followed import Followed, FollowedBoxing
 from .replaced_state import replaced_state
 
 _WHY = "explain sends nothing, and here a value is needed"
@@ -143,13 +143,15 @@ def explain(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanati
             if not followed.met:
                 raise
         ops = [
-            _boxed(each, transport) if isinstance(each, Boxing) else _explain(each, transport)
+            _boxed(each, transport)
+            if isinstance(each, FollowedBoxing)
+            else _explain(each, transport)
             for each in followed.met
         ]
     return Explanation([op for op in ops if op is not None], stopped)
 
 
-def _boxed(boxing: Boxing, transport: Transport) -> Explained:
+def _boxed(boxing: FollowedBoxing, transport: Transport) -> Explained:
     name, src, dst, moves = boxing
     result = str(dst.sbp[0] if len(dst.sbp) == 1 else dst.sbp)
     between = bytes_between(src, moves, transport=transport)

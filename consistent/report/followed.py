@@ -15,7 +15,7 @@ from ..spec import TensorSpec
 from ..spec.tracer import Tracer
 
 
-class Boxing(NamedTuple):
+class FollowedBoxing(NamedTuple):
     """A boxing that belongs to no op: what it is for, from and to which spec, and its moves."""
 
     name: str
@@ -38,7 +38,7 @@ class Followed:
     """
 
     def __init__(self, leaves: Sequence[Any]) -> None:
-        self.met: list[Plan | Boxing] = []
+        self.met: list[Plan | FollowedBoxing] = []
         self._leaves, self._before = leaves, list[Any]()
         self._depth = 0
         self._new: Plan | None = None
@@ -67,7 +67,7 @@ class Followed:
     def _boxing(self, src: TensorSpec, dst: TensorSpec, moves: tuple[Step, ...]) -> None:
         if moves and not self._depth:  # those of an op belong to its plan
             name = "backward" if backward.in_backward() else check_mode.current()
-            self.met.append(Boxing(name, src, dst, moves))
+            self.met.append(FollowedBoxing(name, src, dst, moves))
 
     def _backward(self, begins: bool) -> None:
         now = [(x.grad, None if x.grad is None else x.grad._version) for x in self._leaves]
@@ -80,4 +80,4 @@ class Followed:
             # In another layout gradients are boxed one by one, and have been met.
             if changed and summed_axes(leaf._spec) and settled_spec(leaf) is dst:
                 moves = plan_boxing(src, dst)
-                self.met.append(Boxing("sum of a gradient", src, dst, moves))
+                self.met.append(FollowedBoxing("sum of a gradient", src, dst, moves))

@@ -18,12 +18,12 @@ from typing import Any
 
 from ...dispatch.plans.gradients import raw_grad, set_raw_grad, settled_spec
 from ...dispatch.plans.shards import attach, is_global
-from ...graph.program import Program, refs
+from ...graph.program import StagesProgram, refs
 from ...pipeline.part import Part as Lines
 from ...spec import Placement, TensorSpec
 from ...spec.nested import tensors_in
 from ..machines.op_signature import tensors
-from .log import Held, Message, Op
+from .log import Held, Message, SimulatedOp
 
 Place = tuple[int, int]  # (stage, position among its ranks)
 
@@ -57,7 +57,9 @@ class Alike:
         self.first: dict[int, int] = {}
         """Stage -> an earlier equal stage; has no entry for a stage without one."""
 
-    def first_forward(self, stage: int, kind: Hashable, program: Program, lines: Lines) -> None:
+    def first_forward(
+        self, stage: int, kind: Hashable, program: StagesProgram, lines: Lines
+    ) -> None:
         """Look for an earlier stage of the same ``kind``, before the first forward of ``stage``
         runs.
 
@@ -68,12 +70,12 @@ class Alike:
         between = tuple("" if line.is_module else line.name for line in lines.lines)
         self._meet(stage, program, lines, (kind, specs, between))
 
-    def look(self, stage: int, program: Program, lines: Lines, forward: Part) -> None:
+    def look(self, stage: int, program: StagesProgram, lines: Lines, forward: Part) -> None:
         """Look for an earlier stage with the same events in its first forward, which has run."""
         events = tuple(self._of_event(e, stage) for e in forward.events)
         self._meet(stage, program, lines, events)
 
-    def _meet(self, stage: int, program: Program, lines: Lines, done: Hashable) -> None:
+    def _meet(self, stage: int, program: StagesProgram, lines: Lines, done: Hashable) -> None:
         # A stage with losses or results equals no other. ``moved`` also needs one placement per
         # stage, and values that go from a stage to the next only.
         ends = lines.losses or lines.results or not self._apart
@@ -86,7 +88,7 @@ class Alike:
             self.first[stage] = first
 
     def _of_event(self, event: Any, stage: int) -> Hashable:
-        if isinstance(event, Op):
+        if isinstance(event, SimulatedOp):
             key = event.work.key
             return key.op, tuple(tensors(key)), key.out  # without the count of random ops
         if isinstance(event, Message):
@@ -113,7 +115,7 @@ class Alike:
         def event(e: Any) -> Any:
             if isinstance(e, Message):
                 return replace(e, rank=rank(e.rank), ranks=tuple(map(rank, e.ranks)))
-            return replace(e, rank=rank(e.rank)) if isinstance(e, Op | Held) else e
+            return replace(e, rank=rank(e.rank)) if isinstance(e, SimulatedOp | Held) else e
 
         sent = {
             to + stage - first: (nbytes, (rank(ranks[0]), rank(ranks[1])))
@@ -122,7 +124,7 @@ class Alike:
         return Part([event(e) for e in part.events], sent, part.received)
 
 
-def params_of(program: Program, lines: Lines) -> list[Any]:
+def params_of(program: StagesProgram, lines: Lines) -> list[Any]:
     """Return the trainable global parameters that a stage computes with, each once.
 
     ``lines`` is the stage's part of ``program``.
@@ -134,7 +136,7 @@ def params_of(program: Program, lines: Lines) -> list[Any]:
     return list(found.values())
 
 
-def read_by(program: Program, lines: Lines) -> Iterator[Any]:
+def read_by(program: StagesProgram, lines: Lines) -> Iterator[Any]:
     """Yield the parameters, buffers and other tensors of the program that a stage reads; ``lines``
     is the stage's part of it."""
     for line in lines.lines:

@@ -33,10 +33,10 @@ from ...spec.nested import map_tensors, tensors_in
 from ..machines.op_signature import OpSignature
 from ..machines.work import work_of
 from .cache_model import CacheModel
-from .list_ops import Share, shares
-from .log import Log, Op
+from .list_ops import RankShare, shares
+from .log import Log, SimulatedOp
 from .memory import Memory
-from .shapes import Made, Shapes, each
+from .shapes import ResultShape, Shapes, each
 from .values import Values
 
 _aten = torch.ops.aten
@@ -114,7 +114,7 @@ class Imagined(TorchDispatchMode):
             if self._passing or func.is_view or func in _AS_THEY_ARE:
                 if self._views and not self._passing and self.memory.number(args[0]) is not None:
                     rank = self._rank_of(_placement_of(args), args[:1])
-                    self._log.events.append(Op(rank, VIEW, "", caller=self._caller()))
+                    self._log.events.append(SimulatedOp(rank, VIEW, "", caller=self._caller()))
                 return func(*args, **kwargs)
             return self._op(func, args, kwargs)
 
@@ -138,7 +138,7 @@ class Imagined(TorchDispatchMode):
         placement = _placement_of(given)
         self._belong(given, placement)
         found = shares(func, args, lambda at: self._rank_of(_placement_of(at), at))
-        found = found or [Share(self._rank_of(placement, given))]
+        found = found or [RankShare(self._rank_of(placement, given))]
         colds = [self._cold(share.rank, tensors_in((share.of(args), kwargs))) for share in found]
         # Large, but recorders follow its values, so it is computed; its time counts all the same.
         if real and _is_known(func, made):
@@ -158,7 +158,9 @@ class Imagined(TorchDispatchMode):
         if placement is not None:  # work counts shards, not logical shapes
             call = map_tensors(call, _shard)
         work = work_of(func, *call)
-        self._log.events.append(Op(rank, work, user_line(), placement, cold, self._caller()))
+        self._log.events.append(
+            SimulatedOp(rank, work, user_line(), placement, cold, self._caller())
+        )
 
     def _cold(self, rank: int, given: Iterable[Tensor]) -> float:
         return 0.0 if self._recency is None else self._recency.cold(rank, self._memories(given))
@@ -197,7 +199,7 @@ class Imagined(TorchDispatchMode):
             return written[0] if len(returns) == 1 else type(made)(written[: len(returns)])
 
         def new(x: Any) -> Any:
-            if not isinstance(x, Made):
+            if not isinstance(x, ResultShape):
                 return x
             self._passing += 1
             try:
@@ -219,7 +221,7 @@ _VAST = 1 << 30
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 
-def _strided(x: Made) -> Tensor:
+def _strided(x: ResultShape) -> Tensor:
     """Return an imagined tensor of the size and stride that ``x`` describes."""
     if x.numel * x.dtype.itemsize < _VAST:
         return torch.empty_strided(x.size, x.stride, dtype=x.dtype, device="cpu")
@@ -263,7 +265,7 @@ def _is_known(func: Any, made: Any) -> bool:
     return all(may_be_followed(x.dtype, x.numel) for x in _made_in(made))
 
 
-def _made_in(made: Any) -> list[Made]:
-    found: list[Made] = []
-    each(made, lambda x: found.append(x) if isinstance(x, Made) else None)
+def _made_in(made: Any) -> list[ResultShape]:
+    found: list[ResultShape] = []
+    each(made, lambda x: found.append(x) if isinstance(x, ResultShape) else None)
     return found

@@ -20,7 +20,7 @@ from torch import Tensor
 _BY_POSITION = ("_foreach_", "_fused_", "_amp_foreach_")
 
 
-class Share:
+class RankShare:
     """The positions of an op's lists that one rank computes; all of them if ``at`` is None."""
 
     def __init__(self, rank: int, at: Sequence[int] | None = None) -> None:
@@ -39,7 +39,7 @@ class Share:
 
 def shares(
     func: torch._ops.OpOverload, args: tuple, rank_of: Callable[[Sequence[Tensor]], int]
-) -> list[Share] | None:
+) -> list[RankShare] | None:
     """Return the share of each rank in an op on lists; None for other ops.
 
     ``rank_of`` returns the rank that holds the tensors of one position.
@@ -50,7 +50,7 @@ def shares(
     found: dict[int, list[int]] = {}
     for i, at in enumerate(zip(*lists, strict=True)):
         found.setdefault(rank_of(at), []).append(i)
-    return [Share(rank, at) for rank, at in found.items()]
+    return [RankShare(rank, at) for rank, at in found.items()]
 
 
 def _is_list(x: Any) -> bool:

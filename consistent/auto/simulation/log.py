@@ -10,7 +10,7 @@ from ...cost_model.model import Caller
 
 
 @dataclass(slots=True)
-class Op:
+class SimulatedOp:
     """One torch op on shards, run by ``rank``.
 
     Args:
@@ -39,7 +39,7 @@ class Message:
         start, wait: number of an asynchronous message that begins or ends here; 0 for calls that do
             both at once.
         tensors: number of tensors that travel together in it.
-        caller: who sends it, as of an ``Op``.
+        caller: who sends it, as of an ``SimulatedOp``.
     """
 
     rank: int

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...pipeline.run import AHEAD
 from .log import Held, Scheduled
-from .stages import Followed, Part
+from .stages import FollowedSchedule, Part
 
 KINDS = ("parameters", "gradients", "optimizer", "activations", "boxing")
 
@@ -85,7 +85,7 @@ def _by_kind(
     return {kind: sums[kind] for kind in KINDS if sums[kind]}
 
 
-def in_flight(run: Followed) -> dict[int, tuple[int, int]]:
+def in_flight(run: FollowedSchedule) -> dict[int, tuple[int, int]]:
     """Return rank -> (activation bytes, gradient bytes) at the peak of their sum during a schedule.
 
     Activation bytes are those that forwards keep until their backward, those that are held only
@@ -115,11 +115,11 @@ def in_flight(run: Followed) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _last(run: Followed) -> int:
+def _last(run: FollowedSchedule) -> int:
     return run.table.micro_batches - 1
 
 
-def _gradients(run: Followed, stage: int) -> int:
+def _gradients(run: FollowedSchedule, stage: int) -> int:
     """Return the bytes of gradients that the first backward of a stage allocates."""
     first = _last(run) == 0
     kinds = [kind for kind in "FBIW" if (kind, stage, first) in run.parts]

@@ -16,7 +16,7 @@ _T = torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class ResultShape:
     """Description of a tensor that an op returns: what is needed to make an imagined tensor."""
 
     size: tuple[int, ...]
@@ -33,7 +33,7 @@ class Made:
 
 
 class Shapes:
-    """Cache of the results of op calls, as descriptions (``Made``).
+    """Cache of the results of op calls, as descriptions (``ResultShape``).
 
     The key of a call has the op, the sizes, strides and dtypes of its tensors, and all other
     arguments.
@@ -43,7 +43,7 @@ class Shapes:
         self._known: dict[Any, Any] = {}
 
     def of(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Return the results of the call, with ``Made`` in place of tensors.
+        """Return the results of the call, with ``ResultShape`` in place of tensors.
 
         Raises:
             NotImplementedError: torch does not know the results without values.
@@ -80,7 +80,7 @@ class Shapes:
 
 def _described(x: Any) -> Any:
     if isinstance(x, torch.Tensor):
-        return Made(tuple(_T.size(x)), tuple(_T.stride(x)), x.dtype)
+        return ResultShape(tuple(_T.size(x)), tuple(_T.stride(x)), x.dtype)
     return x
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ...autograd.leaves import no_sync
 from ...dispatch.plans.shards import is_global
-from ...graph.program import Move
+from ...graph.program import StageTransfer
 from ...movement import between
 from ...movement.run import run as box
 from ...pipeline.run import Run
@@ -38,7 +38,7 @@ from .transport import Simulated
 
 
 @dataclass
-class Followed:
+class FollowedSchedule:
     """Pipeline schedule with the recorded events of each kind of action.
 
     Args:
@@ -116,7 +116,7 @@ class _Follow(Run):
         events = self._log.events[begin:]
         marks = [e for e in events if isinstance(e, Mark)]
         ranks = tuple(self._transport.rank_in(p) for p in self.placements)
-        made = Followed(self.table, tuple(self.placements), ranks, parts)
+        made = FollowedSchedule(self.table, tuple(self.placements), ranks, parts)
         self._log.events[begin:] = [*marks, Scheduled(made), *_lasting(events)]
         # Micro-batches that were not run get the results of the last one.
         for m, results in enumerate(self._followed.results):
@@ -167,7 +167,9 @@ class _Follow(Run):
         last = action.micro_batch == self.table.micro_batches - 1
         return nullcontext() if last else no_sync()
 
-    def _give(self, key: Any, move: Move, local: Tensor, src: TensorSpec, dst: TensorSpec) -> None:
+    def _give(
+        self, key: Any, move: StageTransfer, local: Tensor, src: TensorSpec, dst: TensorSpec
+    ) -> None:
         if src.placement == dst.placement:
             self._here[key] = box(local, src, dst)
             return

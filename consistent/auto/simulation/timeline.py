@@ -15,8 +15,8 @@ from ...pipeline.simulate import play
 from ...pipeline.table import Action
 from ...spec import Placement
 from ..machines import Machine
-from .log import Message, Op, Scheduled
-from .stages import Followed
+from .log import Message, Scheduled, SimulatedOp
+from .stages import FollowedSchedule
 
 ACTIONS = {
     "F": "forward",
@@ -61,7 +61,7 @@ class Track:
     pending: dict[int, float] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
 
-    def op(self, event: Op, machine: Machine) -> None:
+    def op(self, event: SimulatedOp, machine: Machine) -> None:
         """Append an op of this rank."""
         seconds = machine.op_seconds(event.work, event.cold)
         host = machine.op_host_seconds(event.caller)
@@ -75,7 +75,7 @@ class Track:
             return
         self.spans.append(Span(self.rank, "compute", event.work.op, begin, self.now, event.where))
 
-    def follow(self, event: Op, machine: Machine) -> None:
+    def follow(self, event: SimulatedOp, machine: Machine) -> None:
         """Append an op on a placement that the rank is not in, which costs Python time only."""
         seconds = machine.follow_seconds(event.work)
         self.now += seconds
@@ -156,7 +156,7 @@ def timeline(events: Iterable[Any], machine: Machine) -> Timeline:
     """Return the timeline of ``events`` on ``machine``."""
     made = Timeline()
     for event in events:
-        if isinstance(event, Op):
+        if isinstance(event, SimulatedOp):
             made.track(event.rank).op(event, machine)
             if not machine.host_overlaps:
                 for track in made.outside(event.placement):
@@ -168,7 +168,7 @@ def timeline(events: Iterable[Any], machine: Machine) -> Timeline:
     return made
 
 
-def _schedule(made: Timeline, run: Followed, machine: Machine) -> None:
+def _schedule(made: Timeline, run: FollowedSchedule, machine: Machine) -> None:
     tracks = {
         key: alone(part.events, run.ranks[key[1]], machine) for key, part in run.parts.items()
     }
@@ -215,7 +215,7 @@ def alone(events: list[Any], rank: int, machine: Machine) -> Track:
     seconds."""
     made = Track(rank)
     for event in events:
-        if isinstance(event, Op):
+        if isinstance(event, SimulatedOp):
             made.op(event, machine)
         elif isinstance(event, Message):
             made.message(event, machine)

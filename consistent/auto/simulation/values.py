@@ -19,7 +19,7 @@ from mirrored.transports.faults.place import user_line
 from ...graph.reads import result_by_values
 from ...spec.nested import map_tensors
 from .log import Log
-from .shapes import Made, Shapes
+from .shapes import ResultShape, Shapes
 
 _aten = torch.ops.aten
 _T = torch.Tensor
@@ -63,8 +63,8 @@ class Values:
         return func in _SIZED and (func is not _aten.index.Tensor or _has_mask(args[1]))
 
     def shape_of(self, func: Any, args: tuple, kwargs: dict[str, Any], shapes: Shapes) -> Any:
-        """Return the op's results as descriptions (``Made``), with the bound as size where it
-        depends on values that are not known.
+        """Return the op's results as descriptions (``ResultShape``), with the bound as size where
+        it depends on values that are not known.
 
         Raises:
             RuntimeError: the size depends on values and there is no bound, or torch does not know
@@ -103,24 +103,24 @@ def _kept(bound: float, numel: int) -> int:
     return math.ceil(bound * numel)
 
 
-def _strided(size: list[int], dtype: torch.dtype) -> Made:
+def _strided(size: list[int], dtype: torch.dtype) -> ResultShape:
     strides, step = [], 1
     for n in reversed(size):
         strides.append(step)
         step *= max(n, 1)
-    return Made(tuple(size), tuple(reversed(strides)), dtype)
+    return ResultShape(tuple(size), tuple(reversed(strides)), dtype)
 
 
-def _nonzero(bound: float, x: Any) -> Made:
+def _nonzero(bound: float, x: Any) -> ResultShape:
     return _strided([_kept(bound, x.numel()), x.dim()], torch.int64)
 
 
-def _masked_select(bound: float, x: Any, mask: Any) -> Made:
+def _masked_select(bound: float, x: Any, mask: Any) -> ResultShape:
     shape = torch.broadcast_shapes(_T.size(x), _T.size(mask))
     return _strided([_kept(bound, math.prod(shape))], x.dtype)
 
 
-def _index(bound: float, x: Any, indices: Any) -> Made:
+def _index(bound: float, x: Any, indices: Any) -> ResultShape:
     size, at, result = list(_T.size(x)), 0, []
     places: list[tuple[int, int]] = []  # (begin, end) in dims of x, of each index
     shapes: list[Any] = []

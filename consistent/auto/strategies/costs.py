@@ -29,7 +29,7 @@ from ..simulation.peak_memory import highest, net
 from ..simulation.simulate import Simulation, simulate
 from ..simulation.stages import Part
 from ..simulation.timeline import alone
-from .units import Call, imagined_copy
+from .units import UnitCall, imagined_copy
 
 Optimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
 
@@ -94,7 +94,7 @@ class Costs:
         self._machine, self._ranks, self._plan = machine, ranks, plan
         self._loss, self._optimizer, self._bound = loss, optimizer, bound
 
-    def of(self, model: nn.Module, calls: Iterable[tuple[Any, Call]]) -> dict[Any, Cost]:
+    def of(self, model: nn.Module, calls: Iterable[tuple[Any, UnitCall]]) -> dict[Any, Cost]:
         """Return the cost of each of ``calls``, which are (key, call of a unit) pairs, by key.
 
         Raises:
@@ -109,7 +109,9 @@ class Costs:
                 found[key] = self._cost(sim, model, call, placement)
         return found
 
-    def _cost(self, sim: Simulation, model: nn.Module, call: Call, placement: Placement) -> Cost:
+    def _cost(
+        self, sim: Simulation, model: nn.Module, call: UnitCall, placement: Placement
+    ) -> Cost:
         if call.name:
             run, module = self._laid_out(sim, model, call.name, placement)
         else:

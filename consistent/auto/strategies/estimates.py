@@ -22,7 +22,7 @@ from .costs import Cost
 
 
 @dataclass(frozen=True, order=True)
-class Choice:
+class StrategyChoice:
     """A strategy as numbers: degrees of parallelism, ZeRO stage, micro-batches and recomputation.
 
     Args:
@@ -71,7 +71,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class StrategyEstimate:
     """Estimated seconds of a step and memory of a rank, for one choice.
 
     Args:
@@ -79,15 +79,15 @@ class Estimate:
         nbytes: the most bytes that a rank holds.
     """
 
-    choice: Choice
+    choice: StrategyChoice
     seconds: float
     nbytes: int
     ends: tuple[int, ...]
 
 
 def estimate(
-    choice: Choice, costs: Sequence[Cost], machine: Machine, memory: float
-) -> Estimate | None:
+    choice: StrategyChoice, costs: Sequence[Cost], machine: Machine, memory: float
+) -> StrategyEstimate | None:
     """Return the estimate of a step of ``choice``; None if it does not fit in ``memory`` bytes.
 
     Args:
@@ -101,10 +101,10 @@ def estimate(
         return None
     pairs = list(zip([0, *ends], ends, strict=False))
     nbytes = max(step.nbytes(stage, a, b) for stage, (a, b) in enumerate(pairs))
-    return Estimate(choice, step.total(pairs), nbytes, tuple(ends))
+    return StrategyEstimate(choice, step.total(pairs), nbytes, tuple(ends))
 
 
-def smallest(choice: Choice, costs: Sequence[Cost], machine: Machine) -> int:
+def smallest(choice: StrategyChoice, costs: Sequence[Cost], machine: Machine) -> int:
     """Return the bytes that the fullest rank holds if stages are balanced by memory.
 
     It is used to say by how much a model does not fit.
@@ -116,7 +116,7 @@ def smallest(choice: Choice, costs: Sequence[Cost], machine: Machine) -> int:
 
 
 class _Step:
-    def __init__(self, choice: Choice, costs: Sequence[Cost], machine: Machine) -> None:
+    def __init__(self, choice: StrategyChoice, costs: Sequence[Cost], machine: Machine) -> None:
         self.choice, self.costs, self.machine = choice, costs, machine
         self.group = tuple(range(0, choice.data * choice.tensor, choice.tensor))
         self._known: dict[tuple[str, int], float] = {}

@@ -20,9 +20,9 @@ from ..pictures import CostsPicture
 from ..simulation.report import SimulatedStep
 from ..simulation.simulate import simulate
 from .costs import Cost, Costs, Optimizer
-from .estimates import Choice, Estimate, estimate, smallest
+from .estimates import StrategyChoice, StrategyEstimate, estimate, smallest
 from .strategy import Strategy, strategy_for
-from .units import Followed, follow, imagined_copy, units_of
+from .units import FollowedUnits, follow, imagined_copy, units_of
 
 _ROWS = 8  # the most rows of a micro-batch
 _WHOLE = 64  # but up to so many rows of a rank may be one micro-batch
@@ -42,7 +42,7 @@ class Tried:
         report: the simulated step; None if the numbers are only estimates.
     """
 
-    choice: Choice
+    choice: StrategyChoice
     seconds: float
     nbytes: int
     report: SimulatedStep | None = None
@@ -161,7 +161,7 @@ class _Search:
         self.rows = rows_of("search", self.given)
         self.units: list[Unit] = units_of(model, min(ranks, self.rows, 1024))
         self.numel = sum(p.numel() * p.element_size() for p in model.parameters())
-        self._followed: dict[int, Followed] = {}
+        self._followed: dict[int, FollowedUnits] = {}
         # (tensor, sequence, rows) -> cost of each unit
         self._costs: dict[tuple[int, bool, int], list[Cost]] = {}
         self._recomputed: dict[tuple[int, bool, int], list[Cost]] = {}
@@ -175,8 +175,8 @@ class _Search:
         fitting.sort(key=lambda e: (e.seconds, e.choice))
         tried: list[Tried] = []
         best: tuple[Tried, Strategy] | None = None
-        refused: dict[Choice, Exception] = {}
-        over: dict[Choice, float] = {}  # ratio of simulated to estimated bytes
+        refused: dict[StrategyChoice, Exception] = {}
+        over: dict[StrategyChoice, float] = {}  # ratio of simulated to estimated bytes
         for k, e in enumerate(self._plain_ones_early(fitting, simulated)):
             # Enough whole steps were simulated and one fits; only plain choices are still worth it.
             if k >= simulated and best is not None and not e.choice.is_plain:
@@ -211,7 +211,9 @@ class _Search:
         tried += [Tried(e.choice, e.seconds, e.nbytes) for e in fitting if e.choice not in met]
         return Found(best[1], tuple(tried), len(choices), self.machine)
 
-    def _plain_ones_early(self, fitting: Sequence[Estimate], simulated: int) -> list[Estimate]:
+    def _plain_ones_early(
+        self, fitting: Sequence[StrategyEstimate], simulated: int
+    ) -> list[StrategyEstimate]:
         """Return the estimates in the order in which whole steps should be simulated.
 
         The ``simulated`` best come first, then plain strategies (one axis, no stages) that are not
@@ -225,7 +227,7 @@ class _Search:
 
     # -- choices -----------------------------------------------------------------------------------
 
-    def _choices(self, ranks: int) -> Iterator[Choice]:
+    def _choices(self, ranks: int) -> Iterator[StrategyChoice]:
         """Yield the strategies that are possible with these numbers of ranks, rows and units.
 
         Strategies whose parameters and gradients alone do not fit in the memory are left out.
@@ -243,7 +245,7 @@ class _Search:
                     continue
                 yield from self._of_axes(stages, tensor, data)
 
-    def _of_axes(self, stages: int, tensor: int, data: int) -> Iterator[Choice]:
+    def _of_axes(self, stages: int, tensor: int, data: int) -> Iterator[StrategyChoice]:
         zeros = ("data", "zero1", "zero2", "zero3") if data > 1 else ("data",)
         for rows in self._sizes(self.rows // data, stages):
             for zero in zeros:
@@ -253,7 +255,9 @@ class _Search:
                 for sequence in (False, True)[: 1 + (tensor > 1)]:
                     for again in (False, True)[: 1 + bool(self._inner())]:
                         count = self.rows // data // rows
-                        yield Choice(stages, tensor, data, zero, sequence, again, rows, count)
+                        yield StrategyChoice(
+                            stages, tensor, data, zero, sequence, again, rows, count
+                        )
 
     def _sizes(self, rows: int, stages: int) -> list[int]:
         """Return the sizes of micro-batches to try, in rows, the largest first.
@@ -271,7 +275,7 @@ class _Search:
 
     # -- costs -------------------------------------------------------------------------------------
 
-    def _follow(self, rows: int) -> Followed:
+    def _follow(self, rows: int) -> FollowedUnits:
         if rows not in self._followed:
             given = cut(self.given, self.rows, 0, rows)
             self._followed[rows] = follow(
@@ -279,7 +283,7 @@ class _Search:
             )
         return self._followed[rows]
 
-    def _simulate_units(self, choices: Sequence[Choice]) -> None:
+    def _simulate_units(self, choices: Sequence[StrategyChoice]) -> None:
         wanted: dict[tuple[int, bool], set[int]] = {}
         for choice in choices:
             wanted.setdefault((choice.tensor, choice.sequence), set()).add(choice.rows)
@@ -299,7 +303,9 @@ class _Search:
                 by_name = self._by_name(followed, rows, found)
                 self._costs[tensor, sequence, rows] = [by_name[unit.name] for unit in self.units]
 
-    def _by_name(self, followed: Followed, rows: int, found: Mapping[Any, Cost]) -> dict[str, Cost]:
+    def _by_name(
+        self, followed: FollowedUnits, rows: int, found: Mapping[Any, Cost]
+    ) -> dict[str, Cost]:
         """Return unit name -> its cost, summed over its calls; the last unit includes the loss."""
         made: dict[str, Cost] = {unit.name: Cost() for unit in self.units}
         for call in followed.calls:
@@ -308,11 +314,11 @@ class _Search:
             made[name] = _added(made[name], found[rows, call.kind], first or not call.name)
         return made
 
-    def _estimate(self, choice: Choice) -> Estimate | None:
+    def _estimate(self, choice: StrategyChoice) -> StrategyEstimate | None:
         costs = self._costs_of(choice)
         return None if costs is None else estimate(choice, costs, self.machine, self.memory)
 
-    def _costs_of(self, choice: Choice) -> list[Cost] | None:
+    def _costs_of(self, choice: StrategyChoice) -> list[Cost] | None:
         key = self._key(choice)
         costs = self._costs.get(key)
         if costs is None or not choice.recompute:
@@ -344,7 +350,7 @@ class _Search:
 
     # -- whole steps -------------------------------------------------------------------------------
 
-    def _strategy(self, e: Estimate) -> Strategy:
+    def _strategy(self, e: StrategyEstimate) -> Strategy:
         split = [self.units[end].name for end in e.ends[:-1]]
         again = self._repeated(e.choice.rows)
         return strategy_for(self.model, e.choice, split, again, self.machine.device_type)
@@ -386,7 +392,7 @@ class _Search:
 
     # -- what is said ------------------------------------------------------------------------------
 
-    def _does_not_fit(self, choices: Sequence[Choice]) -> ValueError:
+    def _does_not_fit(self, choices: Sequence[StrategyChoice]) -> ValueError:
         name = type(self.model).__name__
         ranks, least = self.ranks, self._least(choices)
         here = (
@@ -414,10 +420,10 @@ class _Search:
             f"  It fits on {ranks} ranks; or take more memory, or a smaller batch."
         )
 
-    def _key(self, choice: Choice) -> tuple[int, bool, int]:
+    def _key(self, choice: StrategyChoice) -> tuple[int, bool, int]:
         return choice.tensor, choice.sequence, choice.rows
 
-    def _least(self, choices: Sequence[Choice]) -> int | None:
+    def _least(self, choices: Sequence[StrategyChoice]) -> int | None:
         """Return the bytes that the least demanding of ``choices`` needs; None if none has known
         costs."""
         sizes = [

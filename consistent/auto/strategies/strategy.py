@@ -19,7 +19,7 @@ from ...nn.planners import plan_for
 from ...nn.slots import plain_slots
 from ...pipeline.pipeline import Pipeline, pipeline
 from ...spec import Placement
-from .estimates import Choice
+from .estimates import StrategyChoice
 from .one_stage import OneStage
 
 SCHEDULE = "1f1b"
@@ -166,7 +166,11 @@ class Strategy:
 
 
 def strategy_for(
-    model: nn.Module, choice: Choice, split: Sequence[str], repeated: Sequence[str], device: str
+    model: nn.Module,
+    choice: StrategyChoice,
+    split: Sequence[str],
+    repeated: Sequence[str],
+    device: str,
 ) -> Strategy:
     """Return the ``Strategy`` of a choice for ``model``.
 

@@ -21,12 +21,12 @@ from ...pipeline.pipeline import loss_of
 from ...spec.nested import map_tensors
 from ..machines import Machine
 from ..simulation.calls import Blank
-from ..simulation.log import Entered, Left, Op
+from ..simulation.log import Entered, Left, SimulatedOp
 from ..simulation.simulate import Simulation, simulate
 
 
 @dataclass
-class Call:
+class UnitCall:
     """Recorded call of a unit, or of the loss, from which the unit can be run again.
 
     Args:
@@ -42,7 +42,7 @@ class Call:
 
 
 @dataclass
-class Followed:
+class FollowedUnits:
     """Recorded calls of a model that was run on a micro-batch of some number of rows.
 
     Args:
@@ -50,7 +50,7 @@ class Followed:
         in_order: whether each unit is called once, in the order in which units are defined.
     """
 
-    calls: list[Call]
+    calls: list[UnitCall]
     in_order: bool
 
 
@@ -67,7 +67,7 @@ def follow(
     given: Any,
     machine: Machine,
     bound: float | None,
-) -> Followed:
+) -> FollowedUnits:
     """Run the model on imagined tensors, and return the calls of its units and of the loss.
 
     Args:
@@ -81,7 +81,7 @@ def follow(
         with sim.calls_of([*named, ("", value)]):
             value(model(*args, **kwargs), target)
     calls = _calls_in(sim.events, model)
-    return Followed(calls, [call.name for call in calls] == [*(u.name for u in units), ""])
+    return FollowedUnits(calls, [call.name for call in calls] == [*(u.name for u in units), ""])
 
 
 def imagined_copy(sim: Simulation, module: nn.Module) -> nn.Module:
@@ -103,23 +103,23 @@ def _imagined(sim: Simulation, x: Tensor) -> Tensor:
     return sim.imagined.empty(x.shape, x.dtype)
 
 
-def _calls_in(events: Sequence[Any], model: nn.Module) -> list[Call]:
+def _calls_in(events: Sequence[Any], model: nn.Module) -> list[UnitCall]:
     """Return the calls in the log of a simulation, in the order in which they end.
 
     ``model`` has the called modules by their names.
     """
     begun: dict[str, int] = {}
-    found: list[Call] = []
+    found: list[UnitCall] = []
     for i, event in enumerate(events):
         if isinstance(event, Entered):
             begun[event.name] = i
         elif isinstance(event, Left):
             at = begun.pop(event.name)
-            ops = tuple(e.work.key for e in events[at:i] if isinstance(e, Op))
+            ops = tuple(e.work.key for e in events[at:i] if isinstance(e, SimulatedOp))
             module = model.get_submodule(event.name) if event.name else nn.Module()
             held = tuple((tuple(p.shape), p.dtype, p.requires_grad) for p in module.parameters())
             kind = ops, held, event.name == ""
-            found.append(Call(event.name, kind, events[at].given, event.out))
+            found.append(UnitCall(event.name, kind, events[at].given, event.out))
     return found
 
 

@@ -37,7 +37,7 @@ _MOST_LEVELS = 60  # of a value in the dictionary that was saved
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredByDcp:
     """Location of a tensor or value: file name, offset of the first byte, number of bytes."""
 
     file: str
@@ -65,7 +65,7 @@ class FromDcp(Reader):
 
     def record(self, stored: MetadataIndex) -> Any:
         """Load the tensor or value that is stored under the entry ``stored`` of the index."""
-        place: Stored = self.index.place_of(stored)
+        place: StoredByDcp = self.index.place_of(stored)
         path = os.path.join(self._folder, place.file)
         try:
             with checked.opened(path) as file:
@@ -112,9 +112,9 @@ def _of(given: Any, *names: str) -> Record:
 # -- locations in the files -----------------------------------------------------------------------
 
 
-def _places(given: Any, folder: str) -> dict[MetadataIndex, Stored]:
+def _places(given: Any, folder: str) -> dict[MetadataIndex, StoredByDcp]:
     sizes: dict[str, int] = {}
-    found: dict[MetadataIndex, Stored] = {}
+    found: dict[MetadataIndex, StoredByDcp] = {}
     for key, told in checked.of(dict, given, "storage_data").items():
         at = _of(key, _DCP + "metadata.MetadataIndex")
         offset = at.field("offset", None)
@@ -125,7 +125,7 @@ def _places(given: Any, folder: str) -> dict[MetadataIndex, Stored]:
     return found
 
 
-def _stored(told: Record, name: str, folder: str, sizes: dict[str, int]) -> Stored:
+def _stored(told: Record, name: str, folder: str, sizes: dict[str, int]) -> StoredByDcp:
     file = checked.of(str, told.field("relative_path"), f"the file of {name}")
     if os.path.basename(file) != file or file in ("", ".", "..") or "\0" in file:
         raise ValueError(f"{name} lies outside the folder, at {file[:80]!r}.")
@@ -138,7 +138,7 @@ def _stored(told: Record, name: str, folder: str, sizes: dict[str, int]) -> Stor
     if at + nbytes > sizes[file]:
         has = "is missing" if sizes[file] < 0 else f"has {sizes[file]} bytes"
         raise ValueError(f"{name} lies at bytes {at} to {at + nbytes} of {file}, which {has}")
-    return Stored(file, at, nbytes)
+    return StoredByDcp(file, at, nbytes)
 
 
 def _check_apart(places: Any) -> None:

@@ -25,7 +25,7 @@ from mirrored.transports.torch_dist.groups import world
 
 from . import folders
 from .folders import Begun
-from .job import Job, Part, complete, write_part
+from .job import Part, SaveJob, complete, write_part
 
 T = TypeVar("T")
 
@@ -98,13 +98,13 @@ class Background:
         self.path = begun.path
         self._begun, self._rank = begun, current().rank
         self._notes = Notes(begun)
-        self._job: Job | None = None
+        self._job: SaveJob | None = None
         self._error: Exception | None = None
         self.written = threading.Event()
         # Not a daemon: a program that ends waits for it, so that the last save is not lost.
         self._thread = threading.Thread(target=self._run, name="consistent-checkpoint")
 
-    def start(self, prepare: Callable[[], Job]) -> None:
+    def start(self, prepare: Callable[[], SaveJob]) -> None:
         """Call ``prepare`` for what this rank writes, and start the thread.
 
         An ``Exception`` of ``prepare`` is not raised here, but by ``own_part``.

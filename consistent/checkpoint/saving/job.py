@@ -22,7 +22,7 @@ Part = dict[str, Any]  # what a rank has written, as JSON holds it
 
 
 @dataclass
-class Job:
+class SaveJob:
     """The work of this rank in one save: what it writes, and what the index is made of.
 
     Args:
@@ -48,7 +48,7 @@ class Job:
     differing: list[str]
 
 
-def write_part(job: Job) -> Part:
+def write_part(job: SaveJob) -> Part:
     """Write this rank's pieces to its file, and wait until they are on disk.
 
     Returns a description of the file, for the index that rank 0 writes.
@@ -75,7 +75,7 @@ def write_part(job: Job) -> Part:
     return {"file": file, "size": size, "pieces": pieces, "values": job_values}
 
 
-def complete(job: Job, parts: list[Part]) -> None:
+def complete(job: SaveJob, parts: list[Part]) -> None:
     """Complete the save on rank 0 after all ranks have written: write the index, rename the folder.
 
     ``parts`` are what ``write_part`` returned on each rank.
@@ -101,7 +101,7 @@ def complete(job: Job, parts: list[Part]) -> None:
     folders.finish(job.begun, job.keep)
 
 
-def _enter(job: Job, index: Index, part: Part) -> None:
+def _enter(job: SaveJob, index: Index, part: Part) -> None:
     if not part["pieces"]:
         return
     file = part["file"]

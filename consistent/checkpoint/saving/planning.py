@@ -53,7 +53,7 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SaveDivision:
     """The division of a save among the ranks.
 
     Args:
@@ -75,7 +75,7 @@ class Planner:
         self._then: list[tuple] = []  # what it saved at the last exchange of pieces
         self._heard: list[list[WriteItem]] = []  # the pieces of each rank, by that exchange
         self._stands_for_heard: bytes | None = None
-        self._last: tuple[list[str], Plan] | None = None
+        self._last: tuple[list[str], SaveDivision] | None = None
 
     def note_of(self, contents: Contents, options: tuple[Any, ...]) -> Note:
         """Return this rank's note (message to the others) about ``contents``. Nothing is sent."""
@@ -100,7 +100,7 @@ class Planner:
         self._heard = [pickle.loads(text) for text in texts]
         self._then, self._stands_for_heard = self._now, hashlib.sha256(b"".join(texts)).digest()
 
-    def plan_of(self, notes: list[Note], rank: int) -> Plan:
+    def plan_of(self, notes: list[Note], rank: int) -> SaveDivision:
         """Return the plan of this save for ``rank``.
 
         It is the same on every rank but for ``mine``.
@@ -150,7 +150,7 @@ def check_alike(call: str, notes: list[Note]) -> None:
                 )
 
 
-def _planned(pieces: list[list[WriteItem]], differing: list[str], rank: int) -> Plan:
+def _planned(pieces: list[list[WriteItem]], differing: list[str], rank: int) -> SaveDivision:
     tensors = {k.removeprefix("tensor ") for k in differing if k.startswith("tensor ")}
     plans = [
         SavePlan([_of_rank(item, r) if item.index.fqn in tensors else item for item in own])
@@ -158,7 +158,7 @@ def _planned(pieces: list[list[WriteItem]], differing: list[str], rank: int) -> 
     ]
     plans, metadata = create_default_global_save_plan(dedup_save_plans(plans))
     names = [k.partition(" ")[2] for k in differing]
-    return Plan(metadata, list(plans[rank].items), names)
+    return SaveDivision(metadata, list(plans[rank].items), names)
 
 
 def _of_rank(item: WriteItem, rank: int) -> WriteItem:

@@ -22,7 +22,7 @@ from ...graph.global_ops import CHOSEN, MOVE, Op
 from ...layout_problem.build import joint, op_options
 from ...layout_problem.costs import boxing_seconds_on
 from ...layout_problem.problem import Edge, Node, Option, Problem
-from ...layout_problem.shared_memory import SharedMemory
+from ...layout_problem.shared_memory import AliasedValues
 from ...layout_problem.signatures import chosen_on, layouts_of, may_be
 from ...rules.candidates import candidates
 from ...rules.choose import choose
@@ -66,7 +66,7 @@ def problem_of(chain: Chain, costs: CostModel) -> tuple[ChainProblem, list[int]]
     The nodes of the problem are the inputs of the step, then the ops of ``chain.steps``, in order.
     """
     problem, alone = ChainProblem(costs), list[int]()
-    memory = SharedMemory(enumerate(chain.steps))
+    memory = AliasedValues(enumerate(chain.steps))
     outs = {v for step in chain.steps for v in step.outs}
     for v, value in enumerate(chain.values):
         if v not in outs:

@@ -41,7 +41,7 @@ from ...overlap.chunked_matmul import MOST_CHUNKS, Boxing, chunk_count
 from ...overlap.symmetric_matmul import fused_over
 from ..fused.calls import MultipliedSum, MultipliedWhole, Summed
 from ..fused.worth import sum_wins
-from ..opaque import MESSAGE, Call
+from ..opaque import MESSAGE, OpaqueCall
 from ..options import CompileOptions
 from .epilogue_fusion import BESIDE, EpilogueMatch, match_epilogue, put_before
 from .matmul_fusion import Product, match_product
@@ -206,7 +206,7 @@ def _fuse_product(trace: Trace, message: Node, product: Product, chunks: int) ->
 def _put(
     trace: Trace,
     message: Node,
-    call: Call,
+    call: OpaqueCall,
     given: list[Node],
     made: list[Node],
     gone: set[Node],

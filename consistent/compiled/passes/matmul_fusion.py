@@ -24,7 +24,7 @@ from ...boxing.steps import Move
 from ...movement.world import my_coordinate
 from ...overlap.chunked_matmul import MOST_CHUNKS, Boxing
 from ...spec import B, P, Split, TensorSpec
-from ..opaque import Call
+from ..opaque import OpaqueCall
 from .epilogue_fusion import is_before, stretch
 from .trace import Trace, memory_of
 
@@ -81,7 +81,7 @@ def match_product(trace: Trace, message: Node, written: set[Any]) -> Product | N
     return None
 
 
-def _is_move(call: Call, move: Move, src: TensorSpec) -> bool:
+def _is_move(call: OpaqueCall, move: Move, src: TensorSpec) -> bool:
     """Return whether the message implements ``move``, the only step of a boxing from ``src``."""
     at, split = my_coordinate(src.placement), move.dst if move.dst is not B else move.src
     if at is None or call.ranks != tuple(src.placement.axis_ranks(move.axis, at)):

@@ -19,7 +19,7 @@ from typing import Any
 from torch.fx import Node
 
 from ..agreeing import KIND
-from ..opaque import Call
+from ..opaque import OpaqueCall
 from ..options import CompileOptions
 from .trace import Trace, memory_of
 
@@ -55,7 +55,7 @@ def merge_equal(trace: Trace, _: CompileOptions) -> None:
         trace.leave_out(node, "merge_equal: its result is there already")
 
 
-def _key(node: Node, call: Call, i: int) -> tuple:
+def _key(node: Node, call: OpaqueCall, i: int) -> tuple:
     given = node.args[0]
     if call.gathered:
         return given[i], *call.gathered[i]  # type: ignore[index]
@@ -84,6 +84,6 @@ def _is_same(trace: Trace, before: Node, j: int, node: Node, i: int) -> bool:
     return not trace.is_written(given, before, node) and trace.is_own(made)
 
 
-def _size(call: Call, i: int) -> int:
+def _size(call: OpaqueCall, i: int) -> int:
     shape, dtype, _ = call.outs[i]
     return math.prod(shape) * dtype.itemsize

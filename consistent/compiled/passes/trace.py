@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from ..opaque import MESSAGE, ORDERED, Call
+from ..opaque import MESSAGE, ORDERED, OpaqueCall
 from ..program import GRAPH_BREAK
 
 
@@ -46,7 +46,7 @@ class Trace:
     """
 
     graph: Graph
-    calls: dict[int, Call]
+    calls: dict[int, OpaqueCall]
     lasting: set[Node] = field(default_factory=set)
     keep_bytes: int = 16 << 20
     held: int = 0
@@ -67,8 +67,8 @@ class Trace:
         order."""
         return node.target in ORDERED
 
-    def call(self, node: Node) -> Call:
-        """Return the recorded ``Call`` of a message's node."""
+    def call(self, node: Node) -> OpaqueCall:
+        """Return the recorded ``OpaqueCall`` of a message's node."""
         return self.calls[node.args[1]]  # type: ignore[index]
 
     def given(self, node: Node) -> list[Node]:

@@ -14,7 +14,7 @@ from ...forms.random import generator
 from ...movement.check_mode import digest
 from ...spec import Placement
 from .carry import Carried
-from .job import Job
+from .job import JobToMove
 
 _ERRORS: dict[str, type[Exception]] = {
     each.__name__: each for each in (TypeError, ValueError, RuntimeError)
@@ -75,7 +75,7 @@ def _note(carried: Carried | None, error: Exception | None) -> _Note:
     return _Note(None, described, plain, *generator.get_state())
 
 
-def _described(job: Job) -> list[str]:
+def _described(job: JobToMove) -> list[str]:
     """Return the move that this rank has planned as lines of text, to be compared between ranks."""
     lines = [f"from {job.old} to {job.placement}, inputs {job.inputs}"]
     lines += map(str, job.tensors())
@@ -136,7 +136,7 @@ def _check_seeds(notes: list[_Note], old: Placement, new: Placement) -> None:
                 )
 
 
-def _plain_differences(notes: list[_Note], job: Job) -> list[str]:
+def _plain_differences(notes: list[_Note], job: JobToMove) -> list[str]:
     """Return the names of plain tensors that differ between the old first rank and a joining rank.
 
     Raises:

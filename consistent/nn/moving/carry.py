@@ -18,7 +18,7 @@ from ...movement.world import device_of, my_coordinate
 from ...spec import TensorSpec
 from ...spec.tracer import callbacks
 from ..sharded.master_weights import masters_of
-from .job import Job, Moved, params_of
+from .job import JobToMove, Moved, params_of
 
 _ON_MOVE = callbacks("on_move")
 
@@ -30,7 +30,7 @@ class Carried:
     changes before ``put``.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: JobToMove) -> None:
         self.job = job
         self._items = job.tensors()
         _check_unshared(job)
@@ -117,7 +117,7 @@ def _data(x: Any) -> Tensor:
         return torch.Tensor.data.__get__(x)  # type: ignore[attr-defined]
 
 
-def _check_unshared(job: Job) -> None:
+def _check_unshared(job: JobToMove) -> None:
     """Raise if an autograd graph or a view holds a tensor of the job and would see it change.
 
     Raises:

@@ -32,7 +32,7 @@ class Moved:
 
 
 @dataclass(eq=False)
-class Job:
+class JobToMove:
     """Training job: a model, its optimizers, their tensors, and the target of the move.
 
     Attributes:

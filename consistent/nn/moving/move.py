@@ -46,7 +46,7 @@ from .checks import (
     check_placement,
     check_tensors,
 )
-from .job import Job
+from .job import JobToMove
 
 
 def move(
@@ -131,7 +131,7 @@ def _planned(model: Any, optimizer: Any, placement: Any, plan: Any, inputs: Any)
         if given is not None and inputs is None and "inputs=" in words:
             words += " It was said of the placement before; say inputs= for the new one."
         raise type(error)(words) from None
-    job = Job(model, optimizers, old, placement, decided, given)
+    job = JobToMove(model, optimizers, old, placement, decided, given)
     job.enter(slots)
     settle(model)
     return Carried(job)

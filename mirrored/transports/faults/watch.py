@@ -42,7 +42,7 @@ _Answers = dict[int, dict[str, Any] | None]  # None if the rank does not listen
 T = TypeVar("T")
 
 
-class Call(NamedTuple):
+class WatchedCall(NamedTuple):
     """One call: its name, the dtype and shape of what is sent, and its ranks."""
 
     name: str
@@ -77,7 +77,7 @@ class Watch:
     def __init__(self, me: Rank, alarm: Any, joined: Callable[[int, int], None]) -> None:
         self._me, self.alarm = me, alarm
         self.waiters: weakref.WeakSet[Waiter] = weakref.WeakSet()
-        self._messages: dict[int, tuple[float, Call]] = {}  # waits for messages, by thread
+        self._messages: dict[int, tuple[float, WatchedCall]] = {}  # waits for messages, by thread
         self._deciding = threading.RLock()  # held by the thread that gives up
         self._changed = threading.Condition()  # guards what follows
         self._lower_gives_up = False
@@ -147,7 +147,7 @@ class Watch:
             self.alarm.set_off(words)
             self._changed.notify_all()
 
-    def carry_out(self, call: Call, messages: Callable[[], T]) -> T:
+    def carry_out(self, call: WatchedCall, messages: Callable[[], T]) -> T:
         """Return the result of ``messages()``, which sends and waits for messages of ``call``.
 
         If it raises, for example after a timeout, all ranks raise one error.
@@ -173,7 +173,7 @@ class Watch:
             self._messages.pop(thread)
             turns.messages.pop(thread)
 
-    def _why(self, call: Call, since: float, error: BaseException) -> str:
+    def _why(self, call: WatchedCall, since: float, error: BaseException) -> str:
         waited = time.monotonic() - since
         return f"rank {self._me.rank} has waited {waited:.1f} s in {call}{reason_of(error)}"
 

@@ -24,7 +24,7 @@ MOST_RANKS = 64
 CURE = "Mount /dev/shm so that ranks can write in it, and make room in it"
 
 
-class Made(NamedTuple):
+class CreatedSegment(NamedTuple):
     """Result of ``make``.
 
     Attributes:
@@ -38,7 +38,7 @@ class Made(NamedTuple):
     are_apart: bool = False
 
 
-def make(messages: TorchDist, ranks: Ranks, slot_bytes: int, timeout_s: float) -> Made:
+def make(messages: TorchDist, ranks: Ranks, slot_bytes: int, timeout_s: float) -> CreatedSegment:
     """Make the segment of ``ranks``, or find that they cannot share one. A collective.
 
     The first member creates the segment and the others map it; they exchange its name and their
@@ -66,9 +66,9 @@ def make(messages: TorchDist, ranks: Ranks, slot_bytes: int, timeout_s: float) -
     # From here on every member has the same notes, and so takes the same branch.
     are_on = all(note[0] for note in told)
     if are_on and len(set(hosts)) > 1:
-        return Made(hosts, are_apart=True)
+        return CreatedSegment(hosts, are_apart=True)
     if not (are_on and wanted):
-        return Made(hosts)
+        return CreatedSegment(hosts)
     name, fault = told[0][2:]
     if name is not None and me > 0:
         group, fault = _attempt(name, me, ranks, slot, *rest)
@@ -76,10 +76,10 @@ def make(messages: TorchDist, ranks: Ranks, slot_bytes: int, timeout_s: float) -
     faults = messages.gather_objects(fault, ranks)
     if group is None or any(faults):
         warn(ranks, "memory", next(filter(None, faults)), CURE)
-        return Made(hosts)
+        return CreatedSegment(hosts)
     if me == 0:
         group.unlink()
-    return Made(hosts, group)
+    return CreatedSegment(hosts, group)
 
 
 def _with_places(ranks: Ranks, group: Any, text: str) -> str:

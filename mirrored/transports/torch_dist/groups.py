@@ -32,7 +32,7 @@ from ..faults import interrupts
 from ..faults.directory import Rank
 from ..faults.store import LimitedStore
 from ..faults.turns import begin, check
-from ..faults.watch import Call, Watch, reason_of
+from ..faults.watch import Watch, WatchedCall, reason_of
 from . import children
 from .launcher import init_from_environment, let_workers_finish
 from .overdue import Overdue
@@ -88,7 +88,7 @@ class GroupState:
                 children.refuse(self.rank, ranks)
             return messages()
         check()
-        found = self.watch.carry_out(Call(name, x.dtype, tuple(x.shape), ranks), messages)
+        found = self.watch.carry_out(WatchedCall(name, x.dtype, tuple(x.shape), ranks), messages)
         if self.overdue is not None and x.is_cuda:
             self.overdue.passed()
         return found

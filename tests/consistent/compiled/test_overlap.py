@@ -156,7 +156,7 @@ def test_results_of_one_buffer_are_copied_once_the_side_stream_has_made_them() -
             buffer.fill_(1)
 
     results = list(buffer.split([2, 3]))
-    call = opaque.Call("late", lambda xs: results, tuple(map(opaque.shape_of, results)))
+    call = opaque.OpaqueCall("late", lambda xs: results, tuple(map(opaque.shape_of, results)))
     done: Future[list[torch.Tensor]] = Future()
     done.set_result(results)
     with opaque.known({call.number: call}):

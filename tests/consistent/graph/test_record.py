@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from consistent import B, Placement, S, distribute, parallelize, randn, zeros
-from consistent.graph.program import Program
+from consistent.graph.program import StagesProgram
 from consistent.graph.record import entered, record
 from consistent.spec import TensorSpec
 from mirrored.transports.counting import counting
@@ -28,7 +28,7 @@ class Net(nn.Module):
         return self.second(y) * x.shape[0]
 
 
-def recorded(net: nn.Module, step: Any, *args: Any, moves: bool = True) -> Program:
+def recorded(net: nn.Module, step: Any, *args: Any, moves: bool = True) -> StagesProgram:
     stages = {id(net.first): 0, id(net.second): 1}
     return record(
         "Net",

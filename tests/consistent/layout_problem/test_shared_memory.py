@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from consistent import placement
-from consistent.nn.planners.layout_search.program import Program
+from consistent.nn.planners.layout_search.program import RecordedStep
 from consistent.nn.planners.layout_search.record import record
 
 
@@ -18,7 +18,7 @@ class Writes(nn.Module):
         return y.mul_(3.0) + x
 
 
-def recorded() -> Program:
+def recorded() -> RecordedStep:
     return record(Writes(), Writes(), placement("cpu", [0]), (torch.ones(2, 3),), {})
 
 

@@ -13,13 +13,13 @@ import re
 from collections.abc import Hashable
 
 from ....graph.global_ops import OP, Op, Value
-from .program import Program
+from .program import RecordedStep
 
 _LEAST_OPS = 64  # a smaller program is solved as it is
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
-def keys(program: Program) -> list[Hashable]:
+def keys(program: RecordedStep) -> list[Hashable]:
     """Return a key for each node of the layout problem; nodes that must choose equally share a key.
 
     Corresponding nodes of equal blocks share their key. The key is None for a node that is in no
@@ -44,7 +44,7 @@ def keys(program: Program) -> list[Hashable]:
     return found
 
 
-def _blocks(program: Program) -> dict[str, Hashable]:
+def _blocks(program: RecordedStep) -> dict[str, Hashable]:
     """Return module name -> key of its kind of block, for modules that have at least one equal."""
     families: dict[str, dict[str, Hashable]] = {}
     for name in _numbered(program):
@@ -63,7 +63,7 @@ def _blocks(program: Program) -> dict[str, Hashable]:
     return blocks
 
 
-def _numbered(program: Program) -> list[str]:
+def _numbered(program: RecordedStep) -> list[str]:
     """Return the names of modules that end in a number, such as ``layers.0``, outermost first."""
     names: dict[str, None] = {}
     for op in program.ops:
@@ -74,7 +74,7 @@ def _numbered(program: Program) -> list[str]:
     return sorted(names, key=lambda name: (name.count("."), list(names).index(name)))
 
 
-def _contents(program: Program, block: str) -> Hashable:
+def _contents(program: RecordedStep, block: str) -> Hashable:
     """Return a key that is equal for modules with equal ops and tensors.
 
     The key is None if ``block`` has fewer than two matrices, and so is too small to be a block.

@@ -22,14 +22,14 @@ from ...slots import plain_slots
 from ..registry import axis_names, plan_for
 from ..resolve import resolve
 from .follow import Estimate, follow
-from .program import Enter, Program
+from .program import Enter, RecordedStep
 
 # The plans by name that a found plan is compared with, and the layouts of their inputs.
 _NAMED = {"data": S(0), "zero3": S(0), "tensor": B, "tensor+sequence": B}
 
 
 def judged(
-    program: Program, costs: CostModel, makers: Mapping[str, Callable[[], Plan]]
+    program: RecordedStep, costs: CostModel, makers: Mapping[str, Callable[[], Plan]]
 ) -> tuple[dict[str, Plan], dict[str, Estimate]]:
     """Return the plans that a run can follow, and their estimates, by name; none if there is
     none."""
@@ -44,12 +44,12 @@ def judged(
     return plans, found
 
 
-def whole_plan(program: Program, model: torch.nn.Module) -> Plan:
+def whole_plan(program: RecordedStep, model: torch.nn.Module) -> Plan:
     """Return the plan that splits nothing."""
     return resolve(model, plain_slots(model), program.placement, Plan())
 
 
-def named_plans(program: Program, model: torch.nn.Module) -> dict[str, Callable[[], Plan]]:
+def named_plans(program: RecordedStep, model: torch.nn.Module) -> dict[str, Callable[[], Plan]]:
     """Return functions that make the plans by name ("data", "zero3", ...).
 
     There is one for each combination of a name per mesh axis. The layouts of the model's inputs are
@@ -59,7 +59,7 @@ def named_plans(program: Program, model: torch.nn.Module) -> dict[str, Callable[
     return {", ".join(names): partial(_named, program, model, names) for names in chosen}
 
 
-def _named(program: Program, model: torch.nn.Module, chosen: tuple[str, ...]) -> Plan:
+def _named(program: RecordedStep, model: torch.nn.Module, chosen: tuple[str, ...]) -> Plan:
     placement = program.placement
     given = dict(zip(axis_names(placement), chosen, strict=True))
     plan = plan_for(model, plain_slots(model), placement, given)
@@ -67,7 +67,7 @@ def _named(program: Program, model: torch.nn.Module, chosen: tuple[str, ...]) ->
     return plan
 
 
-def _add_inputs(plan: Plan, program: Program, sbp: tuple) -> None:
+def _add_inputs(plan: Plan, program: RecordedStep, sbp: tuple) -> None:
     parts = math.prod(n for n, e in zip(program.placement.shape, sbp) if e.is_split)
     for event in program.events:
         if isinstance(event, Enter) and event.module == "":

@@ -14,10 +14,10 @@ from ....graph.global_ops import BUFFER, OP, PARAMETER, Op
 from ....layout_problem.problem import Problem, may_gather
 from ....spec import B, NdSbp
 from ...plan import Border, Layouts, Nd, Plan
-from .program import Enter, Exit, Program
+from .program import Enter, Exit, RecordedStep
 
 
-def plan_of_solution(program: Program, problem: Problem, solution: Sequence[int]) -> Plan:
+def plan_of_solution(program: RecordedStep, problem: Problem, solution: Sequence[int]) -> Plan:
     """Return the plan under which a run comes closest to ``solution``."""
     writing = _Writing(program, problem, solution)
     writing.tensors()
@@ -26,7 +26,7 @@ def plan_of_solution(program: Program, problem: Problem, solution: Sequence[int]
 
 
 class _Writing:
-    def __init__(self, program: Program, problem: Problem, solution: Sequence[int]) -> None:
+    def __init__(self, program: RecordedStep, problem: Problem, solution: Sequence[int]) -> None:
         self.program = program
         self.plan = Plan(axes=program.placement.axes or ())
         self.made: dict[int, NdSbp] = {}  # value -> layout as it is made

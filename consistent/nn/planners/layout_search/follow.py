@@ -23,7 +23,7 @@ from ....rules.signature import Call, Operand, Signature
 from ....spec import B, NdSbp, cut_fault
 from ...plan import Layouts, Nd, Plan
 from .options import reducing_seconds, step_seconds
-from .program import Enter, Exit, Program
+from .program import Enter, Exit, RecordedStep
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Estimate:
         return f"{self.seconds * 1e3:.3f} ms a step, {self.nbytes / 1e6:,.1f} MB a rank"
 
 
-def follow(program: Program, costs: CostModel, plan: Plan) -> Estimate:
+def follow(program: RecordedStep, costs: CostModel, plan: Plan) -> Estimate:
     """Return the estimated time and memory of a step of ``program`` under ``plan``.
 
     ``plan`` refers to tensors and modules by the names that they have in ``program``.
@@ -54,7 +54,7 @@ def follow(program: Program, costs: CostModel, plan: Plan) -> Estimate:
 
 
 class _Following:
-    def __init__(self, program: Program, costs: CostModel, plan: Plan) -> None:
+    def __init__(self, program: RecordedStep, costs: CostModel, plan: Plan) -> None:
         self.program, self.costs, self.plan = program, costs, plan
         self.seconds, self.nbytes = 0.0, 0
         self.at = -1  # the event that is followed

@@ -23,7 +23,7 @@ from ....rules.candidates import candidates
 from ....rules.signature import Signature
 from ....spec import B, NdSbp, Placement, Split, TensorSpec
 from .blocks import keys
-from .program import Program
+from .program import RecordedStep
 
 # Tensors of a parameter's size that Adam training holds: the parameter, its gradient and two more.
 # A step reads four and writes three.
@@ -31,7 +31,9 @@ _KEPT, _STEP = 4, 7
 Axes = Sequence[Sequence[Signature]]
 
 
-def problem_of(program: Program, costs: CostModel, given: Sequence[Axes] | None = None) -> Problem:
+def problem_of(
+    program: RecordedStep, costs: CostModel, given: Sequence[Axes] | None = None
+) -> Problem:
     """Return the integer program of choosing all layouts of ``program``.
 
     Args:
@@ -59,7 +61,7 @@ def problem_of(program: Program, costs: CostModel, given: Sequence[Axes] | None 
     return problem
 
 
-def axes_of(program: Program) -> list[Axes]:
+def axes_of(program: RecordedStep) -> list[Axes]:
     """Return the signatures from which each node may choose, for each mesh axis."""
     found: list[Axes] = []
     for value, op in _nodes(program):
@@ -72,7 +74,7 @@ def axes_of(program: Program) -> list[Axes]:
     return found
 
 
-def _nodes(program: Program) -> Iterable[tuple[int | None, Op | None]]:
+def _nodes(program: RecordedStep) -> Iterable[tuple[int | None, Op | None]]:
     """Yield the nodes in the order of the problem: (value, None) for each input, parameter and
     buffer, then (None, op) for each op."""
     for index, value in enumerate(program.values):
@@ -120,7 +122,9 @@ def _signatures(op: Op, placement: Placement) -> Axes:
     return made
 
 
-def _given(program: Program, index: int, costs: CostModel, chosen: Sequence[Signature]) -> Option:
+def _given(
+    program: RecordedStep, index: int, costs: CostModel, chosen: Sequence[Signature]
+) -> Option:
     outs = layouts_of(chosen)[1]
     value = program.values[index]
     spec = value.spec.with_sbp(outs[0])
@@ -133,7 +137,9 @@ def _given(program: Program, index: int, costs: CostModel, chosen: Sequence[Sign
     return Option((), outs, seconds, nbytes, tuple(chosen))
 
 
-def reducing_seconds(program: Program, costs: CostModel, src: TensorSpec, dst: TensorSpec) -> float:
+def reducing_seconds(
+    program: RecordedStep, costs: CostModel, src: TensorSpec, dst: TensorSpec
+) -> float:
     """Return the seconds of moving a parameter's gradient from ``src`` to its layout ``dst``.
 
     Gradients of several parameters travel together in one message, so each bears only its share of
@@ -152,7 +158,7 @@ def step_seconds(costs: CostModel, nbytes: int) -> float:
     return _STEP * nbytes / costs.memory
 
 
-def _end(problem: Problem, program: Program) -> None:
+def _end(problem: Problem, program: RecordedStep) -> None:
     """Add a node for each result of the step.
 
     Losses must be replicated, because the user reads their values; other results may stay split.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ....graph.global_ops import Op, Value
-from ....layout_problem.shared_memory import SharedMemory
+from ....layout_problem.shared_memory import AliasedValues
 from ....spec import Placement
 
 
@@ -37,7 +37,7 @@ class Exit:
 
 
 @dataclass
-class Program:
+class RecordedStep:
     """Recorded step: its values, and its events (ops, begin and end of module calls) in order.
 
     ``losses`` are the numbers of the values on which ``backward()`` is called, ``results`` those of
@@ -63,6 +63,6 @@ class Program:
         return [(at, event) for at, event in enumerate(self.events) if isinstance(event, Op)]
 
     @cached_property
-    def memory(self) -> SharedMemory:
+    def memory(self) -> AliasedValues:
         """What shares memory and is written in place, by positions among the events."""
-        return SharedMemory(self.timed_ops, self.same)
+        return AliasedValues(self.timed_ops, self.same)

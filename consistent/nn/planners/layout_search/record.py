@@ -24,7 +24,7 @@ from ....spec import B, Placement, TensorSpec
 from ....spec.nested import map_tensors, tensors_in
 from ....spec.tracer import Tracer
 from ...slots import Slot, plain_slots
-from .program import Enter, Exit, Program
+from .program import Enter, Exit, RecordedStep
 
 _WHY = "a plan is searched without values, and here a value is needed"
 
@@ -35,7 +35,7 @@ def record(
     placement: Placement,
     args: tuple,
     kwargs: Mapping[str, Any],
-) -> Program:
+) -> RecordedStep:
     """Return the program of ``step(*args, **kwargs)``, in which ``model`` is called.
 
     ``model`` gets its own tensors back afterwards. Tensors among the arguments may be plain or
@@ -67,13 +67,13 @@ def record(
 
 
 class _Recorder:
-    """Recorder of the ops and module calls of a step as a ``Program``.
+    """Recorder of the ops and module calls of a step as a ``RecordedStep``.
 
     It keeps every tensor alive, because values are identified by the ids of their tensors.
     """
 
     def __init__(self, placement: Placement) -> None:
-        self.program = Program(placement)
+        self.program = RecordedStep(placement)
         self._ops = GlobalOps(self.program.values)
         # Values are identified by their tensors, so no tensor may be freed and its id reused.
         self._alive: list[Any] = []

@@ -24,7 +24,7 @@ from .candidates import judged, named_plans, whole_plan
 from .emit import plan_of_solution
 from .follow import Estimate, follow
 from .options import axes_of, problem_of
-from .program import Program
+from .program import RecordedStep
 from .record import record
 
 # The most options of a problem of several axes that is solved for all axes at once.
@@ -128,7 +128,7 @@ def _model_of(step: Any, args: tuple, kwargs: Mapping[str, Any]) -> torch.nn.Mod
 _Solution = tuple[list[int], Problem, int]
 
 
-def _solved(program: Program, costs: CostModel, memory: int | None) -> dict[str, _Solution]:
+def _solved(program: RecordedStep, costs: CostModel, memory: int | None) -> dict[str, _Solution]:
     """Return the best solution by the name of its plan, or several of which one may be the best.
 
     If nothing fits in ``memory``, a solution is the one that holds the fewest bytes.
@@ -150,7 +150,10 @@ def _solved(program: Program, costs: CostModel, memory: int | None) -> dict[str,
 
 
 def _axis_by_axis(
-    program: Program, costs: CostModel, memory: int | None, chosen: Sequence[Sequence[Signature]]
+    program: RecordedStep,
+    costs: CostModel,
+    memory: int | None,
+    chosen: Sequence[Sequence[Signature]],
 ) -> _Solution:
     """Solve one mesh axis after another, with the choices on the other axes fixed, until nothing
     improves.
@@ -191,7 +194,7 @@ def _taken(found: _Solution, count: int) -> list[Sequence[Signature]]:
 
 
 def _own(
-    program: Program, model: torch.nn.Module, solution: Sequence[int], problem: Problem
+    program: RecordedStep, model: torch.nn.Module, solution: Sequence[int], problem: Problem
 ) -> Plan:
     """Return the plan under which a run comes closest to a solution."""
     made = plan_of_solution(program, problem, solution)

@@ -22,7 +22,7 @@ from consistent.auto.machines.known import KNOWN
 from consistent.auto.machines.op_signature import tensors
 from consistent.auto.machines.work import kind_of
 from consistent.auto.simulation.callers import Callers
-from consistent.auto.simulation.log import Mark, Op
+from consistent.auto.simulation.log import Mark, SimulatedOp
 from consistent.auto.simulation.real_memory import Holding
 from consistent.cost_model.built_in import BUILT_IN
 from consistent.dispatch.plans.shards import plain
@@ -239,7 +239,7 @@ def simulated(ranks: int, link: Link | None, hosts: int, make: Any, *args: Any) 
 
 def runs(event: Any) -> bool:
     """Whether an event is an op that ``_Calling`` counts."""
-    if not isinstance(event, Op) or not event.work.runs:
+    if not isinstance(event, SimulatedOp) or not event.work.runs:
         return False
     given = tensors(event.work.key) + tensors((event.work.key.out,))
     return any(x.dtype.is_floating_point and math.prod(x.shape) > LEAST for x in given)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import consistent
 from consistent.auto.simulation.calls import Blank
-from consistent.auto.simulation.log import Entered, Left, Op
+from consistent.auto.simulation.log import Entered, Left, SimulatedOp
 
 
 class Outer(nn.Module):
@@ -46,7 +46,7 @@ def _said(events: list[Any]) -> list[str]:
     found = [
         kinds[type(e)].format(e) if type(e) in kinds else "product"
         for e in events
-        if type(e) in kinds or (isinstance(e, Op) and e.work.kind == "matmul")
+        if type(e) in kinds or (isinstance(e, SimulatedOp) and e.work.kind == "matmul")
     ]
     return found
 

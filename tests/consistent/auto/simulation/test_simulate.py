@@ -15,7 +15,7 @@ from torch import nn
 import consistent
 from consistent import B, P, S
 from consistent.auto.machines.known import KNOWN
-from consistent.auto.simulation.log import Message, Op
+from consistent.auto.simulation.log import Message, SimulatedOp
 from consistent.auto.simulation.timeline import Track
 from mirrored.transports.default import current
 from tests.consistent.auto.simulation import programs
@@ -89,7 +89,7 @@ def test_whole_numbers_have_the_values_that_recorders_follow() -> None:
         assert len((ids == 7).nonzero()) == int((ids == 7).sum()) == 4681
         model = consistent.parallelize(nn.Embedding(8, 4), consistent.placement("cuda", [0, 1]))
         model(ids)
-    assert any(isinstance(event, Op) for event in sim.events)  # and their time is counted
+    assert any(isinstance(event, SimulatedOp) for event in sim.events)  # and their time is counted
     assert "read and taken for 0" not in str(sim.report())
 
 
@@ -241,7 +241,7 @@ def test_groups_whose_sizes_are_values_are_taken_for_equal() -> None:
         w = consistent.distribute(torch.randn(12, 16, 16).bfloat16(), placement, S(0))
         ends = torch.randn(2000, 12).argmax(0).int()
         assert F.grouped_mm(x, w, offs=ends).shape == (1200, 16)
-    (product,) = (e.work for e in sim.events if isinstance(e, Op) and e.work.flops)
+    (product,) = (e.work for e in sim.events if isinstance(e, SimulatedOp) and e.work.flops)
     assert product.flops == 2 * 300 * 16 * 16
 
 

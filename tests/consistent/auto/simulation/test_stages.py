@@ -15,7 +15,7 @@ from torch import nn
 import consistent
 from consistent.auto.machines import Machine
 from consistent.auto.machines.known import KNOWN
-from consistent.auto.simulation.log import Mark, Message, Op, Scheduled
+from consistent.auto.simulation.log import Mark, Message, Scheduled, SimulatedOp
 from tests.consistent.auto.simulation.programs import (
     Stages,
     begin_stages,
@@ -130,7 +130,7 @@ def test_ranks_follow_the_optimizer_of_other_stages() -> None:
         for _ in range(2):
             step()
     ends = [i for i, e in enumerate(sim.events) if isinstance(e, Mark) and e.what == "step"]
-    ops = [e for e in sim.events[ends[0] : ends[1]] if isinstance(e, Op) and e.placement]
+    ops = [e for e in sim.events[ends[0] : ends[1]] if isinstance(e, SimulatedOp) and e.placement]
     for rank, track in sim.report().timeline.tracks.items():
         others = sum(e.placement.coordinate_of(rank) is None for e in ops)
         assert track.compute // 1000 == others > 0

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from consistent import B, S
 from consistent.auto.simulation.calls import Blank, filled
-from consistent.auto.strategies.estimates import Choice, Highest
+from consistent.auto.strategies.estimates import Highest, StrategyChoice
 from consistent.auto.strategies.strategy import strategy_for
 
 
@@ -53,7 +53,7 @@ class Speaker(nn.Module):
 
 
 def test_a_head_in_a_stage_of_its_own_is_split() -> None:
-    choice = Choice(2, 2, 1, "data", False, False, 2, 2)
+    choice = StrategyChoice(2, 2, 1, "data", False, False, 2, 2)
     made = strategy_for(Speaker(), choice, ["blocks.1"], [], "cpu")
     assert made.plan.tensors["head.weight"].sbp == (S(0),)
     assert made.plan.tensors["blocks.1.bias"].sbp in ((B,), (S(0),))

@@ -15,7 +15,7 @@ import consistent
 from consistent.auto import Strategy
 from consistent.auto.machines.known import KNOWN
 from consistent.auto.simulation.alike import Alike
-from consistent.auto.strategies.estimates import Choice
+from consistent.auto.strategies.estimates import StrategyChoice
 from consistent.auto.strategies.strategy import strategy_for
 from consistent.nn.plan import Plan
 from tests.consistent.auto.strategies import programs
@@ -50,10 +50,10 @@ def test_leaves_the_model_as_it_is() -> None:
 
 
 CHOICES = {
-    "stages and recomputation": Choice(2, 1, 1, "data", False, True, 2, 4),
-    "zero2 with micro-batches": Choice(1, 1, 2, "zero2", False, False, 2, 2),
-    "zero3": Choice(1, 1, 2, "zero3", False, True, 4, 1),
-    "tensor": Choice(1, 2, 1, "data", False, False, 8, 1),
+    "stages and recomputation": StrategyChoice(2, 1, 1, "data", False, True, 2, 4),
+    "zero2 with micro-batches": StrategyChoice(1, 1, 2, "zero2", False, False, 2, 2),
+    "zero3": StrategyChoice(1, 1, 2, "zero3", False, True, 4, 1),
+    "tensor": StrategyChoice(1, 2, 1, "data", False, False, 8, 1),
 }
 
 

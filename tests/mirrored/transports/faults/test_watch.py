@@ -15,10 +15,10 @@ from mirrored.transports import _C  # pyright: ignore[reportAttributeAccessIssue
 from mirrored.transports.faults import directory
 from mirrored.transports.faults.directory import Rank
 from mirrored.transports.faults.store import LimitedStore
-from mirrored.transports.faults.watch import Call, Watch
+from mirrored.transports.faults.watch import Watch, WatchedCall
 from tests.launch import Started
 
-CALL = Call("all_gather", torch.float32, (2, 3), (0, 1, 2))
+CALL = WatchedCall("all_gather", torch.float32, (2, 3), (0, 1, 2))
 
 
 def rank_of(rank: int, size: int, store: object) -> Rank:
