@@ -146,20 +146,22 @@ FAULTS = (
     ),
     Fault(
         "all_to_all with its dims swapped", RUN,
-        "split_dim=j, split_sizes=sizes(dst), concat_dim=i, concat_sizes=sizes(src)",
-        "split_dim=i, split_sizes=sizes(src), concat_dim=j, concat_sizes=sizes(dst)", MOVES,
+        "split_dim=j, split_sizes=cut, concat_dim=i, concat_sizes=joined",
+        "split_dim=i, split_sizes=joined, concat_dim=j, concat_sizes=cut", MOVES,
     ),
     Fault(
         "every rank keeps the addend", RUN, "return _keep if index == 0 else _zeros",
         "return _keep", MOVES,
     ),
     Fault(
-        "all_reduce left out", RUN, "do = partial(collectives.all_reduce, ranks=ranks, op=op)",
-        "do = _keep", MOVES,
+        "all_reduce left out", RUN,
+        "return partial(collectives.all_reduce, ranks=ranks, op=_op_of(move))", "return _keep",
+        MOVES,
     ),
     Fault(
-        "padding at the wrong place", RUN, "partial(placed, dim=i, runs=runs,",
-        "partial(placed, dim=i, runs=src.runs(whole[i], parts, 0),", MOVES,
+        "padding at the wrong place", RUN,
+        "            runs = src.runs(whole[src.dim], parts, index)\n",
+        "            runs = src.runs(whole[src.dim], parts, 0)\n", MOVES,
     ),
     Fault(
         "every rank has the whole value as its addend", "boxing/steps.py",
@@ -171,7 +173,8 @@ FAULTS = (
         "tests/consistent/movement/test_between.py tests/consistent/boxing/test_exchange.py",
     ),
     Fault(
-        "the largest of pieces and zeros", RUN, "rest = identity(state.dtype, op)", "rest = 0",
+        "the largest of pieces and zeros", RUN,
+        "rest = identity(state.dtype, _op_of(move))", "rest = 0",
         f"{MOVES} tests/consistent/spec",
     ),
     Fault(
