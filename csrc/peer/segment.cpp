@@ -40,8 +40,8 @@ std::string fresh_name() {
 }
 
 // The text of a small file without the end of its last line; empty if there is none. No C++ stream
-// reads it: other libraries of the process may export a libstdc++ of their own, whose locales do not
-// fit the streams here.
+// reads it: other libraries of the process may export a libstdc++ of their own, whose locales do
+// not fit the streams here.
 std::string text_of(const char* path) {
   char text[4096];
   FILE* file = fopen(path, "re");
