@@ -15,7 +15,10 @@ from .view import heads
 
 
 def wrapped(first: int, end: int, n: int) -> Ranges:
-    """Return the positions ``[first, end)`` modulo ``n``, as ranges within a dim of ``n`` items."""
+    """Return the positions ``[first, end)`` modulo ``n``, as ranges within a dim of ``n`` items.
+
+    ``wrapped(-1, 2, 4)`` is ``[(3, 4), (0, 2)]``.
+    """
     found: Ranges = []
     while first < end:
         a = first % n
@@ -56,8 +59,8 @@ def pad_mode(call: Call) -> str:
 def mirrored(mode: str, place: int, n: int) -> int:
     """Return the index in a dim of ``n`` items whose value a pad puts at position ``place``.
 
-    For a position outside the dim it is the nearest index (mode "replicate"), or the position
-    reflected at the ends.
+    Position -2 is index 0 with mode "replicate", and index 2 with mode "reflect". A position inside
+    the dim is its own index.
     """
     if 0 <= place < n:
         return place
@@ -83,7 +86,10 @@ def _padded(call: Call, d: int) -> Halo | None:
 
 
 def shifts(call: Call) -> dict[int, int]:
-    """Return {dim: shift} of a roll; empty if it rolls the flattened tensor."""
+    """Return {dim: shift} of a roll or fftshift; empty if it rolls the flattened tensor.
+
+    ``roll(x, (1, 2), dims=(0, -1))`` of a matrix gives ``{0: 1, 1: 2}``.
+    """
     if call.name in ("fft_fftshift", "fft_ifftshift"):
         back = call.name == "fft_ifftshift"
         return {d: (call.operands[0].shape[d] + back) // 2 for d in call.dims("dim")}
@@ -142,7 +148,10 @@ def numbers(call: Call, name: str) -> tuple[int, ...]:
 
 
 def repeats(call: Call) -> tuple[int, ...]:
-    """Return how often repeat and tile repeat each dim, including new dims in front."""
+    """Return how often repeat and tile repeat each dim of the result, including new dims in front.
+
+    tile may name fewer dims than the tensor has: the others are repeated once.
+    """
     times = numbers(call, "repeats" if call.name == "repeat" else "dims")
     return (1,) * (call.operands[0].ndim - len(times)) + times
 
@@ -153,9 +162,9 @@ def _repeated(call: Call, d: int) -> Halo | None:
 
 
 def _in_place(call: Call, d: int) -> Halo | None:
-    """Return the halo of repeat_interleave by a number.
+    """Return the halo of repeat_interleave by a number ``times``: output k needs item k // times.
 
-    An output needs the item of which it is a repetition.
+    None if the numbers are a tensor or the call gives ``output_size``.
     """
     times = call.get("repeats")
     if not isinstance(times, int) or times < 1 or call.get("output_size") is not None:

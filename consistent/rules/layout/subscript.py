@@ -22,9 +22,13 @@ from ..signature import Call, DoesNotFit, Operand
 class Item:
     """One entry of a subscript, or one dim of x that the subscript does not mention.
 
-    ``kind`` is "all" (a dim unchanged), "slice" (start, count, step), "int", "new" (None), "tensor"
-    (an index tensor, or a list of ints). ``0:n`` is "all" too: torch clamps its bounds to a shard's
-    size.
+    Args:
+        kind: "all" (``:``, the dim unchanged), "slice", "int", "new" (None), or "tensor" (an index
+            tensor, or a list of ints). A slice of all items, such as ``0:n``, is "all".
+        dim: the dim of x.
+        start, count, step: the first item of a slice, the number of its items, and their distance;
+            of an int, the item and 1.
+        tensor: the index tensor or list.
     """
 
     kind: str
@@ -50,7 +54,10 @@ class Item:
 
 @dataclass(frozen=True)
 class Subscript:
-    """Parsed subscript. ``items`` has its entries in order, and every dim of x occurs once."""
+    """Parsed contents of the brackets of ``x[...]``.
+
+    ``items`` has the entries in order, with every dim of x once: ``...`` is one item for each dim.
+    """
 
     items: tuple[Item, ...]
 
@@ -70,7 +77,11 @@ class Subscript:
 
     @cached_property
     def block(self) -> tuple[int, tuple[int, ...]]:
-        """(position, shape) of the dims that index tensors give in the output; (0, ()) without."""
+        """(position, shape) of the dims that index tensors give in the output; (0, ()) without.
+
+        Their common shape is one block of dims, in place of the first of them, or in front if other
+        dims lie between them: ``x[:, i, j]`` -> (1, shape of i + j), ``x[i, :, j]`` -> (0, ...).
+        """
         at = [i for i, item in enumerate(self.left) if item.kind == "tensor"]
         if not at:
             return 0, ()
@@ -80,7 +91,10 @@ class Subscript:
 
     @cached_property
     def places(self) -> dict[int, int]:
-        """{dim of x: its position in the output} for the dims that slices or ``:`` keep."""
+        """{dim of x: its position in the output} for the dims that slices or ``:`` keep.
+
+        ``x[0, :, None, 1:3]`` gives ``{1: 0, 2: 2}``.
+        """
         place, shape = self.block
         rest = [item for item in self.left if item.kind != "tensor"]
         after = range(len(rest) + len(shape))
@@ -96,7 +110,10 @@ def index_shape(index: Any) -> tuple[int, ...]:
 
 
 def subscript_of(call: Call) -> Subscript:
-    """Return the subscript of ``x[...]``, or the equivalent one of select, narrow and slice."""
+    """Return the subscript of ``x[...]``, or the equivalent one of select, narrow and slice.
+
+    ``select(x, 1, 0)`` is ``x[:, 0]``. It is kept in ``call.subscript``.
+    """
     if call.subscript is None:
         call.subscript = _read(call)
     return call.subscript
