@@ -110,9 +110,9 @@ def _adapted(count: int) -> Callable[[Call, int], Halo | None]:
 
 
 def scales_of(call: Call) -> tuple[float | None, ...]:
-    """Return the scale factors of an upsampling, one per dim; empty if the call has only sizes.
+    """Return the scale factors of an upsampling, one per image dim.
 
-    Operators that take a size may get scale factors as well, one by one.
+    They are in the argument ``scales``, as a list or one by one. Empty if the call has only sizes.
     """
     given = call.get("scales")
     if isinstance(given, Sequence):

@@ -125,4 +125,8 @@ def _alike(
 
 
 def _repeated(runs: Runs, length: int, times: int) -> Runs:
+    """Return ``runs`` repeated ``times`` times, every ``length`` elements.
+
+    Runs that touch are merged, so that equal elements have equal runs.
+    """
     return joined((start + k * length, size) for k in range(times) for start, size in runs)

@@ -45,7 +45,10 @@ def _sliced(call: Call, d: int) -> Halo | None:
 
 
 def pads_at(call: Call, d: int) -> tuple[int, int]:
-    """Return how many elements a pad adds before and after dim ``d``."""
+    """Return how many elements a pad adds before and after dim ``d``.
+
+    The argument ``pad`` has a pair for each dim, from the last dim on; other dims get (0, 0).
+    """
     pad = call.get("pad")
     k = 2 * (call.operands[0].ndim - 1 - d)
     return (pad[k], pad[k + 1]) if k < len(pad) else (0, 0)
@@ -70,6 +73,10 @@ def mirrored(mode: str, place: int, n: int) -> int:
 
 
 def _padded(call: Call, d: int) -> Halo | None:
+    """Return the halo of a pad along dim ``d``.
+
+    None if another mode than "constant" has a negative padding, which cuts elements off.
+    """
     mode, n, (before, after) = pad_mode(call), call.operands[0].shape[d], pads_at(call, d)
     if mode == "constant":
         return Halo(d, lambda o, e: [(o - before, e - before)])
@@ -115,7 +122,10 @@ def _flipped(call: Call, d: int) -> Halo | None:
 
 
 def _rotated(call: Call, d: int) -> Halo | None:
-    """Return the halo of rot90 along dim ``d``, which moves to another dim or is reversed."""
+    """Return the halo of rot90 along dim ``d``, which is reversed, becomes the other dim, or both.
+
+    None for a dim that does not take part, or if the rotation is a full turn.
+    """
     n, turns, dims = call.operands[0].shape[d], call.get("k", 1) % 4, call.dims("dims", (0, 1))
     if d not in dims or turns == 0:
         return None
@@ -133,7 +143,9 @@ def _differenced(call: Call, d: int) -> Halo | None:
 
 
 def numbers(call: Call, name: str) -> tuple[int, ...]:
-    """Return the ints ``name``, passed by keyword, as a list, or one by one after the tensor.
+    """Return the ints in the argument ``name``, in each way in which torch takes them.
+
+    ``x.repeat(2, 3)``, ``x.repeat([2, 3])`` and ``x.repeat(repeats=[2, 3])`` all give (2, 3).
 
     Raises:
         DoesNotFit: one of them is a tensor.
@@ -175,7 +187,11 @@ def _in_place(call: Call, d: int) -> Halo | None:
 
 
 def _regrouped(call: Call, d: int) -> Halo | None:
-    """Return the halo of view, reshape, ...: a rank's outputs need the items that contain them."""
+    """Return the halo of view, reshape, ... along dim ``d``: the whole items that outputs are in.
+
+    [5, 4] -> [20]: the outputs [7, 14) are in the rows [1, 4). None if ``d`` is not the first dim
+    of a group of dims that are merged or divided (see ``view.heads``).
+    """
     every = heads(call.operands[0].shape, call.outs[0].shape)
     found = [head[1:] for head in every if head[0] == d]
     if not found or not all(found[0][::2]):

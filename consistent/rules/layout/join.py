@@ -121,7 +121,7 @@ def _busiest(each: Sequence[list[int]]) -> int:
 def joined_by_name(call: Call, parts: int) -> list[Signature]:
     """Return signatures of hstack, vstack, ...: dims other than the joined one stay split.
 
-    Dims are those of the result: ``vstack`` of vectors has ``S(0), S(0) -> S(1)``.
+    ``vstack`` of two vectors, which become the rows of a matrix, has ``S(0), S(0) -> S(1)``.
     """
     n = _ndim(call)
     joint = 0 if call.name == "hstack" and n <= 1 else _JOINED[call.name]

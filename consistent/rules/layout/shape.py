@@ -30,7 +30,10 @@ def repeated(call: Call, parts: int) -> list[Signature]:
 
 
 def squeezed_dims(call: Call) -> tuple[int, ...]:
-    """Return the dims that squeeze names: all by default, none if ``dim`` is ()."""
+    """Return the dims that squeeze names: all by default, none if ``dim`` is ().
+
+    Those of them that have size 1 are dropped.
+    """
     return () if call.get("dim") == () else tuple(d for d in call.dims() if call.operands[0].ndim)
 
 
@@ -129,6 +132,10 @@ def overwritten(call: Call, parts: int) -> list[Signature]:
 
 
 def _without(call: Call, source: Operand) -> tuple[tuple, dict]:
+    """Return the arguments of ``call`` without the operand ``source``.
+
+    They are those of the view that an op such as select_scatter writes to.
+    """
     args = tuple(a for a in call.args if a is not source)
     return args, {k: v for k, v in call.kwargs.items() if v is not source}
 

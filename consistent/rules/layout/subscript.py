@@ -39,9 +39,10 @@ class Item:
     tensor: Any = None
 
     def within(self, low: int, n: int) -> tuple[slice, slice]:
-        """Return (slice of a shard's items that are selected, slice of their places in the result).
+        """Return (slice of a shard's items that are selected, slice of the result that they are).
 
-        The shard has ``n`` items of the dim, from ``low`` on.
+        The shard has ``n`` items of the dim, from ``low`` on. ``x[1:8:2]`` of items 4 to 7 selects
+        5 and 7: ``slice(1, 4, 2)`` of the shard, and ``slice(2, 4)`` of the result.
         """
         # Divisions round up: the first step at or after the start, or the end, of the shard.
         first = max(0, -(-(low - self.start) // self.step))
@@ -72,7 +73,10 @@ class Subscript:
 
     @cached_property
     def left(self) -> list[Item]:
-        """Items of the dims that are left after ints, slices and None are applied."""
+        """Items that are dims after ints, slices and None are applied: all but the ints.
+
+        Index tensors are then applied to these dims.
+        """
         return [item for item in self.items if item.kind != "int"]
 
     @cached_property

@@ -30,7 +30,7 @@ def groups(source: Shape, target: Shape) -> list[tuple[range, range]]:
     """Return the smallest pairs of dim ranges in both shapes that have equal products, in order.
 
     [6, 4, 5] -> [24, 5]: (dims 0 and 1, dim 0), (dim 2, dim 1). If a size is 0, products say
-    nothing about which dims belong together, and the result ends before such a group.
+    nothing about which dims belong together, and the result ends before that group.
     """
     found, i, j = [], 0, 0
     while i < len(source) and j < len(target):
@@ -128,9 +128,9 @@ def _kept(call: Call) -> tuple[list[tuple[Split, Split]], list[int]]:
 def reshaped(call: Call, parts: int) -> list[Signature]:
     """Return signatures of a view or reshape: a split stays if each rank keeps its elements.
 
-    Only the first dim of each group of dims that are merged or divided can be split: [6, 4] -> [24]
-    has ``S(0) -> S(0)``. If its pieces in the two shapes differ, ranks exchange the elements
-    between them, by the form "halo".
+    Only the first dim of each group of dims that are merged or divided can be split: on 3 ranks,
+    [6, 4] -> [24] has ``S(0) -> S(0)``. If its pieces in the two shapes differ, ranks exchange the
+    elements between them, by the form "halo".
     """
     if call.operands[0].spec.dtype != call.outs[0].dtype:
         raise DoesNotFit("a view of another dtype")
