@@ -40,6 +40,8 @@ MOST = 16  # recorded programs that an engine caches; another one drops the olde
 class Engine:
     """Runner of a staged program, with the cache of the programs that it recorded.
 
+    Both ``consistent.nn.pipeline`` and steps that mark their modules with stages run by one.
+
     Args:
         name: the name in error messages.
         placements: the placement of each stage, in order.
@@ -204,6 +206,11 @@ class Engine:
     def _has_losses(self, programs: list[StagesProgram], trains: bool, needed: bool) -> bool:
         """Return whether the programs have a backward to run.
 
+        Args:
+            programs: the programs of the micro-batches.
+            trains: whether gradients are recorded.
+            needed: whether a step without backward is an error.
+
         Raises:
             RuntimeError: backward was called where no gradients are recorded, or is missing where
                 it is needed.
@@ -224,6 +231,11 @@ class Engine:
         return bool(found)
 
     def _layout(self, stage: int, shape: tuple[int, ...], rows: int) -> NdSbp:
+        """Return the nd-sbp in which a plain tensor of ``shape`` enters ``stage``.
+
+        A tensor with a row for each sample (``rows``) is split along the batch's axes. Others are
+        B.
+        """
         axes = self.splits[stage] if shape and shape[0] == rows else ()
         return tuple(S(0) if axis in axes else B for axis in range(self.placements[stage].ndim))
 
@@ -270,7 +282,11 @@ class Engine:
     # -- agreement ---------------------------------------------------------------------------------
 
     def _agree(self, args: tuple, kwargs: dict[str, Any], count: int) -> None:
-        """Raise on every rank if the batches of the ranks differ in shapes or micro-batches.
+        """Raise on every rank if the ranks are about to run batches of different shapes.
+
+        Args:
+            args, kwargs: the whole batch.
+            count: the number of micro-batches, which must be the same too.
 
         Raises:
             RuntimeError: the message lists the batch of each rank.
@@ -294,7 +310,7 @@ class Engine:
         agree(note, differ, fits=lambda notes: alike([each[:2] for each in notes]))
 
     def _agree_on_values(self, programs: list[StagesProgram]) -> None:
-        """Raise on every rank if input values lead the ranks to different programs.
+        """Raise on every rank if values of the inputs have led the ranks to different programs.
 
         Raises:
             RuntimeError: an answer that a program depends on differs between ranks.
@@ -316,6 +332,7 @@ class Engine:
 
 
 def _unlike(programs: list[StagesProgram]) -> list[StagesProgram]:
+    """Return the different programs among those of the micro-batches."""
     return list(dict.fromkeys(programs))
 
 
@@ -324,7 +341,7 @@ def _share(scale: Callable[[Any], Any], share: float) -> Callable[[Any], Any]:
 
 
 def _shown(given: Any) -> str:
-    """Return the ``repr`` of arguments, with tensors as their shape and dtype."""
+    """Return the ``repr`` of arguments, with tensors as their shape and dtype, as a cache key."""
     return repr(map_tensors(given, _text))
 
 
@@ -339,7 +356,7 @@ def _is_graded(p: Any) -> bool:
 
 
 def _parameters(modules: list[torch.nn.Module]) -> tuple:
-    """Return what a program depends on of parameters, as a part of its cache key.
+    """Return what a program depends on of the modules' parameters, as a part of its cache key.
 
     These are ``requires_grad``, dtype and shape of each parameter: moves of gradients between
     stages depend on them.
@@ -351,9 +368,9 @@ def _parameters(modules: list[torch.nn.Module]) -> tuple:
 def _state(modules: list[torch.nn.Module]) -> tuple:
     """Return the plain attributes of modules, as a part of the program's cache key.
 
-    Counts numbers, booleans, strings and None, each with its type since 1 equals True, of the
-    modules whose code is recorded op by op. Modules inside a stage are called, not recorded, and
-    are left out.
+    Code between the modules of stages is recorded once, and may branch on ``self.causal`` or the
+    like. Counted are numbers, booleans, strings and None, each with its type since 1 equals True.
+    Modules inside a stage are called, not recorded, and are left out.
     """
     kinds = (int, float, bool, str, type(None))
     inside = {id(m) for top in modules if stage_of(top) is not None for m in top.modules()}
