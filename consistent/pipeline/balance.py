@@ -92,7 +92,8 @@ def even_ends(seconds: Sequence[float], stages: int) -> list[int]:
     """Return the ends of ``best_ends`` without a memory limit.
 
     Several choices may be equally fast, as only the slowest stage counts. Then the last stage takes
-    as many units as it can, then the stage before it as many of the others, and so on.
+    as many units as it can, then the stage before it as many of the others, and so on: [4, 1, 1, 1,
+    1] in 3 stages -> [1, 2, 5].
     """
     sums, ends = [0.0, *accumulate(seconds)], [len(seconds)]
     for count in range(stages, 1, -1):

@@ -159,7 +159,10 @@ class Cell:
 
     @property
     def wants(self) -> list[int]:
-        """Return the indices of the values that left and whose gradients backward needs."""
+        """Return the numbers of the values whose gradients ``backward`` needs.
+
+        They are the values that were sent to other stages and require grad.
+        """
         return list(self._roots)
 
     def backward(

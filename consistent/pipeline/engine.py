@@ -242,6 +242,11 @@ class Engine:
     # -- after the schedule ------------------------------------------------------------------------
 
     def _result(self, given: MicroBatch, found: dict[int, Any]) -> Any:
+        """Return what the step returns for one micro-batch.
+
+        ``found`` has the values that stages on this rank computed. Values of other stages are
+        global tensors without data here, and plain values are computed by every rank.
+        """
         program = given.program
         plain = [i for i in refs(program.result) if program.values[i].stage is None]
         if plain:  # plain results are computed by every rank, also outside the stages
@@ -257,10 +262,11 @@ class Engine:
         )
 
     def _follow_gradients(self, programs: list[StagesProgram]) -> None:
-        """Give parameters of other stages a meta gradient if their own stage has computed one.
+        """Give parameters of other stages a gradient without data if their own stage has one.
 
-        All ranks thus agree on which parameters have a gradient. The layouts are gathered from all
-        ranks once for each set of programs, and then cached.
+        So all ranks agree on which parameters have a gradient, and run the same ops on them in an
+        optimizer. The layouts are gathered from all ranks once for each set of programs, and then
+        cached.
         """
         params: list[Any] = list(
             dict.fromkeys(p for m in self.modules() for p in m.parameters(recurse=False))
@@ -337,6 +343,10 @@ def _unlike(programs: list[StagesProgram]) -> list[StagesProgram]:
 
 
 def _share(scale: Callable[[Any], Any], share: float) -> Callable[[Any], Any]:
+    """Return a function that weights a loss by ``share`` before it is passed to ``scale``.
+
+    ``share`` is the part of the batch's rows that the micro-batch has.
+    """
     return lambda loss: scale(loss if share == 1 else loss * share)
 
 

@@ -12,10 +12,12 @@ SECONDS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 
 
 def _equal(action: Action) -> float:
+    """Return the duration of an action, if all forwards take one second and all backwards two."""
     return SECONDS[action.kind]
 
 
 def _at_once(before: Action, action: Action) -> float:
+    """Return 0: sending a result takes no time."""
     return 0.0
 
 
@@ -76,6 +78,8 @@ def play(
 def _check_done(table: Schedule, done: Sequence[int], halves: set[Action]) -> None:
     """Raise if fewer actions of a line are ``done`` than it has.
 
+    ``halves`` is that of ``_halves``.
+
     Raises:
         ValueError: the message says for what the next action of the line waits.
     """
@@ -89,13 +93,19 @@ def _check_done(table: Schedule, done: Sequence[int], halves: set[Action]) -> No
 
 
 def _halves(table: Schedule) -> set[Action]:
-    """Return the actions of ``table`` that compute the first half of a backward, the gradients of
-    inputs."""
+    """Return the actions that compute only the first half of a backward (kind "I").
+
+    A stage whose next stage has such an action waits for it instead of the whole backward.
+    """
     return {action for line in table.lines for action in line if action.kind == "I"}
 
 
 def _needs(action: Action, stages: int, halves: set[Action]) -> list[Action]:
-    """Return the actions whose results ``action`` needs, on any placement."""
+    """Return the actions whose results ``action`` needs, on any placement.
+
+    A forward needs that of the stage before, and a backward needs its own forward and the backward,
+    or the first half, of the next stage.
+    """
     kind, stage, m = action
     if kind == "F":
         return [Action("F", stage - 1, m)] if stage else []
@@ -109,11 +119,11 @@ def _needs(action: Action, stages: int, halves: set[Action]) -> list[Action]:
 
 
 def check(table: Schedule) -> None:
-    """Raise if a schedule is not complete.
+    """Raise if a schedule is not complete, before it is run.
 
     Raises:
         ValueError: a stage does not run every micro-batch once forward and once backward on its own
-            line, or an action waits for one that never runs.
+            placement, or an action waits for one that never runs.
     """
     for stage in range(table.stages):
         mine = [a for a in table.lines[table.line_of[stage]] if a.stage == stage]

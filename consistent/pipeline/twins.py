@@ -22,9 +22,13 @@ from .share import has_state
 
 
 class _Place(NamedTuple):
-    """Place ``parent._modules[key]`` where a twin, a shallow copy, stands for a repeated module.
+    """Where a model uses a module again, which it has used before: ``parent._modules[key]``.
 
-    ``twin_of`` maps the module and its submodules to their twins.
+    Args:
+        parent, key: the module that holds it, and the name there.
+        name: the name in the model.
+        module: the repeated module.
+        twin_of: the module and its submodules -> their twins, shallow copies that stand there.
     """
 
     parent: nn.Module
@@ -37,8 +41,9 @@ class _Place(NamedTuple):
 class Twins:
     """Twins of a model's repeated modules: a shallow copy at each use after the first.
 
-    Only modules with parameters or saved buffers get twins. Making an instance puts the twins into
-    the model. ``settled`` then removes those that the cut does not need; ``take_back`` removes all.
+    With them each use can be in another stage. Only modules with parameters or saved buffers get
+    twins. Making an instance puts the twins into the model. ``settled`` then removes those that the
+    cut does not need; ``take_back`` removes all.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -59,7 +64,7 @@ class Twins:
                 self._places.append(place)
 
     def take_back(self) -> None:
-        """Put the original modules back at all places."""
+        """Put the repeated modules back in place of their twins, after an error."""
         for place in self._places:
             place.parent._modules[place.key] = place.module
 
@@ -95,6 +100,7 @@ class Twins:
 
 
 def _check_buffers(place: _Place, stage_of: dict[nn.Module, int]) -> None:
+    """Raise if a module with persistent buffers is in another stage than its twin."""
     for module, twin in place.twin_of.items():
         stages = stage_of.get(module), stage_of.get(twin)
         lasting = set(module._buffers) - module._non_persistent_buffers_set
