@@ -632,6 +632,7 @@ def entered(x: torch.Tensor, spec: TensorSpec, made_by: str = "") -> Any:
 
 
 def _check_made(x: torch.Tensor, spec: TensorSpec, made_by: str) -> None:
+    """Raise if ``x``, which a module made, is not as recorded, or differs between ranks."""
     if x.shape != spec.shape or x.dtype != spec.dtype:
         raise RuntimeError(
             f"{made_by}: it returns a plain tensor, {x.dtype}{list(x.shape)}, and one of "

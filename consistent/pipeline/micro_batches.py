@@ -61,9 +61,9 @@ def cuts(what: str, rows: int, count: int) -> list[tuple[int, int]]:
 
 
 def cut(given: Any, rows: int, start: int, size: int) -> Any:
-    """Return ``given`` with each tensor of ``rows`` rows narrowed to ``start : start + size``.
+    """Return one micro-batch of ``given``: ``size`` rows of each tensor, from ``start`` on.
 
-    Global tensors keep their SBP. Other tensors stay as they are.
+    Only tensors with ``rows`` rows are cut; others stay as they are. Global tensors keep their SBP.
     """
     if size == rows:
         return given

@@ -210,6 +210,7 @@ class Pipeline:
         return self.model(*args, **kwargs)
 
     def _trained(self, args: tuple, kwargs: dict, target: Any, rows: int, outputs: bool) -> Any:
+        """Run forward, loss and backward of a micro-batch: the step that the engine records."""
         out = self.model(*args, **kwargs)
         loss = loss_of(self.model, self._loss, out, target)
         if self._reduction == "sum":

@@ -143,17 +143,19 @@ class Run:
             self._cells.pop((action.stage, action.micro_batch)).backward_of_weights()
 
     def _syncing(self, action: Action) -> Any:
-        """Return a context for one backward that sums gradients over ranks only in the last one.
+        """Return a context for one backward that sums gradients over ranks if it is the last.
 
-        Earlier backwards of a stage accumulate gradients on each rank.
+        Earlier backwards of the stage, for other micro-batches, only add to each rank's own
+        gradient.
         """
         done = self._backwards[action.stage] = self._backwards.get(action.stage, 0) + 1
         return nullcontext() if done == len(self.batch) else no_sync()
 
     def _gradients(self, action: Action, cell: Cell) -> dict[int, Tensor]:
-        """Return the gradient of each activation that left the stage, by the activation's index.
+        """Return the gradient of each value that the stage sent to others, by the value's number.
 
-        It is the sum of the gradients from all stages that used the activation.
+        It is the sum of the gradients from all stages that used the value. Only values whose
+        gradient backward needs have one.
         """
         m, found = action.micro_batch, {}
         for index in cell.wants:

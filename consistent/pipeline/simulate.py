@@ -12,7 +12,7 @@ SECONDS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 
 
 def _equal(action: Action) -> float:
-    """Return the duration of an action, if all forwards take one second and all backwards two."""
+    """Return the duration of an action: a forward takes a second, and a backward two."""
     return SECONDS[action.kind]
 
 
@@ -41,13 +41,13 @@ def play(
     seconds: Callable[[Action], float] = _equal,
     sending: Callable[[Action, Action], float] = _at_once,
 ) -> Played:
-    """Simulate ``table``, with each action run as soon as its inputs are there.
+    """Simulate ``table``: each placement runs its actions in order, as soon as inputs are there.
 
     Args:
         table: the schedule.
-        seconds: (action) -> its duration.
+        seconds: (action) -> its duration; by default a backward takes as long as two forwards.
         sending: (action, later action) -> seconds from the end of the first until the second has
-            its result.
+            its result; by default 0.
 
     Raises:
         ValueError: an action waits for one that never runs, as when actions wait in a circle.

@@ -99,6 +99,8 @@ class SplitBackward:
             )
 
     def _keeper(self, node: Node) -> Any:
+        """Return a pre-hook of a border op that keeps the gradients it gets, for ``of_weights``."""
+
         def keep(grads: tuple[torch.Tensor | None, ...]) -> None:
             self._kept[node] = grads
 
@@ -164,7 +166,7 @@ class SplitBackward:
         """Return a post-hook of a border op that adds (edge, gradient) to ``found``.
 
         It does so for the edges that do not lead to an input. It sends zeros on in place of all
-        gradients, so that hooks of the tensors further on see none of them.
+        gradients.
         """
         beside = set(self._border[node])
 
@@ -181,7 +183,7 @@ class SplitBackward:
 def _without_hooks(edges: list[GradientEdge]) -> Iterator[None]:
     """Disable the tensor hooks of the leaves at ``edges`` inside the context.
 
-    They are to see the gradient once, in the second half.
+    Hooks of a parameter are to see only the sum of all its gradients.
     """
     kept: list[tuple[dict, dict]] = []
     try:
@@ -210,10 +212,10 @@ def _local(root: Any, given: Any) -> tuple[GradientEdge, torch.Tensor]:
 
 
 def _leading_to(leaves: set[Node], starts: list[Node]) -> dict[Node, None]:
-    """Return the nodes from which one of ``leaves`` can be reached.
+    """Return the nodes below ``starts`` from which one of ``leaves`` can be reached.
 
-    Their order depends only on the graph, so it is the same on all ranks: the backward of some
-    nodes communicates, and ranks must communicate in one order.
+    They are nodes of the autograd graph. Their order depends only on the graph, so it is the same
+    on all ranks: the backward of some nodes communicates, and ranks must communicate in one order.
     """
     leads: dict[Node, bool] = {leaf: True for leaf in leaves}
     # A stack, not recursion: the graphs of deep models exceed Python's recursion limit.

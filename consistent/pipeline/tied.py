@@ -137,7 +137,7 @@ class Tied:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Put each stage's copies in its modules inside the context."""
+        """Run the block, a batch, with the stages' copies in their modules."""
         try:
             for copy in self._copies:
                 copy.show()

@@ -51,6 +51,10 @@ class Twins:
         self._visit(model, "", set())
 
     def _visit(self, module: nn.Module, name: str, seen: set[nn.Module]) -> None:
+        """Put a twin at each use, below ``module``, of a module that was ``seen`` before.
+
+        ``name`` is the name of ``module`` in the model.
+        """
         seen.add(module)
         for key, child in module._modules.items():
             if child is None:
@@ -69,7 +73,9 @@ class Twins:
             place.parent._modules[place.key] = place.module
 
     def settled(self, cut: Cut) -> Cut:
-        """Keep one object of each repeated module per stage, in the model and in the returned cut.
+        """Keep one object of each repeated module per stage, and return the cut with these objects.
+
+        The model gets them too. ``cut`` is the cut of the model with all twins.
 
         Raises:
             ValueError: a module that is used in several stages has persistent buffers.
@@ -118,8 +124,8 @@ def _check_buffers(place: _Place, stage_of: dict[nn.Module, int]) -> None:
 def _twin(module: nn.Module, made: dict[nn.Module, nn.Module]) -> nn.Module:
     """Return a shallow copy of ``module`` with twins of its submodules.
 
-    The dicts of hooks, parameters and buffers are copies with the same entries. ``made`` collects
-    module -> twin.
+    It has the same parameters, buffers and hooks, in dicts of its own; ``__init__`` is not run.
+    ``made`` collects {module: twin}.
     """
     if module not in made:
         twin = made[module] = object.__new__(type(module))  # without running __init__
