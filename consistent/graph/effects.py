@@ -47,8 +47,7 @@ def versions(given: Any) -> list[int]:
 def writes_by_name(name: str, kwargs: dict[str, Any]) -> bool:
     """Return whether a call writes into its first argument or ``out``, judged by its name.
 
-    Such names end with one underscore or assign (``__setitem__``); ``out=`` in ``kwargs`` counts
-    too.
+    ``add_`` and ``__setitem__`` do, ``add`` does not, unless ``out=`` is among ``kwargs``.
     """
     if name == "requires_grad_":
         return False
@@ -143,10 +142,14 @@ class Writes:
 
 
 class RefusingDraws(TorchDispatchMode):
-    """Dispatch mode that raises where random numbers are drawn between the modules of stages.
+    """Dispatch mode that raises if random numbers are drawn between the modules of stages.
 
-    A call on plain tensors is run by every stage that needs its result, or once with known values
-    while the step is recorded, so stages would not draw the same numbers.
+    Calls on plain tensors there are run by every stage that needs the result, or once while the
+    step is recorded, so stages would not draw the same numbers.
+
+    Args:
+        program: the name of the program, for the error.
+        name, where: the call that runs in this mode, and its source line.
     """
 
     def __init__(self, program: str, name: str, where: str) -> None:

@@ -73,7 +73,10 @@ def as_it_is(answer: Any) -> Any:
 
 
 def answer_text(answer: Any) -> str:
-    """Return the text of an answer, by which ranks compare their answers."""
+    """Return the text of an answer, by which ranks compare their answers.
+
+    Arrays of numpy are written in full.
+    """
     array = hasattr(answer, "tobytes") and hasattr(answer, "tolist")
     return repr(answer.tolist() if array else answer)  # numpy elides long ones
 

@@ -162,7 +162,10 @@ class _Recorder(TorchFunctionMode):
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Record nothing inside the block: its calls belong to a line that is recorded as one."""
+        """Record nothing inside the block, such as calls that belong to a line already recorded.
+
+        The run of a stage's module is one line, whatever it calls.
+        """
         self._passing += 1
         try:
             yield
@@ -617,8 +620,8 @@ class _Recorder(TorchFunctionMode):
 def entered(x: torch.Tensor, spec: TensorSpec, made_by: str = "") -> Any:
     """Return the plain tensor ``x`` as a global one with ``spec``: each rank keeps its part of it.
 
-    It is a line of programs. If a module made the tensor (``made_by`` is its name), ranks first
-    compare that they have the same.
+    Programs run it where a plain tensor enters a stage. If a module made the tensor (``made_by`` is
+    its name), ranks first compare that they have the same.
 
     Raises:
         RuntimeError: the ranks' tensors differ, or have another shape than when recorded.

@@ -52,7 +52,7 @@ class Node:
     """One part of the step (an op, an input or a result), with the layouts that it may take.
 
     Args:
-        name: for messages.
+        name: the name of the op, parameter or input.
         options: the layouts, of which a solution takes one.
         ins, outs: numbers of the values that it reads and makes.
         alike: a key for nodes of repeated blocks, such as equal layers: nodes with equal keys take

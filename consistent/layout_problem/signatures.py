@@ -58,8 +58,8 @@ def layouts_of(chosen: Sequence[Signature]) -> tuple[tuple[NdSbp, ...], tuple[Nd
 def chosen_on(axis: int, choice: Choice, options: Sequence[Signature]) -> Signature | None:
     """Return the signature among ``options`` that ``choice`` takes on mesh axis ``axis``, or None.
 
-    ``choice`` is what a run of the op would choose. Of several equal signatures, the one whose form
-    sends least is returned.
+    ``choice`` has the layouts and the form that a run would choose. Of several signatures with
+    these, the one whose form sends least is returned.
     """
     ins, outs = (tuple(sbp[axis] for sbp in side) for side in (choice.ins, choice.outs))
     form = choice.form if axis in choice.form_axes else None

@@ -151,7 +151,10 @@ def _units(model: nn.Module, opens: Callable[[str, nn.Module], bool]) -> list[Un
 
 
 def _owners(model: nn.Module, stages: Sequence[Sequence[Unit]]) -> dict[str, tuple[nn.Module, int]]:
-    """Return the modules outside the units that own parameters, with their first unit's stage."""
+    """Return {name: (module, stage)} of the modules outside the units that own parameters.
+
+    The stage is that of the first unit inside the module.
+    """
     stage_of = [(unit.name, stage) for stage, units in enumerate(stages) for unit in units]
     inside = {id(m) for units in stages for unit in units for m in unit.module.modules()}
     found = {}

@@ -65,7 +65,7 @@ class Engine:
     )  # the newest at the end
 
     def table(self, count: int) -> Schedule:
-        """Return the schedule's table for ``count`` micro-batches.
+        """Return the schedule's table (the actions of each placement) for ``count`` micro-batches.
 
         Raises:
             ValueError: the schedule cannot run this number of micro-batches, or runs a stage on
@@ -94,6 +94,9 @@ class Engine:
         needs_loss: bool = True,
     ) -> Any:
         """Return the result of ``step(*args, **kwargs)`` on a batch, run in micro-batches.
+
+        The step is recorded once for each shape of micro-batches. Then the schedule runs the
+        program, and the micro-batches' results are joined.
 
         Args:
             step: the function to record and run.

@@ -130,8 +130,6 @@ def pipeline(
 class Pipeline:
     """A model cut into pipeline stages, made by ``pipeline``.
 
-    ``step`` trains on a batch, and a call returns the model's output.
-
     Attributes: model: the module itself. micro_batches: the number of micro-batches of a step.
     """
 

@@ -184,6 +184,14 @@ class Run:
     def _give(
         self, key: Key, move: StageTransfer, local: Tensor, src: TensorSpec, dst: TensorSpec
     ) -> None:
+        """Send the shard ``local`` to the stage at the other end of ``move``.
+
+        Args:
+            key: what it is: value or gradient, move, and micro-batch.
+            move: the transfer between the two stages.
+            local: this rank's shard.
+            src, dst: specs of the tensor here and there. On one placement it is boxed and kept.
+        """
         if src.placement == dst.placement:
             self._here[key] = box(local, src, dst)
         else:

@@ -23,7 +23,7 @@ def _at_once(before: Action, action: Action) -> float:
 
 @dataclass(frozen=True)
 class Played:
-    """Result of a simulated schedule: the times of its actions, and the idle share.
+    """Result of simulating a schedule (``play``): the times of its actions, and the idle share.
 
     Args:
         times: action -> (begin, end) in seconds.

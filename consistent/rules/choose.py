@@ -281,7 +281,10 @@ def _nbytes(out: Out) -> int:
 
 
 def cut_elsewhere(placement: Placement, sbp: NdSbp, axis: int) -> int:
-    """Return into how many pieces the axes other than ``axis`` split a tensor with this nd-sbp."""
+    """Return into how many pieces the axes other than ``axis`` split a tensor with this nd-sbp.
+
+    On a (2, 4) placement, (S(0), B) is in 2 pieces apart from axis 1, and in 1 apart from axis 0.
+    """
     pairs = enumerate(zip(placement.shape, sbp, strict=True))
     return math.prod(n for a, (n, entry) in pairs if a != axis and entry.is_split)
 

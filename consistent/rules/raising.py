@@ -71,7 +71,8 @@ OPS = _BY_ALL | _LOOK_UPS | DIVISIONS | _CHECKED_IF_ASKED | _NORMS
 def raises_inside(name: str) -> bool:
     """Return whether the aten op ``name``, without a trailing underscore, may raise for values.
 
-    Compiled steps ask it of ops that run inside another, such as ``_linalg_check_errors``.
+    Compiled steps ask it of each op that they run. Some of these run inside an op of the program
+    and raise in its place, as ``_linalg_check_errors`` inside ``linalg.inv``.
     """
     return name in _INNER or name in OPS
 
@@ -140,7 +141,10 @@ def _leaves_out(call: Call, ins: Sequence[NdSbp], placement: Placement) -> bool:
 
 
 def _deciding(call: Call) -> Sequence[int]:
-    """Return the indices of the operands whose values decide whether the op raises."""
+    """Return the indices of the operands whose values decide whether the op raises.
+
+    Of ``embedding(indices, table)`` it is the operand with the indices, which may be out of range.
+    """
     name, count = call.name, len(call.operands)
     if name in _BY_SECOND:
         return range(1, 2)

@@ -19,7 +19,7 @@ Ranges = list[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Halo:
-    """Which inputs along a split dim given outputs need.
+    """Inputs that given outputs of an op need along a split dim.
 
     A 1-d convolution with 3 taps and padding 1 needs the inputs ``[first - 1, end + 1)`` for the
     outputs ``[first, end)``. A rank fetches those that are not in its own shard.

@@ -25,9 +25,9 @@ class Item:
     Args:
         kind: "all" (``:``, the dim unchanged), "slice", "int", "new" (None), or "tensor" (an index
             tensor, or a list of ints). A slice of all items, such as ``0:n``, is "all".
-        dim: the dim of x.
-        start, count, step: the first item of a slice, the number of its items, and their distance;
-            of an int, the item and 1.
+        dim: the dim of x; -1 for "new".
+        start, count, step: of a slice, its first item, the number of its items, and their distance.
+            Of an int, ``start`` is the item.
         tensor: the index tensor or list.
     """
 
@@ -143,7 +143,9 @@ def _read(call: Call) -> Subscript:
 
 
 def parse(index: Any, shape: Sequence[int]) -> Subscript:
-    """Parse a subscript of a tensor of ``shape``.
+    """Return the parsed subscript of a tensor of ``shape``.
+
+    ``index`` is what stands in the brackets: ``(0, slice(1, 3))`` for ``x[0, 1:3]``.
 
     Raises:
         DoesNotFit: the subscript holds masks, tensors as bounds or arrays, whose values decide; or

@@ -198,6 +198,8 @@ def _along(rule: Rule, call: Call, along: Along) -> tuple[int, ...] | None:
 def reduction_of(call: Call) -> int:
     """Return the reduction of a loss: NONE, MEAN or SUM, numbered as in torch.
 
+    If the call does not say, it is inferred from the shapes: a result with dims has NONE.
+
     Raises:
         DoesNotFit: the argument is left out, and the default, which differs between torch's
             bindings, cannot be inferred.

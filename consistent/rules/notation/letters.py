@@ -99,7 +99,10 @@ def _operand(pattern: Pattern, ndim: int, along: tuple[int, ...]) -> Names:
 
 
 def _plain(pattern: Pattern, rest: int) -> Names:
-    """Return the dim names of a pattern without capitals; ``...`` stands for ``rest`` dims."""
+    """Return the dim names of a pattern without capitals; ``...`` stands for ``rest`` dims.
+
+    "...mk" with 2 dims in front gives (".1", ".0", "m", "k"). Names end at "_", which is any dims.
+    """
     if rest < 0:
         raise DoesNotFit(f"a pattern of {len(pattern.dims) - 1} letters meets fewer dims")
     names: list[str] = []
@@ -111,7 +114,10 @@ def _plain(pattern: Pattern, rest: int) -> Names:
 
 
 def _longest(ins: Sequence[Names], patterns: Sequence[Pattern]) -> int:
-    """Return how many dims the longest ``...`` among the operands stands for."""
+    """Return how many dims the longest ``...`` among the operands stands for.
+
+    Operands broadcast, so it is the ``...`` of the outputs.
+    """
     lengths = [
         len(names) - len(p.dims) + 1
         for names, p in zip(ins, patterns, strict=True)

@@ -166,7 +166,7 @@ class Rule:
 
     @cached_property
     def flags(self) -> frozenset[str]:
-        """Words among the clauses that are in FLAGS, such as "moves"."""
+        """Words among the clauses that are in FLAGS: "mn -> nm; moves" has the flag "moves"."""
         return frozenset(clause for clause in self.clauses if isinstance(clause, str))
 
     @cached_property

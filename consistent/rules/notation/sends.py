@@ -30,7 +30,7 @@ def may_stay_split(form: str) -> bool:
 
 
 def joined_bytes(made: Signature, call: Call, parts: int) -> int:
-    """Return the bytes that a rank receives if a form joins the results of ``parts`` ranks.
+    """Return the bytes per rank of a form that joins the results of ``parts`` ranks.
 
     It is one result from every other rank. Forms in WHOLE all-reduce the result instead, which
     counts as twice the result. A few forms have counts of their own (``_JOINED``).
@@ -74,7 +74,10 @@ def _scanned(made: Signature, call: Call, parts: int) -> int:
 
 
 def _of_one_index(call: Call) -> int:
-    """Return the bytes of a slice of the result at one index of the dim that the op acts along."""
+    """Return the bytes of the result at one index of the dim that the op acts along.
+
+    Of a result [rows, n] along the last dim they are those of one element of each row.
+    """
     out = call.outs[0]
     n = out.shape[call.dim()] if out.ndim else 1
     return out.shape.numel() // max(1, n) * out.dtype.itemsize

@@ -26,7 +26,10 @@ def fill(call: Call, parts: int) -> list[Signature]:
 
 
 def normal(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of x.normal_() and torch.normal: operands are split along the same dim."""
+    """Return signatures of x.normal_() and torch.normal.
+
+    All operands (mean and deviation) are split along the same dim as the result.
+    """
     if call.inplace:
         return fill(call, parts)
     return notation.of_call("f(...*) -> ...; by normal_of", call, parts)

@@ -60,9 +60,9 @@ def masked_outs(call: Call) -> list[Out] | None:
 def selected_by_mask(call: Call, parts: int) -> list[Signature]:
     """Return signatures of masked_select and x[mask]: both are split along the first dim.
 
-    Each rank selects from its own rows, and then rows are sent to others until all ranks have
-    equally many. A dim of x that the mask does not cover may be split instead, and needs no
-    messages.
+    Each rank selects from its own rows. As ranks then have different numbers of rows, they send
+    some on until the split is balanced. A dim of x that the mask does not cover may be split
+    instead, and needs no messages.
     """
     found = masked(call)
     if found is None:

@@ -37,7 +37,10 @@ def _never_empty(call: Call, made: list[Signature], batched: bool) -> list[Signa
 
 
 def _replaced(call: Call, name: str, value: Any) -> tuple[tuple, dict]:
-    """Return the call's (args, kwargs) with the argument ``name`` set to ``value``."""
+    """Return the call's (args, kwargs) with the argument ``name`` set to ``value``.
+
+    An argument that the call does not pass stays left out.
+    """
     args, kwargs = list(call.args), dict(call.kwargs)
     position = call.params.index(name)
     if position < len(args):
