@@ -37,10 +37,10 @@ class ArgumentsSnapshot:
         self._sizes = {id(x): len(x) for x in grow}
 
     def hidden(self, known: Container[int]) -> Any:
-        """Return an argument object that already holds a recorded tensor in an attribute, or None.
+        """Return an argument object that holds a recorded tensor where it is overlooked, or None.
 
-        Such a tensor would be overlooked: arguments are searched for tensors only in tuples, lists
-        and the like (``spec.nested``). ``known`` has the ids of recorded tensors.
+        Arguments are searched for tensors in lists, tuples, dicts and the like, and not in
+        attributes of other objects, such as a cache. ``known`` has the ids of recorded tensors.
         """
         seen = {id(x) for x in tensors_in(self._given)}
         found = [x for x in self._before if x in known and x not in seen]

@@ -95,8 +95,9 @@ class Engine:
     ) -> Any:
         """Return the result of ``step(*args, **kwargs)`` on a batch, run in micro-batches.
 
-        The step is recorded once for each shape of micro-batches. Then the schedule runs the
-        program, and the micro-batches' results are joined.
+        The step is recorded as a program, unless a program from an earlier run fits the
+        micro-batch. Then each rank runs its stages' parts of the programs, and the micro-batches'
+        results are joined.
 
         Args:
             step: the function to record and run.

@@ -95,7 +95,8 @@ def batch_axes(share: nn.Module, placement: Placement) -> tuple[int, ...]:
 def has_state(module: nn.Module) -> bool:
     """Return whether ``module`` has parameters or buffers that are part of its state_dict.
 
-    Such a module must belong to one stage. Other buffers are constants, which every stage may use.
+    Only such modules are marked with a stage. Other buffers are constants, which every stage may
+    use.
     """
     return any(
         x is not None and key not in each._non_persistent_buffers_set

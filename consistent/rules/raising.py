@@ -143,7 +143,7 @@ def _leaves_out(call: Call, ins: Sequence[NdSbp], placement: Placement) -> bool:
 def _deciding(call: Call) -> Sequence[int]:
     """Return the indices of the operands whose values decide whether the op raises.
 
-    Of ``embedding(indices, table)`` it is the operand with the indices, which may be out of range.
+    Of ``gather(x, 0, index)`` it is 1: the index may be out of range, and any x will do.
     """
     name, count = call.name, len(call.operands)
     if name in _BY_SECOND:

@@ -72,8 +72,8 @@ def largest_few(call: Call, parts: int) -> list[Signature]:
 def trapezoid(call: Call, parts: int) -> list[Signature]:
     """Return signatures of trapezoid, which sums along ``dim``: a split of ``dim`` gives P.
 
-    Other dims stay split. The points ``x``, if given, are B, or split as ``y`` is. In half
-    precision a split of ``dim`` gives B, by a form.
+    It gives B in half precision. Other dims stay split. The points ``x``, if given, are B, or split
+    as ``y`` is.
     """
     y, x = call.operands[0], call.operands[1] if len(call.operands) > 1 else None
     dim = call.dim()
