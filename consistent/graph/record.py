@@ -506,7 +506,7 @@ class _Recorder(TorchFunctionMode):
         return Ref(index)
 
     def draws(self) -> int:
-        """Return the number of random ops since the recording began."""
+        """Return the number of random ops so far, since the recording began."""
         return generator.get_state().counter - self._drawn
 
     def _own(self, x: torch.Tensor) -> Any:

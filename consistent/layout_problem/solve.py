@@ -30,8 +30,10 @@ _TIE = 1e-6
 class DoesNotFitInMemory(ValueError):
     """Raised by ``solve`` if every solution holds more bytes than allowed.
 
-    Attributes: least: the bytes of the solution that holds the fewest. memory: the bytes allowed.
-    solution: the solution that holds the fewest.
+    Attributes:
+        least: the bytes of the solution that holds the fewest.
+        memory: the bytes allowed.
+        solution: the solution that holds the fewest.
     """
 
     def __init__(self, least: int, memory: int, solution: Sequence[int]) -> None:

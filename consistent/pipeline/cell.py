@@ -23,8 +23,9 @@ class Cell:
     A schedule calls ``forward``, and later ``backward``, or its halves ``backward_of_inputs`` and
     ``backward_of_weights``. Gradients of parameters are added to their ``.grad``.
 
-    Attributes: results: value index -> the detached value, of the values that the program returns
-    and this stage computes.
+    Attributes:
+        results: value index -> the detached value, of the values that the program returns and this
+            stage computes.
     """
 
     def __init__(self, program: StagesProgram, part: Part, device: torch.device) -> None:

@@ -130,7 +130,9 @@ def pipeline(
 class Pipeline:
     """A model cut into pipeline stages, made by ``pipeline``.
 
-    Attributes: model: the module itself. micro_batches: the number of micro-batches of a step.
+    Attributes:
+        model: the module itself.
+        micro_batches: the number of micro-batches of a step.
     """
 
     def __init__(

@@ -35,8 +35,8 @@ class _Kind:
         make: (placements, stages, micro-batches) -> for each placement its actions, as torch has
             them.
         stages_per_line: stages on each placement; None for two or more.
-        style: how stages are distributed over placements: "loop" is 0 1 2 0 1 2, "v" is 0 1 2 2 1
-            0.
+        style: how stages are distributed over three placements: "loop" is 0 1 2 0 1 2, "v" is 0 1 2
+            2 1 0.
     """
 
     make: Callable[[int, int, int], Sequence[Sequence[Any]]]  # lines, stages, micro-batches

@@ -47,19 +47,20 @@ class Row:
 
     Args:
         names: space-separated op names.
-        rule: the notation; or several rules, of which the first that fits a call is taken; or a
-            function (call, parts) -> signatures for one axis of ``parts`` ranks.
+        rule: the notation ("mk, kn -> mn"); or several rules, of which the first that fits a call
+            is taken; or a function (call, parts) -> signatures for one axis of ``parts`` ranks.
         params: names of the op's positional parameters, if the rule or a form reads them, with the
             defaults of optional ones: "input dim=-1".
         along: the argument that names the dims of the rule's capital letters, or a function of the
             call.
         extremes: (call) -> signatures for P(max) and P(min) in addition to those of the rule.
         localize: (call, local input shapes, local output shapes) -> (args, kwargs) with sizes
-            rewritten for the shard, for ops that take sizes.
+            rewritten for the shard, for ops that take sizes, such as view.
         outs: (call) -> the outputs, if torch has no meta kernel or shapes depend on data; None
             leaves them to torch after all.
         composite: the op is a Python function of torch whose body reads no shape, so that it may
-            run on shards as it is; other Python functions are opened and their inner ops looked up.
+            run on shards as it is. Other Python functions are opened: their body runs on global
+            tensors, and the rows of the ops in it are used.
         by_value: the values of float arguments affect shapes or the rule; without it a plan serves
             all values.
         forward: some signatures make P(max) or P(min) from other layouts, if no gradient is needed.
@@ -112,7 +113,7 @@ class Row:
 
     @property
     def is_notation(self) -> bool:
-        """True if the rule is written in the notation."""
+        """True if the rule is written in the notation, such as "mk, kn -> mn"."""
         return bool(self.rules)
 
     def signatures(self, call: Call, parts: int) -> list[Signature]:
