@@ -34,9 +34,10 @@ _NO_VALUES = frozenset(
 
 
 def is_followed(x: torch.Tensor) -> bool:
-    """Return whether the values of argument ``x`` are kept while a step is recorded or simulated.
+    """Return whether the values of ``x``, an argument of a step, are kept while it is recorded.
 
-    They then answer questions about ``x`` and about what is computed from it.
+    They then answer questions about ``x`` and about what is computed from it. Kept are integers and
+    bools, if they are not too many. A simulation asks the same.
     """
     return not x.is_meta and may_be_followed(x.dtype, x.numel())
 

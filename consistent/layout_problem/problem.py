@@ -225,9 +225,9 @@ def box(
 
 
 def may_gather(have: NdSbp, want: NdSbp) -> bool:
-    """Return whether boxing from ``have`` to ``want`` only gathers.
+    """Return whether boxing from ``have`` to ``want`` leaves a tensor B on each axis it changes.
 
-    On each axis where they differ ``want`` is B: ``(S(0), P) -> (B, B)`` does. Only then may a
-    parameter be stored as ``have`` and gathered before each use.
+    ``(S(0), S(1)) -> (S(0), B)`` does, ``S(0) -> S(1)`` does not. Only then may a parameter be
+    stored as ``have`` and gathered before each use.
     """
     return all(w is h or w.is_broadcast for h, w in zip(have, want, strict=True))
