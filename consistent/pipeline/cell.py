@@ -123,10 +123,7 @@ class Cell:
                 )
 
     def call(self, line: ProgramLine, env: dict[int, Any]) -> Any:
-        """Return the result of one line, with its arguments taken from ``env``, the values so far.
-
-        It runs with the grad mode and autocast of the recording.
-        """
+        """Return the result of one line, with its arguments taken from ``env``."""
         given = map_each((line.args, line.kwargs), Ref, lambda ref: self._get(env, ref.index))
         args, kwargs = map_each(given, Here, lambda _: self._device)
         if line.mode is None:

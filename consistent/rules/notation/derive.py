@@ -105,7 +105,7 @@ class _Derivation:
         return found
 
     def derived(self) -> Derived:
-        """Return the result of ``derive``."""
+        """Return all signatures, with those among them that need further conditions."""
         linear = list(self._linear())
         joining = {form.name for form in self.rule.forms if form.joined}
         joined: list[Signature] = []
