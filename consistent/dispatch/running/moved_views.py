@@ -43,9 +43,10 @@ _INEXACT = frozenset((torch.int64, torch.uint64))
 
 
 class MovedView:
-    """Record of how a moved view is taken from its source, and of the value it was taken from.
+    """Record of how a moved view is taken from its source, kept as an attribute of the view.
 
-    It holds the source and the number of writes into it at that time.
+    It holds the call, the source and how often the source had been written when the view was taken,
+    to see whether the view must be taken again.
     """
 
     __slots__ = (
@@ -83,7 +84,10 @@ class MovedView:
             writes.forget()
 
     def fresh(self, x: Any) -> Any:
-        """Return the value of the view ``x``, taken again if its source was written since."""
+        """Return the value of the view ``x``, taken again if its source was written since.
+
+        Taking it again may communicate.
+        """
         source, version = self._source()
         if (source is not self._seen[0] or version != self._seen[1]) and not self.is_cut():
             # Checked only now, because it may communicate.
@@ -96,9 +100,8 @@ class MovedView:
     def _retaken(self, source: Any) -> Any:
         """Take the view of ``source`` again, with a gradient if the view before had one.
 
-        If the source is one of several views of a base that was written, torch refuses the
-        gradient. Then the values can still be read, and the error is raised in backward, as torch
-        does.
+        For one of several views of a base that was written, torch refuses the gradient. Then the
+        values can still be read, and the error is raised in backward, as torch does.
         """
         try:
             with torch.set_grad_enabled(self._graded):
@@ -117,9 +120,10 @@ class MovedView:
         self._seen = source, version, writes.memory(source)
 
     def is_cut(self) -> bool:
-        """Return whether the source has got other memory since, as after ``source.data = other``.
+        """Return whether the source has other memory than when the view was taken from it.
 
-        The view then stays as it is, because a view keeps the memory that it was taken from.
+        This is so after ``source.data = other``. The view then stays as it is, because on one
+        device a view keeps the memory that it was taken from.
         """
         source, _, memory = self._seen
         now = writes.memory(source)
@@ -135,8 +139,9 @@ class MovedView:
     def is_view(self) -> bool:
         """Return whether the result would be a view on one device; a collective, the first time.
 
-        If strides decide, the ranks use the answer of the rank with the largest shard, because a
-        shard may have too few elements to tell.
+        A ``reshape`` returns a view or a copy depending on strides. If strides decide, the ranks
+        use the answer of the rank with the largest shard, because a shard may have too few elements
+        to tell.
         """
         if self._doubtful:
             placement = self._tensors[0]._spec.placement
@@ -151,7 +156,7 @@ class MovedView:
         return True
 
     def _on_one_device(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return source and view as meta tensors with the memory layout of a single device."""
+        """Return (source, view) as meta tensors with the strides that they have on one device."""
         moved: Any = getattr(self._tensors[0], "_moved_view", None)
         with unseen(), HookOff():
             tensors = [on_one_device(x) for x in self._tensors]
@@ -167,10 +172,10 @@ class MovedView:
         return self._name not in _NOT_ONE_TO_ONE and value.dtype not in _INEXACT
 
     def is_ambiguous(self) -> bool:
-        """Return whether a write into this view has no well-defined gradient.
+        """Return whether it is unclear what gradient a write into this view has.
 
-        Torch refuses to write into a view that was taken in another grad mode, and leaves writes
-        into views of ``unsafe_split`` to the responsibility of the program.
+        Such a write is refused. Torch refuses to write into a view that was taken in another grad
+        mode, and leaves writes into views of ``unsafe_split`` to the responsibility of the program.
         """
         if self._name == "detach" or not (is_recording() and self._tensors[0].requires_grad):
             return False
@@ -179,8 +184,8 @@ class MovedView:
     def put(self, value: Any) -> None:
         """Write ``value`` into the elements of the source that the view covers; differentiable.
 
-        The backward pass of the view op carries each element of ``value`` to its place in the
-        source.
+        The backward of the view op maps a gradient of the view to one of the source, with each
+        element at its position. Applied to ``value``, it gives what has to be written where.
         """
         source, tracked = self._source()[0], records((value,))
         if self._name == "detach":  # e.g. x.data, through which writes have no history
@@ -222,7 +227,10 @@ class MovedView:
 
 
 def fresh(x: Any) -> Any:
-    """Return ``x``, brought up to date if it is a moved view whose source was written since."""
+    """Return ``x``, brought up to date if it is a moved view whose source was written since.
+
+    Called on operands before an op reads them, while moved views exist.
+    """
     for notify in _BEFORE_READ:
         notify(x)
     moved: Any = getattr(x, "_moved_view", None)  # plain tensors lack the attribute
@@ -236,7 +244,10 @@ def up_to_date(x: Any) -> Any:
 
 
 def freshened(args: tuple, kwargs: dict) -> tuple | None:
-    """Return (args, kwargs) with moved views brought up to date, or None if all are so already."""
+    """Return (args, kwargs) with moved views brought up to date, or None if all are so already.
+
+    The C++ hook calls it before an op, while moved views exist.
+    """
     given: list[Any] = []
     collect((args, kwargs), given)
     new = [fresh(x) for x in given]
@@ -246,9 +257,10 @@ def freshened(args: tuple, kwargs: dict) -> tuple | None:
 
 
 def remember(out: Any, plan: Any, source: Any, args: tuple, kwargs: dict) -> Any:
-    """Attach to ``out``, one or several views that boxing moved, the record of their ``source``.
+    """Make ``out``, the result of a view op for which boxing moved the data, moved views.
 
-    ``plan``, ``args`` and ``kwargs`` are those of the call that made them.
+    ``out`` is one tensor or several, taken from ``source``. ``plan``, ``args`` and ``kwargs`` are
+    those of the call that made it.
     """
     doubtful = strides_decide(plan, source, out)
     several = isinstance(out, tuple | list)
@@ -273,7 +285,10 @@ def _cut_off(view: Any) -> Any:
 
 
 def write_through(plan: Any, args: tuple, kwargs: dict, view: Any) -> Any:
-    """Run an in-place op on a copy of the moved view, and write the result into its source."""
+    """Run an in-place op on a copy of the moved view ``view``, and write the copy into its source.
+
+    ``plan`` is that of the op, ``args`` and ``kwargs`` its arguments, with ``view`` as the first.
+    """
     if _is_copy(view):
         return plan.function(*args, **kwargs)
     moved = _writable(view, plan.name)
@@ -320,6 +335,7 @@ def _writable(view: Any, name: str) -> MovedView:
 
 
 def moved_view_error(name: str) -> RuntimeError:
+    """Return the error for a write into a moved view that cannot be put into the view's source."""
     return RuntimeError(
         f"{name}_: this tensor is a view on one device, but boxing had to move its data, and what "
         "is written here cannot be put into "
