@@ -109,7 +109,10 @@ class Shards:
 
     @property
     def is_first(self) -> bool:
-        """True on the first rank along the form's axes, for what only one rank may add to a sum."""
+        """True on the rank at coordinate 0 of each of the form's axes.
+
+        It adds what only one rank may add to a sum over the ranks. Also true outside the placement.
+        """
         at = self.coordinate
         return at is None or all(at[axis] == 0 for axis in self.axes)
 

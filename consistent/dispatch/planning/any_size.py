@@ -87,5 +87,8 @@ def _source(
 
 
 def all_whole(specs: Sequence[TensorSpec]) -> bool:
-    """Return whether all operands are replicated (B on each axis), so that sizes decide nothing."""
+    """Return whether all operands are replicated: B on each axis.
+
+    The plan is then the same for all sizes.
+    """
     return all(spec.layout.is_whole for spec in specs)

@@ -301,7 +301,10 @@ class _Planning:
         return True
 
     def _localize(self, plan: OnShards, row: table.Row) -> None:
-        """Replace logical sizes among the arguments of ``plan`` by those of this rank's shard."""
+        """Replace logical sizes among the arguments of ``plan`` by those of this rank's shard.
+
+        For ``x.view(8, 4)`` with the result split over two ranks, torch is called with (4, 4).
+        """
         assert row.localize is not None and plan.choice is not None
         at, call = my_coordinate(self.placement), self.call
         ins = [

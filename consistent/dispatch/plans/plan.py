@@ -159,7 +159,7 @@ def looked_up_in(table: _C.PlanTable) -> Iterator[None]:
 
 
 def clear_plans() -> None:
-    """Drop all cached plans, as is needed after a change of the process group."""
+    """Drop all cached plans; called after a change of the process group."""
     plans.clear()
     plain_values.forget()
     _C.forget_functions()

@@ -119,11 +119,11 @@ def rebox_several(
     arriving: Arriving | None = None,
     coders: Coders = (),
 ) -> list[Any]:
-    """Box each global tensor to its target in as few messages as possible, as ``rebox`` does one.
+    """Box several global tensors, ``xs`` to ``targets``, in as few messages as possible.
 
     Args:
         xs, targets: the tensors, and the specs to box them to, which differ from theirs.
-        what: the op's name for check mode.
+        what: name of the op that needs it, for check mode.
         arrived, arriving, coders: as in ``box_several``.
     """
     check_mode.calling(what)
@@ -253,9 +253,10 @@ def retype(out: Any, outs: tuple[TensorSpec, ...]) -> Any:
 
 
 def whole_result(out: Any, placement: Placement) -> tuple[Any, tuple[TensorSpec, ...]]:
-    """Turn the results of an op on whole inputs into B tensors; return (``out``, their specs).
+    """Turn the results of an op that every rank ran on whole inputs into B tensors.
 
-    The shapes are those of the tensors, so they may depend on data.
+    Returns (``out`` with these, their specs). The shapes are those of the tensors, so they may
+    depend on data.
     """
     everywhere = (B,) * placement.ndim
 

@@ -114,7 +114,7 @@ def all_ranks() -> Ranks:
 def tell(error: Exception | None, ranks: Ranks) -> None:
     """Exchange errors between ``ranks`` and raise the first one on all of them; a collective.
 
-    ``error`` is this rank's error, or None.
+    ``error`` is this rank's error, or None if it has none to tell.
 
     Raises:
         Exception: the first error in the order of ``ranks``.

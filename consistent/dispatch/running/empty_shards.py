@@ -54,7 +54,8 @@ def _batch_norm(function: Callable[..., Any], *args: Any, **kwargs: Any) -> torc
 def _attention(function: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
     """Run attention on a row of zeros if the batch is empty and the mask requires grad.
 
-    For an empty batch torch returns zeros that do not depend on the mask.
+    For an empty batch torch returns zeros that do not depend on the mask, so the mask would get no
+    gradient on this rank. The row is dropped from the result.
     """
     given = {**dict(zip(("query", "key", "value", "attn_mask"), args)), **kwargs}
     mask, sizes = given.get("attn_mask"), torch.Tensor.size(given["query"])[:-2]

@@ -65,7 +65,7 @@ class MovedView:
 
         Args:
             name: name of the op.
-            run: function that takes the view.
+            run: function that takes the view, called with ``given``.
             given: (args, kwargs) of the call; the first tensor in them is the source.
             index: position of the view in the call's result, or None if it is the result.
             doubtful: whether the result may be a copy on one device, because strides decide that.
@@ -167,7 +167,8 @@ class MovedView:
     def takes(self, value: Any) -> bool:
         """Return whether a write of ``value`` into this view can be put into the source.
 
-        It cannot for views that repeat elements, and for dtypes that ``put`` would round.
+        It cannot for views that repeat elements, such as ``expand``, and for int64 and uint64,
+        which ``put`` would round.
         """
         return self._name not in _NOT_ONE_TO_ONE and value.dtype not in _INEXACT
 
@@ -238,7 +239,10 @@ def fresh(x: Any) -> Any:
 
 
 def up_to_date(x: Any) -> Any:
-    """Return ``fresh(x)``, or None if that would take communication."""
+    """Return ``fresh(x)``, the up-to-date value of ``x``, or None if that would communicate.
+
+    For a caller that runs on one rank alone, such as a query.
+    """
     moved: Any = getattr(x, "_moved_view", None)
     return moved.current(x) if moved.__class__ is MovedView else x
 
@@ -274,7 +278,7 @@ def remember(out: Any, plan: Any, source: Any, args: tuple, kwargs: dict) -> Any
 
 
 def _cut_off(view: Any) -> Any:
-    """Return ``view``, detached if autograd is not recording.
+    """Return the result ``view`` of a view op, detached if autograd is not recording.
 
     A view in a rank's own memory can require the gradient of its base even under ``no_grad``, but a
     copy that was communicated does not.
@@ -301,7 +305,10 @@ def write_through(plan: Any, args: tuple, kwargs: dict, view: Any) -> Any:
 
 
 def put(view: Any, value: Any, name: str) -> None:
-    """Write ``value`` into the source of the moved view ``view``, for the op ``name``."""
+    """Write ``value`` into ``view``, a moved view, for the op ``name``.
+
+    The value ends up in the tensor from which the view was taken.
+    """
     if _is_copy(view):
         view.copy_(value)
     else:
@@ -311,7 +318,8 @@ def put(view: Any, value: Any, name: str) -> None:
 def _is_copy(view: Any) -> bool:
     """Return whether the moved view ``view`` turns out to be a copy on one device.
 
-    In that case it stops being a moved view.
+    This may be so for ``reshape``. In that case it stops being a moved view: writes into it do not
+    reach its source.
     """
     moved = view._moved_view
     if moved.__class__ is not MovedView or moved.is_view():
@@ -344,17 +352,21 @@ def moved_view_error(name: str) -> RuntimeError:
 
 
 def any_moved(args: tuple, kwargs: dict) -> bool:
-    """Return whether the list that a list op writes into, its first, contains a moved view."""
+    """Return whether the list that a list op writes into contains a moved view.
+
+    A moved view is the result of a view op for which boxing had to copy the data. The list is the
+    first argument of the op.
+    """
     given: list[Any] = []
     collect((*args, *kwargs.values())[:1], given)
     return any(getattr(x, "_moved_view", False) for x in given)
 
 
 def refuse_moved(name: str, args: tuple, kwargs: dict) -> None:
-    """Raise if a list op is about to write into a moved view.
+    """Raise if a list op is about to write into a moved view, a view whose data boxing has copied.
 
-    A list op writes into its first list; a fused step also into all others but the gradients, which
-    come second.
+    A list op writes into its first list; a fused optimizer step also into all others but the
+    gradients, which come second.
     """
     rest = (*args, *kwargs.values())[2:] if name.startswith("_fused_") else ()
     if any_moved(args, kwargs) or any_moved((rest,), {}):

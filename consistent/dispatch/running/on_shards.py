@@ -218,7 +218,10 @@ class OnShards(Plan):
         return compute if world else partial(on_all, ranks, compute)
 
     def compute(self, tensors: list, args: tuple, kwargs: dict) -> Any:
-        """Run torch's function on shards in the planned layouts; return its plain result."""
+        """Run torch's function on shards in the planned layouts; return its plain result.
+
+        ``tensors`` are the shards, which replace the tensors in ``args`` and ``kwargs``.
+        """
         assert self.function is not None
         with HookOff():
             if self.template is not None:

@@ -115,7 +115,7 @@ def by_values(
 
 
 def on_meta(compute: Compute, tensors: Tensors) -> Any:
-    """Run the op on meta tensors, and return plain results."""
+    """Run the op on meta tensors, and return plain results; a ``Follow``."""
     # Torch may save what an op returns for its backward. If that were global, meta kernels written
     # in Python would read its logical shape.
     return map_values(compute(), torch.Tensor, plain)
@@ -136,12 +136,15 @@ def with_node(compute: Compute, tensors: Tensors) -> Any:
 
 
 def in_place_with_node(compute: Compute, tensors: Tensors) -> Any:
-    """Do what ``with_node`` does, for an op that writes to its first operand."""
+    """Do what ``with_node`` does, for an op that writes to its first operand; a ``Follow``."""
     return in_place(compute, tensors) if records(tensors) else on_meta(compute, tensors)
 
 
 def in_place(compute: Compute, tensors: Tensors) -> Any:
-    """Record only the node of an op that writes to its first operand, and compute nothing."""
+    """Record only the autograd node of an op that writes to its first operand; a ``Follow``.
+
+    Nothing is computed. The node lets gradients reach all operands, as the op's own does.
+    """
     target = tensors[0]
     if target.layout is not torch.strided:
         return target  # torch records no writes into sparse tensors

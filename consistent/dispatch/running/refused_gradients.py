@@ -158,7 +158,10 @@ def _put_off_alike(ranks: Ranks, found: tuple[Any, ...], _: Any) -> tuple[Any, .
 
 
 def _put_off(found: Sequence[Any]) -> dict[int, str]:
-    """Return the messages of the errors that torch has deferred, by the index of their gradient."""
+    """Return the messages of errors that torch has deferred in the gradients ``found``.
+
+    By the index of their gradient. See ``_put_off_alike``.
+    """
     errors: dict[int, str] = {}
     for index, x in enumerate(found):
         node = None if x is None else x.grad_fn

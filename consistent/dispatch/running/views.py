@@ -23,7 +23,10 @@ _AT_TIMES = frozenset(("reshape", "reshape_as", "flatten", "ravel"))
 
 
 def is_view(plan: Any) -> bool:
-    """Return whether the op's result would share storage with its input on one device."""
+    """Return whether the result of the op of ``plan`` shares storage with its input on one device.
+
+    For ops such as ``reshape`` the strides may decide otherwise, see ``strides_decide``.
+    """
     if plan.name != "getitem":
         return plan.name in VIEWS
     # Indexing with tensors or lists of numbers makes a copy in torch, too.

@@ -260,7 +260,10 @@ def _bits(x: torch.Tensor) -> torch.Tensor:
 
 
 def _is_copy(whole: torch.Tensor, source: Any) -> bool:
-    """Return whether a write into ``whole`` does not reach the memory of ``source``."""
+    """Return whether ``whole``, gathered from ``source``, is in memory of its own.
+
+    If it is, a write into ``whole`` must be copied back into ``source``.
+    """
     if not is_global(source):
         return False
     if source._moved_view:

@@ -57,7 +57,11 @@ def uniform_(
     starts: Ints = None,
     logical_sizes: Ints = None,
 ) -> Tensor:
-    """Fill ``out`` with reals of [low, high), never ``high`` itself."""
+    """Fill ``out`` with uniform numbers of [low, high), never ``high`` itself.
+
+    The numbers depend on ``seed``, ``counter`` and the logical index only. ``starts`` and
+    ``logical_sizes`` say where ``out`` lies in the logical tensor; without them it is all of it.
+    """
     _ops.uniform_(out, low, high, *_where(out, seed, counter, starts, logical_sizes))
     return out
 
@@ -72,7 +76,11 @@ def normal_(
     starts: Ints = None,
     logical_sizes: Ints = None,
 ) -> Tensor:
-    """Fill ``out`` with normally distributed values of this mean and standard deviation."""
+    """Fill ``out`` with normally distributed values of this mean and standard deviation.
+
+    The numbers depend on ``seed``, ``counter`` and the logical index only. ``starts`` and
+    ``logical_sizes`` say where ``out`` lies in the logical tensor; without them it is all of it.
+    """
     _ops.normal_(out, mean, std, *_where(out, seed, counter, starts, logical_sizes))
     return out
 
@@ -87,7 +95,11 @@ def log_normal_(
     starts: Ints = None,
     logical_sizes: Ints = None,
 ) -> Tensor:
-    """Fill ``out`` with exp of normal values of this mean and standard deviation."""
+    """Fill ``out`` with exp of normal values of this mean and standard deviation.
+
+    The numbers depend on ``seed``, ``counter`` and the logical index only. ``starts`` and
+    ``logical_sizes`` say where ``out`` lies in the logical tensor; without them it is all of it.
+    """
     _ops.log_normal_(out, mean, std, *_where(out, seed, counter, starts, logical_sizes))
     return out
 
@@ -101,7 +113,11 @@ def exponential_(
     starts: Ints = None,
     logical_sizes: Ints = None,
 ) -> Tensor:
-    """Fill ``out`` with exponential waiting times of this rate, each above 0."""
+    """Fill ``out`` with values of the exponential distribution of this rate, each above 0.
+
+    The numbers depend on ``seed``, ``counter`` and the logical index only. ``starts`` and
+    ``logical_sizes`` say where ``out`` lies in the logical tensor; without them it is all of it.
+    """
     _ops.exponential_(out, rate, *_where(out, seed, counter, starts, logical_sizes))
     return out
 
@@ -116,7 +132,11 @@ def cauchy_(
     starts: Ints = None,
     logical_sizes: Ints = None,
 ) -> Tensor:
-    """Fill ``out`` with Cauchy values."""
+    """Fill ``out`` with values of the Cauchy distribution of this median and scale.
+
+    The numbers depend on ``seed``, ``counter`` and the logical index only. ``starts`` and
+    ``logical_sizes`` say where ``out`` lies in the logical tensor; without them it is all of it.
+    """
     _ops.cauchy_(out, median, scale, *_where(out, seed, counter, starts, logical_sizes))
     return out
 
@@ -130,7 +150,11 @@ def geometric_(
     starts: Ints = None,
     logical_sizes: Ints = None,
 ) -> Tensor:
-    """Fill ``out`` with the number of trials up to the first success, 1 or more."""
+    """Fill ``out`` with numbers of trials, of success ``p``, up to the first success: 1 or more.
+
+    The numbers depend on ``seed``, ``counter`` and the logical index only. ``starts`` and
+    ``logical_sizes`` say where ``out`` lies in the logical tensor; without them it is all of it.
+    """
     _ops.geometric_(out, p, *_where(out, seed, counter, starts, logical_sizes))
     return out
 
@@ -148,6 +172,9 @@ def bernoulli_(
 
     A tensor ``p`` has one probability per element of ``out``, and is this rank's shard as ``out``
     is.
+
+    The numbers depend on ``seed``, ``counter`` and the logical index only. ``starts`` and
+    ``logical_sizes`` say where ``out`` lies in the logical tensor; without them it is all of it.
     """
     op = _ops.bernoulli_tensor_ if isinstance(p, Tensor) else _ops.bernoulli_
     op(out, p, *_where(out, seed, counter, starts, logical_sizes))
@@ -164,7 +191,11 @@ def randint_(
     starts: Ints = None,
     logical_sizes: Ints = None,
 ) -> Tensor:
-    """Fill ``out``, of an integer, bool or floating dtype, with integers of [low, high)."""
+    """Fill ``out``, of an integer, bool or floating dtype, with integers of [low, high).
+
+    The numbers depend on ``seed``, ``counter`` and the logical index only. ``starts`` and
+    ``logical_sizes`` say where ``out`` lies in the logical tensor; without them it is all of it.
+    """
     _ops.randint_(out, low, high, *_where(out, seed, counter, starts, logical_sizes))
     return out
 
@@ -180,7 +211,9 @@ def dropout(
 ) -> Tensor:
     """Return ``x * keep / (1 - p)`` with a random mask ``keep`` of zeros and ones.
 
-    Backward draws the same mask again instead of storing it.
+    Backward draws the same mask again instead of storing it. The mask depends on ``seed``,
+    ``counter`` and the logical index only. ``starts`` and ``logical_sizes`` say where ``x`` lies in
+    the logical tensor; without them it is all of it.
     """
     return _ops.dropout(x, p, *_where(x, seed, counter, starts, logical_sizes))
 
@@ -188,7 +221,10 @@ def dropout(
 def randperm(
     n: int, *, seed: int, counter: int, device: torch.device | str | None = None
 ) -> Tensor:
-    """Return a permutation of 0 .. n-1 as int64, the same on every rank and device."""
+    """Return a permutation of 0 .. n-1 as int64, the same on every rank and device.
+
+    ``seed`` and ``counter`` determine it.
+    """
     return _ops.randperm(n, signed(seed), counter, device=torch.device(device) if device else None)
 
 

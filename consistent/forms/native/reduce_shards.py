@@ -174,7 +174,7 @@ def reduce_from(
 
 
 class _Reduce(torch.autograd.Function):
-    """Autograd function that sums parts and applies an epilogue.
+    """Sum of parts with an epilogue, as an autograd function.
 
     ```
     forward    parts -> total -> out

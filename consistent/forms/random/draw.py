@@ -219,7 +219,10 @@ def fill_uniform(
 
 
 def permutation(n: int, key: RngState, device: torch.device) -> Tensor:
-    """Return the integers 0 to n - 1 in a random order that is the same on every rank."""
+    """Return the integers 0 to n - 1 in a random order that is the same on every rank.
+
+    ``key`` determines the order.
+    """
     seed, counter = key
     return load.randperm(n, seed=seed, counter=counter, device=device)
 

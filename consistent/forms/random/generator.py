@@ -149,7 +149,9 @@ def get_state() -> RngState:
 
 
 def next_key(what: str, placement: Placement | None) -> RngState:
-    """Return the (seed, counter) of one random op, and advance the counter by one on every rank.
+    """Return the (seed, counter) of one random op, and advance the counter by one.
+
+    Called on every rank for every random op, so that the counters stay equal.
 
     Args:
         what: name of the op. The first few times that it draws on ``placement``, the ranks compare
@@ -166,12 +168,12 @@ def next_key(what: str, placement: Placement | None) -> RngState:
 
 
 def is_separate() -> bool:
-    """Return whether this thread has its own state, apart from torch's generator."""
+    """Return whether this thread has its own random state, as a simulated rank has."""
     return getattr(_thread, "separate", None) is not None
 
 
 def advance_to(counter: int) -> None:
-    """Set the number of the next random op to ``counter``."""
+    """Set the op counter, that is, the number of the next random op, to ``counter``."""
     if is_separate():
         _thread.separate = RngState(_thread.separate.seed, counter)
     else:

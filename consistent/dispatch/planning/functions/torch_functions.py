@@ -83,7 +83,7 @@ class TorchFunction:
 
     @cached_property
     def row(self) -> table.Row | None:
-        """The op's row in the rule table, or None."""
+        """The op's row in the rule table, which gives the layouts that it supports, or None."""
         return table.find(self.name) if self.kind == "op" else None
 
     @cached_property
@@ -240,9 +240,10 @@ def _refusing(name: str, why: str) -> TorchFunction:
 
 
 def _resolve_op(func: Any, namespace: str) -> TorchFunction:
-    """Resolve an operator, such as ``torch.ops.aten.add.Tensor``.
+    """Return the description of an operator, such as ``torch.ops.aten.add.Tensor``.
 
-    Operators of other libraries have no rule.
+    ``namespace`` is that of the operator. Operators of other libraries than torch have no rule:
+    they run on whole tensors.
     """
     overload = isinstance(func, torch._ops.OpOverload)
     name = func._schema.name if overload else func._qualified_op_name

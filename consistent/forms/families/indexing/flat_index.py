@@ -81,7 +81,10 @@ def _masked_scatter(shard: Shards) -> Tensor:
 
 @form("masked_write")
 def _masked_write(shard: Shards) -> Tensor:
-    """Run x[mask] = value where ``value`` has one row for each True of the mask."""
+    """Run x[mask] = value where ``value`` has one row for each True of the mask.
+
+    Each rank writes the rows whose Trues are in its shard.
+    """
     pair = masked(shard.call)
     assert pair is not None
     x, value = shard.tensors[0], shard.tensors[-1]
@@ -94,11 +97,11 @@ def _masked_write(shard: Shards) -> Tensor:
 def _numbered(shard: Shards, operand: Operand, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return this rank's part of ``mask``, and for each True in it how many come before it.
 
+    ``mask`` is the shard of ``operand``, or all of it if it is not split.
+
     Returns:
         (part of the mask, number of Trues before each element in the whole mask). The number says
             which row of the values a True takes; where the mask is False it means nothing.
-
-    ``mask`` is the shard of ``operand``, or all of it if it is not split.
     """
     if shard.specs[operand.index].sbp[shard.axes[0]].is_split:
         before = stack(shard, mask.sum())[: slot(shard)[0]].sum()

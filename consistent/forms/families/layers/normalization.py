@@ -41,7 +41,10 @@ def scaled(shard: Shards, y: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _channels(x: Tensor) -> list[int]:
-    """Return the shape in which one number per channel broadcasts to ``x``."""
+    """Return the shape in which a vector of one number per channel broadcasts to ``x``.
+
+    ``[1, -1, 1, 1]`` for images [n, c, h, w].
+    """
     return [1, -1] + [1] * (x.ndim - 2) if x.shape[1] else [1, 0] + [1] * (x.ndim - 2)
 
 

@@ -60,7 +60,11 @@ def _rows_are_split(shard: Shards) -> bool:
 
 
 def _check(starts: Tensor, tokens: int) -> None:
-    """Raise on all ranks unless the document starts ascend and end within the number of tokens."""
+    """Raise on all ranks unless ``starts``, where documents start, ascend from 0 or more.
+
+    The last, which is the end of the last document, must not be above ``tokens``, the number of
+    tokens.
+    """
     rises = (starts[1:] >= starts[:-1]).all()
     inside = (starts[:1] >= 0).all() & (starts[-1:] <= tokens).all()
     need(

@@ -181,7 +181,11 @@ class Ring:
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return (result for this rank's rows, log-sum-exp of each row)."""
+        """Return (result for this rank's rows, log-sum-exp of each row).
+
+        ``query``, ``key`` and ``value`` are this rank's shards. ``mask``, if any, has this rank's
+        rows and all keys.
+        """
         wide = _wide(query.dtype)
         out = query.new_zeros((*query.shape[:-1], value.shape[-1]), dtype=wide)
         total = query.new_full(query.shape[:-1], -math.inf, dtype=wide)

@@ -33,7 +33,10 @@ from .sight import Sight, whole
 
 @form("ring_attention")
 def ring_attention(shard: Shards) -> Tensor:
-    """Compute ``softmax(scale q k^T + mask) v`` by passing keys and values round the ranks."""
+    """Compute ``softmax(scale q k^T + mask) v`` by passing keys and values round the ranks.
+
+    Each rank computes the result for its own rows and never has all keys at once.
+    """
     query, key, value = (shard.get(name) for name in ("query", "key", "value"))
     mask, p = shard.get("attn_mask"), shard.get("dropout_p", 0.0)
     random = key_of(shard) if p else None

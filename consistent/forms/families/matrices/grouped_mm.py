@@ -34,7 +34,11 @@ _BYTES = 16
 
 @form("grouped_mm")
 def grouped_mm(shard: Shards) -> Tensor:
-    """Run torch._grouped_mm on this rank's rows, columns and groups."""
+    """Run torch._grouped_mm on this rank's rows, columns and groups.
+
+    Where groups are split, the rows of other ranks' groups give zeros, so the ranks' results add
+    up.
+    """
     x, w, *offs = shard.tensors
     dtype = shard.get("out_dtype")
     if not offs:

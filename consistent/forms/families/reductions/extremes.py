@@ -88,7 +88,7 @@ def evenly(shard: Shards, x: Tensor, value: Tensor, ties: Tensor, dims: Sequence
 
 @form("any_or_all")
 def _any_or_all(shard: Shards) -> Tensor:
-    """Run any or all on the shard, and combine the ranks' results."""
+    """Run any or all on the shard, and then on the ranks' results."""
     found = shard.run(*shard.args, **shard.kwargs)
     every = parted(shard, found)
     return (every.any(0) if shard.call.name == "any" else every.all(0)).to(found.dtype)

@@ -46,7 +46,11 @@ def _half_loss(shard: Shards) -> Tensor:
 
 
 def _count(shard: Shards) -> int:
-    """Return the number of losses in all shards, by which a mean divides."""
+    """Return the number of losses in all shards, by which a mean divides.
+
+    It is one per row for margin losses other than soft_margin_loss and for cosine_embedding_loss,
+    else one per element.
+    """
     shapes = [spec.shape for spec in shard.specs]
     by_row = "margin_loss" in shard.call.name or shard.call.name == "cosine_embedding_loss"
     one_each = by_row and shard.call.name != "soft_margin_loss"

@@ -149,7 +149,10 @@ def _norm(shard: Shards) -> Tensor:
 
 @form("cosine_similarity")
 def _cosine_similarity(shard: Shards) -> Tensor:
-    """Sum the products of the pairs and both squares over the ranks, then divide."""
+    """Run cosine_similarity along a split dim: sum over the ranks, then divide.
+
+    The sums are those of x * y, x * x and y * y, of each pair of vectors.
+    """
     x, y = torch.broadcast_tensors(*map(wide, shard.tensors))
     dim = shard.get("dim") % max(x.ndim, 1)
     sums = torch.stack([(a * b).sum(dim) for a, b in ((x, y), (x, x), (y, y))])

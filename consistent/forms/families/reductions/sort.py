@@ -31,7 +31,10 @@ from .sort_keys import keys
 
 @form("sort")
 def _sort(shard: Shards) -> Any:
-    """Run sort, argsort or msort: exchange sorted runs, or gather the pieces if they are short."""
+    """Run sort, argsort or msort along a split dim.
+
+    The ranks exchange parts of their sorted shards, or gather the shards if they are short.
+    """
     name, x = shard.call.name, shard.tensors[0]
     descending = name != "msort" and bool(shard.get("descending", False))
     dim = 0 if name == "msort" else shard.call.dim("dim", -1)
