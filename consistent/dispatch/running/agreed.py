@@ -151,7 +151,11 @@ def note_of(error: Exception) -> bytes:
 
 
 def error_of(note: bytes, more: str = "") -> Exception:
-    """Return the error that another rank serialized by ``note_of``, with ``more`` appended."""
+    """Return the error that another rank serialized by ``note_of``.
+
+    ``more`` is appended to its text, unless the error was exchanged before. If its class cannot be
+    created from a text, it is a ``RuntimeError`` with the name of the class.
+    """
     kind, text = pickle.loads(note)
     # An error that was exchanged before, by an inner agreement, has such a text already.
     text += "" if text.endswith(_EVERY_RANK) else more

@@ -43,10 +43,10 @@ _INEXACT = frozenset((torch.int64, torch.uint64))
 
 
 class MovedView:
-    """Record of how a moved view is taken from its source, kept as an attribute of the view.
+    """Record of how a moved view, a view whose data boxing has copied, is taken from its source.
 
-    It holds the call, the source and how often the source had been written when the view was taken,
-    to see whether the view must be taken again.
+    It is an attribute of the view. It holds the call, the source and how often the source had been
+    written when the view was taken, to see whether the view must be taken again.
     """
 
     __slots__ = (
@@ -230,7 +230,8 @@ class MovedView:
 def fresh(x: Any) -> Any:
     """Return ``x``, brought up to date if it is a moved view whose source was written since.
 
-    Called on operands before an op reads them, while moved views exist.
+    A moved view is the result of a view op for which boxing copied the data. Called on operands
+    before an op reads them, while moved views exist.
     """
     for notify in _BEFORE_READ:
         notify(x)
@@ -241,7 +242,7 @@ def fresh(x: Any) -> Any:
 def up_to_date(x: Any) -> Any:
     """Return ``fresh(x)``, the up-to-date value of ``x``, or None if that would communicate.
 
-    For a caller that runs on one rank alone, such as a query.
+    For printing, which a rank may do alone.
     """
     moved: Any = getattr(x, "_moved_view", None)
     return moved.current(x) if moved.__class__ is MovedView else x

@@ -43,7 +43,7 @@ _SHAPES_OF = callbacks("shapes_of")
 
 @dataclass(frozen=True, slots=True)
 class TensorMeta:
-    """Shape, dtype, requires_grad and memory format of a tensor, without its values.
+    """Shape, dtype, requires_grad and layout (dense or sparse) of a tensor, without its values.
 
     Sent to ranks outside the placement, which make a meta tensor from it.
     """

@@ -239,7 +239,7 @@ class _Watched:
                 self._before = whole.data.clone()
 
     def written(self) -> _Written | None:
-        """Return a ``_Written`` if the call has written to the tensor, else None."""
+        """Return this operand as a ``_Written`` if the call has written to it, else None."""
         counted = _writes(self._whole) != self._count
         if counted or self._marked or self._differs():
             return _Written(self.index, self._whole, counted)

@@ -48,7 +48,7 @@ class Fetched:
 def halo(shard: Shards) -> Tensor:
     """Fetch along each split dim where outputs read neighbouring shards, then run the op.
 
-    For a convolution with a kernel of 3 this is one element on each side of the shard.
+    For a convolution with a kernel of 3 and stride 1 this is one element on each side of the shard.
     """
     x, parts = shard.tensors[0], []
     for d in dict.fromkeys(e.dim for e in shard.specs[0].sbp if isinstance(e, Split)):

@@ -207,14 +207,20 @@ def fill_normal(
 
 
 def fill_integers(x: Tensor, spec: TensorSpec, key: RngState, low: int, high: int) -> None:
-    """Fill ``x``, this rank's shard, with random integers of [low, high)."""
+    """Fill ``x``, this rank's shard, with random integers of [low, high).
+
+    ``spec`` is that of the global tensor, and ``key`` the random key of the op.
+    """
     fill(load.randint_, x, spec, key, low, high)
 
 
 def fill_uniform(
     x: Tensor, spec: TensorSpec, key: RngState, low: Any = 0.0, high: Any = 1.0
 ) -> None:
-    """Fill ``x``, this rank's shard, with uniform numbers of [low, high)."""
+    """Fill ``x``, this rank's shard, with uniform numbers of [low, high).
+
+    ``spec`` is that of the global tensor, and ``key`` the random key of the op.
+    """
     fill(load.uniform_, x, spec, key, low, high)
 
 

@@ -90,7 +90,8 @@ class TorchFunction:
     def call(self) -> Callable[..., Any] | None:
         """A function that handles every call without planning, or None if calls are planned.
 
-        For a query about one memory, such as ``data_ptr``, it is a function that raises.
+        For a query that has no answer for a global tensor, such as ``data_ptr``, the function
+        raises.
         """
         handler = handlers.get(self.name + "_" * self.inplace)
         # None for a list op without a handler, which `plan_list_op` plans.
@@ -142,12 +143,18 @@ class TorchFunction:
 
     @cached_property
     def written(self) -> tuple[tuple[int, str], ...]:
-        """(position, name) of the arguments that torch's schemas mark as written."""
+        """(position, name) of the arguments that torch's schemas mark as written.
+
+        Without ``out=``, which ``outs`` has.
+        """
         return written_arguments(self.run)
 
     @cached_property
     def reshapes(self) -> bool:
-        """True if the op writes in place and may change the sizes of its target."""
+        """True if the op writes in place and may change the sizes of its target.
+
+        ``squeeze_`` is one.
+        """
         return self.inplace and reshapes_in_place(self.run)
 
 

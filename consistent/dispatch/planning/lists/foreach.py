@@ -76,8 +76,8 @@ def plan_list_op(function: TorchFunction, args: tuple, kwargs: dict) -> Plan | N
 def _plan_on_shards(function: TorchFunction, layouts: Sequence[Any]) -> Plan:
     """Return the plan that runs the op on lists of shards, for positions that each have one layout.
 
-    If this rank lacks the shards of some positions, the plan calls the op in two groups, see
-    ``_in_groups``.
+    If this rank lacks the shards of some positions, or some are plain, the plan calls the op in two
+    groups, see ``_in_groups``.
     """
     if not all(map(_is_held, layouts)):
         return OtherCall(function.name, _in_groups(function, layouts))

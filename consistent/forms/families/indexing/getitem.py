@@ -161,7 +161,10 @@ def write_by_index(shard: Shards) -> Tensor:
 
 
 def _entry(item: Item) -> Any:
-    """Return an item of the subscript that is no tensor as plain indexing code has it."""
+    """Return an item of the subscript as an entry of a Python index: an int, a slice or None.
+
+    For items that are no tensors.
+    """
     if item.kind == "new":
         return None
     if item.kind == "int":
