@@ -113,7 +113,7 @@ def summed(shard: Shards, addend: Tensor) -> Tensor:
 def restored(x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
     """Insert the reduced ``dims`` into ``x`` as dims of size 1, unless ``keepdim`` has kept them.
 
-    ``[2, 3]`` with ``dims=[1]`` becomes ``[2, 1, 3]``.
+    Shape [2, 3] with ``dims=[1]`` becomes [2, 1, 3].
     """
     for d in () if keepdim else sorted(dims):
         x = x.unsqueeze(d)

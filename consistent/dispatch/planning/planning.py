@@ -179,7 +179,10 @@ class _Planning:
         return OtherCall(self.function.name, run)
 
     def _facts(self, row: table.Row) -> Plan | None:
-        """Return a plan that asks for a key with more facts, or None if the key is enough."""
+        """Return a plan that asks for a key with more facts, or None if the key is enough.
+
+        The facts are the values of floats, and whether gradients are needed.
+        """
         # The rules of P(max) and P(min) depend on the signs of numbers, and apply only without
         # gradients.
         extreme = any(e.is_extreme for spec in self.specs for e in spec.sbp)
@@ -303,7 +306,8 @@ class _Planning:
     def _localize(self, plan: OnShards, row: table.Row) -> None:
         """Replace logical sizes among the arguments of ``plan`` by those of this rank's shard.
 
-        For ``x.view(8, 4)`` with the result split over two ranks, torch is called with (4, 4).
+        For ``x.view(8, 4)`` whose result is split over two ranks by ``S(0)``, torch is called with
+        (4, 4). ``row`` is the op's row, which knows which arguments are sizes.
         """
         assert row.localize is not None and plan.choice is not None
         at, call = my_coordinate(self.placement), self.call

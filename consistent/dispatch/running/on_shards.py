@@ -92,7 +92,7 @@ class OnShards(Plan):
     def is_one_call(self) -> bool:
         """True if the plan is one call of the function plus attaching the specs of its outputs.
 
-        Such a plan is run by the C++ hook. Plain tensors are then passed as they are.
+        The C++ hook may run such a plan itself. Plain tensors are then passed as they are.
         """
         if self.boxes or self.outside or self.follow or (self.inplace and 0 in self.adopt):
             return False
@@ -398,7 +398,10 @@ def _typed_by_layout(
 def _whole_shape(
     local: torch.Size, sources: Sequence[LengthSource], operands: Sequence[TensorSpec]
 ) -> torch.Size:
-    """Return the logical shape of an output whose shard has the shape ``local``."""
+    """Return the logical shape of an output whose shard has the shape ``local``.
+
+    ``sources`` say which dims of ``operands`` the split dims of the output have their lengths from.
+    """
     if not sources:
         return local
     shape = list(local)

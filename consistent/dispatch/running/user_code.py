@@ -68,8 +68,8 @@ _thread = _Thread()
 def running(scene: Scene, time: int = 0) -> Iterator[None]:
     """Mark this thread as running the user code of ``scene`` inside the context.
 
-    ``time`` counts the runs of the same code (forward, backward), which draw different random
-    numbers.
+    ``time`` numbers the runs of the same code, which draw different random numbers: 0 for forward,
+    then one more for each backward.
     """
     before, _thread.scene = _thread.scene, scene
     try:

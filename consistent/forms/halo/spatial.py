@@ -1,5 +1,7 @@
-"""Ops on images (convolution, pooling, resampling), run on inputs that the form "halo" has
-fetched."""
+"""Ops on images, such as convolution, run on inputs that the form "halo" has fetched.
+
+The others are pooling, resampling, im2col and col2im.
+"""
 
 from __future__ import annotations
 

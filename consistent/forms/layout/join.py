@@ -1,5 +1,7 @@
-"""Forms of cat and split along a split dim. Ranks exchange the elements that move to another
-rank."""
+"""Forms of cat and split along a split dim.
+
+Ranks exchange the elements that move to another rank.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Ops that take elements from other positions along a dim, run on inputs that were fetched for
-them.
+"""Ops that take elements from other positions along a dim, such as roll, on fetched inputs.
 
 The form "halo" fetches the inputs: for slices, pads, rolls, repeats and regrouped dims.
 """

@@ -1,7 +1,7 @@
-"""Forms of ops that index elements in row-major order: take, put, masked_scatter and x[mask] =
-value.
+"""Forms of ops that index elements in row-major order, such as take, put and masked_scatter.
 
-Each rank translates indices into the flattened logical tensor to indices into its own shard.
+Each rank translates indices into the flattened logical tensor to indices into its own shard. The
+form of ``x[mask] = value`` is also here.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Form of ctc_loss where the samples of the batch are split: each rank computes the losses of its
-own."""
+"""Form of ctc_loss where the samples of the batch are split.
+
+Each rank computes the losses of its own samples.
+"""
 
 from __future__ import annotations
 
