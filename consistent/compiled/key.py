@@ -43,10 +43,10 @@ def key_of(args: tuple, kwargs: dict[str, Any]) -> Any:
 
 
 def kind_of(key: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Return ``key`` without the sizes of tensors.
+    """Return ``key`` without the sizes of tensors, for a call with the arguments ``args, kwargs``.
 
-    Calls of one kind differ only in sizes: a new size of a known kind is recorded at once, since
-    the optimizers already have their state.
+    Calls with equal results differ only in sizes. If one of them is recorded, the optimizers have
+    their state, so a call with further sizes is recorded at once, without a first call as written.
     """
     _, *others = key
     unsized = [_unsized(x) for x in tensors_in((args, kwargs))]
@@ -73,7 +73,9 @@ def _shown(x: Any) -> Any:
 
 
 def _frozen(value: Any) -> Any:
-    """Return ``value`` in a hashable form that compares by value.
+    """Return ``value`` in a hashable form that compares by value and type.
+
+    Example: ``{"a": [1]}`` becomes ``(("a", ("list", (int, 1))),)``.
 
     Raises:
         TypeError: ``value`` contains an object that cannot be hashed.

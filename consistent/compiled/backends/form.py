@@ -81,10 +81,15 @@ def form_of(graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Form | None:
 def fill(
     node: Node, number: Callable[[Number], Any], other: Callable[[Node], Any]
 ) -> tuple[tuple, dict[str, Any]]:
-    """Return (args, kwargs) of a node after replacing its numbers and its input nodes.
+    """Return (args, kwargs) of ``node`` with its numbers and its input nodes replaced.
 
-    Each number is replaced by ``number(x)``, each node by ``other(node)``. For messages and random
-    ops, the sizes of the results are appended as arguments.
+    ``form_of`` uses it to replace numbers by blanks, ``symbolic.py`` to replace them by symbols.
+
+    Args:
+        number: called with each number; its result takes the number's place.
+        other: called with each input node; likewise.
+
+    For messages and random ops, the sizes of the results are appended as arguments.
     """
     args, kwargs = node.args, node.kwargs
     if is_item(node):
@@ -111,10 +116,11 @@ def fill(
 
 
 def lies(x: torch.Tensor, number: Callable[[int], Any]) -> tuple[list, list | None, Any]:
-    """Return how a tensor is arranged in memory, with each number replaced by ``number(x)``.
+    """Return how ``x`` is arranged in memory, with each number replaced by ``number(x)``.
 
     For a tensor without gaps, this is (sizes, dims from outermost to innermost, offset); for other
-    tensors (sizes, None, (strides, offset)).
+    tensors (sizes, None, (strides, offset)). Example: the transpose of a contiguous [2, 3] tensor
+    gives ([3, 2], [1, 0], 0).
     """
     sizes, strides, offset = list(x.size()), list(x.stride()), int(x.storage_offset())
     for order in (list(range(x.dim())), sorted(range(x.dim()), key=lambda d: -strides[d])):
@@ -145,8 +151,10 @@ def _target(node: Node) -> Any:
 
 
 def _together(nodes: list[Node]) -> list[int]:
-    """Return which inputs and results share memory: for each, the index of the first one in the
-    same memory."""
+    """Return which inputs and results share memory: for each, the index of the first that does.
+
+    Inputs come first, then results. [0, 1, 0] means that the third has the memory of the first.
+    """
     results: Any = nodes[-1].args[0]
     ends = [*(n for n in nodes if n.op == "placeholder"), *results]
     memories = [node.meta.get("memory", node) for node in ends]
@@ -160,7 +168,7 @@ def _modes() -> tuple:
 def _frozen(value: Any) -> Any:
     """Return ``value`` in a hashable form, as part of a form's text.
 
-    Bools and floats get their type added, since True == 1.
+    Bools and floats get their type added, since True == 1 and 2.0 == 2.
     """
     if isinstance(value, list | tuple):
         return tuple(map(_frozen, value))

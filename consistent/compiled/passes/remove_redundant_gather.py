@@ -49,8 +49,10 @@ def remove_redundant_gather(trace: Trace, _: CompileOptions) -> None:
 
 
 def _cut(user: Node, whole: Node, dims: int) -> tuple[int, int, int] | None:
-    """Return (dim, start, end) of the slice that ``user`` takes of ``whole``; None if ``user`` is
-    no slice."""
+    """Return (dim, start, end) of the slice that ``user`` takes of ``whole``.
+
+    ``dims`` is the number of dims of ``whole``. None: ``user`` is no slice, or one with a step.
+    """
     if user.target is not _aten.slice.Tensor or user.args[0] is not whole or len(user.args) < 4:
         return None
     dim, start, end, *step = user.args[1:]
