@@ -294,8 +294,10 @@ def _(x: Tensor, number: int) -> None:
 
 @torch.library.custom_op("consistent::wait_reduce_", mutates_args=("x",))
 def wait_reduce_(x: Tensor, number: int) -> None:
-    """Wait for the all-reduce of call ``number`` that was started first, and write its result to
-    ``x``."""
+    """Wait for the oldest all-reduce of call ``number``, and write its result into ``x``.
+
+    Several may be under way, since equal calls have the same number.
+    """
     recorded_at = _call(number).where  # noqa: F841 - as above
     with _watched(number):
         put(_thread.under_way[number].popleft().wait(), x)

@@ -178,7 +178,9 @@ class Recorder(TorchDispatchMode):
             _tell_compiling(False)
 
     def found(self, x: torch.Tensor) -> Node | None:
-        """Return ``node_of(x)``; if the origin of ``x`` is unknown, None, and give up the program.
+        """Return ``node_of(x)``; if the origin of ``x`` is unknown, return None and give up.
+
+        Giving up means that the step gets no program, and runs on unrecorded.
         """
         if self.why is not None:
             return None

@@ -91,8 +91,7 @@ class Watching:
         _tell(self._whole, False)
 
     def segment(self, number: int, run: Callable[..., Any], inputs: Sequence[Any]) -> Any:
-        """Run segment ``number`` as ``run(*inputs)``, and return its result; report its ops to
-        tracers."""
+        """Run segment ``number`` as ``run(*inputs)``, report its ops, and return its result."""
         self._pieces, self._met = self._all[number], Counter()
         self._begin(self._pieces.ops[0])
         try:

@@ -34,7 +34,10 @@ def typical_seconds(run: Callable[[], object]) -> float:
 
 
 def _runs(run: Callable[[], object]) -> list[float]:
-    """Return the seconds per call in each of several runs, in ascending order."""
+    """Return the seconds per call in each of several runs, in ascending order.
+
+    A run makes a short call many times. The first call is not counted.
+    """
     found: list[float] = []
     spent, alone = 0.0, torch.get_num_threads() == 1
     first = once(run, 1, alone)[0]
@@ -48,7 +51,7 @@ def _runs(run: Callable[[], object]) -> list[float]:
 
 
 def once(run: Callable[[], object], count: int, alone: bool) -> tuple[float, float]:
-    """Time ``count`` calls, and return (seconds to report, wall-clock seconds).
+    """Make ``count`` calls, and return (seconds to report, wall-clock seconds) of all together.
 
     With ``alone``, which needs a single torch thread, processor time is reported if it is less than
     wall-clock time.

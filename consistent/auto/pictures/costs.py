@@ -17,7 +17,10 @@ _SIMULATED, _ESTIMATED = PALETTE[2], "line"
 
 
 class Bar(Protocol):
-    """Protocol of a choice that was tried, which the chart shows as one bar."""
+    """Protocol of what a chart shows as one bar: a choice that a search has tried.
+
+    ``strategies.search.Tried`` is one. ``report`` is None if its seconds are only estimated.
+    """
 
     @property
     def choice(self) -> object: ...

@@ -62,8 +62,10 @@ class Cost:
     issued: float = 0.0
 
     def recomputed(self) -> Cost:
-        """Return the cost with activation checkpointing: forward runs again in backward, and only
-        the result is kept."""
+        """Return the cost with activation checkpointing: forward runs again in backward.
+
+        Only the result is then kept until backward.
+        """
         return replace(
             self,
             backward=self.backward + self.forward,
@@ -76,10 +78,12 @@ class Costs:
     """Simulator of the costs of units under one plan, on a tensor-parallel group of ranks.
 
     Args:
+        machine: the machine that is simulated.
         ranks: number of ranks of the group.
         plan: name of the strategy along the group's axis, such as "tensor".
         loss: the loss, as passed to the search.
         optimizer: function that makes an optimizer from parameters.
+        bound: share of elements that an op keeps if that depends on values; see ``simulate``.
     """
 
     def __init__(

@@ -29,8 +29,7 @@ _BY_RANK = ("exchange", "broadcast", KIND)
 
 
 def merge_equal(trace: Trace, _: CompileOptions) -> None:
-    """Remove each message that equals an earlier one on the same values, and use the earlier
-    result.
+    """Remove messages that equal an earlier one on the same values, and reuse the earlier result.
 
     A gather is also removed if its tensors were gathered before, together with others. The bytes
     that are held longer for this are limited by ``trace.keep_bytes``.
