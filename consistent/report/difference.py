@@ -22,7 +22,10 @@ from .lines import Line, most_common
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A line of the first report and its counterpart in the second report; either may be None."""
+    """A line of the first report and its counterpart in the second report; either may be None.
+
+    A line is what one op did at one call site.
+    """
 
     before: Line | None
     after: Line | None
@@ -91,9 +94,13 @@ class Change:
 
 
 class Difference:
-    """The changes from one report to another.
+    """The changes from one report to another, as ``Report.diff`` returns them.
 
     ``print`` shows those in layouts, boxings or bytes; ``save`` writes an HTML page.
+
+    Args:
+        changes: a change for each pair of lines, also for equal ones.
+        before, after: bytes that all lines of each report send.
     """
 
     def __init__(self, changes: Sequence[Change], before: int, after: int) -> None:

@@ -42,8 +42,7 @@ class MeasurementCache:
         self._read_up_to = 0
 
     def get(self, name: str, measure: Measure) -> float | None:
-        """Return the number ``name``; if there is none yet, call ``measure`` and keep the result.
-        """
+        """Return the number ``name``; if it is missing, call ``measure`` and keep the result."""
         if name not in self._known:
             with self._locked():
                 # Another process may have measured it while this one waited for the lock.

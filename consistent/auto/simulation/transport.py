@@ -120,8 +120,9 @@ class Simulated(Transport):
         self._note(rank, call.name, call.bytes, call.ranks, tensors=call.tensors)
 
     def _begin(self, name: str, made: Any, arriving: list[Tensor], **given: Any) -> _UnderWay:
-        """Log the begin of an asynchronous message; return the handle whose ``wait()`` logs its
-        end.
+        """Log the begin of an asynchronous message, and return its handle, which logs the end.
+
+        The end is logged by ``wait()``.
 
         Args:
             name: the transport method.
