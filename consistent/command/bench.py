@@ -59,8 +59,7 @@ def main(words: list[str]) -> int:
 
 
 def _ops(everywhere: Placement) -> list[_Row]:
-    """Return the times of some ops on global tensors, and on plain tensors of their shards' shapes.
-    """
+    """Return the times of some ops on global tensors, and on plain tensors of their shards."""
     plain = torch.ones(8, 8), torch.ones(8, 8), torch.ones(8)
     x, w, b = (
         from_local(each, everywhere, sbp, check=False)
@@ -88,7 +87,7 @@ def _ops(everywhere: Placement) -> list[_Row]:
 
 
 def _boxings(everywhere: Placement) -> list[_Row]:
-    """Return the times of some changes of layout, as ranks do them here and by messages."""
+    """Return the times of some changes of layout, by the usual transport and by messages only."""
     messages, rows = chain(current())[-1], []
     for nbytes in SIZES:
         side = int((nbytes // 4) ** 0.5)

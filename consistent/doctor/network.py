@@ -67,7 +67,7 @@ def _addresses(name: str) -> list:
 
 
 def _several(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether a launcher's variables say that this process is one of a job on several hosts.
+    """Return whether this process is a rank of a job on several hosts, by a launcher's variables.
     """
     if not all(environ.get(name) for name in _LAUNCHED):
         return False

@@ -36,11 +36,10 @@ def check(consistent: Path, mirrored: Path) -> None:
 
 
 def troubles(consistent: Path) -> Iterator[Finding]:
-    """Yield a finding for each installed distribution that conflicts with the folder
-    ``consistent``.
+    """Yield a finding for each installed distribution that conflicts with ``consistent``.
 
-    These are another distribution that has installed files into this folder, and an installation of
-    this package in another folder.
+    ``consistent`` is the folder of the package. In conflict are another distribution that has
+    installed files into this folder, and an installation of this package in another folder.
     """
     for other in distributions(name="consistent"):
         if _folder(other) == consistent and _installs(other):

@@ -97,7 +97,7 @@ class _StandIns:
     def of_state(self, state: Any) -> Any:
         """Return an optimizer's state with the replacement of each parameter as its key.
 
-        Values are copied one level deep, and their tensors stay the same.
+        The dict of each parameter is copied, so that a step does not change the original.
         """
         new: Any = defaultdict(dict)
         for param, values in state.items():

@@ -150,7 +150,9 @@ def _fit(text: str, width: int) -> str:
 
 
 def _fit_end(text: str, width: int) -> str:
-    """Return ``text``, or its end if it is longer than ``width``, which says more of a file's path.
+    """Return ``text``, or its last characters if it is longer than ``width``.
+
+    The end of a file's path says more than its start.
     """
     text = in_a_line(text)
     return text if len(text) <= width else "..." + text[3 - width :]

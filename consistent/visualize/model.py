@@ -166,8 +166,8 @@ def _line(cells: tuple[str, ...], widths: list[int], blocks: bool) -> str:
 def _style(row: PictureRow) -> int | None:
     """Return the index of the colour that stands for the layout of a row's tensor.
 
-    It is used in the terminal and in the drawing: 0 split, 1 addends, 8 whole. None: a module, or a
-    tensor without a layout.
+    It is used in the terminal and in the drawing: 0 split, 1 addends, 8 whole. None stands for a
+    module, a plain tensor, or a tensor that is tied to another.
     """
     spec = row.entry.spec if row.entry is not None else None
     if spec is None or row.entry is None or row.entry.tied:

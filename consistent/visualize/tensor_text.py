@@ -67,7 +67,9 @@ def axis_name(spec: TensorSpec, axis: int) -> str:
 
 
 def direction(spec: TensorSpec) -> str:
-    """Return which dims of the tensor go from top to bottom and from left to right in its picture.
+    """Return a text that says how the dims of the tensor lie in its picture.
+
+    Example: ``dim 0 from top to bottom, dim 1 from left to right``.
     """
     dims = drawn_dims(spec)
     if not dims:
@@ -163,7 +165,10 @@ def _cell_width(spec: TensorSpec, some: Iterator[RankPart]) -> int:
 
 
 def _cell(spec: TensorSpec, held: RankPart, fill: str) -> _Cell:
-    """Return the text of one rank, line by line: its number, its small picture, region and bytes.
+    """Return the text of one rank, line by line.
+
+    It has the rank's number, its small picture of the tensor, its region and bytes. ``fill`` has
+    the three characters of ``small``.
     """
     style = held.piece
     drawn: _Cell = [(row, style) for row in small(spec, held, fill)]

@@ -70,6 +70,5 @@ class Picture:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Return ``text`` as lines of at most ``width`` characters; lines after the first are indented.
-    """
+    """Return ``text`` as lines of at most ``width`` characters; all but the first are indented."""
     return textwrap.wrap(text, width, subsequent_indent="  ") or [""]
