@@ -91,7 +91,10 @@ class Agreed:
         return self.func(*args, **kwargs)
 
     def results(self, out: Any, xs: list[Tensor]) -> list[Tensor]:
-        """Return the tensors in ``out``, made contiguous; if there are none, one empty tensor."""
+        """Return the tensors in ``out``, made contiguous; if there are none, one empty tensor.
+
+        The recorder finds the message in the graph by its results, so there must be at least one.
+        """
         # An op that returns nothing still needs a result, by which the recorder finds its message.
         return [x.contiguous() for x in tensors_in(out)] or [xs[0].new_empty(0)]
 
@@ -139,7 +142,7 @@ class Heard:
         return []
 
     def call(self) -> OpaqueCall:
-        """Return the ``OpaqueCall`` that represents the stand-in in a program."""
+        """Return the ``OpaqueCall`` that represents this in the program of the outside rank."""
         name, ranks = str(self.func), self.ranks
         return OpaqueCall(
             f"hear {name} over {ranks}", self, (), "agree", name, ranks, computes=True

@@ -18,7 +18,9 @@ from .memory import geometry, has_memory, storage_of
 def key_of(args: tuple, kwargs: dict[str, Any]) -> Any:
     """Return the key of a call: its arguments, how they share memory, and torch's modes.
 
-    Return None if the arguments cannot be compared, so that the call cannot run a program.
+    Calls with equal keys may run the same program. Tensors count by layout, shape and dtype, other
+    arguments by value. Return None if the arguments cannot be compared, so that the call cannot run
+    a program.
     """
     tensors = tensors_in((args, kwargs))
     memories = [storage_of(x) if has_memory(x) else -1 - i for i, x in enumerate(tensors)]

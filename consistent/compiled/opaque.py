@@ -45,7 +45,10 @@ Shape = tuple[tuple[int, ...], torch.dtype, torch.device]
 
 
 class MessageObserver(Protocol):
-    """Protocol of an observer that reports the messages of a running program."""
+    """Protocol of an observer that is told of the messages of a running program.
+
+    ``watching.Watching`` is one; it reports them to tracers.
+    """
 
     def ordered(self, number: int) -> AbstractContextManager[None]:
         """Return a context manager for call ``number``.
@@ -98,7 +101,8 @@ class OpaqueCall:
 
     @cached_property
     def number(self) -> int:
-        """A number that identifies the call, equal in every process."""
+        """A number that identifies the call, equal in every process; a hash of ``text`` and
+        ``outs``."""
         digest = hashlib.sha256(f"{self.text} -> {self.outs}".encode()).digest()
         # 7 bytes fit the signed 64-bit int of an op's schema.
         return int.from_bytes(digest[:7], "big")

@@ -43,7 +43,7 @@ def GRAPH_BREAK(number: int) -> None:  # noqa: N802 - a marker among the ops of 
 
 
 class InputLike(NamedTuple):
-    """Description of an input of a program, without keeping the tensor alive.
+    """Description of an input of a finished program, which must not keep the recorded tensor alive.
 
     ``shape`` is that of the whole tensor, ``bytes`` the size of this rank's shard.
     """
@@ -133,7 +133,7 @@ class Write:
     value: Place | None
 
     def run(self, values: Sequence[Any]) -> None:
-        """Make the assignment."""
+        """Make the assignment, after a run of the segment that has computed ``values``."""
         x = None if self.value is None else self.value.get(values, ())
         if isinstance(self.source.store, torch.Tensor) and is_global(self.source.store):
             if x is not None:

@@ -106,7 +106,7 @@ class Rates:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Track reads of param groups and schedules inside the block."""
+        """Track which param group entries and schedule attributes are read, inside the block."""
         classes = [type(schedule) for schedule in self._reached.schedules]
         for schedule, cls in zip(self._reached.schedules, classes, strict=True):
             schedule.__class__ = _watching(cls, self._asked_of)

@@ -593,7 +593,7 @@ class Recorder(TorchDispatchMode):
 
     @property
     def objects(self) -> list[Any]:
-        """Functions that are called at graph breaks, in order."""
+        """The functions that run at graph breaks, in order."""
         return self._objects
 
 

@@ -164,9 +164,9 @@ class _Recording:
         return result
 
     def ended(self, result: Any) -> Recorded | Unsettled:
-        """Return the finished program, if all ranks have recorded one; otherwise the reason.
+        """Return the program, if all ranks have recorded the step; otherwise the reason why not.
 
-        This is a collective of the world.
+        Called after ``run``, with the result of the step. This is a collective of the world.
         """
         recorder, name = self._recorder, self._how.name
         changed = self._changed()

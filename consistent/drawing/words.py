@@ -52,7 +52,7 @@ def layout_text(spec: TensorSpec | None, dtype: torch.dtype, shape: Sequence[int
 
 
 def sbp_text(spec: TensorSpec) -> str:
-    """Return the SBP of each axis as text: ``S(0), B``."""
+    """Return the SBPs of all placement axes as text, such as ``S(0), B``."""
     return ", ".join(map(str, spec.sbp))
 
 

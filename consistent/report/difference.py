@@ -39,8 +39,8 @@ class Change:
     def kind(self) -> str:
         """The kind of the change: "new", "gone", "changed", "count" or "same".
 
-        A line is changed if its layouts, boxings or bytes per call are; its count if it only ran
-        more or less often.
+        "changed" means other layouts, boxings or bytes per call; "count" means that only the number
+        of calls differs.
         """
         if self.before is None or self.after is None:
             return "new" if self.before is None else "gone"

@@ -232,7 +232,13 @@ def _chosen(options: Sequence[Candidate]) -> Candidate:
 def _on_axis(
     plan: OnShards, operands: Sequence[TensorSpec], options: Sequence[Signature], axis: int
 ) -> tuple[Candidate, ...]:
-    """Return the candidates on one placement axis: the chosen one first, then the cheapest."""
+    """Return the candidates on one placement axis: the chosen one first, then the cheapest.
+
+    Args:
+        plan: how the op runs.
+        operands: specs of its operands.
+        options: the signatures that the op accepts on the axis.
+    """
     choice = plan.choice
     assert choice is not None
     ins, outs = ([sbp[axis] for sbp in side] for side in (choice.ins, choice.outs))

@@ -45,7 +45,7 @@ class RankPart:
 
 
 def holding(spec: TensorSpec, at: Coordinate) -> RankPart:
-    """Return what the rank at grid coordinate ``at`` holds."""
+    """Return the part of a tensor of ``spec`` that the rank at grid coordinate ``at`` holds."""
     runs, sizes = spec.runs(at), spec.local_shape(at)
     grid = spec.placement.shape
     roles = []

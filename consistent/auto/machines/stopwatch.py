@@ -20,9 +20,9 @@ def typical_seconds(run: Callable[[], object]) -> float:
     """Return the seconds of one call: the median of a few runs, without the first call.
 
     This is not the minimum, because a step consists of many calls and takes their usual time. With
-    one torch thread, a run counts with its processor time if that is less: other programs had the
-    processor for the rest. If runs differ much, something disturbed them, so they are repeated, and
-    the least median counts.
+    one torch thread, the processor time of a run counts if it is less than the time that passed,
+    since other programs had the processor for the rest. If runs differ much, something disturbed
+    them, so they are repeated, and the least median counts.
     """
     medians = []
     for _ in range(TRIES):

@@ -339,9 +339,9 @@ def _launch_s() -> float:
 def _host_s() -> float:
     """Return the seconds of Python, autograd and dispatch that an op on global tensors adds.
 
-    This times forward and backward of a small model, and subtracts the ops themselves. The model's
-    tensors are large enough that they displace the library's code from the caches, as in a program
-    that computes.
+    Forward and backward of a small model are timed, and the times of the ops themselves are
+    subtracted. The model's tensors are large enough that they displace the library's code from the
+    caches, as in a program that computes.
     """
     from ...dispatch.plans.shards import attach
     from ...spec import B, Placement, TensorSpec

@@ -33,7 +33,7 @@ class Bar(Protocol):
 
 
 class CostsPicture(Picture):
-    """Bar chart of the choices that a search tried, the fastest first.
+    """Bar chart of the strategies that a search tried: the seconds of a step, the fastest first.
 
     Args:
         name: name of the search in the head line.

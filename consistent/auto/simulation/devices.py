@@ -14,7 +14,10 @@ from ...spec.tracer import Tracer
 
 
 class SimulatedWorld(World):
-    """World of a given number of ranks, with or without GPUs, whatever this machine has."""
+    """World of ``ranks`` ranks, with or without GPUs, against which placements are checked.
+
+    It replaces the real world, so it does not matter what this machine has.
+    """
 
     def __init__(self, ranks: int, gpus: bool) -> None:
         self._ranks, self._gpus = ranks, gpus

@@ -115,7 +115,10 @@ class Scheduled:
 
 @dataclass
 class Log:
-    """Events of a simulation in order, and how often the program read values."""
+    """Events of a simulation in order, and how often the program read values.
+
+    The timeline and the peak of memory are computed from the events.
+    """
 
     events: list[Any] = field(default_factory=list)
     read: dict[str, int] = field(default_factory=dict)  # values that were taken for 0, by line

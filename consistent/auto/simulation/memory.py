@@ -14,7 +14,10 @@ _T = torch.Tensor
 
 
 class Memory:
-    """Recorder of when the memory of imagined tensors is allocated and freed."""
+    """Recorder that logs when the memory of imagined tensors is allocated and freed.
+
+    Each memory (storage) gets a number. Views of one storage have the same number.
+    """
 
     def __init__(self, log: Log) -> None:
         self._log = log

@@ -16,7 +16,7 @@ KINDS = ("parameters", "gradients", "optimizer", "activations", "boxing")
 
 @dataclass
 class Peak:
-    """Bytes that a rank holds at its peak, in total and by kind."""
+    """Bytes that a rank holds at its peak, in total and by kind (one of ``KINDS``)."""
 
     bytes: int = 0
     kinds: dict[str, int] = field(default_factory=dict)

@@ -95,7 +95,7 @@ def simulate(
 ) -> Iterator[Simulation]:
     """Run a program as on ``ranks`` ranks inside the ``with`` block, in this process alone.
 
-    Nothing is computed, sent or allocated.
+    No message is sent, and large tensors are neither computed nor allocated.
 
     ```
     with consistent.simulate(ranks=4096, machine="a100-8") as sim:

@@ -84,7 +84,7 @@ class Track:
         self.spans.append(Span(self.rank, "compute", event.work.op, begin, self.now, event.where))
 
     def follow(self, event: SimulatedOp, machine: Machine) -> None:
-        """Append an op on a placement that the rank is not in, which costs Python time only."""
+        """Append an op on a placement that the rank is not in; it costs Python time only."""
         seconds = machine.follow_seconds(event.work)
         self.now += seconds
         self.compute += seconds
@@ -138,7 +138,8 @@ class Track:
 
 @dataclass
 class Timeline:
-    """Timelines of all simulated ranks."""
+    """Timelines of all simulated ranks, by rank, and the idle share of the last pipeline schedule.
+    """
 
     tracks: dict[int, Track] = field(default_factory=dict)
     bubble: float = 0.0  # the share of a schedule in which placements stand idle, 0 to 1
@@ -161,7 +162,7 @@ class Timeline:
 
 
 def timeline(events: Iterable[Any], machine: Machine) -> Timeline:
-    """Return the timeline of ``events`` on ``machine``."""
+    """Return what each simulated rank does at which time, if ``events`` run on ``machine``."""
     made = Timeline()
     for event in events:
         if isinstance(event, SimulatedOp):

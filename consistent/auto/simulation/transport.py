@@ -83,7 +83,8 @@ class Simulated(Transport):
 
     @contextmanager
     def acting_in(self, placement: Placement) -> Iterator[None]:
-        """Make this process the rank that represents ``placement`` inside the ``with`` block."""
+        """Make this process act as the rank that represents ``placement`` inside the ``with``
+        block."""
         before = self.rank, self._acts
         self.rank, self._acts = self.rank_in(placement), True
         try:
@@ -409,7 +410,10 @@ def _data(given: dict[str, Any]) -> Iterator[Tensor]:
 
 
 class _UnderWay:
-    """Handle of an asynchronous message: ``wait()`` logs the end and frees the received tensors."""
+    """Handle of an asynchronous message; ``wait()`` returns ``x``.
+
+    It also logs the end by ``end()``, and frees the tensors ``arriving``.
+    """
 
     def __init__(self, x: Tensor, end: Callable[[], None], arriving: list[Tensor]) -> None:
         self._x, self._end, self._arriving = x, end, arriving

@@ -36,7 +36,7 @@ Optimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of one unit, on one rank, for one micro-batch.
+    """Simulated cost of one unit, such as a layer, on one rank for one micro-batch.
 
     Args:
         forward, backward: seconds.
@@ -99,7 +99,9 @@ class Costs:
         self._loss, self._optimizer, self._bound = loss, optimizer, bound
 
     def of(self, model: nn.Module, calls: Iterable[tuple[Any, UnitCall]]) -> dict[Any, Cost]:
-        """Return the cost of each of ``calls``, which are (key, call of a unit) pairs, by key.
+        """Return the cost of each call of a unit, simulated on the group.
+
+        ``calls`` are (key, call) pairs; the result maps each key to its cost.
 
         Raises:
             ValueError: the plan does not fit a unit.

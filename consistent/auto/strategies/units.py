@@ -130,7 +130,10 @@ def _calls_in(events: Sequence[Any], model: nn.Module) -> list[UnitCall]:
 
 
 class _Loss(nn.Module):
-    """The loss as a module, whose calls are logged like those of units."""
+    """The loss as a module, so that its call is logged like those of units.
+
+    ``value(out, target)`` computes it.
+    """
 
     def __init__(self, value: Callable[[Any, Any], Any]) -> None:
         super().__init__()

@@ -35,6 +35,8 @@ _TOLD = (MESSAGE, WAIT_MESSAGE, DRAWN)
 class Form(NamedTuple):
     """The ops of a graph as comparable text, separated from the numbers that they use.
 
+    For example, graphs of equal ``text`` are recordings of a step at several batch sizes.
+
     Args:
         text: description of the ops without numbers, which is equal for graphs that may share code.
         numbers: the numbers of the graph and its inputs' sizes and strides, in the order in which
@@ -131,7 +133,10 @@ def lies(x: torch.Tensor, number: Callable[[int], Any]) -> tuple[list, list | No
 
 
 def strides_of(sizes: Sequence[Any], order: Sequence[int]) -> list[Any]:
-    """Return the strides of a tensor without gaps; ``order`` lists its dims, outermost first."""
+    """Return the strides of a tensor without gaps; ``order`` lists its dims, outermost first.
+
+    Example: ``strides_of([3, 2], [1, 0])`` gives [1, 3].
+    """
     strides: list[Any] = [1] * len(sizes)
     step: Any = 1
     for dim in reversed(order):

@@ -88,11 +88,15 @@ class Symbolic:
         self._guards = self._shapes.produce_guards_expression(symbols, ignore_static=False)
 
     def _given(self, numbers: tuple[Number, ...]) -> list[Any]:
-        """Return the values of the code's symbols for a graph with these ``numbers``."""
+        """Return the value of each symbol of the code, for a graph with these ``numbers``."""
         return [numbers[of[0]] for of in self._ints]
 
     def serves(self, numbers: tuple[Number, ...]) -> bool:
-        """Return whether the code is correct for a graph of this form with these numbers."""
+        """Return whether the code is correct for a graph of this form with these numbers.
+
+        Numbers that are constants of the code must be equal, and torch's guards on the others must
+        hold.
+        """
         if any(numbers[i] != number for i, number in self._fixed):
             return False
         if any(numbers[i] != numbers[of[0]] for of in self._ints for i in of):

@@ -38,9 +38,10 @@ class Step:
 
 
 def cut(graph: GraphModule, device: str) -> list[Step]:
-    """Return the division of a segment into steps, in order.
+    """Divide a segment into steps that run one after another, and return them.
 
-    ``device`` is the type of the device whose ops are captured.
+    Each is captured as a CUDA graph, or runs on the host, or is a message or random op. ``device``
+    is the type of the device whose ops are captured.
     """
     return _Cutting(graph, device).steps()
 

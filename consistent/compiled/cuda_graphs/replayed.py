@@ -50,7 +50,7 @@ class Capturer(Protocol):
 
 
 def replayed(backend: Backend, capturer: Callable[[], Capturer], device: str) -> Backend:
-    """Return ``backend``, extended to capture the stretches of ops on ``device`` and replay them.
+    """Return a backend that compiles by ``backend``, and runs ops on ``device`` by CUDA graphs.
 
     Args:
         capturer: makes the object that captures, anew for each capture of a segment.
@@ -301,7 +301,10 @@ def _fixed(graph: GraphModule, outs: list[Node]) -> set[Node]:
 
 
 def _called(part: _Part, values: dict[Node, Any]) -> list[Any]:
-    """Run a step that is a message or a random op, and return the values that it passes on."""
+    """Run a step that is a message or a random op, and return the values that later steps read.
+
+    ``values`` has the value of each node so far.
+    """
     node, *items = part.step.nodes
     target: Any = node.target
     args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)

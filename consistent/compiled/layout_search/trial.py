@@ -42,7 +42,7 @@ class Listening(Around):
 
     @property
     def chain(self) -> Chain:
-        """The ops that were noted."""
+        """The recorded ops, as the input of the search."""
         return self._listener.chain
 
 

@@ -260,7 +260,7 @@ class _EpilogueMatcher:
     def _only_user(self, node: Node) -> Node | None:
         """Return the only op that reads ``node``, so that the two can be fused.
 
-        Return None if there are several, if the op is beyond the next message, or if the value
+        Return None if there are several, if the op is after the next message, or if the value
         outlives the step or is written into.
         """
         (first, *others) = node.users or (None,)
@@ -289,7 +289,10 @@ class _EpilogueMatcher:
 
 
 def is_before(x: Node, message: Node) -> bool:
-    """Return whether ``x`` is computed before ``message``, or is a view of such a value."""
+    """Return whether ``x`` is computed before ``message``, or is a view of such a value.
+
+    Only then can a call in place of ``message`` read it.
+    """
     if x.op == "placeholder" or x < message:
         return True
     target = x.target

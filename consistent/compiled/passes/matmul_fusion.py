@@ -44,7 +44,8 @@ class Product:
         lead: all sizes but the last of the boxed tensor's shape on this rank.
         node: node of the product.
         inside: nodes of the product, and of the views between it and the message.
-        is_first: whether the product is before the message.
+        is_first: whether the product is before the message, whose input it is; otherwise it reads
+            the result of the message.
     """
 
     src: TensorSpec

@@ -108,7 +108,7 @@ class Rematerialization:
         return memory in count.given or count.memories[memory].last >= last
 
     def undo(self) -> None:
-        """Restore the graph."""
+        """Restore the graph as it was before this change."""
         for user, node, made in reversed(self._changed):
             user.replace_input_with(made, node)
         # In reverse order, because a node can be erased only after the nodes that read it.

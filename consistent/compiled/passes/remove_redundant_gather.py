@@ -20,7 +20,8 @@ _aten = torch.ops.aten
 def remove_redundant_gather(trace: Trace, _: CompileOptions) -> None:
     """Replace slices of gathered tensors by copies of this rank's own shard, where they are equal.
 
-    Nothing may write into the shard or the gathered tensor meanwhile.
+    A gather without other readers is removed. Nothing may write into the shard between gather and
+    slice, nor into the gathered tensor.
     """
     for node in list(trace.messages()):
         call = trace.call(node)

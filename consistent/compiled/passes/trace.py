@@ -125,5 +125,8 @@ class Trace:
 
 
 def memory_of(node: Any) -> Any:
-    """Return the identifier of the memory that contains a node's value; None if it has none."""
+    """Return the identifier of the memory of a node's value; None if the node has no tensor value.
+
+    Views of one tensor have the same identifier.
+    """
     return node.meta.get("memory")
