@@ -81,13 +81,11 @@ def _as_written(
     """Return a replacement for a method of ``owner`` that makes its call a graph break.
 
     Called during a recording, it ends the segment of recorded ops, and runs the original method
-    unrecorded.
+    unrecorded. Arguments that are not listed here are those of ``listening``.
 
     Args:
         owner, method: an optimizer, schedule or scaler, and the name of its method.
         text: name of the method in messages, such as "SGD.step".
-
-    The other arguments are those of ``listening``.
     """
     original = getattr(owner, method)
 

@@ -138,7 +138,10 @@ class Track:
 
 @dataclass
 class Timeline:
-    """Timelines of all simulated ranks, by rank, and the idle share of the last pipeline schedule.
+    """Timelines of all simulated ranks.
+
+    ``bubble`` is the share of a pipeline schedule in which placements are idle, and ``schedule``
+    its name; "" without a schedule.
     """
 
     tracks: dict[int, Track] = field(default_factory=dict)

@@ -83,8 +83,7 @@ class Simulated(Transport):
 
     @contextmanager
     def acting_in(self, placement: Placement) -> Iterator[None]:
-        """Make this process act as the rank that represents ``placement`` inside the ``with``
-        block."""
+        """Make this process the rank that represents ``placement``, inside the ``with`` block."""
         before = self.rank, self._acts
         self.rank, self._acts = self.rank_in(placement), True
         try:

@@ -86,12 +86,11 @@ def fill(
     """Return (args, kwargs) of ``node`` with its numbers and its input nodes replaced.
 
     ``form_of`` uses it to replace numbers by blanks, ``symbolic.py`` to replace them by symbols.
+    For messages and random ops, the sizes of the results are appended as arguments.
 
     Args:
         number: called with each number; its result takes the number's place.
-        other: called with each input node; likewise.
-
-    For messages and random ops, the sizes of the results are appended as arguments.
+        other: called with each input node; its result takes the node's place.
     """
     args, kwargs = node.args, node.kwargs
     if is_item(node):
