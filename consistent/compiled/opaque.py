@@ -101,8 +101,7 @@ class OpaqueCall:
 
     @cached_property
     def number(self) -> int:
-        """A number that identifies the call: a hash of ``text`` and ``outs``, equal in every
-        process."""
+        """A number that identifies the call in every process: a hash of ``text`` and ``outs``."""
         digest = hashlib.sha256(f"{self.text} -> {self.outs}".encode()).digest()
         # 7 bytes fit the signed 64-bit int of an op's schema.
         return int.from_bytes(digest[:7], "big")

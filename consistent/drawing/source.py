@@ -27,8 +27,7 @@ class Function:
     lines: list[int] = field(default_factory=list)
 
     def source(self, most: int = 4) -> Iterable[tuple[int, str] | None]:
-        """Yield (number, text) of source lines, from the first of the function to the last of
-        ``lines``.
+        """Yield (number, text) of source lines, from the function's first to the last of ``lines``.
 
         More than ``most`` consecutive lines that are not in ``lines`` are left out, and None is
         yielded instead of them.
