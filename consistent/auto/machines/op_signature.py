@@ -47,7 +47,7 @@ class Same(NamedTuple):
 
 
 class Many(NamedTuple):
-    """A list or tuple of descriptions."""
+    """An argument or result that is a list or tuple, with the description of each item."""
 
     items: tuple[Any, ...]
 

@@ -22,7 +22,7 @@ from ...overlap.chunked_matmul import Boxing, box_multiply_once, multiply_box_on
 
 @dataclass(frozen=True, slots=True)
 class Summed:
-    """Callable that sums x over ranks and applies the ops after the sum, in one kernel.
+    """Callable that sums x over ranks and applies the ops after the sum, by one native call.
 
     The ops are norm(activation(scale * sum + bias + residual)), of which any may be missing.
 
