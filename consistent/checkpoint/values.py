@@ -126,9 +126,9 @@ def _refused(value: Any, path: Trail) -> TypeError:
 
 
 def decode(text: Any, tensor: Callable[[str], Any]) -> Any:
-    """Return the value that ``encode`` turned into ``text``, the parsed JSON.
+    """Return the value that ``encode`` turned into ``text``, which is parsed JSON.
 
-    ``tensor(name)`` is called for each of its tensors, and returns what takes its place.
+    ``tensor(name)`` is called for each tensor in the value, and returns what to put there.
 
     Raises:
         ValueError: ``encode`` cannot have made ``text``.

@@ -21,7 +21,7 @@ class Attribute(str):
 
 
 def never(path: Path, x: Any) -> bool:
-    """Return False, so that every container is traversed."""
+    """Return False: the default of ``stop``, by which every container is traversed."""
     return False
 
 
@@ -31,9 +31,10 @@ def tensors(batch: Any) -> Iterator[tuple[Path, Tensor]]:
 
 
 def leaves(batch: Any, stop: Stop = never) -> Iterator[tuple[Path, Any]]:
-    """Return (path, value) of each value in a batch that contains no others.
+    """Return (path, value) of each value in a batch that contains no other values.
 
-    A container for which ``stop(path, value)`` is true is returned as one value, too.
+    ``{"x": [1, 2]}`` gives ``(("x", 0), 1)`` and ``(("x", 1), 2)``. A container for which
+    ``stop(path, container)`` is true is not traversed, but returned as one value.
     """
 
     def walk(x: Any, path: Path, above: tuple[int, ...]) -> Iterator[tuple[Path, Any]]:
@@ -64,7 +65,11 @@ def mapped(fn: Callable[[Path, Any], Any], batch: Any, stop: Stop = never) -> An
 
 
 def children(x: Any) -> dict[Any, Any] | None:
-    """Return the values in ``x`` by key, position or name; None if it is not a container."""
+    """Return the values in ``x`` by key, position or attribute name; None if there are none inside.
+
+    Mappings, lists, tuples and objects whose attributes contain any of these or tensors count as
+    containers.
+    """
     if isinstance(x, Tensor | np.ndarray | str | bytes | int | float | None):
         return None
     if isinstance(x, Mapping):
@@ -98,9 +103,9 @@ def _opens(value: Any) -> bool:
 
 
 def _beside(x: Mapping) -> dict[Attribute, Any]:
-    """Return the sequences and tensors that a mapping of a custom class has as attributes.
+    """Return the lists, tuples and tensors that a mapping has as attributes, beside its items.
 
-    They are in addition to its items, such as the encodings of a tokenizer's batch.
+    An example are the encodings of a transformers' ``BatchEncoding``. A plain dict has none.
     """
     kept = getattr(x, "__dict__", {})
     return {

@@ -12,10 +12,11 @@ from torch.utils.data import DataLoader
 
 
 class Order:
-    """The generators of a DataLoader and its samplers, and their states at the start of the epoch.
+    """The random generators that draw the order of items, with their states at the epoch's start.
 
     These are the generators that were passed to the DataLoader and its samplers, and torch's
-    default generator, from which they draw if none was passed.
+    default generator, from which they draw if none was passed. From the states a resumed program
+    draws the same order again.
     """
 
     def __init__(self, loader: DataLoader) -> None:

@@ -171,7 +171,11 @@ def given_to(name: str, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def call_of(rank: int, given: dict[str, Any], name: str) -> Call:
-    """Return the record of a call of the method ``name`` with the arguments ``given``."""
+    """Return the record of a call of the method ``name`` with the arguments ``given``.
+
+    ``rank`` is the calling rank. ``given`` maps parameter names to arguments, as ``given_to``
+    returns them.
+    """
     # `send` has no `ranks`, only the receiver.
     ranks = tuple(given["ranks"]) if "ranks" in given else (rank, given["to"])
     counted_as, sent = COUNTED[name]

@@ -29,7 +29,10 @@ _default: Transport | None = None
 
 
 def current() -> Transport:
-    """Return the transport of this thread: that of ``use``, else the process-wide default."""
+    """Return the transport of this thread: that of ``use``, else the process-wide default.
+
+    The default is made at the first call.
+    """
     return _thread.override or _default or _make_default()
 
 

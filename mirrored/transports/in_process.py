@@ -54,9 +54,10 @@ class InProcessState:
             self.arrived[to].notify_all()
 
     def receive(self, source: int, to: int, what: str) -> Any:
-        """Return the next message from ``source``, which must have been sent in a call ``what``.
+        """Wait for and return the next message from rank ``source`` to rank ``to``.
 
-        Raises RuntimeError if the call has another name: the ranks make different calls.
+        ``what`` names the receiver's call. Raises RuntimeError if the message was sent in a call of
+        another name, because then the ranks make different calls.
         """
         with self.lock:
             sent, message = self._next(self.queues[source, to], source, to, what)
@@ -75,7 +76,7 @@ class InProcessState:
             self.arrived[to].notify_all()
 
     def fetch(self, source: int, to: int, label: str) -> Any:
-        """Return the next message from ``source`` under ``label``."""
+        """Wait for and return the next message that ``source`` posts to ``to`` under ``label``."""
         with self.lock:
             queue = self.labelled.setdefault((source, to, label), deque())
             message = self._next(queue, source, to, label)
@@ -85,7 +86,11 @@ class InProcessState:
         return message
 
     def _next(self, queue: deque[Any], source: int, to: int, what: str) -> Any:
-        """Wait for a message in ``queue`` and return it; the caller holds the lock."""
+        """Wait for a message in ``queue``, take it out and return it; the caller holds the lock.
+
+        ``source``, ``to`` and ``what`` (a call or a label) describe the wait for error messages.
+        Raises RankAborted if another rank fails meanwhile.
+        """
         self.waiting[to] = (source, what, queue)
         while not queue and self.failure is None:
             self._check_progress()
@@ -140,7 +145,10 @@ class InProcessState:
 
 
 class InProcess(CheckedTransport):
-    """Transport of rank ``rank`` of a simulated ``world``."""
+    """Transport of rank ``rank`` of a simulated ``world``, whose ranks are threads.
+
+    ``run_ranks`` makes one for each thread.
+    """
 
     def __init__(self, world: InProcessState, rank: int) -> None:
         self.world = world

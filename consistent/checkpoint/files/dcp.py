@@ -142,7 +142,10 @@ def _stored(told: Record, name: str, folder: str, sizes: dict[str, int]) -> Stor
 
 
 def _check_apart(places: Any) -> None:
-    """Raise ValueError if two entries share bytes, by which a small file could fill memory."""
+    """Raise ValueError if two of ``places`` overlap in their file.
+
+    With overlaps, a small malicious file could describe more data than memory holds.
+    """
     end, last = 0, ""
     for each in sorted(places, key=lambda p: (p.file, p.at, p.nbytes)):
         if each.file == last and each.at < end:
@@ -154,9 +157,10 @@ def _check_apart(places: Any) -> None:
 
 
 def _check_count(found: dict, size: int) -> None:
-    """Raise ValueError if the tensors have more pieces in total than the index has bytes.
+    """Raise ValueError if the tensors in ``found`` have more pieces than the index has bytes.
 
-    A pickle can refer to one list of pieces many times, and so describe many pieces in few bytes.
+    ``size`` is the number of bytes. A pickle can refer to one list of pieces many times, and so
+    describe more pieces than memory holds in few bytes.
     """
     lists = [each.field("chunks", ()) for each in found.values() if isinstance(each, Record)]
     if sum(len(each) for each in lists if isinstance(each, list)) > size:
@@ -164,7 +168,7 @@ def _check_count(found: dict, size: int) -> None:
 
 
 class _Place:
-    """Placeholder for a tensor in a nested value."""
+    """Placeholder for the tensor ``key`` in a nested value, while the index is read."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -213,7 +217,11 @@ def _size(given: Any, key: str) -> torch.Size:
 
 
 class _Nested:
-    """Builder of the nested dictionaries and lists that were saved, from values and their paths."""
+    """Builder of the nested dictionaries and lists that were saved, from values and their paths.
+
+    The index of DCP is flat. ``put(("opt", "groups", 0, "lr"), 0.1)`` alone gives
+    ``{"opt": {"groups": [{"lr": 0.1}]}}``.
+    """
 
     def __init__(self) -> None:
         self._top: _Level = _Level()
@@ -260,7 +268,10 @@ def _made(level: Any) -> Any:
 
 
 def _encode_places(value: Any, path: tuple[str, ...]) -> Any:
-    """Encode a nested value as ``values.encode`` does, with a ``_Place`` for each tensor."""
+    """Encode a nested value as ``values.encode`` does, where a ``_Place`` stands for each tensor.
+
+    ``path`` are the keys that lead to ``value``.
+    """
     if isinstance(value, _Place):
         return {"$tensor": value.key}
     if isinstance(value, dict) and all(isinstance(k, str) for k in value):

@@ -96,7 +96,11 @@ def weight_map(path: str) -> dict[str, str]:
 
 
 def _header(path: str) -> dict[str, dict[str, Any]]:
-    """Return dtype, shape, offset and byte count of each tensor in a safetensors file."""
+    """Return, by name, what the header of a safetensors file says of each tensor.
+
+    It is a dict with its "dtype", "shape", "at" (the offset in the file) and "nbytes". Raises
+    ValueError if the file is damaged.
+    """
     size = os.path.getsize(path)
     try:
         with checked.opened(path) as file:
@@ -130,7 +134,8 @@ def _place(key: str, told: dict[str, Any], start: int) -> dict[str, Any]:
 def _check_apart(found: dict[str, dict[str, Any]], start: int, size: int) -> None:
     """Raise ValueError unless the tensors fill the file without gaps, as the format requires.
 
-    ``start`` is where the data begins, ``size`` the size of the file.
+    ``found`` is as ``_header`` returns it, ``start`` where the data begins, ``size`` the size of
+    the file.
     """
     end = start
     for told in sorted(found.values(), key=lambda each: (each["at"], each["nbytes"])):
@@ -171,9 +176,9 @@ def torch_file(path: str) -> Reader:
 
 
 def _index_of(held: Mapping[Any, Any], file: str) -> Index:
-    """Build the index of the nested dictionary ``held`` that ``file`` contains.
+    """Return the index of the nested dictionary ``held``, which was loaded from ``file``.
 
-    Tensors at its top level belong to one module.
+    A tensor at its top level gets the kind "tensor": the file may be the state dict of one module.
     """
     index = Index(Metadata({}, storage_data={}))
     room = Room(os.path.getsize(file))
@@ -193,9 +198,9 @@ def _index_of(held: Mapping[Any, Any], file: str) -> Index:
 
 
 def kind_of(value: Any) -> str:
-    """Return the kind of a stored value, as in ``Index.kinds``; for a tensor it is "tensor".
+    """Return the kind of a value in another library's checkpoint, for ``Index.kinds``.
 
-    A tensor may belong to a module.
+    It is "tensor" for a tensor, "state" for a dictionary, and "value" for anything else.
     """
     if isinstance(value, torch.Tensor):
         return "tensor"

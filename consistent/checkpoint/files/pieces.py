@@ -69,9 +69,10 @@ def header_of(pieces: Sequence[tuple[str, torch.dtype, Sequence[int]]]) -> bytes
 
 
 def write(path: str, pieces: Sequence[tuple[str, torch.Tensor]]) -> list[Where]:
-    """Write plain tensors into a file, wait until it is on disk, and return their locations.
+    """Write (name, plain tensor) pairs into a safetensors file; return their locations in order.
 
-    The largest elements come first, so that each piece starts at a multiple of its element size.
+    Returns once the file is on disk. In the file, tensors with the largest elements come first, so
+    that each one starts at a multiple of its element size.
     """
     order = sorted(range(len(pieces)), key=lambda k: -pieces[k][1].element_size())
     places: dict[int, Where] = {}

@@ -54,7 +54,10 @@ class Reader(StorageReader):
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Keep files open from one piece to the next, inside the context."""
+        """Context manager in which files stay open from one call of ``piece`` to the next.
+
+        The default does nothing.
+        """
         yield
 
     # -- what torch.distributed.checkpoint calls ---------------------------------------------------
@@ -102,9 +105,10 @@ class Reader(StorageReader):
 
 
 def planned(reader: Reader, targets: dict[str, torch.Tensor]) -> tuple[Any, Any]:
-    """Plan what this rank reads to fill ``targets``; return (plan, planner) for ``read_data``.
+    """Plan what this rank reads to fill ``targets``; return the arguments of ``read_data``.
 
-    The keys of ``targets`` are the names in the checkpoint.
+    These are (plan, planner), made by torch's own ``DefaultLoadPlanner``. The keys of ``targets``
+    are the tensors' names in the checkpoint.
     """
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(targets, reader.index.tensors)  # type: ignore[arg-type]
@@ -112,7 +116,7 @@ def planned(reader: Reader, targets: dict[str, torch.Tensor]) -> tuple[Any, Any]
 
 
 class FromPieces(Reader):
-    """Reader of the data files in one folder, in the format of ``pieces.py``."""
+    """Reader of checkpoints whose data files are safetensors files in one ``folder``."""
 
     def __init__(self, folder: str, index: Index) -> None:
         super().__init__(index)

@@ -57,7 +57,8 @@ class Notes:
     def all(self, own: Part) -> list[Part]:
         """Wait for the notes of all ranks, and return them in order of rank. Rank 0 calls this.
 
-        ``own`` is its own note.
+        ``own`` is rank 0's own note. Raises if ``is_given_up`` is set meanwhile, or if notes are
+        missing a minute after the program has ended.
         """
         names = [str(rank) for rank in range(1, self._ranks)]
         if not names:
@@ -88,10 +89,11 @@ def _taken_out(store: Any, name: str) -> Part:
 
 
 class Background:
-    """A save whose files a thread of this rank writes.
+    """A save whose files a thread of this rank writes while the program goes on.
 
-    If this rank fails before its thread runs, its thread says so to rank 0 like of an error of
-    writing. So the outcome is the same on all ranks, and none waits for the part of this one.
+    The threads of all ranks tell rank 0 what they have written, and rank 0's completes the
+    checkpoint. If this rank fails before it can write, its thread tells rank 0 of that error, so
+    that no rank waits for its part in vain.
     """
 
     def __init__(self, begun: Begun) -> None:
@@ -148,7 +150,10 @@ class Background:
             self.written.set()  # also after an error, or own_part would wait forever
 
     def _attempt(self) -> Part:
-        """Write this rank's part; return what it has written, or how it failed."""
+        """Write this rank's part of the checkpoint; return the note for rank 0.
+
+        The note describes what was written, or is ``{"error": text}``.
+        """
         try:
             if self._job is None:
                 return {"error": str(self._error)}

@@ -49,6 +49,9 @@ class Owner:
     """The process that owns a folder, as its mark file describes it.
 
     Args:
+        host: the name of the process's host.
+        pid: its process id.
+        since: when it took the folder, for error messages.
         began: start time of the process as the system counts it; distinguishes processes, since a
             pid is used again.
         system: the boot of the host's system and its pid namespace; "" if unknown.
@@ -94,7 +97,11 @@ def claim(mark: str) -> None:
 
 
 def check(mark: str) -> None:
-    """Raise CheckpointError if this process no longer owns ``mark``; else keep it until it ends."""
+    """Raise CheckpointError if this process no longer owns the folder of ``mark``.
+
+    It is called before a checkpoint gets its final name. From then on ``release`` with
+    ``unless_kept`` keeps the folder, since it has a checkpoint of this job.
+    """
     if owns(mark):
         _kept.add(_real(mark))
         return
@@ -108,7 +115,7 @@ def check(mark: str) -> None:
 def release(mark: str, unless_kept: bool = False) -> None:
     """Give up the ownership of the folder whose mark file is ``mark``.
 
-    With ``unless_kept`` it is kept if this job has a checkpoint there.
+    With ``unless_kept`` the ownership stays if this job has completed a checkpoint there.
     """
     mark = _real(mark)
     if unless_kept and mark in _kept:
@@ -206,10 +213,10 @@ def _take_away(mark: str, dead: tuple[Owner | None, int]) -> None:
 
 @contextmanager
 def _alone(folder: str) -> Iterator[None]:
-    """Exclude other processes from the body, by a lock on ``folder``, where there are file locks.
+    """Context manager that only one process at a time enters for ``folder``, by a file lock.
 
-    Without locks two jobs may claim the folder at once; the one that loses its mark then finds out
-    in ``check``.
+    On a file system without locks several may enter. Then two jobs may claim the folder at once,
+    and the one whose mark was replaced gets an error in ``check``.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:

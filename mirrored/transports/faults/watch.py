@@ -43,7 +43,11 @@ T = TypeVar("T")
 
 
 class WatchedCall(NamedTuple):
-    """One call: its name, the dtype and shape of what is sent, and its ranks."""
+    """Description of a communication call, for the error message of a rank that waits in vain.
+
+    It has the call's name, the dtype and shape of what is sent, and its ranks. As text it is, for
+    example, ``all_reduce of float32[4] over ranks (0, 1)``.
+    """
 
     name: str
     dtype: Any
@@ -62,7 +66,7 @@ class Waiter(Protocol):
 
 
 class Watch:
-    """Detects that this rank waits in vain, and answers other ranks that do.
+    """Ends waits that cannot succeed: makes all ranks raise, and answers ranks that ask.
 
     There is one for each default process group.
 
@@ -211,7 +215,13 @@ class Watch:
         return self.alarm.words
 
     def _tell(self, others: dict[int, Address], answers: _Answers) -> None:
-        """Make the other ranks raise: at once those that answered, the rest when they run again."""
+        """Send the message that all ranks raise to the other ranks.
+
+        Args:
+            others: the addresses of the other ranks.
+            answers: what each rank answered before. Ranks without an answer may be stopped; they
+                are not waited for, and raise once they run again.
+        """
         request = {"asks": "stop", "words": self.alarm.words}
         ask({rank: others[rank] for rank, said in answers.items() if said}, request, ANSWER_S)
         # These did not answer before (they may be stopped): send the words, and do not wait for an

@@ -66,9 +66,10 @@ class SeveralHosts(TorchDist):
         return hosts
 
     def _compare(self, what: str, x: Tensor, hosts: Hosts) -> None:
-        """Raise RuntimeError if a rank of this host makes another call.
+        """Raise RuntimeError on all ranks if the ranks of this host do not make the same call.
 
-        Tags compare calls between hosts, but headers in shared memory compare only bytes.
+        ``what`` and ``x`` describe this rank's call. Between hosts the tags of messages compare
+        calls, but the headers in shared memory compare only how many bytes are sent.
         """
         call = f"{what} of {x.dtype} over ranks {hosts.ranks}, for {call_under_way()}"
         told = self._inside.gather_notes(call.encode(), hosts.peers)

@@ -57,16 +57,16 @@ def unmark() -> None:
 
 
 def _launch() -> str:
-    """Return a text that identifies the launch that this process belongs to.
+    """Return a text that identifies the launch (one start of torchrun) this process belongs to.
 
-    It is the same for a rank and its children, and another one for ranks that a launcher starts
-    inside a child.
+    It is the same for a rank and its child processes. Ranks of a launcher that is started inside a
+    child process have another one.
     """
     return " ".join(os.environ.get(name, "") for name in (*_LAUNCHED, "TORCHELASTIC_RUN_ID"))
 
 
 def refuse(rank: int, ranks: Ranks) -> None:
-    """Raise the RuntimeError of a child process that tries to communicate."""
+    """Raise RuntimeError: a child process of ``rank`` tries to communicate over ``ranks``."""
     raise RuntimeError(
         f"process {os.getpid()} is a child of rank {rank}, and is to communicate over ranks "
         f"{tuple(ranks)}.\n"

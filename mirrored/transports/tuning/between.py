@@ -61,10 +61,10 @@ def measured_by_hand(way: Transport, ranks: Ranks, host: str) -> Table:
 
 
 def _measured(way: Transport, ranks: Ranks, names: Sequence[str]) -> tuple[Table, bool]:
-    """Measure a table; return the table, and whether other programs disturbed the measurement. A
-    collective.
+    """Measure the cost of messages between ``ranks``. A collective.
 
-    Both results are the same on all ranks. ``names`` are the hosts of ``ranks``.
+    Returns (the table, whether other programs kept a host busy meanwhile), both the same on all
+    ranks. ``names`` are the hosts of ``ranks``.
     """
     before = usage()
     own = prices(way, ranks, torch.device("cpu"), TRIES)

@@ -13,7 +13,7 @@ _LITTLE = 0.25  # processors; the background work of a quiet host stays below
 
 @dataclass(frozen=True)
 class Usage:
-    """Clock and processor seconds since some moment.
+    """Clock and processor seconds since some moment; the difference of two is that of an interval.
 
     Attributes:
         clock: elapsed time.

@@ -19,7 +19,10 @@ _MOST_BYTES = 4 << 20
 
 
 def folder() -> Path:
-    """Return the library's folder in the user's cache, or a path that cannot exist."""
+    """Return the library's folder in the user's cache, such as ``~/.cache/consistent``.
+
+    If the cache has no absolute path, it is a path below ``/dev/null``, where no file can exist.
+    """
     root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(root if os.path.isabs(root) else os.devnull) / "consistent"
 

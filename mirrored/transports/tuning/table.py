@@ -58,7 +58,7 @@ class Table:
 
     @property
     def link(self) -> Link:
-        """Cost of messages and copies, by which plans are chosen."""
+        """The measured cost of messages and copies, in the form that ``Transport.link`` returns."""
         return Link(self.latency_s, self.bytes_per_s, self.copy_start_s, self.copy_bytes_per_s)
 
     def by_messages(self, move: str, dtype: torch.dtype, nbytes: int) -> bool:
@@ -68,7 +68,10 @@ class Table:
 
 
 def row(move: str, dtype: torch.dtype) -> str:
-    """Return the key of a collective for a dtype in ``messages_above``."""
+    """Return the key in ``messages_above`` of the collective ``move`` for a dtype.
+
+    It is ``"join"`` for float32 and ``"join narrow"`` for bfloat16.
+    """
     return move + " narrow" if dtype in NARROW else move
 
 
@@ -84,14 +87,15 @@ def path(ranks: int, device: str) -> Path:
 
 
 def kept(ranks: int, device: str) -> Table | None:
-    """Return the stored table, or None if there is none."""
+    """Return the table stored for ``ranks`` ranks on such a ``device``; None if there is none."""
     return _read(own_files.read(path(ranks, device)))
 
 
 def load(ranks: int, device: str) -> Table | None:
-    """Return the stored table, or None if it has yet to be measured.
+    """Return the table for ``ranks`` ranks on such a ``device``; None if it is to be measured.
 
-    If no table can be stored, return the built-in one: measuring at each start would be slow.
+    It is the stored one. If no table can be stored, it is the built-in one, because measuring at
+    each start would be slow.
     """
     found, file = kept(ranks, device), path(ranks, device)
     if found is not None:
