@@ -52,7 +52,7 @@ class Handle(Protocol):
 class Done:
     """Handle of an operation that has already ended: ``wait()`` returns ``result`` at once.
 
-    Transports return it where nothing needs to be sent, for example in a group of one rank.
+    Transports return it where the result is there at once, for example in a group of one rank.
     """
 
     def __init__(self, result: Tensor) -> None:

@@ -142,8 +142,8 @@ def _write_safetensors(module: torch.nn.Module, path: str, rank: int) -> Excepti
 def _each(module: torch.nn.Module, rank: int) -> Any:
     """Yield (name, whole value) of each entry of the module's state dict.
 
-    Tensors are gathered on ``rank``, tied ones once. On other ranks the values are not the
-    tensors' and must not be used.
+    Tensors are gathered on ``rank``, tied ones once. On other ranks the values are only
+    placeholders.
     """
     seen: dict[int, Any] = {}
     # With keep_vars tied tensors are the same object, and are known by their id.

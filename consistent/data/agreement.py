@@ -146,8 +146,7 @@ def check_same_data(facts: tuple[str, ...]) -> None:
     A collective of the world.
 
     Args:
-        facts: this rank's description, from ``facts_of``, such as ("50000 items", "batches of
-            64").
+        facts: this rank's description, from ``facts_of``: ("50000 items", "batches of 64").
 
     Raises:
         ValueError: the message lists the facts of each rank.

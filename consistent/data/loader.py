@@ -282,7 +282,7 @@ class Loader:
         """Return the fields ``share`` and ``values`` of the ``BatchNote`` of the first batches.
 
         By these, ranks that read the same items check that they read the same values. ``values`` is
-        empty if no other rank of the placement reads the items of this one.
+        empty if no ranks of the placement read the same items, or if this rank is not in it.
         """
         layer, share = self._layer, self._share or Share()
         several = math.prod(parts for parts, _ in share.cuts) < layer.placement.size

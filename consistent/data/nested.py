@@ -105,7 +105,7 @@ def _opens(value: Any) -> bool:
 def _beside(x: Mapping) -> dict[Attribute, Any]:
     """Return the lists, tuples and tensors that a mapping has as attributes, beside its items.
 
-    An example are the encodings of a transformers' ``BatchEncoding``. A plain dict has none.
+    For example the encodings of transformers' ``BatchEncoding``. A plain dict has none.
     """
     kept = getattr(x, "__dict__", {})
     return {

@@ -17,8 +17,10 @@ from .scope import ViewName, current_placement
 
 
 class Minimizer(Protocol):
-    """Protocol of optimizer descriptions, from which a job makes a torch optimizer
-    (``flow.optimizer``)."""
+    """Protocol of descriptions from which a job makes a torch optimizer.
+
+    The classes of ``flow.optimizer`` implement it.
+    """
 
     @property
     def lr_scheduler(self) -> Callable[[int], float]: ...
@@ -28,8 +30,18 @@ class Minimizer(Protocol):
 
 @dataclass
 class JobRun:
-    """State of one call of a job: its placement, and the variables and losses that it has used so
-    far."""
+    """State of one call of a job, to which ops, layers and losses in its function add.
+
+    Attributes:
+        job: the job's name.
+        view: "consistent" or "mirrored".
+        placement: where the job runs.
+        dtype: the dtype of its variables.
+        names: how many layers without a name there were so far, by kind of layer.
+        used: the variables used so far, by name.
+        losses: the losses to minimise.
+        optimizer: the description of the optimizer; None if none was given.
+    """
 
     job: str
     view: ViewName
@@ -88,9 +100,10 @@ def start(run: JobRun) -> Iterator[JobRun]:
 
 
 def place() -> Placement:
-    """Return the placement of a new variable or tensor.
+    """Return the placement for a new variable or tensor.
 
-    This is the innermost scope's placement, else the job's, else all devices.
+    It is that of the innermost entered scope, else that of the running job, else all devices that
+    ``flow.config`` selects.
     """
     run = running()
     return current_placement() or (run.placement if run else config.devices())

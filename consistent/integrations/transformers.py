@@ -191,7 +191,10 @@ class GlobalTensors:
 
 
 class _Saved:
-    """Stand-in for the optimizer that returns its whole, unsharded state to be written."""
+    """Object whose ``state_dict()`` is ``state``; it replaces the Trainer's optimizer for a save.
+
+    The Trainer writes ``self.optimizer.state_dict()``, and should write the unsharded state.
+    """
 
     def __init__(self, state: Any) -> None:
         self._state = state

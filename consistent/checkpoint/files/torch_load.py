@@ -103,7 +103,7 @@ def _is_codec_of_bytes(name: str) -> bool:
 
 
 class Room:
-    """Limit on the total bytes of the tensors of one file: ten times its size, and 64 MiB.
+    """Limit on the total bytes of the tensors of one file: ten times its size plus 64 MiB.
 
     A forged file may have one storage and many tensors that each cover all of it, or a tensor that
     repeats it by a stride of 0. Copying these would fill memory.

@@ -41,8 +41,8 @@ class Note:
     """Message of a rank to the others before a save, to find out what has changed or differs.
 
     Attributes:
-        unchanged: if this rank has the same pieces of tensors as at the last save, a hash of the
-            pieces of all ranks at that save; otherwise None.
+        unchanged: None if this rank has other pieces of tensors than when the ranks last exchanged
+            theirs. Otherwise a hash of the pieces that all ranks had then.
         digests: checksums of its values and plain tensors, by name.
         kinds, aliases: as in ``Contents``.
         options: the arguments of ``save`` that must be equal on all ranks.

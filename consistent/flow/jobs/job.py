@@ -68,7 +68,11 @@ def global_function(
 
 
 class Job:
-    """A function of placeholders that runs on many devices; ``global_function`` makes jobs."""
+    """A function with declared arguments that runs on many devices; ``global_function`` makes it.
+
+    A job of kind "train" takes an optimizer step after the function has returned, one of kind
+    "predict" does not.
+    """
 
     def __init__(
         self,
@@ -90,8 +94,11 @@ class Job:
 
     @property
     def view(self) -> ViewName:
-        """Name of the view: that of the config if set, else that of the scope, else that of the
-        placeholders."""
+        """Name of the job's view: "consistent" (whole batches) or "mirrored" (one part per device).
+
+        It is that of the config if set, else that of the entered scope, else that of the declared
+        arguments, else "consistent".
+        """
         return self.settings.view or current_view() or self._arguments.view or "consistent"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -124,8 +131,11 @@ class Job:
         return placement
 
     def _copies(self, run: JobRun, inputs: list[Any]) -> Callable[..., Any]:
-        """Return the job's function as a data-parallel module, for the mirrored view: every rank
-        has a copy of the variables."""
+        """Return the job's function as a data-parallel module, for the mirrored view.
+
+        In it every rank has a copy of the variables, and gradients are averaged in backward. The
+        first call runs the function once with ``inputs``, to find its variables.
+        """
         size = devices.world_size()
         if run.placement.size != size:
             raise ValueError(
@@ -175,11 +185,11 @@ class Job:
         self.steps += 1
 
     def _optimizer_for(self, run: JobRun, words: Minimizer) -> torch.optim.Optimizer:
-        """Return the torch optimizer of all variables used so far, with the learning rate of this
-        step.
+        """Return the job's torch optimizer, with the learning rate of this step.
 
-        Variables that are new in this call are added to it. It has one parameter group per
-        placement.
+        It has all variables that the job has used so far: variables that are new in this call
+        (``run``) are added, as one parameter group per placement. ``words`` describes the
+        optimizer, which is made in the first call.
         """
         used = [v for v in run.used.values() if v.trainable]
         held = {id(p) for g in self._groups() for p in g["params"]}
@@ -209,7 +219,10 @@ class Job:
 
 
 class _Model(torch.nn.Module):
-    """Module around a job's function, whose parameters DataParallel keeps equal on all ranks."""
+    """Module around a job's function, so that DataParallel can average the gradients.
+
+    ``variables`` are the function's trainable variables, by name.
+    """
 
     def __init__(self, function: Callable[..., Any], variables: dict[str, torch.nn.Parameter]):
         super().__init__()

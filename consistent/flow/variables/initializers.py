@@ -14,10 +14,7 @@ Initializer = Callable[[torch.Tensor], object]
 
 
 def truncated_normal(stddev: float = 1.0, mean: float = 0.0) -> Initializer:
-    """Return an initializer that draws normal values within two deviations of the mean.
-
-    A value outside is drawn again.
-    """
+    """Return an initializer that draws normal values within two standard deviations of the mean."""
     low, high = mean - 2 * stddev, mean + 2 * stddev
     return partial(init.trunc_normal_, mean=mean, std=stddev, a=low, b=high)
 
@@ -48,8 +45,11 @@ def ones_initializer() -> Initializer:
 
 
 def default_initializer(x: torch.Tensor) -> None:
-    """Fill ``x`` as a variable without an initializer: a vector with zeros, other tensors as
-    torch's linear and convolution layers do."""
+    """Fill ``x``, a variable for which no initializer was given.
+
+    A vector gets zeros, and other tensors the values of torch's linear and convolution layers
+    (``kaiming_uniform_``).
+    """
     if x.ndim < 2:
         init.zeros_(x)
     else:

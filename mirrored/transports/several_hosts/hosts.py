@@ -61,10 +61,10 @@ class Hosts:
         return max(map(len, self.members))
 
     def heads(self, source: int | None = None) -> Ranks:
-        """Return one world rank of each host, which receives a broadcast for its host.
+        """Return one world rank of each host, which exchanges messages for its host.
 
-        It is the host's first rank, but on the host of position ``source`` the rank at that
-        position.
+        It is the host's first rank. In a broadcast from the rank at position ``source``, it is that
+        rank on its host.
         """
         first = [own[0] for own in self.members]
         if source is not None:

@@ -242,8 +242,8 @@ def _joined(xs: Sequence[Tensor], nothing: Tensor) -> Tensor:
 class AllReducing:
     """Started all-reduce of a contiguous ``x`` by ``op``; ``wait()`` returns the result.
 
-    The ranks on the host of the last rank each sum a part of ``x``, and the sums are gathered from
-    there. Between two hosts each byte is sent there and back once, which is the minimum. ``name``,
+    Each rank on the host of the last rank gets the sum of one part of ``x``, and the sums are
+    gathered from there. Between two hosts each byte is sent there and back once, which is the minimum. ``name``,
     ``hosts`` and ``inside`` are those of ``Reducing``.
     """
 

@@ -173,7 +173,8 @@ class SharedMemory(Wrapper):
     def tune(self, ranks: Ranks) -> Table:
         """Measure which sizes ``ranks`` should send by shared memory and which by messages.
 
-        The resulting table is stored, used from now on, and returned. A collective over ``ranks``.
+        The resulting table is stored, used from now on, and returned. If the ranks share no memory,
+        only the cost of messages is measured. A collective over ``ranks``.
         """
         if self.group(ranks) is None:
             return self.inner.tune(ranks, segments.host())

@@ -84,7 +84,7 @@ class Between:
 class Line:
     """Connection of one rank of each of several islands: those with the same rank in their island.
 
-    ``Between.line`` makes it. By it islands average their parameters.
+    ``Between.line`` makes it. Islands synchronize by it.
 
     Attributes:
         sent: bytes that this rank has sent by it.

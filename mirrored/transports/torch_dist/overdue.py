@@ -70,7 +70,7 @@ class Overdue:
         threading.Thread(target=self._look, name="mirrored overdue", daemon=True).start()
 
     def passed(self) -> None:
-        """Record an event on the current stream; it is called after each message is started there.
+        """Record an event on the current stream, for which a message has just been started.
 
         If the GPU does not reach the event in time, the message is overdue, and all ranks raise.
         """
