@@ -96,7 +96,7 @@ def has_spare_cores(ranks: Ranks) -> bool:
 
 
 def _cores() -> frozenset[int]:
-    """Return the cores on which this process may run."""
+    """Return the numbers of the cores on which this process may run: its CPU affinity."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))

@@ -30,7 +30,11 @@ _SCALE_BYTES = 4
 
 
 class Codec(Protocol):
-    """Interface of an encoder of floats into bytes and its decoder."""
+    """Interface of an encoder of floats into bytes and its decoder.
+
+    A transfer that sends ``codec.write(x)`` in place of ``x`` sends fewer bytes, and loses
+    precision.
+    """
 
     @property
     def name(self) -> str:
@@ -130,9 +134,10 @@ class Blocks:
         return _summed([self._decoded(message, n) for message in messages], dtype)
 
     def _encoded(self, block: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (scales, quantized numbers) of a float32 matrix with one block in each row.
+        """Encode a float32 matrix with one block in each row; return (scales, numbers).
 
-        There is one scale for each row.
+        Scales are a column vector with one float32 for each row, numbers a matrix of this codec's
+        dtype. Decoded, row k is ``numbers[k] * scales[k]``.
         """
         scale = block.abs().amax(1, keepdim=True) / self.largest
         # A NaN scale makes the whole block decode as NaN.
@@ -144,7 +149,7 @@ class Blocks:
         return scale, (number if self.dtype.is_floating_point else number.round_()).to(self.dtype)
 
     def _decoded(self, message: Tensor, n: int) -> Tensor:
-        """Decode the ``n`` numbers of a message as float32."""
+        """Decode a message of ``n`` numbers into a 1-d float32 tensor."""
         scales, numbers = message.split([message.numel() - n, n])
         rows = zip(_blocks(numbers.view(self.dtype)), _rows(_as(scales, torch.float32), n))
         return torch.cat([(x.float() * scale).view(-1) for x, scale in rows])

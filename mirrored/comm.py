@@ -34,7 +34,7 @@ _CPU = torch.device("cpu")
 
 
 class Waitable(Protocol):
-    """Protocol of a started operation that can be waited for."""
+    """Protocol of a started operation, such as the sending of messages, that can be waited for."""
 
     def wait(self) -> Any:
         """Block until the operation has ended."""
@@ -74,7 +74,10 @@ class Later:
 
     @classmethod
     def of(cls, results: list[Tensor]) -> Later:
-        """Return a handle of an operation that has already ended with ``results``."""
+        """Return a handle of an operation that has already ended: ``wait()`` returns ``results``.
+
+        There must be at least one.
+        """
         return cls(Done(results[0]), lambda: results)
 
     def wait(self) -> Any:
@@ -158,7 +161,7 @@ class Transport(ABC):
         """Send ``pieces[k]`` to ``ranks[k]`` and return what each rank sent here.
 
         Piece k of the result has shape ``shapes[k]`` and comes from ``ranks[k]``. ``out`` gives
-        contiguous tensors to fill instead of new ones.
+        contiguous tensors to fill and return instead of new ones.
         """
 
     @abstractmethod
@@ -173,7 +176,8 @@ class Transport(ABC):
     ) -> Tensor:
         """Return the ``x`` of world rank ``source`` as a new tensor on every rank.
 
-        ``x`` is read on the source only.
+        The result has ``shape`` and ``dtype`` and is on ``device``. ``x`` is read on the source
+        only.
         """
 
     @abstractmethod
@@ -261,8 +265,8 @@ class Transport(ABC):
     def overlaps(self, ranks: Ranks, kind: str) -> bool:
         """Return whether started operations progress while this rank computes.
 
-        They must do so without a thread that the caller provides. The first call for ``ranks`` is a
-        collective over them.
+        If not, a caller that wants overlap must run them in a thread of its own. ``kind`` is the
+        kind of device ("cpu", "cuda"). The first call for ``ranks`` is a collective over them.
         """
         return False
 
@@ -277,16 +281,16 @@ class Transport(ABC):
     def hosts_of(self, ranks: Ranks) -> tuple[int, ...] | None:
         """Return the host of each of ``ranks``, numbered by first appearance; None if unknown.
 
-        A rank does not know hosts before it has communicated with ``ranks``. Does not block on
-        other ranks.
+        For ranks on the hosts a, b, a it is ``(0, 1, 0)``. A rank does not know hosts before it has
+        communicated with ``ranks``. Does not block on other ranks.
         """
         return None
 
     def bytes_by_messages(self) -> int:
-        """Return how many bytes this rank has sent by messages, without shared memory.
+        """Return how many bytes this rank has sent by messages (sockets).
 
-        As a rule these went to ranks on other hosts. What ranks of one host pass through shared
-        memory does not count.
+        Usually these went to ranks on other hosts. What ranks of one host pass to each other
+        through shared memory does not count.
         """
         return 0
 
@@ -498,7 +502,7 @@ def _gpu(index: int) -> torch.device:
 
 
 def check_member(what: str, rank: int, ranks: Ranks, *tensors: Tensor) -> int:
-    """Return the position of ``rank`` in ``ranks``.
+    """Return the position of ``rank`` in ``ranks``; ``what`` names the call in errors.
 
     Raises ValueError if ``rank`` is not a member, or if one of ``tensors`` is on ``meta`` or has a
     dtype that torch cannot copy.
@@ -549,7 +553,8 @@ PACKED_BYTES = 1 << 20
 def _are_small(xs: Sequence[Tensor], shapes: Sequence[Sequence[Shape]]) -> bool:
     """Return whether tensors are small enough to be packed into one message; the same on all ranks.
 
-    ``shapes`` are the shapes of all tensors that are sent, grouped by rank.
+    ``shapes`` are the shapes of all tensors that the ranks send, grouped by rank; the dtype is that
+    of ``xs[0]``.
     """
     count = sum(math.prod(shape) for own in shapes for shape in own)
     return count * xs[0].element_size() <= PACKED_BYTES

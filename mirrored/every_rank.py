@@ -72,7 +72,10 @@ def agree(
 
 
 def by_rank(texts: Iterable[str], ranks: Iterable[int] | None = None) -> str:
-    """Format one line of text for each of ``ranks`` (by default 0, 1, ...), for error messages."""
+    """Return lines such as ``rank 0: text``, one for each rank, for error messages.
+
+    ``ranks`` are by default 0, 1 and so on.
+    """
     pairs = enumerate(texts) if ranks is None else zip(ranks, texts, strict=True)
     return "\n".join(f"    rank {rank}: {text}" for rank, text in pairs)
 

@@ -251,7 +251,10 @@ def _ranks_of(ranks: Sequence[int] | None) -> Ranks:
 
 
 def _type(value: Any, ranks: Ranks) -> None:
-    """Turn the plain tensors in ``value``, an op's fresh result, into mirrored tensors in place."""
+    """Turn the plain tensors in ``value``, the result of an op, into mirrored tensors in place.
+
+    Their class is changed. ``value`` may be a list or tuple of tensors, or anything else.
+    """
     if value.__class__ is _Tensor or value.__class__ is MirroredTensor:
         # In place, since an op such as `x.add_(y)` must return the object itself.
         value.__class__ = MirroredTensor

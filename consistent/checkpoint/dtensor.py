@@ -153,11 +153,12 @@ def _sbp_of(placement: Any) -> Sbp:
 
 
 def _plainly_sharded(x: Any) -> tuple[Any, tuple[Sbp, ...] | None]:
-    """Prepare a DTensor for conversion if some of its placements correspond to no SBP.
+    """Prepare a DTensor for conversion, if some of its placements correspond to no SBP.
 
-    Returns (x, None) if all do. Otherwise returns x with the axes in question replicated, and the
-    SBP to divide it by after the conversion. Such placements appear where FSDP of a tensor-parallel
-    module divides a dim in another order than that of the mesh axes.
+    Such placements appear where FSDP of a tensor-parallel module divides a dim in another order
+    than that of the mesh axes. Returns (DTensor, SBP): the axes that divide such dims are
+    replicated in the DTensor, and the SBP is the layout to give the global tensor after the
+    conversion. If all placements correspond to an SBP, the result is (x, None).
     """
     from torch.distributed.tensor import Replicate, Shard
 

@@ -33,7 +33,8 @@ def encode(value: Any, path: Trail, name_of: Callable[[torch.Tensor, Trail], str
     name.
 
     Raises:
-        TypeError: ``value`` contains an object of another type than those listed here.
+        TypeError: ``value`` contains an object that cannot be encoded, such as one of a class of
+            the program.
         ValueError: ``value`` is nested too deeply to be read again.
     """
 

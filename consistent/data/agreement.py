@@ -49,7 +49,10 @@ class Field(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchNote:
-    """Summary of a rank's part of a batch, by which ranks check that their parts fit together."""
+    """Summary of a rank's part of a batch, by which ranks check that their parts fit together.
+
+    As a rule ranks exchange only checksums of their notes (``compare``).
+    """
 
     kind: str  # "batch", "end" of the data or "error"
     order: int = 0  # checksum of the batch's indices
@@ -87,7 +90,7 @@ def check(notes: list[BatchNote], sizes_may_differ: bool) -> None:
     """Raise the same error on every rank if the ranks' parts do not make up one batch.
 
     Args:
-        notes: the note of each rank.
+        notes: the note of each rank, which ``compare`` returned.
         sizes_may_differ: whether items of different sizes can be padded.
 
     Raises:

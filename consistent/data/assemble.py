@@ -167,7 +167,10 @@ class Layer:
         self.at = my_coordinate(placement)
 
     def whole(self, batch: Any) -> Any:
-        """Return a batch that every rank has read whole, with global tensors."""
+        """Return a batch that every rank has read whole, with global tensors for its tensors.
+
+        Each rank keeps its shard of them.
+        """
 
         def make(_: Path, x: Any) -> Any:
             if not isinstance(x, Tensor):
@@ -229,7 +232,10 @@ class Layer:
         return {path: _chained([part[path] for part in parts]) for path in parts[0]}
 
     def _others(self) -> list[int]:
-        """Return this rank's coordinates on the axes along which ranks read the same items."""
+        """Return this rank's coordinates on the axes that do not split dim 0.
+
+        Along these axes ranks read the same items. The result is all zeros on the first of them.
+        """
         assert self.at is not None
         return [
             index

@@ -51,7 +51,8 @@ def leaves(batch: Any, stop: Stop = never) -> Iterator[tuple[Path, Any]]:
 def mapped(fn: Callable[[Path, Any], Any], batch: Any, stop: Stop = never) -> Any:
     """Return a copy of the batch with ``fn(path, value)`` in place of each value of ``leaves``.
 
-    An object in which nothing changes is not copied.
+    Containers keep their types where possible. An object whose attributes do not change is not
+    copied.
     """
 
     def walk(x: Any, path: Path, above: tuple[int, ...]) -> Any:
@@ -81,7 +82,10 @@ def children(x: Any) -> dict[Any, Any] | None:
 
 
 def attributes(x: Any) -> dict[Attribute, Any]:
-    """Return the attributes of an object by name; none for classes, functions and modules."""
+    """Return the attributes of an object by name, including slots and fields of a dataclass.
+
+    There are none for classes, callables (such as modules) and objects of built-in types.
+    """
     if isinstance(x, type) or callable(x) or type(x).__module__ == "builtins":
         return {}
     names = [f.name for f in dataclasses.fields(x)] if dataclasses.is_dataclass(x) else []

@@ -78,7 +78,10 @@ def longest(notes: list[BatchNote]) -> dict[Path, tuple[int, ...]]:
 
 
 def check_padding(notes: list[BatchNote], padding: Padding) -> None:
-    """Raise, on every rank, if a field must be padded and ``padding`` has no value for it."""
+    """Raise ValueError, on every rank, if a field must be padded and there is no value for it.
+
+    A field must be padded if its sizes differ between the ranks' ``notes``.
+    """
     for index, field in enumerate(notes[0].fields):
         if len({note.fields[index].sizes for note in notes}) > 1:
             padding.of(field.path)

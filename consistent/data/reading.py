@@ -80,7 +80,11 @@ def _count(batch: Any) -> int:
 
 
 def after(batches: Iterable, skip: int) -> Iterator[Any]:
-    """Yield the batches that follow the first ``skip`` items."""
+    """Yield the batches of ``batches``, which are lists of indices, after the first ``skip`` items.
+
+    Raises ValueError if the position is inside a batch. torch's own ``BatchSampler`` can divide the
+    rest of the items again, so that there any position will do.
+    """
     if not skip:
         yield from batches
     elif type(batches) is BatchSampler:  # skips single items: the batch size may have changed

@@ -53,7 +53,10 @@ class JobRun:
     optimizer: Minimizer | None = None
 
     def add_loss(self, loss: Any, optimizer: Minimizer | None = None) -> None:
-        """Register ``loss``, whose mean is minimised after the job's function has returned."""
+        """Register ``loss``, for whose mean the job takes a step when its function has returned.
+
+        ``optimizer`` describes the optimizer. Raises ValueError if the job has another one already.
+        """
         if optimizer is not None and self.optimizer not in (None, optimizer):
             raise ValueError(
                 f"minimize: job {self.job} has the optimizer {self.optimizer}, and now {optimizer} "
@@ -91,7 +94,7 @@ def running_in(what: str) -> JobRun:
 
 @contextmanager
 def start(run: JobRun) -> Iterator[JobRun]:
-    """Make ``run`` the job call in progress inside the ``with`` block."""
+    """Make ``run`` the job call in progress inside the ``with`` block, where its function runs."""
     _runs.append(run)
     try:
         yield run

@@ -17,7 +17,7 @@ from . import session
 
 
 class CheckPoint:
-    """Initializer, saver and loader of all variables.
+    """Object that initializes, saves and loads all variables of the program.
 
     Each variable is saved whole, in a file of its own, so that a program on other devices can load
     it.

@@ -43,7 +43,8 @@ from .whole import whole
 def as_one_process() -> PartialState:
     """Make accelerate and transformers treat this rank as the only process of a job.
 
-    Of all ranks, rank 0 prints and writes.
+    They then divide no batches and average no gradients themselves. Rank 0 remains the main
+    process, which prints and writes. Returns accelerate's state object.
     """
     # All instances of PartialState share their attributes, so this changes those of the libraries.
     state = PartialState()

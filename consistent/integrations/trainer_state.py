@@ -94,9 +94,10 @@ class KeptTrainer:
 
 
 def _callbacks(trainer: Any) -> dict[str, Any]:
-    """Return the states of the Trainer's callbacks by class name, as its checkpoints have them.
+    """Return the states of the Trainer's callbacks and control, by class name.
 
-    A class with several callbacks has a list of states.
+    This is the form in which the Trainer's checkpoints have them. For a class with several
+    callbacks it is a list of states.
     """
     found: dict[str, Any] = {}
     for each in [*trainer.callback_handler.callbacks, trainer.control]:

@@ -102,7 +102,9 @@ def _all_of_it(rank: int, given: dict[str, Any]) -> int:
 
 
 def _parts_for_others(dim_name: str, sizes_name: str) -> _Sent:
-    """Return a function that counts the bytes of ``x`` without this rank's own part.
+    """Return a function that counts the bytes that a rank sends when ``x`` is cut for all ranks.
+
+    These are the bytes of ``x`` without this rank's own part.
 
     Args:
         dim_name: the argument with the dim along which ``x`` is cut.
@@ -166,7 +168,10 @@ _SIGNATURES = {name: inspect.signature(getattr(Transport, name)) for name in COU
 
 
 def given_to(name: str, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call of method ``name`` by parameter name, without defaults."""
+    """Return the arguments of a call of the transport's method ``name``, by parameter name.
+
+    Parameters that the caller left to their defaults are not included.
+    """
     return dict(_SIGNATURES[name].bind(None, *args, **kwargs).arguments)
 
 

@@ -52,7 +52,10 @@ def raised_together(text: str) -> str:
 
 
 def is_shared(error: BaseException) -> bool:
-    """Return whether ``error`` is the last one that all members of a group raised together."""
+    """Return whether ``error`` is the last one that all members of a group raised together.
+
+    It is compared by its text with that of the last ``raised_together``.
+    """
     return bool(_together) and str(error) == _together  # a MemoryError has no text
 
 
@@ -102,7 +105,10 @@ def count_lack(error: BaseException) -> None:
 
 
 def counts_lacks(function: F) -> F:
-    """Wrap ``function``, a collective operation, so that out-of-memory errors in it are counted."""
+    """Decorator of a collective operation: an out-of-memory error in it is counted as a failure.
+
+    The error is raised as usual.
+    """
 
     @functools.wraps(function)
     def counting(*args: Any, **kwargs: Any) -> Any:

@@ -116,8 +116,7 @@ class InProcessState:
         )
 
     def _places(self) -> str:
-        """Return one line of an error message for each rank, which says where in the program the
-        rank is."""
+        """Return lines of an error message, one for each rank, that say where each rank is."""
         lines = []
         for rank, thread in sorted(self.threads.items()):
             said = "has returned" if rank in self.finished else place_of(thread)
@@ -213,7 +212,7 @@ class InProcess(CheckedTransport):
 
 
 class _Receiving:
-    """Handle of a message that will fill ``out``."""
+    """Handle of a message from ``source`` under ``label``; ``wait()`` fills and returns ``out``."""
 
     def __init__(self, transport: InProcess, out: Tensor, source: int, label: str) -> None:
         self.transport, self.out, self.source, self.label = transport, out, source, label

@@ -37,7 +37,7 @@ def callers_stream() -> AbstractContextManager[Any]:
 
 
 class Beside:
-    """One message that runs on the side stream of ``device``, in parallel with computation.
+    """One message that runs on a side stream of ``device``, in parallel with computation.
 
     Create it on the program's stream when the tensors to send are ready there: it records an event
     for which the side stream waits.

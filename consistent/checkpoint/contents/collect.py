@@ -115,7 +115,7 @@ def state_of(name: str, given: Any, objects: Mapping[str, Any]) -> Any:
 
 
 def collect(objects: Mapping[str, Any]) -> Contents:
-    """Collect the tensors and values that are saved of these objects. Nothing is sent.
+    """Collect the tensors and values of ``objects``, by name, that a save stores. Sends nothing.
 
     Raises:
         TypeError, ValueError: an object contains something that cannot be stored; the message says
@@ -130,7 +130,10 @@ def collect(objects: Mapping[str, Any]) -> Contents:
 
 
 def digests(contents: Contents) -> dict[str, int]:
-    """Return a checksum of each value and plain tensor, to find those that differ between ranks."""
+    """Return a checksum of each value and plain tensor, to find those that differ between ranks.
+
+    The keys are ``"value step"`` for a value and ``"tensor model.scale"`` for a tensor.
+    """
     found = {f"value {name}": zlib.crc32(text.encode()) for name, text in contents.values.items()}
     for name, x in contents.tensors.items():
         # Other subclasses, such as DTensor, consist of pieces that differ by rank anyway.

@@ -12,7 +12,7 @@ from ...forms.random import generator
 
 
 class RandomState:
-    """States of the random generators of torch, Python and numpy.
+    """Access to the states of the random generators of torch, Python and numpy, for save and load.
 
     The state of torch's generator contains the count of random ops on global tensors. So these ops
     continue where they were on any number of ranks. Random numbers that a rank draws for itself

@@ -37,7 +37,10 @@ class TensorName(str):
 
 
 class Stored:
-    """A checkpoint, with the versions of values and tensors that one rank reads.
+    """The contents of a checkpoint, as the rank that reads them sees them.
+
+    Of values and tensors that differed between the ranks that saved them, it gives this rank's
+    version.
 
     Args:
         index: what the checkpoint contains.
@@ -73,7 +76,8 @@ class Stored:
         """Return the value called ``name`` in the encoded form that ``values.encode`` wrote.
 
         Raises:
-            ValueError: each rank saved a different value, and the number of ranks was another one.
+            ValueError: the value differed between the ranks that saved it, and another number of
+                ranks loads it.
         """
         text = self.index.values[name]
         if not self._differs(name):

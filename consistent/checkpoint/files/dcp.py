@@ -38,7 +38,10 @@ _MOST_LEVELS = 60  # of a value in the dictionary that was saved
 
 @dataclass(frozen=True)
 class StoredByDcp:
-    """Location of a tensor or value: file name, offset of the first byte, number of bytes."""
+    """Location of a piece of a tensor, or of a value, in a folder that DCP wrote.
+
+    It is the file's name, the offset of the first byte and the number of bytes.
+    """
 
     file: str
     at: int
@@ -227,7 +230,10 @@ class _Nested:
         self._top: _Level = _Level()
 
     def put(self, path: Any, value: Any) -> None:
-        """Add a value at its path. An int in the path is an index of a list."""
+        """Add ``value`` at its path of keys. An int in the path is an index of a list.
+
+        Raises ValueError if the path is malformed or leads through another value.
+        """
         if type(path) is not tuple or not 0 < len(path) <= _MOST_LEVELS:
             raise ValueError(f"the path of a value is not a tuple of at most {_MOST_LEVELS} keys")
         level = self._top
@@ -240,7 +246,7 @@ class _Nested:
         level[path[-1]] = value
 
     def value(self) -> dict[str, Any]:
-        """Return the dictionary that was put together."""
+        """Return the dictionary that the calls of ``put`` describe."""
         if not all(isinstance(key, str) for key in self._top):
             raise ValueError("what was saved is not a dictionary of texts")
         return {key: _made(each) for key, each in self._top.items()}

@@ -65,9 +65,9 @@ def _files_of(path: str) -> list[str]:
 
 
 def files_named(path: str) -> list[str]:
-    """Return the files of a model that an index file of transformers lists.
+    """Return the names of the files that the index file ``path`` of transformers lists.
 
-    All are in the folder of the index.
+    For example ``["model-00001-of-00002.safetensors", ...]``, in the folder of the index.
 
     Raises:
         ValueError: ``path`` is not such an index.
@@ -76,7 +76,7 @@ def files_named(path: str) -> list[str]:
 
 
 def weight_map(path: str) -> dict[str, str]:
-    """Return the name of the file that contains each tensor, as transformers' index lists it.
+    """Return {tensor: file that contains it} from the index file ``path`` of transformers.
 
     Raises:
         ValueError: ``path`` is not such an index, or lists a file of another folder.
@@ -150,7 +150,10 @@ def _check_apart(found: dict[str, dict[str, Any]], start: int, size: int) -> Non
 
 
 class InMemory(Reader):
-    """Reader of a ``torch.save`` file whose tensors were loaded, or mapped, into memory before."""
+    """Reader of a checkpoint whose tensors are in memory already, as ``torch_file`` makes it.
+
+    The entries of its index are the tensors themselves.
+    """
 
     def piece(self, stored: MetadataIndex, chunk: ChunkStorageMetadata, box: Box) -> torch.Tensor:
         return narrowed(self.index.tensors.storage_data[stored], box)

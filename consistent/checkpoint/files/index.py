@@ -68,7 +68,10 @@ class Index:
     crc32: int = 0  # checksum of the text; 0 for other formats
 
     def place_of(self, stored: MetadataIndex) -> Any:
-        """Return where a piece of a tensor is stored; the tensor may be named by an alias."""
+        """Return where a piece of a tensor is stored; the tensor may be named by an alias.
+
+        The result is that reader's own kind of location, such as a ``Where``.
+        """
         name = self.aliases.get(stored.fqn, stored.fqn)
         return self.tensors.storage_data[MetadataIndex(name, stored.offset)]
 

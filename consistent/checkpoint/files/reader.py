@@ -83,7 +83,10 @@ class Reader(StorageReader):
         return plans
 
     def read_data(self, plan: Any, planner: Any) -> Future[None]:
-        """Read each item of the plan from the files into the planner's tensors."""
+        """Read each item of the plan from the files into the planner's tensors.
+
+        The result is a future that is done already.
+        """
         with self.reading():
             for item in plan.items:
                 stored = item.storage_index
@@ -160,7 +163,10 @@ def ours(folder: str) -> Reader:
 
 
 def add_whole(metadata: Metadata, key: str, shape: Any, dtype: torch.dtype, place: Any) -> None:
-    """Add the tensor ``key``, stored in one piece at ``place``, to ``metadata``."""
+    """Add a tensor that is stored in one piece to ``metadata``.
+
+    ``key`` is its name, and ``place`` what the reader of this format needs to find it.
+    """
     origin = torch.Size([0] * len(shape))
     metadata.state_dict_metadata[key] = TensorStorageMetadata(
         TensorProperties(dtype=dtype),

@@ -78,10 +78,10 @@ def _look_into_zip(file: BinaryIO) -> None:
 
 
 def _look_at_pickle(file: Any) -> None:
-    """Raise ValueError for calls in the pickle that make large objects from few bytes.
+    """Raise ValueError if a pickle has calls that make large objects from few bytes.
 
-    ``weights_only`` allows two of them: ``bytearray`` of a number, and codecs from bytes to bytes,
-    nested in each other.
+    torch's ``weights_only`` allows two such calls: ``bytearray(n)``, and nested codecs that expand
+    bytes, such as a decompression.
     """
     called, texts = set(), set()
     for opcode, told, _ in pickletools.genops(file):

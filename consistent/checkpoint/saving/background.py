@@ -34,9 +34,10 @@ _LAST_WAIT_S = 60.0  # how long a process that is about to end waits for notes o
 
 
 class Notes:
-    """Notes: messages from all ranks to rank 0 that say what each has written, or how it failed.
+    """Channel by which each rank tells rank 0 what it has written of a save, or how it failed.
 
-    They go through the process group's store, without a collective.
+    A note is such a message. Notes go through the process group's store, so that the threads that
+    send them take part in no collective.
     """
 
     def __init__(self, begun: Begun) -> None:
@@ -50,7 +51,7 @@ class Notes:
             self._store = store.part(name)
 
     def leave(self, rank: int, told: Part) -> None:
-        """Send ``told``, what this rank has written, to rank 0."""
+        """Send the note ``told`` of this ``rank`` to rank 0."""
         if self._store is not None:
             self._ask(lambda store: store.set(str(rank), json.dumps(told)))
 
@@ -107,7 +108,7 @@ class Background:
         self._thread = threading.Thread(target=self._run, name="consistent-checkpoint")
 
     def start(self, prepare: Callable[[], SaveJob]) -> None:
-        """Call ``prepare`` for what this rank writes, and start the thread.
+        """Call ``prepare``, which returns what this rank writes, and start the thread.
 
         An ``Exception`` of ``prepare`` is not raised here, but by ``own_part``.
         """
@@ -183,9 +184,9 @@ class Background:
             self._thread.join()
 
     def give_up(self) -> None:
-        """Stop waiting for notes of other ranks, and end the thread.
+        """Stop waiting for notes of other ranks, and wait until this rank's thread has ended.
 
-        The checkpoint is removed if notes are missing.
+        It is called when ranks are lost. The checkpoint is removed if notes are missing.
         """
         self._notes.is_given_up = True
         self.join()

@@ -75,7 +75,10 @@ _beating: threading.Thread | None = None
 
 
 def claim(mark: str) -> None:
-    """Take or keep the ownership of the folder or file whose mark file is ``mark``.
+    """Become, or stay, the owner of the folder or file whose mark file is ``mark``.
+
+    No other job saves there then. If the file names an owner on another host, this may wait for 20
+    seconds to see whether that owner still lives.
 
     Raises:
         CheckpointError: another job owns it, and lives.

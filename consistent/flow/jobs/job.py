@@ -43,10 +43,19 @@ def global_function(
 ) -> Callable[[Callable[..., Any]], Job]:
     """Return a decorator that makes a function a job.
 
+    A job is called with whole batches or lists of parts, and runs on all devices:
+
+    ```
+    @flow.global_function(type="predict")
+    def classify(images: flow.typing.Numpy.Placeholder((100, 784))):
+        return flow.layers.dense(images, 10)
+    ```
+
     Args:
         type: "train" or "predict". In the older form this is the ``function_config``, and the job
             trains if the config has a learning rate.
-        function_config: dtype of variables, view and placement.
+        function_config: the dtype of variables, the view (whole batches or one part per device) and
+            the placement.
     """
     if isinstance(type, FunctionConfig):
         type, function_config = None, type

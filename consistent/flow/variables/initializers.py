@@ -20,12 +20,12 @@ def truncated_normal(stddev: float = 1.0, mean: float = 0.0) -> Initializer:
 
 
 def random_normal_initializer(mean: float = 0.0, stddev: float = 1.0) -> Initializer:
-    """Return an initializer that draws normal values."""
+    """Return an initializer that draws values of a normal distribution."""
     return partial(init.normal_, mean=mean, std=stddev)
 
 
 def random_uniform_initializer(minval: float = 0.0, maxval: float = 1.0) -> Initializer:
-    """Return an initializer that draws uniform values."""
+    """Return an initializer that draws values uniformly from ``minval`` to ``maxval``."""
     return partial(init.uniform_, a=minval, b=maxval)
 
 

@@ -56,11 +56,11 @@ class CheckedTransport(Transport):
 
     @abstractmethod
     def _send(self, x: Tensor, to: int, label: str) -> Handle:
-        """Start sending a contiguous tensor to another rank."""
+        """Start sending ``x``, which is contiguous and not empty, to another rank."""
 
     @abstractmethod
     def _receive(self, out: Tensor, source: int, label: str) -> Handle:
-        """Start filling ``out`` from another rank; ``wait()`` returns it."""
+        """Start filling ``out``, which is not empty, from another rank; ``wait()`` returns it."""
 
     @abstractmethod
     def _gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]: ...

@@ -56,7 +56,11 @@ class Wrapper(Transport):
         return None
 
     def pass_on(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call method ``name`` of ``inner``. All methods that communicate go through this."""
+        """Call method ``name`` of ``inner`` and return its result.
+
+        All methods that communicate go through this, so a subclass can count or time all calls by
+        overriding it alone.
+        """
         return getattr(self.inner, name)(*args, **kwargs)
 
     all_reduce = _passed_on(Transport.all_reduce)

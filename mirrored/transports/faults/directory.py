@@ -23,9 +23,10 @@ _FIRST_S, _LAST_S = 0.05, 10.0  # seconds between two reads of missing addresses
 
 @dataclass(frozen=True)
 class Rank:
-    """This rank, and the store by which the ranks find each other.
+    """What a rank needs to find the others: its number, and torch.distributed's store.
 
-    ``store_host`` is the host of the store's server, or None if it is not known.
+    ``size`` is the number of ranks. ``store_host`` is the host of the store's server, or None if it
+    is not known.
     """
 
     rank: int
@@ -48,11 +49,14 @@ class Directory:
         self._pause = _FIRST_S
 
     def close(self) -> None:
-        """Drop the reference to the store, which ends with the process group."""
+        """Drop the reference to the store, so that it ends with the process group."""
         self._store = None
 
     def leave(self, limit_s: float) -> None:
-        """Delete this rank's address from the store, if the store answers in time."""
+        """Delete this rank's address from the store; wait at most ``limit_s`` seconds for that.
+
+        A later process group over the same store would otherwise find it.
+        """
         key, own = f"address/{self._rank}", self._known[self._rank]
 
         def take_out(store: Any) -> None:

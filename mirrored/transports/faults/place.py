@@ -68,7 +68,7 @@ def _described(frames: Frames) -> str:
 
 
 def line_of(frame: FrameType, line: int | None = None) -> str:
-    """Return ``file:line in function`` of a frame."""
+    """Return ``file:line in function`` of a frame; ``line`` replaces the frame's present line."""
     code = frame.f_code
     return f"{in_a_line(code.co_filename)}:{line or frame.f_lineno} in {code.co_name}"
 

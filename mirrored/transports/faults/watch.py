@@ -60,7 +60,10 @@ class WatchedCall(NamedTuple):
 
 
 class Waiter(Protocol):
-    """Protocol of a transport that can list its calls that wait for other ranks."""
+    """Protocol of a transport that can list its calls that wait for other ranks.
+
+    The list tells other ranks where this one is.
+    """
 
     def waits(self) -> list[Wait]: ...
 
@@ -92,7 +95,10 @@ class Watch:
         atexit.register(self._end)
 
     def close(self, note: str = notes.LEFT) -> None:
-        """Shut down with the process group; ``note`` tells ranks that ask later why it ended."""
+        """Shut down, at the end of the process group or of the process.
+
+        ``note`` says why it ends. It is left with another rank, for ranks that ask later.
+        """
         atexit.unregister(self._end)
         notes.leave(note, self._me.rank, self._directory.known())
         self._listener.close()
@@ -141,7 +147,7 @@ class Watch:
     # ---- waits ----------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise RuntimeError if a rank has given up."""
+        """Raise the error of all ranks if any rank has given up; calls begin with this."""
         if self.alarm.words is not None:
             raise RuntimeError(self.alarm.words)
 
@@ -310,7 +316,10 @@ def _is_ranks(said: dict[str, Any] | None) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the error's text in brackets; "" if it only says that the time is up."""
+    """Return the first sentence of an error in brackets, such as `` (Connection reset)``.
+
+    It is "" if the error only says that the time is up.
+    """
     if isinstance(error, KeyboardInterrupt):
         return " (it was interrupted)"
     first = str(error).partition("\n")[0]

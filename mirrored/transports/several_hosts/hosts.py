@@ -37,7 +37,7 @@ class Hosts:
 
     @cached_property
     def members(self) -> tuple[tuple[int, ...], ...]:
-        """Positions of the ranks of each host, by number of the host."""
+        """Positions of the ranks of each host: ``((0, 1), (2,))`` if ``of`` is ``(0, 0, 1)``."""
         return members(self.of)
 
     @property
@@ -81,7 +81,10 @@ class Hosts:
 
 
 def members(of: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Return the positions of the ranks of each host, where ``of`` is the host of each rank."""
+    """Return the positions of the ranks of each host, where ``of`` is the host of each rank.
+
+    ``members((0, 0, 1)) -> ((0, 1), (2,))``.
+    """
     return tuple(tuple(k for k, own in enumerate(of) if own == host) for host in range(max(of) + 1))
 
 

@@ -63,9 +63,10 @@ class HostsGather:
             self._pass_on({m: own[turn] for m, own in self._shares.items() if turn < len(own)})
 
     def _pass_on(self, pieces: dict[int, int]) -> None:
-        """All-gather one piece from each rank of this host, through shared memory.
+        """All-gather one piece from each rank of this host into ``out``, through shared memory.
 
-        ``pieces[member]`` is the position in ``out`` of the piece that ``member`` has.
+        ``pieces`` maps the position of a rank of this host to the position in ``out`` of the piece
+        that this rank has; ranks that are not in it have none.
         """
         hosts = self._hosts
         nothing = self._out[0][:0]

@@ -243,8 +243,8 @@ class AllReducing:
     """Started all-reduce of a contiguous ``x`` by ``op``; ``wait()`` returns the result.
 
     Each rank on the host of the last rank gets the sum of one part of ``x``, and the sums are
-    gathered from there. Between two hosts each byte is sent there and back once, which is the minimum. ``name``,
-    ``hosts`` and ``inside`` are those of ``Reducing``.
+    gathered from there. Between two hosts each byte is sent there and back once, which is the
+    minimum. ``name``, ``hosts`` and ``inside`` are those of ``Reducing``.
     """
 
     def __init__(self, name: str, x: Tensor, hosts: Hosts, inside: Transport, op: str) -> None:

@@ -57,8 +57,8 @@ class SeveralHosts(TorchDist):
     def _hosts_of(self, what: str, x: Tensor, ranks: Ranks) -> Hosts | None:
         """Return the hosts of ``ranks``; None if none of them share memory for tensors like ``x``.
 
-        In that case the base class sends messages between all of them. Otherwise the ranks of each
-        host have verified, when this returns, that they make the same call ``what``.
+        If None, the base class sends messages between all ranks. Otherwise the ranks of each host
+        have compared their calls, by the name ``what`` and ``x``, and all raise if they differ.
         """
         hosts = self._hosts.get(ranks) if x.is_cpu else None
         if hosts is not None and len(hosts.mine) > 1:

@@ -97,7 +97,8 @@ def _with_places(ranks: Ranks, group: Any, text: str) -> str:
 def grow(group: Any, nbytes: int, ranks: Ranks, messages: Transport) -> bool:
     """Make a larger segment with ``nbytes`` for each member; return whether all members mapped it.
 
-    If one could not, all stay with the old segment. A collective over ``ranks``.
+    If one could not, all stay with the old segment. A collective over ``ranks``, the members of
+    ``group``, which exchange the name of the new segment by ``messages``.
     """
     nbytes, me = 1 << (nbytes - 1).bit_length(), ranks.index(messages.rank)
     name, fault = _grown(group, None, nbytes) if me == 0 else (None, "")

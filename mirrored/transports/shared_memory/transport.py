@@ -132,7 +132,10 @@ class SharedMemory(Wrapper):
         return group
 
     def waits(self) -> list[Wait]:
-        """Return (seconds, thread, call) for each thread that waits in shared memory."""
+        """Return (seconds so far, thread's ident, call) for each wait for ranks in shared memory.
+
+        It tells ranks that wait for this one where it is.
+        """
         found = [(ranks, group.waiting()) for ranks, group in list(self._groups.items()) if group]
         return [
             (seconds, thread, f"{call} over ranks {ranks}, which are at steps {steps}")

@@ -140,9 +140,9 @@ class DeviceMoves:
             yield [_as(slot, x.shape, x.dtype) for slot in self._give(x)]
 
     def tried(self, device: torch.device) -> DeviceMoves:
-        """Test each collective on small numbers on ``device``, and return self.
+        """Test each collective on small tensors on ``device``, and return this object.
 
-        Raises RuntimeError if a result is wrong.
+        A collective. Raises RuntimeError if a result is wrong.
         """
         n, me = len(self._slots[0]), self._at
         rows, columns, one = [k + 1 for k in range(n)], [2] * n, torch.float32
@@ -216,7 +216,11 @@ def _as(slot: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
 
 
 def _parts(n: int, count: int, itemsize: int) -> list[int]:
-    """Return the sizes of ``count`` parts of n elements; each begins at a multiple of 16 bytes."""
+    """Return the sizes of ``count`` parts of n elements, each beginning at a multiple of 16 bytes.
+
+    ``_parts(10, 2, 4) -> [8, 2]``: elements have ``itemsize`` 4, so parts are multiples of 4
+    elements.
+    """
     unit = max(1, _ALIGNED // itemsize)
     each = -(-n // (count * unit)) * unit
     return [max(0, min(each, n - k * each)) for k in range(count)]

@@ -95,9 +95,9 @@ def registered(name: str, at: int, size: int, store: Store) -> tuple[ProcessGrou
 class Renumbered(Store):
     """Store for one rendezvous, in which torch's exchanges are numbered from 0 on every rank.
 
-    Before the fix of pytorch#196082 torch numbers them by a counter of the process
-    (``prefix/number/rank``). Ranks that have made other memory with other ranks before would wait
-    for keys that nobody sets, for example (0, 1, 2) after (0, 1).
+    Before the fix of pytorch#196082 torch numbers the keys ``prefix/number/rank`` by a counter of
+    the process. If ranks 0 and 1 have made shared memory before, and then 0, 1 and 2 make some,
+    their counters differ, and they would wait for keys that nobody sets.
     """
 
     def __init__(self, inner: Store) -> None:

@@ -39,10 +39,10 @@ def is_child_of_rank() -> bool:
 
 
 def mark(rank: int, size: int) -> None:
-    """Mark this process as a rank, in its environment.
+    """Mark this process as a rank, by environment variables with its pid.
 
-    A process that it starts inherits the mark, sees that the pid in it is another one, and so knows
-    that it is not a rank.
+    A child process inherits them. It sees that the pid is not its own, and so knows that it is not
+    a rank itself.
     """
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size))
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
@@ -51,7 +51,7 @@ def mark(rank: int, size: int) -> None:
 
 
 def unmark() -> None:
-    """Remove the mark: this process is not a rank any more."""
+    """Remove the environment variables that ``mark`` has set: this process is no rank any more."""
     for name in (_MARK, "RANK", "WORLD_SIZE"):
         os.environ.pop(name, None)
 

@@ -62,7 +62,11 @@ class GroupState:
     endings: list[Callable[[], Any]] = field(default_factory=list)  # each has an effect once
 
     def check_reachable(self, ranks: Ranks) -> None:
-        """Raise RuntimeError if this process cannot communicate with ``ranks``."""
+        """Raise RuntimeError if this process cannot communicate with ``ranks``.
+
+        That is so in a child process of a rank, for ranks that this process group does not have,
+        and once any rank has given up.
+        """
         if len(ranks) < 2:
             return
         if self.is_childs:
@@ -106,7 +110,7 @@ class GroupState:
         return self.known[name]
 
     def _entered(self, name: str, mine: str, store: LimitedStore) -> str:
-        """Return the text in the store under ``name``; enter ``mine`` if no rank has entered one.
+        """Return the text in the store under ``name``; write ``mine`` first if there is none.
 
         If the store does not answer in time, all ranks raise.
         """

@@ -39,7 +39,7 @@ def let_workers_finish() -> None:
 
 
 def _state_of(path: str) -> str:
-    """Return the state of one of gloo's threads; "" for another thread.
+    """Return the state of a thread, given its ``/proc/self/task/*/stat``; "" if it is not gloo's.
 
     "R" means that it runs, or waits for a core.
     """

@@ -76,9 +76,10 @@ def send_and_receive(
 
 
 def swap(name: str, pieces: Sequence[Tensor], out: Sequence[Tensor], ranks: Ranks) -> Posted:
-    """Start to send ``pieces[k]`` to ``ranks[k]`` and to receive ``out[k]`` from there.
+    """Start to send ``pieces[k]`` to ``ranks[k]`` and to receive ``out[k]`` from it: an all-to-all.
 
-    Empty pieces are not sent, and this rank's own piece is left out.
+    ``name`` is that of the collective. Empty pieces are not sent, and this rank's own piece is left
+    out.
     """
     n, own = len(ranks), ranks.index(world().rank)
     sends, receives = list[Message](), list[Message]()

@@ -109,7 +109,10 @@ class Overdue:
                 self._aborts.append(thread)
 
     def close(self) -> None:
-        """Close the NCCL groups; if a rank is lost, abort them without notifying the others."""
+        """Close the NCCL groups at the end of the process group.
+
+        If a rank was lost, they are aborted, and the other ranks are not notified.
+        """
         self._ended.set()
         if self._watch.alarm.words is not None:
             self.break_off()

@@ -106,9 +106,9 @@ def finish_on_gpu() -> None:
 
 
 def broken() -> str | None:
-    """Return the error message of every further call that communicates; None while all is well.
+    """Return why nothing can be sent any more, or None while all is well.
 
-    There is one once a rank is gone or has given up.
+    Once a rank is gone or has given up, it is the error message that every call raises.
     """
     found = world_now()
     return None if found is None or found.watch is None else found.watch.alarm.words

@@ -147,7 +147,10 @@ class TorchDist(Described):
         self._links[world()] = between.kept_or_measured(self, ranks, host)
 
     def tune(self, ranks: Ranks, host: str) -> Table:
-        """Measure and store the cost of messages between ``ranks``. A collective."""
+        """Measure the cost of messages between ``ranks``; store, use and return it. A collective.
+
+        ``host`` is the name of this rank's host.
+        """
         found = between.measured_by_hand(self, ranks, host)
         self._links[world()] = found.link
         return found
@@ -199,11 +202,14 @@ class TorchDist(Described):
         return fold
 
     def _in_one_round(self, nbytes: int, n: int) -> bool:
-        """Return whether an all-reduce between ``n`` ranks takes one round of messages."""
+        """Return whether an all-reduce of ``nbytes`` between ``n`` ranks takes one round.
+
+        In one round of messages each rank sends all of its tensor to all others.
+        """
         return in_one_round(self.link("cpu"), nbytes, n)
 
     def _by_collective(self, name: str, x: Tensor, ranks: Ranks, op: str) -> Handle:
-        """Reduce by NCCL's own all-reduce."""
+        """Start NCCL's own all-reduce of ``x``; ``name`` is that of the call, for errors."""
         wire, op = _reducible(x.contiguous(), op)
         group = world().group(ranks)
         ops = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
@@ -431,7 +437,7 @@ class TorchDist(Described):
 
 
 class _Fold:
-    """All-reduce in two rounds of messages: a reduce-scatter and an all-gather.
+    """Started all-reduce in two rounds of messages: a reduce-scatter and an all-gather.
 
     Each rank combines one part of every rank's ``x``, and then the parts are gathered. This sends
     as many bytes as a ring, and sums in rank order.
@@ -496,7 +502,8 @@ class _Reducing:
 def in_one_round(link: Link | None, nbytes: int, n: int) -> bool:
     """Return whether an all-reduce of ``nbytes`` between ``n`` ranks takes one round of messages.
 
-    In one round each rank sends all of its tensor to all others. ``link`` is the cost of messages.
+    In one round each rank sends all of its tensor to all others. That sends more bytes than two
+    rounds, and saves the latency of one; ``link`` is the cost of both, or None if unknown.
     """
     link = link or _A_ROUND
     more = nbytes * (n - 1) * (n - 2) / n  # none between two
@@ -516,7 +523,7 @@ def _reducible(x: Tensor, op: str) -> tuple[Tensor, str]:
 
 
 def _is_short(x: Tensor) -> bool:
-    """Return whether ``x`` fits in a short message."""
+    """Return whether ``x`` fits in a short message: a CPU tensor of 1 to 64 bytes."""
     return x.is_cpu and 0 < x.nbytes <= short.CARRIED_BYTES
 
 

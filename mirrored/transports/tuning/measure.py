@@ -72,9 +72,10 @@ def kept_or_measured(ways: TwoWays, may_measure: bool) -> Table:
 
 
 def measured_by_hand(ways: TwoWays) -> Table:
-    """Measure a table for the user's command, and store it even if other programs disturbed it.
+    """Measure a table, store and return it. A collective.
 
-    A collective.
+    The command ``python -m mirrored.transports.tuning`` calls it. Unlike ``kept_or_measured`` it
+    stores the result, with a warning, even if other programs disturbed the measurement.
     """
     found, is_disturbed = measured(ways)
     if is_disturbed and ways.is_first:

@@ -62,7 +62,10 @@ class Table:
         return Link(self.latency_s, self.bytes_per_s, self.copy_start_s, self.copy_bytes_per_s)
 
     def by_messages(self, move: str, dtype: torch.dtype, nbytes: int) -> bool:
-        """Return whether ``move`` of a logical tensor of ``nbytes`` is faster as messages."""
+        """Return whether messages are faster than shared memory for a collective.
+
+        ``move`` is its name, ``nbytes`` the size of the logical tensor.
+        """
         above = self.messages_above.get(row(move, dtype))
         return above is not None and nbytes > above
 
@@ -76,12 +79,12 @@ def row(move: str, dtype: torch.dtype) -> str:
 
 
 def processors() -> str:
-    """Return the name that stands for the device in tables of CPU tensors."""
+    """Return what stands for the device in tables of CPU tensors, such as "16 processors"."""
     return f"{os.cpu_count()} processors"
 
 
 def path(ranks: int, device: str) -> Path:
-    """Return the file of the table for ``ranks`` ranks on such devices."""
+    """Return the file of the table for ``ranks`` ranks on devices called ``device``."""
     name = f"transports {device} {ranks} ranks torch {torch.__version__}.json"
     return own_files.folder() / "-".join(name.replace("/", " ").split())
 
