@@ -273,8 +273,8 @@ class Transport(ABC):
     def link(self, kind: str) -> Link | None:
         """Return the cost of messages between devices of type ``kind``; None if unknown.
 
-        It is the same on every rank, so that all of them choose the same plan. Does not block on
-        other ranks.
+        It is the same on every rank, so that all of them make the same decisions from it, for
+        example how to change a tensor's layout. Does not block on other ranks.
         """
         return None
 
@@ -332,9 +332,9 @@ class Transport(ABC):
         return self.all_reduce_async(x, ranks, op).wait()
 
     def join(self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tensor:
-        """Return all ranks' ``x`` concatenated along ``dim`` (an all-gather).
+        """Return all ranks' ``x`` concatenated along ``dim``, in the order of ``ranks``.
 
-        The ``x`` of ``ranks[k]`` has size ``sizes[k]`` along ``dim``.
+        This is an all-gather. The ``x`` of ``ranks[k]`` has size ``sizes[k]`` along ``dim``.
         """
         shapes = [resized(x.shape, dim, size) for size in sizes]
         out, slots = joinable(x, shapes, dim)
@@ -363,10 +363,10 @@ class Transport(ABC):
         ranks: Ranks,
         out: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
-        """Call ``join`` on each of ``xs``, in one message where that is faster.
+        """Return ``[join(x, d, s, ranks) for x, d, s in zip(xs, dims, sizes)]``.
 
-        All of ``xs`` have one dtype; each has its own dim and sizes. ``out`` gives contiguous
-        tensors to fill.
+        The tensors travel in one message where that is faster. All of ``xs`` have one dtype.
+        ``out`` gives contiguous tensors to fill and return instead of new ones.
         """
         parts = [[resized(x.shape, d, s[k]) for x, d, s in zip(xs, dims, sizes, strict=True)]
                  for k in range(len(ranks))]  # fmt: skip
@@ -393,9 +393,9 @@ class Transport(ABC):
         ranks: Ranks,
         op: str = "sum",
     ) -> list[Tensor]:
-        """Call ``reduce_scatter`` on each of ``xs``, in one message where that is faster.
+        """Return ``[reduce_scatter(x, d, s, ranks, op) for x, d, s in zip(xs, dims, sizes)]``.
 
-        All of ``xs`` have one dtype; each has its own dim and sizes.
+        The tensors travel in one message where that is faster. All of ``xs`` have one dtype.
         """
         check_op(op, xs[0].dtype)
         if len(xs) < 2 or not _are_small(xs, [[x.shape for x in xs]]):

@@ -37,7 +37,7 @@ def gathered(note: Any, ranks: Ranks | None = None) -> list[Any]:
 
 
 def alike(notes: Sequence[object]) -> bool:
-    """Return whether all notes are equal."""
+    """Return whether all notes are equal; the default condition of ``agree``."""
     return all(note == notes[0] for note in notes)
 
 

@@ -17,7 +17,10 @@ Stop = Callable[[Path, Any], bool]
 
 
 class Attribute(str):
-    """Name of an attribute in a path; its type distinguishes it from a key of a mapping."""
+    """Name of an attribute in a path to a value, as opposed to a key of a mapping.
+
+    ``("x", Attribute("ids"))`` is the path of ``batch["x"].ids``.
+    """
 
 
 def never(path: Path, x: Any) -> bool:

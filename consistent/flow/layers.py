@@ -1,5 +1,4 @@
-"""``flow.layers``: layers that create their own variables; layers of equal names share them, in all
-jobs."""
+"""``flow.layers``: layers that create their own variables, shared by all layers of one name."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""``flow.optimizer``: descriptions of optimizers, from which a job creates the torch optimizer that
-takes its step."""
+"""``flow.optimizer``: descriptions of optimizers, from which a job makes torch's optimizers."""
 
 from __future__ import annotations
 

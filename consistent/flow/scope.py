@@ -1,5 +1,7 @@
-"""``flow.scope``: context managers for the placement on which ops run, and for the view (whole
-batches or one part per device) of jobs."""
+"""``flow.scope``: context managers for the placement on which ops run, and for the view of jobs.
+
+The view says whether a job takes and returns whole batches or lists with one part per device.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""``flow.typing``: declarations of a job's arguments (placeholders), and the classes of its
-results.
+"""``flow.typing``: declarations of a job's arguments (placeholders), and classes of its results.
 
 ``Numpy`` stands for a whole batch, ``ListNumpy`` for a list with one part per device. As a return
 annotation they say which of the two a job returns; its results are objects of these classes.
@@ -57,7 +56,7 @@ class Numpy(np.ndarray):
         return self
 
     def numpy(self) -> np.ndarray:
-        """Return the result as a plain array."""
+        """Return the result as a plain ``np.ndarray``."""
         return self.view(np.ndarray)
 
     ndarray = numpy

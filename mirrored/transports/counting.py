@@ -23,8 +23,12 @@ from .default import current, replace_current
 class Call:
     """Record of one communication call.
 
-    It has the call's name, the bytes that this rank sends in it, its ranks, whether the caller
-    waits for it at once or only starts it, and how many tensors travel together in it.
+    Attributes:
+        name: the kind of collective, such as "all_gather".
+        bytes: how many bytes this rank sends in it.
+        ranks: the ranks that take part.
+        waits: whether the caller waits for it at once; False if the call only starts it.
+        tensors: how many tensors are sent together.
     """
 
     name: str

@@ -32,7 +32,10 @@ class RankAborted(RuntimeError):
 
 
 class InProcessState:
-    """State that simulated ranks share: message queues, ranks that wait, and the first failure."""
+    """State that simulated ranks share: message queues, ranks that wait, and the first failure.
+
+    Simulated ranks are threads of one process; ``size`` is their number.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -162,7 +165,10 @@ class InProcess(CheckedTransport):
         return self.world.size
 
     def _round(self, what: str, ranks: Ranks, messages: Sequence[Any]) -> list[Any]:
-        """Send ``messages[k]`` to ``ranks[k]``; return what each of ``ranks`` sent here."""
+        """Send ``messages[k]`` to ``ranks[k]``, and return what each of ``ranks`` sent here.
+
+        All ranks do so in one call, whose name is ``what``.
+        """
         what = f"{what} over ranks {tuple(ranks)}"
         for to, message in zip(ranks, messages, strict=True):
             self.world.send(self._rank, to, what, message)

@@ -53,7 +53,7 @@ class Stored:
 
     @property
     def tensors(self) -> list[str]:
-        """The names of all tensors."""
+        """The names of all tensors in the checkpoint, such as "model.fc.weight"."""
         return list(self._tensors)
 
     @property

@@ -53,7 +53,7 @@ class Begun:
         return mark_of(self.root)
 
     def file(self, name: str) -> str:
-        """Return the path of one of the checkpoint's files while it is being written."""
+        """Return the path of the checkpoint's file ``name`` while it is being written."""
         return os.path.join(self.unfinished, name)
 
 
@@ -95,7 +95,10 @@ def _begun(root: str, step: int | None) -> Begun:
 
 
 def finish(begun: Begun, keep: int | None) -> None:
-    """Rename a written checkpoint to its final name, and remove all but the last ``keep``."""
+    """Give a written checkpoint its final name, and remove all but the last ``keep`` checkpoints.
+
+    None keeps all. Raises CheckpointError if another job has taken over the folder.
+    """
     # The entries of the folder reach the disk before the name that declares it complete.
     sync(begun.unfinished)
     # If this process was suspended, another job may have taken over the folder meanwhile.

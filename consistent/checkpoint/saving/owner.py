@@ -172,9 +172,10 @@ def _create(mark: str) -> bool:
 
 
 def _read(mark: str) -> tuple[Owner | None, int] | None:
-    """Return (owner, time of its last touch) of a mark file; None if there is no file.
+    """Return (owner, time of last modification) of a mark file; None if there is no file.
 
-    The owner is None if the content is not that of a mark, or is still being written.
+    The owner touches the file regularly, so the time shows whether it lives. The owner is None if
+    the content is not that of a mark, or is still being written.
     """
     try:
         with _opened(mark) as file:
@@ -204,9 +205,9 @@ def _opened(mark: str) -> BinaryIO:
 
 
 def _take_away(mark: str, dead: tuple[Owner | None, int]) -> None:
-    """Remove the mark of a dead owner, unless another one was written in its place since.
+    """Remove the mark of a dead owner, unless another job has written its own mark since.
 
-    ``dead`` is what ``_read`` returned.
+    ``dead`` is what ``_read`` returned for the dead owner's mark.
     """
     with _alone(os.path.dirname(mark)):
         if _read(mark) == dead:

@@ -1,5 +1,4 @@
-"""Arguments of a job: they are checked against the declared shapes and dtypes (placeholders), then
-moved to its devices."""
+"""Arguments of a job: their check against the declarations (placeholders), and their placing."""
 
 from __future__ import annotations
 

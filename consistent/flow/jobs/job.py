@@ -1,5 +1,6 @@
-"""Jobs: functions with declared arguments (placeholders) that are called with numpy arrays or
-tensors, and run on many devices.
+"""Jobs: functions with declared arguments that run on many devices.
+
+They are called with numpy arrays or tensors. A declaration of an argument is a *placeholder*.
 
 ```
                    arguments              in the function    results
@@ -164,8 +165,8 @@ class Job:
     def _first_variables(self, run: JobRun, inputs: list[Any]) -> dict[str, torch.nn.Parameter]:
         """Run the function once to create its variables, and return the trainable ones by name.
 
-        The state of the random generator is restored, so the real call draws the same numbers
-        again.
+        The results are dropped. The state of torch's random generator is restored, so that the call
+        that follows draws the same numbers.
         """
         trial = JobRun(run.job, run.view, run.placement, run.dtype)
         state = torch.get_rng_state()

@@ -1,5 +1,4 @@
-"""Micro-batches, and the decorator of all ops of ``consistent.flow``, which chooses the placement
-of an op."""
+"""Micro-batches, and the decorator of all ops, which chooses the placement where an op runs."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ def pack(parts: MicroBatches, count: int) -> Any:
 
 
 def op(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a function as an op of ``consistent.flow``.
+    """Decorator that makes a function an op of ``consistent.flow``.
 
     The op first moves its tensors to one placement. If arguments are ``MicroBatches``, it runs once
     for each micro-batch, and returns ``MicroBatches``.

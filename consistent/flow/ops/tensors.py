@@ -70,9 +70,10 @@ zeros = _either("zeros")
 def to_global(
     x: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> GlobalTensor:
-    """Return ``x`` as a global tensor with another placement or layout per mesh axis (SBP).
+    """Return ``x`` as a global tensor on ``placement`` with layout ``sbp``.
 
-    A plain ``x`` is this rank's shard of the result, and needs both placement and SBP.
+    For a global ``x`` either may be left out, and stays as it is. A plain ``x`` is this rank's
+    shard of the result, and needs both.
     """
     if isinstance(x, GlobalTensor):
         return x.to_global(placement=placement, sbp=sbp, **options)

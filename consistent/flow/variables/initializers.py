@@ -1,5 +1,4 @@
-"""Initializers of variables: functions that fill a tensor, with the same values whatever its
-layout."""
+"""Initializers of variables: functions that fill a tensor, with the same values in any layout."""
 
 from __future__ import annotations
 

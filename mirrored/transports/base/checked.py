@@ -39,7 +39,7 @@ class CheckedTransport(Transport):
 
     @abstractmethod
     def _broadcast(self, x: Tensor, source: int, ranks: Ranks) -> None:
-        """Fill the contiguous ``x`` of every rank with the ``x`` of ``source``."""
+        """Fill the contiguous ``x`` of every rank with that of world rank ``source``."""
 
     @abstractmethod
     def _exchange(

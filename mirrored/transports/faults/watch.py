@@ -110,7 +110,7 @@ class Watch:
         self.close(notes.at_the_end())
 
     def forget(self) -> None:
-        """Release everything in a forked child, which is not a rank."""
+        """Close this object's copies of sockets in a forked child, which is not a rank itself."""
         atexit.unregister(self._end)
         self._listener.forget()
         self._directory.close()

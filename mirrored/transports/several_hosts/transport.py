@@ -38,7 +38,10 @@ from .sums import AllReduces, Reducing
 
 @moves_count_lacks
 class SeveralHosts(TorchDist):
-    """Transport for groups of ranks on several hosts, of which some share a host and its memory."""
+    """Transport for groups of ranks on several hosts, of which some share a host and its memory.
+
+    Other groups are left to the base class.
+    """
 
     def __init__(self) -> None:
         super().__init__()

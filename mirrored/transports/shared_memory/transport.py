@@ -117,7 +117,10 @@ class SharedMemory(Wrapper):
 
     @property
     def may_measure(self) -> bool:
-        """True if ranks may measure whether shared memory or messages are faster."""
+        """True if ranks may measure whether shared memory or messages are faster.
+
+        Otherwise they use a stored or the built-in table.
+        """
         return self.inner.may_measure
 
     def _meet(self, ranks: Ranks) -> Any:

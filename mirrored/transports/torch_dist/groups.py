@@ -326,7 +326,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def _make_group(members: Ranks, position: int) -> Any:
-    """Make the NCCL group of ``members``, under a name in the store that all of them know."""
+    """Make the NCCL group of ``members``, in which this rank has ``position``.
+
+    They find each other in the store under a name that all of them compute alike.
+    """
     name = f"mirrored/cuda/{members}/{_made[members]}"
     _made[members] += 1
     store = c10d.PrefixStore(name, c10d._get_default_store())

@@ -41,7 +41,7 @@ class Sockets:
         atexit.register(self.close)
 
     def join(self, watch: Watch) -> None:
-        """Set the watch, which knows the other ranks' addresses and connects to them."""
+        """Set the ``Watch`` by which this object connects to other ranks; called once."""
         # Weak: the watch refers to `arrive_by`, and so to this object.
         self._watch = weakref.ref(watch)
 
@@ -80,9 +80,9 @@ class Sockets:
         self._native.close()
 
     def forget(self) -> None:
-        """Leak the native object in a forked child.
+        """Keep the native object forever, in a forked child.
 
-        Destroying it would wait for threads that the child does not have.
+        Its destructor would wait for threads that the child does not have.
         """
         atexit.unregister(self.close)
         keep_alive(self._native)

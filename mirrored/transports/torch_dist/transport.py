@@ -93,7 +93,10 @@ class TorchDist(Described):
 
     @property
     def gpus_may_lose_ranks(self) -> bool:
-        """True if GPUs go on in another world when ranks of this one are lost."""
+        """True if this process goes on in another process group when ranks are lost.
+
+        Then GPUs send messages by NCCL, from which they can be released, and share no memory.
+        """
         return world().overdue is not None
 
     def timeout_s(self) -> float:
@@ -110,7 +113,10 @@ class TorchDist(Described):
 
     @property
     def watch(self) -> Watch:
-        """The object that detects ranks that wait in vain; the world must have several ranks."""
+        """The object that makes all ranks raise if one waits in vain.
+
+        There is one only in a process group of several ranks.
+        """
         found = world().watch
         assert found is not None
         return found

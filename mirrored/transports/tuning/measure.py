@@ -50,7 +50,7 @@ class TwoWays:
 
     @property
     def is_first(self) -> bool:
-        """True on the rank whose table all of ``ranks`` use."""
+        """True on the first of ``ranks``, whose table all of them use."""
         return self.ranks[0] == self.shared.rank
 
 
@@ -216,9 +216,9 @@ def _many(nbytes: int, device: torch.device) -> Tensor:
 
 
 def _fastest(call: Callable[[], object], device: torch.device, count: int, tries: int = 3) -> float:
-    """Return the seconds of one call, the best of ``tries`` tries of ``count`` calls each.
+    """Return the seconds of one ``call()``: the mean of ``count`` calls, the best of ``tries``.
 
-    The number of calls is the same on every rank.
+    The number of calls is the same on every rank, since ``call`` may be a collective.
     """
     best = float("inf")
     for _ in range(tries):

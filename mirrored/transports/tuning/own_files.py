@@ -28,7 +28,7 @@ def folder() -> Path:
 
 
 def may_keep(path: Path) -> bool:
-    """Return whether files may be stored in the folder of ``path``.
+    """Return whether the file ``path`` may be stored in its folder.
 
     The folder must be the user's own and writable; it is made if it does not exist.
     """
@@ -41,7 +41,7 @@ def may_keep(path: Path) -> bool:
 def is_own_folder(path: Path) -> bool:
     """Return whether ``path`` is a folder of the user's that no other user can change.
 
-    No other user may write in it, or put another folder in its place.
+    It is not if others may write in it, or may rename it because they may write in its parent.
     """
     with contextlib.suppress(OSError):
         link, found, above = os.lstat(path), os.stat(path), os.stat(path.parent)
