@@ -354,7 +354,7 @@ class Recorder(TorchDispatchMode):
         tags = func.tags
         if func in _READS or torch.Tag.data_dependent_output in tags:
             raise CannotRecord(_reads(self.name, str(func)))
-        by_value = torch.Tag.dynamic_output_shape in tags and not self._sized_by_fixed(args)
+        by_value = torch.Tag.dynamic_output_shape in tags and not self._sized_by_fixed(func, args)
         # Only masks among its indices make the shape of index.Tensor depend on values.
         if by_value and func is _aten.index.Tensor:
             by_value = any(x.dtype in (torch.bool, torch.uint8) for x in tensors_in(args[1]))
@@ -366,9 +366,11 @@ class Recorder(TorchDispatchMode):
                 "the compiled step."
             )
 
-    def _sized_by_fixed(self, args: tuple) -> bool:
+    def _sized_by_fixed(self, func: Any, args: tuple) -> bool:
         """Return whether only values that follow from sizes decide the shape of a result, such as
-        the masks of ``x[mask]``: all operands of whole numbers and truth values."""
+        the masks of ``x[mask]``: all operands of whole numbers and truth values, in torch's ops."""
+        if func.namespace != "aten":
+            return False
         deciding = [x for x in tensors_in(args) if not (x.is_floating_point() or x.is_complex())]
         return bool(deciding) and all(self._is_fixed(self.node_of(x)) for x in deciding)
 

@@ -78,8 +78,6 @@ class ProgramLine:
         mode: (whether gradients were recorded, autocast) during the call; None if both are as at
             the start of the step.
         draws: number of random ops before it, and number of random ops in it.
-        by_values: a module has read values, so that its results may have other shapes in another
-            run.
     """
 
     name: str
@@ -93,7 +91,6 @@ class ProgramLine:
     draws: tuple[int, int] = (0, 0)
     where: str = ""  # the user's file and line
     writes: bool = False  # into one of its arguments
-    by_values: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from ..movement import plain_values
 from ..movement.differentiable import spread
 from ..movement.world import device_of, my_coordinate
 from ..spec import NdSbp, Placement, SbpLike, TensorSpec
-from ..spec.nested import map_each, map_tensors, tensors_in
+from ..spec.nested import each_in, map_each, map_tensors, tensors_in
 from ..spec.tracer import Tracer, set_aside
 from .effects import RefusingDraws, Writes, version, versions, writes_by_name
 from .kept import ArgumentsSnapshot
@@ -230,6 +230,7 @@ class _Recorder(TorchFunctionMode):
         if values is None and writes and stage is None:
             # All known values, as any of them may be a view of what was written.
             self._lost |= set(self._constants)
+            self._inside.clear()
         inputs = {id(x): self._known[id(x)] for x in tensors_in(given)}
         outs: list[int] = []
         with self.quiet():
@@ -247,7 +248,7 @@ class _Recorder(TorchFunctionMode):
             return made
 
         out = map_tensors(out, result)
-        if outs or writes or (by_inputs and is_answer(name, out)):
+        if outs or writes or module or (by_inputs and is_answer(name, out)):
             noted = map_tensors(given, lambda x: Ref(self._known[id(x)]))
             noted = map_each(noted, torch.device, lambda d: HERE if d == _META else d)
             mode = self._mode()
@@ -255,8 +256,7 @@ class _Recorder(TorchFunctionMode):
             line.mode = None if mode == self._around else mode
             line.draws = before, self.draws() - before
             line.writes, line.where = writes, self.line
-            line.by_values = module and self._by_values
-            if outs or writes:
+            if outs or writes or module:
                 self.program.lines.append(line)
             else:
                 self._read(line, out)
@@ -264,15 +264,18 @@ class _Recorder(TorchFunctionMode):
             known = map_tensors(
                 given, lambda x: x if self._value_of(x) is None else Ref(self._known[id(x)])
             )
-            line = ProgramLine("shapes", shapes_by_values, (func, *known), {}, (), None)
-            self._read(line, shapes(*tensors_in(out)))
+            known = map_each(known, torch.device, lambda d: HERE if d == _META else d)
+            self._ask(shapes_by_values, (func, *known), shapes(*tensors_in(out)))
         if sized:
-            refs = tuple(map(Ref, outs))
-            self._read(ProgramLine("shapes", shapes, refs, {}, (), None), shapes(*tensors_in(out)))
+            self._ask(shapes, tuple(map(Ref, outs)), shapes(*tensors_in(out)))
         return out if values is None else map_each(out, torch.device, lambda _: _META)
 
     def _read(self, line: ProgramLine, found: Any) -> None:
         self.program.reads.append(Question(line, len(self.program.lines), as_it_is(found)))
+
+    def _ask(self, function: Callable[..., Any], args: tuple, found: Any) -> None:
+        """Note that the program holds only where ``function(*args)`` returns ``found``."""
+        self._read(ProgramLine(function.__name__, function, args, {}, (), None), found)
 
     def _follow(self, given: tuple, writes: bool) -> bool:
         """Return whether the result of a call on ``given`` follows from the step's inputs.
@@ -304,19 +307,30 @@ class _Recorder(TorchFunctionMode):
 
     def _shapes_of(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Return what ``Tracer.shapes_of`` does, and note that the call needed values."""
-        value_of = self._inside.get if self._is_inside else self._value_of
-        found = result_by_values(func, (args, kwargs), value_of)
+        if self._is_inside:
+            found = self._inside.shapes_of(func, args, kwargs)
+            if found is not None:
+                question = self._inside.shapes_question(func, args, kwargs)
+                self._ask_inside(*question, shapes(*tensors_in(found)))
+            return found
+        found = result_by_values(func, (args, kwargs), self._value_of)
         self._by_values |= found is not None
         return found
 
     def _read_inside(self, x: Any) -> torch.Tensor | None:
         """Return the value of a global tensor that a stage's module reads, if it is known.
 
-        Between modules there is no answer: a program would have to ask again.
+        The program asks again, since what the module returns, draws and writes may depend on it.
+        Between modules a global tensor has no answer.
         """
         value = self._inside.get(x) if self._is_inside else None
-        self._by_values |= value is not None
+        if value is not None:
+            self._ask_inside(*self._inside.value_question(x), value.numpy())
         return value
+
+    def _ask_inside(self, function: Callable[..., Any], args: tuple, found: Any) -> None:
+        if each_in(args, Ref):  # else it follows from what is no argument
+            self._ask(function, args, found)
 
     def _value_of(self, x: torch.Tensor) -> torch.Tensor | None:
         return None if id(x) in self._lost else self._constants.get(id(x))
@@ -382,7 +396,7 @@ class _Recorder(TorchFunctionMode):
             given = ((x,), {"spec": spec} | ({"made_by": made_by} if made_by else {}))
             self._entered[key] = self._run("entered", entered, given, stage)
             if known is not None and id(x) not in self._lost:
-                self._inside.put(self._entered[key], known)
+                self._inside.put(self._entered[key], known, Ref(source))
             self._effects.copied(source, stage, self._entered[key])
         return self._entered[key]
 

@@ -98,21 +98,7 @@ class Cell:
                 f"{len(line.outs)} when the program was recorded.\n  Stages are connected as "
                 "recorded.\n  Let a module give the same structure for each micro-batch."
             )
-        if line.by_values:
-            self._check_shapes(line, found)
         env.update(zip(line.outs, found, strict=True))
-
-    def _check_shapes(self, line: ProgramLine, found: Sequence[torch.Tensor]) -> None:
-        for index, x in zip(line.outs, found, strict=True):
-            shape = tuple(self._program.values[index].shape)
-            if tuple(x.shape) != shape:
-                raise RuntimeError(
-                    f"{line.name}, at {line.where}, gives a tensor of shape {tuple(x.shape)}, and "
-                    f"gave one of {shape} when it was recorded: it depends on values that the "
-                    "module reads.\n  What follows between the modules of stages is recorded once "
-                    "for each shape of a batch.\n  Pad to one shape, or read the values between "
-                    "the modules, where other values are recorded again."
-                )
 
     def call(self, line: ProgramLine, env: dict[int, Any]) -> Any:
         """Return the result of one line, with its arguments taken from ``env``."""

@@ -226,6 +226,10 @@ def _in_groups(function: TorchFunction, layouts: Sequence[Any]) -> Callable[...,
     def call(*args: Any, **kwargs: Any) -> Any:
         if function.inplace and any_moved(args, kwargs):
             return _one_by_one(function)(*args, **kwargs)
+        if function.inplace:
+            # Not run on meta tensors, but recorders and autograd must see that it writes.
+            written = [plain(args[0][i]) for i in outside if not args[0][i].is_inference()]
+            torch.autograd.graph.increment_version(written)
         outs: list[Any] = [None] * count
         for positions in (inside,) if function.inplace else (inside, outside):
             if positions:
