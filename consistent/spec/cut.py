@@ -42,7 +42,8 @@ def piece(n: int, parts: int, index: int) -> tuple[int, int]:
 class DimCut:
     """Division of a dim that is not balanced: the arguments after the dim in ``S(dim, ...)``.
 
-    Instances are immutable and interned; make one with ``cut_of``.
+    ``S(0, blocks=2)`` is ``Split(0, cut_of(blocks=2))``. Instances are immutable and interned, so
+    they compare by identity; make one with ``cut_of``.
     """
 
     __slots__ = ("__weakref__", "blocks", "of", "sizes", "zigzag")
@@ -96,7 +97,10 @@ class DimCut:
     # -- items of each rank ------------------------------------------------------------------------
 
     def runs(self, n: int, parts: int, index: int) -> Runs:
-        """Return the runs, (start, size), of ``n`` items that rank ``index`` of ``parts`` holds."""
+        """Return the runs, (start, size), of ``n`` items that rank ``index`` of ``parts`` holds.
+
+        ``blocks=2`` of 8 items on 2 ranks gives rank 1 the runs ((2, 2), (6, 2)).
+        """
         return _runs(self, n, parts, index)
 
     def size(self, n: int, parts: int, index: int) -> int:
@@ -106,8 +110,9 @@ class DimCut:
     def least(self, parts: int) -> int:
         """Return the smallest number of items with which each of ``parts`` ranks has at least one.
 
-        The result is 1 if the cut itself fixes all sizes and no rank is empty, and ``1 << 62``,
-        which no dim has, if some rank stays empty for any number of items.
+        ``Layout`` uses it to tell whether some rank has an empty shard. The result is 1 if the cut
+        itself fixes all sizes and no rank is empty. It is ``1 << 62``, which no dim has, if some
+        rank stays empty for any number of items.
         """
         if self.sizes is not None:
             return 1 if all(self.sizes) or parts == 1 else 1 << 62
@@ -122,7 +127,7 @@ class DimCut:
     def in_each(self, n: int) -> list[tuple[int, int]]:
         """Return (start, size) of each part of ``n`` items that is divided separately.
 
-        Without ``of`` there is one part, all items.
+        With ``of=4`` and 8 items they are [(0, 4), (4, 4)]; without ``of`` there is one, all items.
         """
         if self.of is None:
             return [(0, n)]
@@ -134,12 +139,14 @@ class DimCut:
         return starts
 
     def of_parts(self, n: int, start: int, size: int) -> tuple[DimCut, ...] | None:
-        """Return the cut of the items from ``start`` on, if they are whole parts given by ``of``.
+        """Return how ranks hold the slice [start, start + size) of ``n`` items, as a cut of it.
+
+        It is one if ``of`` divides the items into parts, and the slice consists of whole parts.
+        Then slicing needs no communication.
 
         Returns:
-            ``(cut,)``, or ``()`` if these ``size`` items are balanced, as arguments of
-                ``Split(dim, ...)``. None if they are not whole parts of the ``n`` items, or if this
-                cut has no parts.
+            Arguments of ``Split(dim, ...)``: ``(cut,)``, or ``()`` if the slice's items are
+                balanced. None if the slice has no whole parts, or this cut has no ``of``.
         """
         inside = [m for a, m in self.in_each(n) if start <= a and a + m <= start + size]
         if self.of is None or sum(inside) != size or not inside:
@@ -175,8 +182,10 @@ def _runs(cut: DimCut, n: int, parts: int, index: int) -> Runs:
 
 
 def _within(cut: DimCut, n: int, parts: int, index: int) -> Iterator[tuple[int, int]]:
-    """Yield the runs that a rank has in one part of ``n`` items; a run may be empty or touch the
-    next."""
+    """Yield the runs that rank ``index`` has in one part of ``n`` items that is divided by itself.
+
+    A run may be empty, or begin where the one before it ends.
+    """
     if cut.zigzag:
         yield piece(n, 2 * parts, index)
         yield piece(n, 2 * parts, 2 * parts - 1 - index)
@@ -276,7 +285,10 @@ def _size(name: str, value: Any, least: int) -> int:
 
 
 def parse_cut(text: str) -> DimCut | None:
-    """Return the cut that prints as ``text``, which WORDS must match; None if the text is empty."""
+    """Return the cut that prints as ``text``, such as ``", blocks=2"``; None if the text is empty.
+
+    ``text`` must match the pattern ``WORDS``.
+    """
     given: dict[str, Any] = {}
     # The pattern of a value is what follows "=" and the three characters "\s*" in _WORD.
     for name, value in re.findall(rf"(\w+)\s*=\s*({_WORD.partition('=')[2][3:]})", text):

@@ -223,6 +223,10 @@ def missing(
 
 
 def _near(module: str, name: str, known: Iterable[str]) -> str:
+    """Return the end of an error for an unknown name: a known name that is near it, or torch's own.
+
+    The text is empty if there is neither.
+    """
     if name.startswith("_"):  # Python and tools probe for such names and expect a miss
         return ""
     near = suggestion(name, known, 0.75)

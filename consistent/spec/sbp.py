@@ -79,13 +79,19 @@ class Split(Sbp):
         return made
 
     def size(self, n: int, parts: int, index: int) -> int:
-        """Return how many of ``n`` items rank ``index`` of ``parts`` holds."""
+        """Return how many of ``n`` items rank ``index`` of ``parts`` holds.
+
+        ``S(0).size(5, 2, 0)`` is 3.
+        """
         if self.cut is None:
             return piece(n, parts, index)[1]
         return self.cut.size(n, parts, index)
 
     def runs(self, n: int, parts: int, index: int) -> Runs:
-        """Return the (start, size) runs of ``n`` items that rank ``index`` of ``parts`` holds."""
+        """Return the runs, (start, size), of ``n`` items that rank ``index`` of ``parts`` holds.
+
+        Balanced pieces are one run: ``S(0).runs(5, 2, 1)`` is ((3, 2),).
+        """
         return (piece(n, parts, index),) if self.cut is None else self.cut.runs(n, parts, index)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -244,27 +250,30 @@ def dual_nd(values: NdSbp) -> NdSbp:
 
 
 def partial_of(values: NdSbp) -> Partial | None:
-    """Return the first partial entry, such as ``P`` or ``P(max)``; None if no axis is partial."""
+    """Return the first partial SBP, such as ``P`` or ``P(max)``; None if no axis is partial.
+
+    It stands for all of them, since all partial axes of a tensor are of one kind.
+    """
     return next((entry for entry in values if isinstance(entry, Partial)), None)
 
 
 def is_one_way(values: NdSbp) -> bool:
-    """Return whether all partial axes are partial in the same way: all P, all P(max) or all P(min).
+    """Return whether all partial axes are of one kind: all P, all P(max) or all P(min).
 
-    Different ways have no common meaning: a maximum of sums is not a sum of maxima.
+    A mixture would be ambiguous: a maximum of sums is not a sum of maxima.
     """
     return len({entry for entry in values if entry.is_partial}) < 2
 
 
 def is_cut(values: NdSbp) -> bool:
-    """Return whether some axis has a ``DimCut``, so that its pieces are not balanced."""
+    """Return whether some axis has a cut, such as ``S(0, cut="zigzag")``, so is not balanced."""
     return any(isinstance(entry, Split) and entry.cut is not None for entry in values)
 
 
 def cuts_last(values: NdSbp) -> bool:
-    """Return whether no axis splits a dim further after an earlier axis has cut it unevenly.
+    """Return whether no axis splits a dim further that an earlier axis has cut unevenly.
 
-    Specs require it.
+    Specs require it: ``(S(0), S(0, blocks=2))`` is allowed, and ``(S(0, blocks=2), S(0))`` is not.
     """
     closed: set[int] = set()
     for entry in values:
@@ -333,6 +342,7 @@ def parse(text: str) -> Sbp | NdSbp:
 
 
 def _entry(match: re.Match) -> Sbp:
+    """Return the SBP that a match of the pattern ``_ENTRY`` stands for."""
     dim, words, is_b, op, long_op, _ = match.groups()
     if dim is not None:
         return Split(int(dim), parse_cut(words))
@@ -387,6 +397,12 @@ def as_sbp(value: SbpLike) -> Sbp:
 
 
 def _one(entry: Any) -> Sbp:
+    """Return one entry, an SBP, its text or the dim that it splits, as an ``Sbp``.
+
+    Raises:
+        TypeError: it is none of these, such as a ``Shard`` of DTensor.
+        ValueError: it is a text that is not an SBP.
+    """
     if isinstance(entry, int) and not isinstance(entry, bool):
         return Split(entry)
     parsed = parse(entry) if isinstance(entry, str) else entry

@@ -115,6 +115,7 @@ class Tracer:
         self._enter(ExitStack())
 
     def _enter(self, stack: ExitStack) -> None:
+        """Add this tracer's callbacks to the lists of their events; ``stack`` removes them."""
         for event, callbacks in _CALLBACKS.items():
             mine = getattr(self, event)
             if mine is None:
@@ -136,9 +137,9 @@ op_tracers: list[Tracer] = []
 
 
 def callbacks(event: str) -> list[Callable[..., Any]]:
-    """Return the list of callbacks of ``event``, for the code that emits the event.
+    """Return the callbacks of ``event``, such as ``"on_plan"``, for the code that emits the event.
 
-    It is always the same list object, so callers may keep it.
+    It is always the same list object, so a module may keep it: ``for notify in list: notify(...)``.
     """
     return _CALLBACKS[event]
 
