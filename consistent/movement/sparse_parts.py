@@ -23,7 +23,10 @@ def is_sparse(x: Tensor) -> bool:
 
 
 def parts_of(x: Tensor) -> tuple[Tensor, ...]:
-    """Return the index and value tensors of a sparse ``x``, which share its memory."""
+    """Return the index and value tensors that make up a sparse ``x``, sharing its memory.
+
+    COO has (indices, values); CSR has (row offsets, columns, values), and CSC the transposed.
+    """
     x = x.detach()
     if x.layout is torch.sparse_coo:
         return x._indices(), x._values()
@@ -48,7 +51,7 @@ def without_values(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Te
 
 
 class Meta(NamedTuple):
-    """The memory layout of a tensor, dense or sparse, as ranks outside its placement need it.
+    """The memory layout of a tensor, dense or sparse, for ranks that are outside its placement.
 
     Programs read it on all ranks, and optimizers take other steps for sparse gradients.
     """
@@ -58,11 +61,11 @@ class Meta(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor) -> Meta:
-        """Return the description of ``x``."""
+        """Return the memory layout of ``x``."""
         return cls(x.layout, x.sparse_dim() if x.layout is torch.sparse_coo else 0)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return a meta tensor of this shape as described, without entries if it is sparse."""
+        """Return a ``meta`` tensor in this memory layout; a sparse one has no entries."""
         shape = tuple(shape)
         if self.layout is torch.sparse_coo:
             indices = torch.empty((self.sparse_dims, 0), dtype=torch.int64, device="meta")
