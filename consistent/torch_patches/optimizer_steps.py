@@ -21,6 +21,7 @@ def install() -> None:
 
 
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Compare the optimizer's hyperparameters between ranks, if check mode is on."""
     if not check_mode.enabled:
         return
     parameters = (x for group in optimizer.param_groups for x in group["params"])

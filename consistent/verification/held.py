@@ -17,10 +17,10 @@ from .watch import Key
 
 @dataclass
 class TensorOnRanks:
-    """The values of one tensor of a step on all ranks.
+    """The values of one tensor of a step on all ranks, ``parts`` by rank.
 
-    With a spec a value is a shard. With ``laid``, the layout of a DTensor, it is the whole of that
-    DTensor. Otherwise it is what a program by hand has on this rank.
+    With a ``spec`` each value is a shard. With ``laid``, the layout of a DTensor, it is the whole
+    of that DTensor. With neither it is a plain tensor of a program that is written by hand.
     """
 
     key: Key
@@ -36,7 +36,7 @@ class TensorOnRanks:
 
     @property
     def layout(self) -> str:
-        """Return the layout as it is written in a program, or that the tensor is plain."""
+        """The layout as it is written in a program, or that the tensor is plain."""
         if self.spec is None:
             return self.laid or _plain(len(self.parts))
         return repr(self.spec)
@@ -82,10 +82,7 @@ def _plain(ranks: int) -> str:
 
 
 def joined(values: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
-    """Return the concatenation of the ranks' values, along the dim that gives the shape ``shape``.
-
-    Returns None if there is no such dim.
-    """
+    """Return the ranks' values concatenated along the dim that gives ``shape``, or None."""
     first = values[0]
     if first.ndim != len(shape):
         return None

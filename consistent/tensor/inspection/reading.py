@@ -21,7 +21,7 @@ _VALUE_OF = callbacks("value_of")
 def full(self: Any) -> torch.Tensor:
     """Return the whole logical value as a plain tensor on every rank of the world.
 
-    The result is detached from autograd. This is a collective of all ranks of the world.
+    It is a collective: every rank of the world must call it. The result is detached from autograd.
     """
     # The tracer that came last answers first.
     for known in reversed(_VALUE_OF):

@@ -203,7 +203,13 @@ def _filled(
 ) -> Any:
     """Return a tensor of which each rank allocates its shard and fills it by ``fill``.
 
-    ``like`` is the factory of torch whose shape and dtype the result has.
+    Args:
+        like: the factory of torch that makes such a plain tensor; a call on ``meta`` gives the
+            shape and dtype.
+        args: its positional arguments.
+        placement, sbp: as passed by the user.
+        options: its keyword arguments.
+        fill: called with (shard, spec) to write this rank's values.
     """
     spec, requires_grad = _spec_of(like, args, placement, sbp, options)
     local = torch.empty(
@@ -228,9 +234,15 @@ def _cut(
 ) -> Any:
     """Return a 1-d tensor that each rank makes whole and takes its shard from.
 
-    This is for factories such as ``arange``, of which a shard cannot be made alone: the k-th value
-    depends on where torch's loops start. ``like`` gives shape and dtype, ``make`` the values, if
-    they are not made by ``like``.
+    It is for factories such as ``arange``, of which a shard cannot be made alone: the k-th value
+    depends on where torch's loops start.
+
+    Args:
+        like: the factory of torch, which gives shape and dtype.
+        args: its positional arguments.
+        placement, sbp: as passed by the user.
+        options: its keyword arguments.
+        make: function that makes the values, if not ``like``.
     """
     spec, requires_grad = _spec_of(like, args, placement, sbp, options)
     extra = {k: v for k, v in options.items() if k not in _OPTIONS}
@@ -249,6 +261,11 @@ def _spec_of(
     sbp: SbpLike | None,
     options: dict,
 ) -> tuple[TensorSpec, bool]:
+    """Return (spec, requires_grad) of the tensor that a call of the factory ``like`` makes.
+
+    Raises:
+        TypeError: ``device`` is given, which the placement decides, or the placement is missing.
+    """
     what = like.__name__
     placement, sbp = chosen(what, placement, sbp)
     if "device" in options:
@@ -272,14 +289,16 @@ def _device_here(placement: Placement) -> torch.device:
 def _key(what: str, options: dict) -> Callable[[Placement], Any]:
     """Return a function that draws the key (seed and counter) of a random op on a placement.
 
-    It is called only after the arguments were checked, so that a failing call draws no key.
+    The factory calls it only after the arguments were checked, so that a failing call draws no key.
     """
     return lambda placement: key_from(options.get("generator"), what, placement)
 
 
 def _once(fill: Fill) -> Fill:
-    """Wrap ``fill`` for P tensors, so that the first rank of each P axis fills its shard and others
-    write zeros."""
+    """Wrap ``fill`` so that it is right for P tensors, whose value is the sum over ranks.
+
+    The first rank of each P axis fills its shard, and the others write zeros.
+    """
 
     def run(x: torch.Tensor, spec: TensorSpec) -> None:
         at = my_coordinate(spec.placement)
@@ -292,6 +311,7 @@ def _once(fill: Fill) -> Fill:
 
 
 def _diagonal(x: torch.Tensor, spec: TensorSpec) -> None:
+    """Write this rank's shard of an identity matrix into ``x``."""
     at = my_coordinate(spec.placement)
     if spec.layout.is_cut:
         if not x.is_meta:
