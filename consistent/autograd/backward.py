@@ -181,7 +181,7 @@ def run_engine(engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _agree_on_nan(roots: Sequence[Any]) -> None:
-    """Raise on all ranks the error for a NaN that torch's anomaly mode has found on one of them.
+    """Raise on all ranks if torch's anomaly mode has found a NaN in backward on one of them.
 
     ``roots`` are the tensors from which backward started.
     """

@@ -79,7 +79,10 @@ class _Key(NamedTuple):
 
 
 class _State(threading.local):
-    """The sums that this thread's backward pass has in flight, and the bytes of its buckets."""
+    """The sums that this thread's backward pass has in flight, and the bytes of its buckets.
+
+    The bytes in the last backward pass determine the sizes of buckets in the next one.
+    """
 
     def __init__(self) -> None:
         self.flying: list[InFlight] = []

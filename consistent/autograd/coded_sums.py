@@ -54,7 +54,7 @@ def axis_of(leaf: Any) -> int:
 
 
 def _said(leaf: Any) -> tuple[int, str]:
-    """Return (axis, codec) as passed to ``sum_by``."""
+    """Return (axis, name of the codec) as passed to ``sum_by``."""
     axis, _, codec = leaf.__dict__[_CODEC].partition(" ")
     return int(axis), codec
 

@@ -119,8 +119,10 @@ def _kept(src: Split, dst: Split, n: int, parts: int, k: int) -> int:
 
 
 def _part(total: int, whole: Sequence[int], dim: int, parts: int, index: int) -> int:
-    """Return how many of ``total`` bytes are in piece ``index`` of dim ``dim``, split into
-    ``parts`` pieces."""
+    """Return how many of ``total`` bytes are in one piece of a tensor of sizes ``whole``.
+
+    It is piece ``index`` of dim ``dim``, split into ``parts`` balanced pieces.
+    """
     n = whole[dim]
     return total // n * piece(n, parts, index)[1] if n else 0
 

@@ -1,5 +1,4 @@
-"""Floating-point operations (multiplications + additions) of products, by the shapes of their
-tensors.
+"""Floating-point operations (multiplications + additions) of products, from shapes.
 
 Two tables say which op is which product: by the names of global ops (``layout_problem/costs.py``)
 and by aten's functions (``auto/machines/flops.py``).

@@ -40,7 +40,7 @@ PAIRS = ("all_to_all", "exchange", "send")
 
 @dataclass(frozen=True)
 class Wire:
-    """Network link of one rank: seconds per hop, and bytes per second that the rank sends."""
+    """Network link of one rank: seconds for each hop, and bytes that the rank sends in a second."""
 
     latency_s: float
     bytes_per_s: float

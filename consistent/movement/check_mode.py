@@ -44,9 +44,10 @@ _thread = _Thread()
 
 @contextmanager
 def check_mode(on: bool = True) -> Iterator[None]:
-    """Switch check mode on inside the context, so that ranks that run different ops raise.
+    """Check each boxing inside the context, so that ranks that run different ops raise.
 
-    ``on=False`` changes nothing. Every rank must enter it at the same point of the program.
+    Without it ranks that differ would wait for each other forever, or send wrong data. ``on=False``
+    changes nothing. Every rank must enter the context at the same point of the program.
     """
     rank = default.current().rank
     _switch(rank, int(on))
@@ -241,7 +242,7 @@ def _line(site: str, op: str, specs: str) -> str:
 
 
 def call_site() -> str:
-    """Return ``file:line`` of the first frame outside this library, torch and Python itself."""
+    """Return ``file:line`` of the innermost frame outside this library, torch and Python itself."""
     frame = sys._getframe(1)
     while frame is not None:
         if is_users(frame):

@@ -230,7 +230,7 @@ def _whole(x: Tensor, cut: Collective) -> tuple[int, ...]:
 
 
 def _coded_moves(x: Tensor, route: Route, cut: Collective, codec: Any) -> tuple[Step, ...]:
-    """Return the one move of a boxing, with the number of bytes that it sends by ``codec``."""
+    """Return the one move of a boxing, with the bytes that it sends if ``codec`` is used."""
     (move,) = plan(*route)
     assert isinstance(move, Move)
     sizes = [math.prod(resized(x.shape, cut.dim, size)) for size in cut.sizes]
@@ -424,12 +424,12 @@ def _reduce_low(items: list[_Item], ranks: Ranks) -> _Turn:
 
 
 class _ThinSums:
-    """All-reduces in flight of the thin matrices of several sums.
+    """All-reduces in flight of the thin matrices (p or q) of several low-rank sums.
 
     Args:
         xs: the matrices, float32.
-        codecs: the codec of each; None sends it as it is.
-        ranks: the ranks of the sums.
+        codecs: the codec that compresses each; None sends it in full.
+        ranks: the ranks over which they are summed.
     """
 
     def __init__(self, xs: list[Tensor], codecs: list[Codec | None], ranks: Ranks) -> None:
@@ -447,7 +447,7 @@ class _ThinSums:
         self._flat = current().all_reduce_async(torch.cat(flat), ranks) if flat else None
 
     def wait(self) -> list[Tensor]:
-        """Return the sums, with the same bits on every rank."""
+        """Wait for the sums and return them, with the same bits on every rank."""
         made = dict(zip(self._coders, self._coded.wait() if self._coded else [], strict=True))
         made = {i: _columns(x, self._xs[i]) for i, x in made.items()}
         if self._flat is not None:

@@ -47,7 +47,7 @@ class LowRank:
 
     @property
     def name(self) -> str:
-        """Name of the codec in a plan."""
+        """Name of the codec in a parallelization plan, such as "powersgd:4:int8"."""
         return f"powersgd:{self.rank}" + ("" if self.thin is None else f":{self.thin.name}")
 
     def fits(self, shape: Sequence[int], dtype: torch.dtype) -> bool:
@@ -62,7 +62,10 @@ class LowRank:
         return 2 * thin < math.prod(shape) * dtype.itemsize
 
     def numbers(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Return how many elements the two thin matrices, p and q, have for ``shape``."""
+        """Return how many elements the two thin matrices, p and q, have for ``shape``.
+
+        [n, m] takes rank * n and rank * m.
+        """
         rows, columns = _sizes(shape)
         return self.rank * rows, self.rank * columns
 
@@ -87,7 +90,7 @@ class LowRank:
 
 
 def _sizes(shape: Sequence[int]) -> tuple[int, int]:
-    """Return (rows, columns) of a tensor of ``shape`` as a matrix: first dim, all others."""
+    """Return (rows, columns) of a tensor as a matrix, such as (2, 12) for [2, 3, 4]."""
     return shape[0], math.prod(shape[1:])
 
 

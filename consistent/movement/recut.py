@@ -48,7 +48,7 @@ def _order(entry: Split, n: int, parts: int) -> tuple[Tensor, Tensor] | None:
 
 
 def _constant(x: Tensor) -> Tensor:
-    """Mark the cached tensor ``x`` as a constant, so that a recorded program may contain it.
+    """Mark the cached tensor ``x`` as a constant, so that a program that torch records may use it.
 
     Torch marks the tensors that ``torch.tensor`` makes in the same way.
     """

@@ -165,7 +165,7 @@ def run_within(x: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
 
 @lru_cache(maxsize=1 << 11)
 def _steps(src: TensorSpec, dst: TensorSpec, at: Coordinate) -> tuple[_Action, ...]:
-    """Return the functions that the rank at ``at`` applies to its shard one after the other."""
+    """Return the functions to apply, one after another, to box the shard of the rank at ``at``."""
     steps, state = [], src
     for move in plan(src, dst):
         if isinstance(move, Exchange):  # on one placement an exchange is the whole plan

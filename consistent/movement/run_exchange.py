@@ -106,7 +106,7 @@ class Batch:
         return device_of(src) if src.type == dst.type else torch.device("cpu")
 
     def departing(self, locals_: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
-        """Return the messages that this rank sends, as (target rank, message)."""
+        """Return the messages that this rank sends, as (target rank, message), from its shards."""
         going: dict[int, list[Tensor]] = {}
         for i, each in enumerate(self._orders):
             if each.going:
@@ -117,7 +117,7 @@ class Batch:
 
     @cached_property
     def arriving(self) -> list[Message]:
-        """The messages that this rank receives, as (source rank, shape, dtype)."""
+        """What this rank receives, as (source rank, shape, dtype) of each message."""
         made: list[Message] = []
         for source, parts in self._coming.items():
             (i, k), *more = parts

@@ -107,7 +107,7 @@ def _placed(x: Tensor, dim: int, start: int, whole: Sequence[int]) -> Tensor:
 
 
 def _cut(x: Tensor, dim: int, start: int, size: int) -> Tensor:
-    """Return the part of ``x`` in [start, start + size) along ``dim``."""
+    """Return the part of the sparse ``x`` at [start, start + size) along ``dim``."""
     shape = [*x.shape]
     shape[dim] = size
     indices, values = x._indices(), x._values()

@@ -46,7 +46,10 @@ def dense(x: Tensor) -> Tensor:
 
 
 def without_values(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return a meta tensor in the layout of ``like``, without entries if that is sparse."""
+    """Return a ``meta`` tensor of this shape in the memory layout of ``like``, dense or sparse.
+
+    A rank outside the placement holds such a tensor as its shard. A sparse one has no entries.
+    """
     return Meta.of(like).empty(shape, dtype)
 
 
@@ -77,7 +80,11 @@ class Meta(NamedTuple):
 
 @torch.no_grad()
 def fill(x: Tensor, parts: Sequence[Tensor], is_coalesced: bool) -> None:
-    """Replace the indices and values of the sparse tensor ``x`` by ``parts``, in place."""
+    """Replace the indices and values of the sparse tensor ``x`` by ``parts``, in place.
+
+    ``parts`` are as ``parts_of`` returns them; ``is_coalesced`` says whether each index occurs
+    once.
+    """
     if x.layout is torch.sparse_coo:
         indices, values = parts
         x.data = torch.sparse_coo_tensor(

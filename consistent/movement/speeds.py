@@ -1,5 +1,4 @@
-"""The cost model of the ranks of this program: built-in figures, with the links that its transport
-has measured.
+"""The cost model of the ranks of this program: built-in figures, with measured links.
 
 | what is decided | by the figures of |
 | --- | --- |
@@ -7,8 +6,9 @@ has measured.
 | sizes and numbers of messages, fusions of a compiled step | ``device_speeds`` |
 | layouts that a program asks to be searched for | ``costs_of_plans`` |
 
-The last two differ in a simulation only. There a program must run as it would on real ranks, whose
-transport measures no more than links; a search may use all that is known of the simulated machine.
+The transport measures the links. The last two rows differ in a simulation only. There a program
+must run as it would on real ranks, whose transport measures no more than links; a search may use
+all that is known of the simulated machine.
 """
 
 from __future__ import annotations

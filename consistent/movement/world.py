@@ -65,7 +65,7 @@ def apart(applies: bool = True) -> Iterator[None]:
 
 
 def is_apart() -> bool:
-    """Return whether this thread is inside ``apart``: ranks outside do not run along."""
+    """Return whether this thread is inside ``apart``: ranks outside do not run the same code."""
     return _thread.apart
 
 

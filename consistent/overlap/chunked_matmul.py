@@ -1,5 +1,4 @@
-"""Matrix products that overlap with the communication (boxing) of their operand or result, in
-chunks of rows.
+"""Matrix products that overlap with the boxing of their operand or result, in chunks of rows.
 
 ```
 box, multiply     send 0 | send 1     | send 2     |                 x: src -> dst,  dst @ w
@@ -9,8 +8,8 @@ multiply, box     multiply 0 | multiply 1 | multiply 2 |             x @ w: src 
                              | send 0     | send 1     | send 2
 ```
 
-Each of the two is the backward pass of the other. Bias and activation are also computed chunk by
-chunk.
+Boxing (redistribution) is the communication that changes a layout. Each of the two is the backward
+pass of the other. Bias and activation are also computed chunk by chunk.
 """
 
 from __future__ import annotations
@@ -335,7 +334,7 @@ class _Finish:
         self.keeps = tracked and boxing.activation != "none"
 
     def room(self, like: Tensor, columns: int) -> tuple[Tensor, Tensor]:
-        """Return uninitialized result tensors with the rows of ``like``, which the chunks fill."""
+        """Return two uninitialized results with the rows of ``like``, for ``chunk`` to fill."""
         shape = (*like.shape[:-1], columns)
         return like.new_empty(shape), like.new_empty(shape if self.keeps else 0)
 

@@ -1,5 +1,4 @@
-"""Matrix products for tensor parallelism that overlap with their communication, to be called
-explicitly.
+"""Matrix products for tensor parallelism that overlap with communication; users call them.
 
 | function | x | w | y | backward of x |
 | --- | --- | --- | --- | --- |
@@ -7,9 +6,9 @@ explicitly.
 | matmul_reduce_scatter | S(-1) | S(0) | S(0) | all-gather, matmul |
 | matmul_all_reduce | S(-1) | S(0) | B | all-reduce, matmul |
 
-y = activation(x @ w + bias). The table shows the layouts on the mesh axis that communicates: S(d)
-is split along dim d, B replicated. On the other axes, the operands may have any layouts that a
-product accepts, such as x S(0) and w B.
+y = activation(x @ w + bias). The table shows the layouts on the axis of the placement that
+communicates: S(d) is split along dim d, B replicated. On the other axes, the operands may have any
+layouts that a product accepts, such as x S(0) and w B.
 """
 
 from __future__ import annotations
@@ -246,7 +245,7 @@ def _operands(
 
 
 def _as_autocast(x: Any, placement: Placement) -> Any:
-    """Return ``x`` in the dtype in which autocast would multiply; unchanged if autocast is off."""
+    """Return ``x`` in the dtype in which autocast multiplies; unchanged if autocast is off."""
     kind = placement.type
     if autocast.is_on(kind) and autocast.is_cast(x.dtype):
         return x.to(torch.get_autocast_dtype(kind))

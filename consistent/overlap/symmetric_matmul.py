@@ -1,5 +1,7 @@
-"""Matrix products fused with an all-gather or reduce-scatter into one torch op, by CUDA symmetric
-memory."""
+"""Matrix products fused with an all-gather or reduce-scatter, by CUDA symmetric memory.
+
+Torch has one op for each of the two.
+"""
 
 from __future__ import annotations
 

@@ -104,7 +104,10 @@ class DimCut:
         return _runs(self, n, parts, index)
 
     def size(self, n: int, parts: int, index: int) -> int:
-        """Return how many of ``n`` items rank ``index`` of ``parts`` holds."""
+        """Return how many of ``n`` items rank ``index`` of ``parts`` holds.
+
+        ``sizes=(3, 5)`` of 8 items on 2 ranks gives rank 1 five.
+        """
         return items_in(self.runs(n, parts, index))
 
     def least(self, parts: int) -> int:
@@ -156,7 +159,10 @@ class DimCut:
         return () if made is None else (made,)
 
     def fault(self, n: int, parts: int) -> str | None:
-        """Return why this cut cannot divide ``n`` items among ``parts`` ranks; None if it can."""
+        """Return why this cut cannot divide ``n`` items among ``parts`` ranks; None if it can.
+
+        The reason is text for an error, such as that the sizes (3, 5) have 8 items together.
+        """
         if isinstance(self.of, tuple) and sum(self.of) != n:
             return f"the parts in of={self.of} have {sum(self.of)} items together, and not {n}"
         if isinstance(self.of, int) and n % self.of:
@@ -199,7 +205,10 @@ def _within(cut: DimCut, n: int, parts: int, index: int) -> Iterator[tuple[int, 
 
 
 def joined(runs: Iterable[tuple[int, int]]) -> Runs:
-    """Return ascending ``runs``, without empty ones and with adjacent ones merged."""
+    """Return ``runs``, (start, size), without empty ones and with adjacent ones merged.
+
+    They must be ascending: ((0, 2), (2, 3), (7, 0)) -> ((0, 5),).
+    """
     found: list[tuple[int, int]] = []
     for start, size in runs:
         if size and found and sum(found[-1]) == start:
@@ -215,7 +224,10 @@ def items_in(runs: Runs) -> int:
 
 
 def overlapping(a: Runs, b: Runs) -> Runs:
-    """Return the runs of the items that are in both ``a`` and ``b``."""
+    """Return the runs, (start, size), of the items that are in both ``a`` and ``b``.
+
+    ((0, 4),) and ((2, 4),) give ((2, 2),). So ranks find what a change of split has to send.
+    """
     found, i, j = [], 0, 0
     while i < len(a) and j < len(b):
         (x, m), (y, n) = a[i], b[j]
@@ -237,7 +249,7 @@ WORDS = rf"(?:\s*,\s*{_WORD})*"
 
 
 def cut_of(blocks: Any = None, cut: Any = None, sizes: Any = None, of: Any = None) -> DimCut | None:
-    """Return the cut for these arguments of ``S(dim, ...)``; None for a balanced split.
+    """Return the ``DimCut`` for these arguments of ``S(dim, ...)``; None for a balanced split.
 
     Raises:
         TypeError: a size is not an int.

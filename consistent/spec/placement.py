@@ -31,7 +31,7 @@ class World:
     """
 
     def size(self) -> int | None:
-        """Return the number of ranks; None if ``torch.distributed`` is not initialized."""
+        """Return the number of ranks; None while ``torch.distributed`` is not initialized."""
         return dist.get_world_size() if dist.is_initialized() else None
 
     def has_gpus(self) -> bool:

@@ -49,9 +49,10 @@ class Sbp:
 
 
 class Split(Sbp):
-    """``S(dim)``, sharded: tensor dim ``dim`` is cut over the ranks of the axis.
+    """``S(dim)``, sharded: tensor dim ``dim`` is divided among the ranks of the axis.
 
-    Negative dims count from the end.
+    Negative dims count from the end. ``cut`` says how the dim is divided if pieces are not
+    balanced.
     """
 
     __slots__ = ("__weakref__", "cut", "dim")
@@ -229,6 +230,9 @@ _ENTRY = re.compile(
 def dual(value: Sbp) -> Sbp:
     """Return the SBP of the gradient of a tensor with SBP ``value``: S -> S, B -> P, P -> B.
 
+    If every rank uses the same tensor (B), each computes an addend of its gradient (P), and vice
+    versa.
+
     Raises:
         ValueError: ``value`` is P(max) or P(min). There the gradient belongs to the rank that holds
             the extreme element, and no rank alone knows which one does.
@@ -245,7 +249,7 @@ def dual(value: Sbp) -> Sbp:
 
 
 def dual_nd(values: NdSbp) -> NdSbp:
-    """Return the nd-sbp of the gradient of a tensor with nd-sbp ``values``, by ``dual``."""
+    """Return the SBPs of the gradient of a tensor with these SBPs: (B, S(0)) -> (P, S(0))."""
     return tuple(dual(value) for value in values)
 
 
@@ -286,12 +290,12 @@ def cuts_last(values: NdSbp) -> bool:
 
 
 def plain(entry: Sbp) -> Sbp:
-    """Return ``entry`` with balanced pieces: ``S(dim)`` for a split with a cut, else ``entry``."""
+    """Return ``entry`` with balanced pieces: ``S(0, blocks=2)`` -> ``S(0)``; others stay."""
     return Split(entry.dim) if isinstance(entry, Split) and entry.cut is not None else entry
 
 
 def plain_nd(values: NdSbp) -> NdSbp:
-    """Return ``values`` with balanced pieces in place of cuts: ``plain`` of each entry."""
+    """Return ``values`` with balanced pieces: (S(0, blocks=2), B) -> (S(0), B)."""
     return tuple(plain(entry) for entry in values)
 
 

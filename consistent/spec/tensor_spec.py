@@ -57,9 +57,10 @@ class Layout:
 
     @staticmethod
     def of(placement: Placement, sbp: NdSbp) -> Layout:
-        """Return the interned layout with these values.
+        """Return the one layout object with these values.
 
-        ``sbp`` must be resolved (see ``resolve_sbp``).
+        ``sbp`` has one SBP for each axis, with dims counted from the front, as ``resolve_sbp``
+        returns.
         """
         key = (placement, sbp)
         layout = _layouts.get(key)
@@ -128,7 +129,10 @@ class TensorSpec:
     def of(
         placement: Placement, sbp: SbpLike, shape: Sequence[int], dtype: torch.dtype
     ) -> TensorSpec:
-        """Return the spec with these values: SBP entries are checked and negative dims resolved.
+        """Return the one spec object with these values, after checking them.
+
+        Negative dims are resolved: ``sbp`` may have any form that a user may pass, such as
+        ``"S(-1)"``.
 
         Raises:
             ValueError: the number of SBPs is not the number of axes, a split dim is out of range,
@@ -162,11 +166,11 @@ class TensorSpec:
         return found
 
     def with_layout(self, layout: Layout) -> TensorSpec:
-        """Return the spec of this tensor in another layout, which must fit its shape."""
+        """Return the spec of the same tensor in another layout, which must fit its shape."""
         return self if layout is self.layout else _intern(layout, self.shape, self.dtype)
 
     def with_dtype(self, dtype: torch.dtype) -> TensorSpec:
-        """Return the spec of this tensor in another dtype."""
+        """Return the same spec with another dtype."""
         if dtype == self.dtype:
             return self
         return _intern(self.layout, self.shape, dtype)
@@ -193,8 +197,9 @@ class TensorSpec:
     def region(self, coordinate: Coordinate | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return (starts, sizes) of the box of the logical tensor that a rank holds.
 
-        A rank outside the placement (``coordinate`` None) follows the program with a ``meta`` shard
-        that has the shape of the shard at the grid's origin.
+        [5, 4] under S(0) on 2 ranks gives ((3, 0), (2, 4)) at coordinate (1,). A rank outside the
+        placement (``coordinate`` None) has a ``meta`` shard with the shape of that at the grid's
+        origin.
 
         Raises:
             ValueError: the layout has a cut, so a shard may be several runs; ``runs`` returns
@@ -221,7 +226,10 @@ class TensorSpec:
         return tuple(starts), tuple(sizes)
 
     def local_shape(self, coordinate: Coordinate | None) -> tuple[int, ...]:
-        """Return the shape of the shard at ``coordinate``; None means the grid's origin."""
+        """Return the shape of the shard of the rank at ``coordinate``.
+
+        None, for a rank outside the placement, means the shard at the grid's origin.
+        """
         if not self.layout.is_cut:
             return self.region(coordinate)[1]
         return tuple(map(items_in, self.runs(coordinate)))
@@ -245,7 +253,7 @@ class TensorSpec:
 
     @property
     def plain(self) -> TensorSpec:
-        """Spec of this tensor with balanced splits in place of its cuts."""
+        """The same spec with balanced splits in place of cuts such as zigzag."""
         return self.with_sbp(plain_nd(self.sbp)) if self.layout.is_cut else self
 
     @property

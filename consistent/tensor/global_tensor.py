@@ -132,7 +132,7 @@ class GlobalTensor(torch.Tensor):
         return self._spec.shape if dim is None else self._spec.shape[dim]
 
     def dim(self) -> int:
-        """Return the number of dims."""
+        """Return the number of dims of the logical tensor."""
         return self._spec.ndim
 
     ndimension = dim
@@ -252,9 +252,10 @@ class GlobalTensor(torch.Tensor):
         create_graph: bool = False,
         inputs: Any = None,
     ) -> None:
-        """Compute the gradients of the leaves. On return each has the layout of its leaf.
+        """Compute the gradients of the leaves and add them to their ``.grad``.
 
-        The arguments are those of ``torch.Tensor.backward``.
+        On return each gradient has the layout of its leaf. The arguments are those of
+        ``torch.Tensor.backward``.
         """
         if inputs is None:
             backward.backward(self, gradient, retain_graph, create_graph)

@@ -62,7 +62,7 @@ def _to(self: GlobalTensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def _without_other(args: tuple, kwargs: dict) -> tuple[tuple, dict, Any]:
-    """Split off the tensor among the arguments of ``to``; return (args, kwargs, that tensor)."""
+    """Return (args, kwargs, tensor) of ``plain.to(tensor, ...)``, with the tensor taken out."""
     if args:
         return args[1:], kwargs, args[0]
     kwargs = dict(kwargs)

@@ -73,7 +73,7 @@ def _traced_as_one_graph() -> bool:
 
 
 def install() -> None:
-    """Set ``__torch_dispatch__`` of ``GlobalTensor``.
+    """Give ``GlobalTensor`` the ``__torch_dispatch__`` by which dynamo skips its frames.
 
     The class belongs to this library, so this is done at import.
     """

@@ -34,7 +34,7 @@ _raw_saved: Any = torch._C._FunctionBase.__dict__["saved_tensors"]
 
 
 def install() -> None:
-    """Wrap the methods of ``FunctionCtx`` and ``BackwardCFunction`` that are listed above."""
+    """Wrap the methods of torch by which an autograd Function saves tensors and runs backward."""
     _wrap(FunctionCtx, "save_for_backward", _save)
     for name in ("apply", "apply_boxed"):
         if hasattr(BackwardCFunction, name):

@@ -41,7 +41,7 @@ _is_alias_of: Any = getattr(torch._C, "_is_alias_of")  # noqa: B009  (not in tor
 
 
 def install() -> None:
-    """Redirect ``Function.apply`` in C, which applies all autograd Functions."""
+    """Redirect ``Function.apply``, by which all autograd Functions run, for global arguments."""
     redirect(torch._C._FunctionBase.__dict__["apply"], _apply, "global", _global_results)
     function_nodes.install()
 

@@ -12,7 +12,7 @@ from ..movement import check_mode
 
 
 def install() -> None:
-    """Register a hook before each optimizer step that compares the hyperparameters.
+    """Register a hook before each optimizer step that compares hyperparameters in check mode.
 
     A learning rate that only one rank lowers would make its shard, or its copy of a parameter,
     wrong.

@@ -50,7 +50,7 @@ class Wrong:
 
     @property
     def tensor(self) -> str:
-        """Return a phrase for the tensor, such as ``the gradient of parameter fc.weight``."""
+        """A phrase for the tensor, such as ``the gradient of parameter fc.weight``."""
         what, name, number = self.key
         if what == "returned":
             return f"what the step returns ({number})"
@@ -94,12 +94,12 @@ class Compared:
 
     @property
     def ok(self) -> bool:
-        """Return whether no compared tensor differs, and the run ended without an error."""
+        """True if no compared tensor differs, and the run ended without an error."""
         return not self.wrong and not self.error
 
     @property
     def rest(self) -> str:
-        """Return a sentence on how many tensors were not compared, and why."""
+        """A sentence on how many tensors were not compared, and why."""
         return (
             f"{self.left} tensors were not compared: they follow {in_a_line(self.choice)}, which "
             "chose otherwise between values that rounding makes equal"
@@ -256,7 +256,10 @@ def _chose_otherwise(places: Tensor, held: TensorOnRanks) -> bool:
 
 
 def differences(right: Right, other: dict[Key, TensorOnRanks]) -> list[Wrong]:
-    """Return all tensors of ``other`` that are wrong, in the order of one process."""
+    """Return all tensors of ``other``, another run, that are wrong, in the order of one process.
+
+    ``right`` is the reference.
+    """
     found = (_difference(right, other[key]) for key in right.single if key in other)
     return [wrong for wrong in found if wrong is not None]
 

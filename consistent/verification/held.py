@@ -31,7 +31,7 @@ class TensorOnRanks:
 
     @property
     def values(self) -> list[Tensor]:
-        """Return the values of the ranks, in order of ranks."""
+        """The values of all ranks, in the order of the ranks."""
         return [self.parts[rank] for rank in sorted(self.parts)]
 
     @property
@@ -42,7 +42,7 @@ class TensorOnRanks:
         return repr(self.spec)
 
     def whole(self) -> Tensor:
-        """Return the logical tensor, put together from the shards according to the spec."""
+        """Return the logical tensor: the shards concatenated or summed, as the spec says."""
         assert self.spec is not None
         shards = [self.parts[rank] for rank in self.spec.placement.ranks.ravel().tolist()]
         grid = list(zip(self.spec.placement.shape, self.spec.sbp, strict=True))
@@ -73,7 +73,7 @@ class TensorOnRanks:
 
 
 def wide(x: Tensor) -> Tensor:
-    """Return ``x`` in float64; a complex tensor as its real and imaginary parts."""
+    """Return ``x`` in float64, a complex tensor as real and imaginary parts, to compare values."""
     return (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x).double()
 
 

@@ -54,7 +54,7 @@ def _of_another_shape(values: Sequence[Tensor], right: Tensor, near: Near) -> st
 
 
 def _is_slice(value: Tensor, right: Tensor, near: Near) -> bool:
-    """Return whether ``value`` is a slice of the right tensor along one dim."""
+    """Return whether ``value`` is a slice of ``right``, such as a shard, along one dim."""
     sizes = list(zip(value.shape, right.shape, strict=False))
     return value.ndim == right.ndim and any(
         near(value, right.narrow(dim, start, size))

@@ -35,7 +35,7 @@ class Verified:
 
     @property
     def ok(self) -> bool:
-        """Return whether every plan and program has the numbers of one process."""
+        """True if every plan and program has the numbers of one process, up to rounding."""
         return all(each.ok for each in self.results)
 
     def check(self) -> None:

@@ -204,14 +204,14 @@ class StepRecorder:
             yield from ((_plain_name(name), p) for name, p in model.named_parameters())
 
     def before_step(self, *given: Any) -> None:
-        """Record the gradients that an optimizer is about to use."""
+        """Record the gradients that an optimizer is about to use; torch calls it as a hook."""
         self._steps = True
         for name, p in self.parameters():
             if p.grad is not None:
                 self.keep("parameter gradient", name, p.grad, self.used.get(name, ""))
 
     def after_step(self, *given: Any) -> None:
-        """Record the parameters after an optimizer's step."""
+        """Record the parameters after an optimizer's step; torch calls it as a hook."""
         self._steps = False
         for name, p in self.parameters():
             self.keep("parameter", name, p, self.used.get(name, ""))
@@ -308,7 +308,7 @@ def _is_compared(x: Any) -> bool:
 
 
 def is_rounded(x: Tensor) -> bool:
-    """Return whether arithmetic in the dtype of ``x`` rounds."""
+    """Return whether arithmetic in the dtype of ``x`` rounds: floats and complex numbers do."""
     return x.is_floating_point() or x.is_complex()
 
 

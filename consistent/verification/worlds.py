@@ -100,9 +100,9 @@ class Ran:
 
 
 def run(step: Step, world: StepSetting, limit: float) -> Ran:
-    """Run ``step`` in new processes as ``world`` says, and return what they recorded.
+    """Run ``step`` on new ranks, as ``world`` says, and return what they recorded.
 
-    Processes that take more than ``limit`` seconds are ended.
+    The ranks are forked processes; they are ended if they take more than ``limit`` seconds.
     """
     fork, start = multiprocessing.get_context("fork"), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:

@@ -373,7 +373,7 @@ def _enter() -> None:
 
 
 def _text(self: Any, **_: Any) -> str:
-    """Implement ``torch.Tensor.__repr__(x)``, which calls the hook."""
+    """Implement ``torch.Tensor.__repr__(x)``, for code that does not call ``repr(x)``."""
     return text_of(self)
 
 

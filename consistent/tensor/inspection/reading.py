@@ -33,7 +33,9 @@ def full(self: Any) -> torch.Tensor:
 
 
 def item(self: Any) -> Any:
-    """Return the only element as a Python number, on every rank. A collective of all ranks.
+    """Return the only element as a Python number, on every rank.
+
+    It is a collective: every rank of the world must call it.
 
     Raises:
         RuntimeError: the tensor does not have exactly one element.
@@ -47,15 +49,19 @@ def item(self: Any) -> Any:
 
 
 def tolist(self: Any) -> Any:
-    """Return the logical value as nested lists, on every rank. A collective of all ranks."""
+    """Return the logical value as nested lists, on every rank.
+
+    It is a collective: every rank of the world must call it.
+    """
     return full(self).tolist()
 
 
 def numpy(self: Any, *, force: bool = False) -> Any:
-    """Return the logical value as a numpy array, on every rank. A collective of all ranks.
+    """Return the logical value as a numpy array, on every rank.
 
-    If this rank holds the whole value, the array shares the tensor's memory, as in torch. Otherwise
-    it is a copy, which is read-only, because writes into it would not reach the tensor.
+    It is a collective: every rank of the world must call it. If this rank holds the whole value,
+    the array shares the tensor's memory, as in torch. Otherwise it is a copy, which is read-only,
+    because writes into it would not reach the tensor.
 
     Raises:
         RuntimeError: the tensor requires grad, and ``force`` is not set.
@@ -82,30 +88,30 @@ def array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
 
 
 def truth(self: Any) -> bool:
-    """Implement ``bool(x)``."""
+    """Implement ``bool(x)``, as in ``if x:``; a collective, as ``item`` is."""
     return bool(item(self))
 
 
 def as_int(self: Any) -> int:
-    """Implement ``int(x)``."""
+    """Implement ``int(x)``; a collective, as ``item`` is."""
     return int(item(self))
 
 
 def as_float(self: Any) -> float:
-    """Implement ``float(x)``."""
+    """Implement ``float(x)``; a collective, as ``item`` is."""
     return float(item(self))
 
 
 def as_complex(self: Any) -> complex:
-    """Implement ``complex(x)``."""
+    """Implement ``complex(x)``; a collective, as ``item`` is."""
     return complex(item(self))
 
 
 def index(self: Any) -> int:
-    """Implement ``sequence[x]``, where the value of ``x`` is used as an index."""
+    """Implement ``sequence[x]``, where ``x`` is an index; a collective, as ``full`` is."""
     return full(self).__index__()
 
 
 def contains(self: Any, element: Any) -> bool:
-    """Implement ``element in x``."""
+    """Implement ``element in x``, by values; a collective, as ``item`` is."""
     return bool((element == self).any().item())

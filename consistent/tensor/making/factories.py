@@ -31,23 +31,30 @@ Fill = Callable[[torch.Tensor, TensorSpec], Any]
 def zeros(
     *size: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """Return a global tensor made as by ``torch.zeros``."""
+    """Return ``torch.zeros(*size)`` as a global tensor: ``zeros(4, 3, placement=p, sbp=S(0))``.
+
+    ``options`` are the keyword arguments of torch's function, such as ``dtype``.
+    """
     return _filled(torch.zeros, size, placement, sbp, options, lambda x, spec: x.zero_())
 
 
 def ones(
     *size: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """Return a global tensor made as by ``torch.ones``."""
+    """Return ``torch.ones(*size)`` as a global tensor: ``ones(4, 3, placement=p, sbp=S(0))``.
+
+    ``options`` are the keyword arguments of torch's function, such as ``dtype``.
+    """
     return _filled(torch.ones, size, placement, sbp, options, _once(lambda x, spec: x.fill_(1)))
 
 
 def empty(
     *size: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """Return an uninitialized global tensor made as by ``torch.empty``.
+    """Return ``torch.empty(*size)`` as a global tensor, whose values are not initialized.
 
-    Its values are arbitrary, and those of a replicated (B) tensor may differ between ranks.
+    They are arbitrary, and those of a replicated (B) tensor may differ between ranks. ``options``
+    are the keyword arguments of torch's function, such as ``dtype``.
     """
     return _filled(torch.empty, size, placement, sbp, options, lambda x, spec: None)
 
@@ -60,7 +67,11 @@ def full(
     sbp: SbpLike | None = None,
     **options: Any,
 ) -> Any:
-    """Return a global tensor made as by ``torch.full``."""
+    """Return ``torch.full(size, fill_value)`` as a global tensor.
+
+    ``full((4, 3), 0.5, placement=p, sbp=S(0))``. ``options`` are the keyword arguments of torch's
+    function, such as ``dtype``.
+    """
     value = fill_value.item() if isinstance(fill_value, torch.Tensor) else fill_value
     return _filled(
         torch.full, (size, value), placement, sbp, options, _once(lambda x, spec: x.fill_(value))
@@ -70,35 +81,53 @@ def full(
 def eye(
     *size: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """Return a global tensor made as by ``torch.eye``."""
+    """Return ``torch.eye(*size)``, an identity matrix, as a global tensor.
+
+    ``eye(4, placement=p, sbp=S(0))``. ``options`` are the keyword arguments of torch's function.
+    """
     return _filled(torch.eye, size, placement, sbp, options, _once(_diagonal))
 
 
 def arange(
     *args: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """Return a global tensor made as by ``torch.arange``."""
+    """Return ``torch.arange(*args)`` as a global tensor: ``arange(8, placement=p, sbp=S(0))``.
+
+    ``options`` are the keyword arguments of torch's function, such as ``dtype``.
+    """
     return _cut(torch.arange, args, placement, sbp, options)
 
 
 def linspace(
     *args: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """Return a global tensor made as by ``torch.linspace``."""
+    """Return ``torch.linspace(*args)`` as a global tensor.
+
+    ``linspace(0, 1, 5, placement=p, sbp=S(0))``. ``options`` are the keyword arguments of torch's
+    function, such as ``dtype``.
+    """
     return _cut(torch.linspace, args, placement, sbp, options)
 
 
 def logspace(
     *args: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """Return a global tensor made as by ``torch.logspace``."""
+    """Return ``torch.logspace(*args)`` as a global tensor.
+
+    ``logspace(0, 2, 5, placement=p, sbp=S(0))``. ``options`` are the keyword arguments of torch's
+    function, such as ``dtype``.
+    """
     return _cut(torch.logspace, args, placement, sbp, options)
 
 
 def rand(
     *size: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """Return a global tensor made as by ``torch.rand``: uniform in [0, 1)."""
+    """Return a global tensor of random numbers that are uniform in [0, 1), as ``torch.rand`` does.
+
+    The numbers do not depend on ``placement`` and ``sbp``. ``options`` are the keyword arguments of
+    torch's function, such as ``generator``.
+    """
     key = _key("rand", options)
 
     def fill(x: torch.Tensor, spec: TensorSpec) -> None:
@@ -110,7 +139,11 @@ def rand(
 def randn(
     *size: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """Return a global tensor made as by ``torch.randn``: normal with mean 0 and deviation 1."""
+    """Return a global tensor of standard normal random numbers, as ``torch.randn`` does.
+
+    The numbers do not depend on ``placement`` and ``sbp``. ``options`` are the keyword arguments of
+    torch's function, such as ``generator``.
+    """
     key = _key("randn", options)
 
     def fill(x: torch.Tensor, spec: TensorSpec) -> None:
@@ -128,7 +161,11 @@ def normal(
     sbp: SbpLike | None = None,
     **options: Any,
 ) -> Any:
-    """Return a global tensor made as by ``torch.normal`` with numbers for mean and deviation."""
+    """Return a global tensor of normal random numbers, as ``torch.normal(mean, std, size)`` does.
+
+    The numbers do not depend on ``placement`` and ``sbp``. ``options`` are the keyword arguments of
+    torch's function, such as ``generator``.
+    """
     key = _key("normal", options)
     return _filled(
         torch.normal,
@@ -143,7 +180,11 @@ def normal(
 def randint(
     *args: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """Return a global tensor made as by ``torch.randint``: ``randint([low=0,] high, size)``."""
+    """Return a global tensor of random integers, as ``torch.randint([low=0,] high, size)`` does.
+
+    The numbers do not depend on ``placement`` and ``sbp``. ``options`` are the keyword arguments of
+    torch's function, such as ``generator``.
+    """
     key = _key("randint", options)
 
     def fill(x: torch.Tensor, spec: TensorSpec) -> None:
@@ -158,7 +199,11 @@ def randint(
 def randperm(
     n: int, *, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """Return a global tensor made as by ``torch.randperm``."""
+    """Return a random permutation of 0 to n - 1 as a global tensor, as ``torch.randperm`` does.
+
+    It does not depend on ``placement`` and ``sbp``. ``options`` are the keyword arguments of
+    torch's function, such as ``generator``.
+    """
     key = _key("randperm", options)
     placement, sbp = chosen("randperm", placement, sbp)
 
@@ -180,9 +225,10 @@ def tensor(
     requires_grad: bool = False,
     check: bool = False,
 ) -> Any:
-    """Return a global tensor made as by ``torch.tensor``, from data that is the same on every rank.
+    """Return ``torch.tensor(data)`` as a global tensor, from data that is the same on every rank.
 
-    With ``check`` the data is compared between ranks.
+    ``tensor([1.0, 2.0], placement=p, sbp=S(0))``. With ``check`` the data is compared between
+    ranks.
     """
     placement, sbp = chosen("tensor", placement, sbp)
     x = distribute(torch.tensor(data, dtype=dtype), placement, sbp, check=check)

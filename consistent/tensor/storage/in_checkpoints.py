@@ -96,7 +96,10 @@ def chunk_list(x: Any) -> list[Any]:
 
 
 def tensor_shard(x: Any, index: Any) -> torch.Tensor:
-    """Implement ``__get_tensor_shard__``: return this rank's shard, to be read or written."""
+    """Implement ``__get_tensor_shard__``: return this rank's shard, to be read or written.
+
+    ``index`` says where in the tensor the checkpoint expects it.
+    """
     box = box_of(x._spec)
     if box is None or (index.offset is not None and tuple(index.offset) != box[0]):
         raise ValueError(
@@ -125,7 +128,7 @@ class ShardCopy(torch.Tensor):
 
 
 def copy_of_shard(x: Any) -> ShardCopy:
-    """Copy this rank's shard for an asynchronous save."""
+    """Copy this rank's shard to the CPU for an asynchronous save, before the program changes it."""
     spec = x._spec
     _check_no_partial(spec, "the tensor to save")
     box = box_of(spec)

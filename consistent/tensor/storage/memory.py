@@ -146,7 +146,10 @@ def contiguous(self: Any, memory_format: Any = torch.contiguous_format) -> Any:
 
 
 def resize_(x: Any, *size: Any, memory_format: Any = None) -> Any:
-    """Implement ``x.resize_(size)``: return ``x`` if it has this size already, else raise."""
+    """Implement ``x.resize_(size)``: return ``x`` if it has this size already, else raise.
+
+    A shape is part of a global tensor's spec, so it cannot be changed in place.
+    """
     wanted = torch.Size(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)
     if wanted != x.shape:
         refusal("resize_", _SHAPE, "x.reshape(size), or x.new_empty(size)")(x)
@@ -154,7 +157,10 @@ def resize_(x: Any, *size: Any, memory_format: Any = None) -> Any:
 
 
 def resize_as_(x: Any, other: Any, *, memory_format: Any = None) -> Any:
-    """Implement ``x.resize_as_(other)``: return ``x`` if it has that shape, else raise."""
+    """Implement ``x.resize_as_(other)``: return ``x`` if it has that shape, else raise.
+
+    A shape is part of a global tensor's spec, so it cannot be changed in place.
+    """
     if other.shape != x.shape:
         refusal("resize_as_", _SHAPE, "x.reshape_as(y), or torch.empty_like(y)")(x)
     return x

@@ -133,7 +133,7 @@ def _carry(old: Any, new: Any) -> None:
 
 
 def _rebuild(local: Any, layout: Any, saved_at: Any, requires_grad: Any, extra: Any) -> Any:
-    """Load what ``reduce`` wrote.
+    """Load what ``reduce`` wrote: return the global tensor with this shard and layout.
 
     Saved files refer to this function by name, so it must not be renamed.
     """
