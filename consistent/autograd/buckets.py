@@ -332,7 +332,10 @@ def _through(placement: Placement, axes: tuple[int, ...], at: Coordinate) -> lis
 
 
 def _observe(leaves: list[Any]) -> None:
-    """Notify check mode and tracers that the gradients of ``leaves`` are about to be boxed."""
+    """Tell check mode and tracers (observers of the program) that gradients are about to be boxed.
+
+    They are the gradients of ``leaves``, whose sums over ranks are about to start.
+    """
     if check_mode.enabled or _ON_BOXING_BEGIN:
         for leaf in leaves:
             _observe_one(leaf)

@@ -25,9 +25,9 @@ def total_bytes(
         entry: SBP of the axis after it; a move from S to S is not covered, and gives 0.
         axis: the axis.
         grid: shape of the placement.
-        sbp: SBPs of all axes before the move.
-        nbytes: bytes of the logical tensor. The ranks along each line of ``axis`` hold their part
-            of it, and each further axis that is B or P multiplies the number of such copies.
+        sbp: SBPs of all axes before the move. Along each other axis that is B or P the ranks do the
+            same move, each with a whole tensor or addend; along one that is S they share it.
+        nbytes: bytes of the logical tensor.
     """
     copies = math.prod(n for a, n in enumerate(grid) if a != axis and not sbp[a].is_split)
     if now.is_partial:

@@ -117,7 +117,10 @@ def _in_a_ring(wires: Wires, name: str, nbytes: int, n: int, hosts: int, fewest:
 
 
 def _hop_seconds(wires: Wires, name: str, n: int, hosts: int, fewest: int) -> float:
-    """Return the seconds of a collective's hops: a ring, or a tree if that is faster."""
+    """Return the seconds of a collective's hops: a ring, or a tree if that is faster.
+
+    Only an all-reduce has a tree. The arguments are those of ``_in_a_ring``.
+    """
     inside, between = wires.inside.latency_s, wires.between.latency_s
     crossing = hosts if hosts > 1 else 0
     ring = (n - 1 - max(crossing - 1, 0)) * inside + max(crossing - 1, 0) * between

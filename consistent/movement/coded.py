@@ -398,9 +398,9 @@ def _written_sum(item: _Item, part: Tensor, me: int) -> Tensor:
 
 @torch.no_grad()
 def _reduce_low(items: list[_Item], ranks: Ranks) -> _Turn:
-    """Start sums of matrices as products of two thin matrices p and q (PowerSGD, see ``low_rank``).
+    """Start sums of matrices over ranks, each sent as a product of thin matrices p and q.
 
-    The first message sums p over ranks, the second q.
+    The first message sums p over ranks, the second q; ``low_rank`` has the method (PowerSGD).
     """
     totals = [item.coder.with_unsent(item.x) for item in items]
     ms = [matrix(total) for total in totals]

@@ -131,12 +131,18 @@ def sum_over(local: Tensor, placement: Placement, axes: Sequence[int]) -> Tensor
 
 
 def max_over(local: Tensor, placement: Placement, axes: Sequence[int]) -> Tensor:
-    """Return the elementwise maximum of the ranks' ``local`` over ``axes``; not differentiable."""
+    """Return the elementwise maximum of the ranks' ``local`` over axes of the placement.
+
+    ``local`` has the same shape on these ranks. The function is not differentiable.
+    """
     return local if my_coordinate(placement) is None else _reduce(local, placement, axes, "max")
 
 
 def min_over(local: Tensor, placement: Placement, axes: Sequence[int]) -> Tensor:
-    """Return the elementwise minimum of the ranks' ``local`` over ``axes``; not differentiable."""
+    """Return the elementwise minimum of the ranks' ``local`` over axes of the placement.
+
+    ``local`` has the same shape on these ranks. The function is not differentiable.
+    """
     return local if my_coordinate(placement) is None else _reduce(local, placement, axes, "min")
 
 

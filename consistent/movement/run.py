@@ -73,8 +73,9 @@ def begin(
 ) -> tuple[Tensor, tuple[Step, ...]]:
     """Begin a boxing: check it, notify tracers, and return (the shard as plain data, the steps).
 
-    Each boxing calls it once, before anything is sent. Tracers of a boxing that sends the entries
-    of a sparse shard are notified later, when ranks know how many there are.
+    Each boxing calls it once, before anything is sent. Tracers are callbacks that observe a
+    program, such as those of reports. For a boxing that sends the entries of a sparse shard they
+    are notified later, when ranks know how many entries there are.
 
     Args:
         local: this rank's shard under ``src``.
@@ -103,7 +104,10 @@ def _sends_entries(x: Tensor, src: TensorSpec, dst: TensorSpec) -> bool:
 
 
 def ended(*routes: tuple[TensorSpec, TensorSpec]) -> None:
-    """Notify tracers that the boxings ``routes``, begun in this order, have ended."""
+    """Notify tracers, the observers of a program, that boxings have ended.
+
+    ``routes`` are (src, dst) of each, in the order in which they began.
+    """
     for notify in _ON_BOXING_END:
         for src, dst in reversed(routes):
             notify(src, dst)
@@ -144,7 +148,10 @@ def addends(
 
 
 def run_within(x: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
-    """Do the part of ``run`` that sends, for specs on one placement and after ``begin``."""
+    """Do the sending part of ``run``, for specs on one placement; ``begin`` was called before.
+
+    It returns this rank's shard under ``dst``, from its shard ``x`` under ``src``.
+    """
     at = my_coordinate(src.placement)
     if src is dst:
         return x

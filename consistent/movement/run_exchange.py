@@ -155,7 +155,7 @@ class Batch:
         return made
 
     def _nbytes(self, place: tuple[int, int]) -> int:
-        """Return the bytes of a part, (index of the route, index of the transfer)."""
+        """Return the bytes of the part ``place``: (index of the tensor, index of the transfer)."""
         i, k = place
         return math.prod(self._orders[i].arriving[k].sizes) * self._routes[i][0].dtype.itemsize
 

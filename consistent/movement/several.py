@@ -116,7 +116,7 @@ def start_several(locals_: Sequence[Tensor], routes: Sequence[Route]) -> Started
 
 
 def which_travel(routes: Sequence[Route]) -> list[bool]:
-    """Return for each route whether its boxing can overlap with computation.
+    """Return for each route, (src, dst), whether its boxing can overlap with computation.
 
     It can if it is a single collective, on ranks whose transport sends while they compute. The
     caller then starts it early and waits for it later.

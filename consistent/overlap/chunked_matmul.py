@@ -216,19 +216,20 @@ class _MultiplyBox(torch.autograd.Function):
 def box_multiply_once(
     boxing: Boxing, x: Tensor, w: Tensor, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return ``(boxed x @ w + bias, boxed x)`` for shards, without autograd and without tracers.
+    """Return ``(boxed x @ w + bias, boxed x)`` for shards, without autograd.
 
-    Compiled steps call it, which have recorded forward and backward already.
+    Compiled steps call it, which have recorded forward and backward already. Tracers, the observers
+    of a program, are not notified.
     """
     y, _, boxed = _box_multiply_shards(boxing, x, w, _Finish(boxing, bias, False))
     return y, boxed
 
 
 def multiply_box_once(boxing: Boxing, x: Tensor, w: Tensor, addend: Tensor | None = None) -> Tensor:
-    """Return ``x @ w + addend``, boxed, for shards, without autograd and without tracers.
+    """Return ``x @ w + addend``, boxed, for shards, without autograd.
 
     Compiled steps call it. ``addend`` has one number for each column. It is added on each rank,
-    before the boxing.
+    before the boxing. Tracers, the observers of a program, are not notified.
     """
     return _multiply_box_shards(boxing, x, w, _Finish(boxing, None, False), addend)[0]
 

@@ -161,7 +161,8 @@ class DimCut:
     def fault(self, n: int, parts: int) -> str | None:
         """Return why this cut cannot divide ``n`` items among ``parts`` ranks; None if it can.
 
-        The reason is text for an error, such as that the sizes (3, 5) have 8 items together.
+        The reason is text for an error: "the sizes (3, 5) have 8 items together, and the dim has 9
+        items".
         """
         if isinstance(self.of, tuple) and sum(self.of) != n:
             return f"the parts in of={self.of} have {sum(self.of)} items together, and not {n}"

@@ -148,10 +148,10 @@ def callbacks(event: str) -> list[Callable[..., Any]]:
 
 @contextmanager
 def set_aside(event: str) -> Iterator[None]:
-    """Remove all callbacks of ``event`` inside the block.
+    """Call no callback of ``event`` inside the context.
 
-    A callback that replaces an action uses this to run the original action without being called
-    again.
+    A callback that replaces an action (``handle_backward``) uses this to run the original action
+    without being called again.
     """
     now = _CALLBACKS[event]
     kept, now[:] = now[:], []

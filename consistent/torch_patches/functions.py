@@ -148,7 +148,7 @@ def _noted(out: Any) -> Any:
 
 
 def _with_spec(x: Any, given: Sequence[Any]) -> Any:
-    """Return the result ``x`` as a global tensor if it is one of the global inputs ``given``.
+    """Return the result ``x`` as a global tensor if it is an alias of a global input in ``given``.
 
     If a Function returns an input, torch makes another, plain object of it.
     """

@@ -79,7 +79,10 @@ def numpy(self: Any, *, force: bool = False) -> Any:
 
 
 def array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
-    """Implement ``numpy.asarray(x)`` and ``numpy.array(x)``; the latter passes ``copy=True``."""
+    """Implement ``numpy.asarray(x)`` and ``numpy.array(x)``; a collective, as ``numpy`` is.
+
+    ``numpy.array`` passes ``copy=True``.
+    """
     value = numpy(self)
     if dtype is not None:
         value = value.astype(dtype, copy=False)
