@@ -253,7 +253,7 @@ class TensorSpec:
 
     @property
     def plain(self) -> TensorSpec:
-        """The same spec with balanced splits in place of cuts such as zigzag."""
+        """Spec of this tensor with balanced splits in place of cuts such as zigzag."""
         return self.with_sbp(plain_nd(self.sbp)) if self.layout.is_cut else self
 
     @property
