@@ -31,6 +31,8 @@ _ON_BACKWARD, _HANDLE_BACKWARD = callbacks("on_backward"), callbacks("handle_bac
 
 
 class _Thread(threading.local):
+    """State of one thread: the number of its backward passes that have ended."""
+
     passes = 0
 
 
@@ -38,13 +40,17 @@ _thread = _Thread()
 
 
 def is_handled() -> bool:
-    """Return whether a tracer runs ``y.backward()`` in place of this module."""
+    """Return whether a tracer runs ``y.backward()`` in place of this module.
+
+    Recorders of training steps do, by the callback ``handle_backward``.
+    """
     return bool(_HANDLE_BACKWARD)
 
 
 def passes() -> int:
     """Return the number of backward passes over global tensors that have ended in this thread.
 
+    Code that keeps something until the end of a backward pass compares it with an earlier value.
     Passes that raised count, too. The number is the same on all ranks.
     """
     return _thread.passes
@@ -53,7 +59,10 @@ def passes() -> int:
 def backward(
     y: Any, gradient: torch.Tensor | None, retain_graph: bool | None, create_graph: bool
 ) -> None:
-    """Run ``y.backward(...)`` for a global tensor: compute gradients of all leaves."""
+    """Run ``y.backward(...)`` for a global tensor: add the gradients of leaves to ``.grad``.
+
+    The other arguments are those of ``torch.Tensor.backward``.
+    """
     if _HANDLE_BACKWARD:
         _HANDLE_BACKWARD[-1](y, gradient, retain_graph, create_graph)
         return
@@ -71,16 +80,23 @@ def backward(
 
 
 def seed(y: Any, gradient: torch.Tensor | None) -> torch.Tensor:
-    """Return the local tensor from which backward starts at ``y``.
+    """Return the local tensor with which torch's engine starts backward at ``y``.
 
-    It is the gradient boxed to the dual of the spec of ``y``. Without a gradient, a P loss gets
-    ones on every rank; a B loss gets ones on the first rank of each axis and zeros elsewhere.
+    It is this rank's shard of the gradient of ``y``, in the dual SBP of ``y``: S for S, P for B, B
+    for P. Without a ``gradient`` ``y`` is a scalar loss, whose gradient is 1. For a P loss (dual B)
+    every rank starts from 1. For a B loss (dual P) the addends must sum to 1, so the first rank of
+    each axis starts from 1 and the others from 0.
     """
     check_mode.calling("backward")
     return _one(y) if gradient is None else _given(y, gradient)
 
 
 def _one(y: Any) -> torch.Tensor:
+    """Return this rank's part of the gradient 1 of a scalar loss ``y``.
+
+    Raises:
+        RuntimeError: ``y`` is not a real scalar.
+    """
     spec: TensorSpec = y._spec
     if spec.numel != 1 or not spec.dtype.is_floating_point:
         raise RuntimeError(
@@ -94,14 +110,20 @@ def _one(y: Any) -> torch.Tensor:
 
 @lru_cache(maxsize=1 << 10)
 def _counts(spec: TensorSpec, at: Coordinate | None) -> bool:
-    """Return whether the rank at ``at`` starts from ones rather than zeros.
+    """Return whether the rank at ``at`` starts backward from 1, and not 0, for a loss of ``spec``.
 
-    On an axis where the dual of ``spec`` is P, only the first rank starts from ones.
+    On an axis on which the dual of ``spec`` is P, only the first rank does, as the ranks' values
+    are summed.
     """
     return at is None or not any(e is P and i for e, i in zip(spec.dual.sbp, at, strict=True))
 
 
 def _given(y: Any, gradient: torch.Tensor) -> torch.Tensor:
+    """Return this rank's shard of ``gradient``, which a user gave to ``y.backward(gradient)``.
+
+    Raises:
+        RuntimeError: it has another shape than ``y``, or is on another placement.
+    """
     spec: TensorSpec = y._spec
     if tuple(gradient.shape) != tuple(spec.shape):
         raise RuntimeError(
@@ -121,13 +143,17 @@ def _given(y: Any, gradient: torch.Tensor) -> torch.Tensor:
 def run_engine(engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run torch's backward engine on one thread, so that all ranks communicate in the same order.
 
-    Every rank must issue the same boxings in the same order. With several engine threads (CPU and
-    CUDA nodes in one graph) two ranks could differ.
+    With several threads (the engine has one for each device) two ranks could issue the same boxings
+    in different orders, and wait for each other forever.
 
     If the values of one rank make an op raise, all of its ranks raise (``refused_gradients``). Any
-    other error, such as that of a hook, may be raised on one rank alone, in the middle of the
-    ranks' communication. After that, this rank's messages no longer match those of ranks that have
-    not raised.
+    other error, such as that of a user's hook, may be raised on one rank alone, in the middle of
+    the ranks' communication. After that, the messages of this rank no longer match those of the
+    others.
+
+    Args:
+        engine: torch's function that runs backward.
+        args, kwargs: its arguments.
     """
     threads, before = torch._C._is_multithreading_enabled(), _C.in_backward_of_shards(True)
     torch._C._set_multithreading_enabled(False)
@@ -155,7 +181,7 @@ def run_engine(engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _agree_on_nan(roots: Sequence[Any]) -> None:
-    """Raise on all ranks the error for a NaN that torch's anomaly mode has found on one of them.
+    """Raise on all ranks if torch's anomaly mode has found a NaN in backward on one of them.
 
     ``roots`` are the tensors from which backward started.
     """

@@ -57,17 +57,20 @@ AT_ONCE_BYTES = 1 << 20
 
 
 class InFlight(Protocol):
-    """Gradients whose sums over ranks were started and not yet waited for."""
+    """A group of gradients whose sums over ranks were started and not yet waited for.
+
+    ``finish`` of this module calls ``turn`` of all such groups, then ``finish`` of each.
+    """
 
     def turn(self) -> None:
-        """Send the second message, for sums that take two."""
+        """Send the second message, for sums that take two; otherwise do nothing."""
 
     def finish(self) -> None:
         """Wait for the sums, and add them to the leaves' gradients."""
 
 
 class _Key(NamedTuple):
-    """Properties that the leaves of a bucket share; each key has a number (``number_of``)."""
+    """What the gradients of a bucket have in common, so that one message can sum them."""
 
     placement: Placement
     axes: tuple[int, ...]
@@ -76,7 +79,10 @@ class _Key(NamedTuple):
 
 
 class _State(threading.local):
-    """The sums that this thread's backward pass has in flight, and the bytes of its buckets."""
+    """The sums that this thread's backward pass has in flight, and the bytes of its buckets.
+
+    The bytes in the last backward pass determine the sizes of buckets in the next one.
+    """
 
     def __init__(self) -> None:
         self.flying: list[InFlight] = []
@@ -92,18 +98,25 @@ _numbers: dict[_Key, int] = {}
 def number_of(
     placement: Placement, axes: tuple[int, ...], dtype: torch.dtype, is_scattered: bool = False
 ) -> int:
-    """Return the number by which C++ knows the buckets of leaves that are summed over ``axes``.
+    """Return the number by which the C++ code knows the bucket of gradients of this kind.
 
-    ``is_scattered`` says whether each rank gets its share of the sum rather than the whole.
+    Gradients of one kind are concatenated and summed in one message.
+
+    Args:
+        placement: the placement of the leaves.
+        axes: the axes along which the gradients are summed.
+        dtype: the dtype of the gradients.
+        is_scattered: whether each rank gets its share of the sum (reduce-scatter) and not all of
+            it.
     """
     return _numbers.setdefault(_Key(placement, axes, dtype, is_scattered), len(_numbers))
 
 
 def forget_sizes() -> None:
-    """Forget the gradients of the last backward, so that bucket sizes start as in a first one.
+    """Forget how many bytes of gradients the last backward had, by which buckets are sized.
 
-    This is called for a new process group. One of its ranks may have had no backward yet, or
-    another one, so ranks would choose different sizes.
+    It is called for a new process group. Some of its ranks may have had another last backward than
+    others, or none, so ranks would choose different sizes.
     """
     _state.before.clear()
 
@@ -112,7 +125,7 @@ groups.when_new.append(forget_sizes)
 
 
 def at_once() -> int:
-    """Return the number of bytes from which a gradient may be summed without a bucket."""
+    """Return the number of bytes from which a gradient may be summed alone, without a bucket."""
     return min(AT_ONCE_BYTES, ALONE_BYTES)
 
 
@@ -123,8 +136,9 @@ def limit(number: int, launched: bool) -> int:
     the cost of messages that all ranks assume.
 
     Args:
-        number: the number of the buckets, as from ``number_of``.
-        launched: whether one of them was launched in this backward pass already.
+        number: the number of the kind of bucket, from ``number_of``.
+        launched: whether a bucket of this kind was sent in this backward pass already; the first
+            one is small, so that sending starts early.
     """
     # The dict keeps the order of insertion, which is that of the numbers.
     placement, axes, _, is_scattered = list(_numbers)[number]
@@ -140,12 +154,15 @@ def limit(number: int, launched: bool) -> int:
 
 
 def goes_alone(spec: TensorSpec) -> bool:
-    """Return whether the gradient of a leaf with ``spec`` is too large for a bucket."""
+    """Return whether the gradient of a leaf with ``spec`` is too large for a bucket (CPU only)."""
     return spec.placement.type == "cpu" and spec.largest_nbytes >= ALONE_BYTES
 
 
 class _Bucket:
-    """Gradients of one bucket in flight: summed by one flat all-reduce per axis."""
+    """Gradients that are being summed together: concatenated, by one all-reduce for each axis.
+
+    ``positions`` are where the C++ code keeps the addends.
+    """
 
     __slots__ = ("positions", "handle", "rest")
 
@@ -159,17 +176,18 @@ class _Bucket:
         """Do nothing: this sum takes one message."""
 
     def finish(self) -> None:
+        """Wait for the sums, and add them to the leaves' gradients."""
         self.add(self.handle.wait())
 
     def add(self, flat: torch.Tensor) -> None:
-        """Sum ``flat`` along the axes that are left, and add the sums to the leaves' gradients."""
+        """Sum ``flat`` along all axes but the first, and add the sums to the leaves' gradients."""
         for ranks in self.rest:
             flat = current().all_reduce(flat, ranks)
         _C.accumulate(self.positions, flat)
 
 
 class _CodedBucket(_Bucket):
-    """Gradients of one bucket in flight, summed by codecs along one axis, ``groups[0]``."""
+    """Gradients that are being summed together, compressed along the axis of ``groups[0]``."""
 
     __slots__ = ("sums",)
 
@@ -192,23 +210,23 @@ class _CodedBucket(_Bucket):
 
 
 def count(number: int, nbytes: int) -> None:
-    """Record that a bucket of ``nbytes`` was launched, to choose the next backward's sizes.
+    """Record that a bucket of ``nbytes`` was sent; the total sizes the next backward's buckets.
 
-    All ranks must pass the same number.
+    All ranks must pass the same ``nbytes``. ``number`` is that of the kind of bucket.
     """
     _state.launched[number] = _state.launched.get(number, 0) + nbytes
 
 
 def fly(sums: InFlight) -> None:
-    """Register ``sums``, which were started, to be waited for by ``finish``."""
+    """Register ``sums``, which were started, for ``finish`` to wait for at the end of backward."""
     _state.flying.append(sums)
 
 
 def launch(positions: list[int], leaves: list[Any], flat: torch.Tensor) -> None:
-    """Start the all-reduce of one bucket.
+    """Start the all-reduce of one bucket; C++ calls it when it is full, or when backward ends.
 
     Args:
-        positions: where the C++ part keeps the addends of the bucket.
+        positions: where the C++ code keeps the addends of the bucket.
         leaves: the leaf of each addend.
         flat: the concatenation of the addends.
     """
@@ -239,7 +257,10 @@ def launch(positions: list[int], leaves: list[Any], flat: torch.Tensor) -> None:
 
 
 def finish() -> None:
-    """Send all buckets that are left, wait for all sums, and add them to the leaves' gradients."""
+    """End the sums of a backward pass: send the buckets that are left, wait, and add to ``.grad``.
+
+    C++ calls this when backward has computed all gradients.
+    """
     _C.launch_all()
     flying, _state.flying = _state.flying, []
     with hidden_again():
@@ -254,18 +275,23 @@ def finish() -> None:
 
 
 def reset() -> None:
-    """Drop all buckets and sums in flight, after a backward pass that raised."""
+    """Drop all buckets and sums in flight; called after a backward pass that raised."""
     _C.clear_waiting()
     _state.flying, _state.launched = [], {}
     forget_shown()
 
 
 def sum_at_once(leaf: Any, addend: torch.Tensor, unshared: bool) -> torch.Tensor | None:
-    """Sum a large gradient of ``leaf`` over ranks that share memory; return it, or None if not.
+    """Sum a large gradient at once over ranks that share memory; return the sum, or None.
 
-    It is not summed if the gradient is small or sparse, if this rank is outside, if the ranks do
-    not share the host's memory, or if a codec sums the gradient. If ``unshared``, nothing else
-    refers to ``addend``, and the sum is made in its memory.
+    Where ranks share memory a bucket would only copy the gradient. None means that it has to go in
+    a bucket: it is small or sparse, this rank is outside the placement, the ranks are on different
+    hosts or on GPUs, or a codec compresses it.
+
+    Args:
+        leaf: the leaf.
+        addend: this rank's addend of its gradient.
+        unshared: whether nothing else refers to ``addend``; then the sum is made in its memory.
     """
     spec: TensorSpec = leaf._spec
     is_small = spec.largest_nbytes < AT_ONCE_BYTES or addend.layout is not torch.strided
@@ -282,18 +308,19 @@ def sum_at_once(leaf: Any, addend: torch.Tensor, unshared: bool) -> torch.Tensor
 
 
 def _share_memory(placement: Placement, axes: tuple[int, ...]) -> bool:
-    """Return whether the ranks that sum over each of ``axes`` share the host's memory."""
+    """Return whether the ranks along each of ``axes`` share the memory of one host."""
     if placement.type != "cpu":
         return False
     return all(current().shares(ranks, "cpu") for ranks in _along(placement, axes))
 
 
 def _groups(spec: TensorSpec) -> list[tuple[int, ...]]:
-    """Return the ranks that this rank sums with, for each axis that the gradient is summed over."""
+    """Return the ranks with which this rank sums a gradient, a group for each summed axis."""
     return _along(spec.placement, summed_axes(spec))
 
 
 def _along(placement: Placement, axes: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Return for each of ``axes`` the ranks along it through this rank."""
     at = my_coordinate(placement)
     assert at is not None
     return _through(placement, axes, at)
@@ -305,7 +332,10 @@ def _through(placement: Placement, axes: tuple[int, ...], at: Coordinate) -> lis
 
 
 def _observe(leaves: list[Any]) -> None:
-    """Notify check mode and tracers that the gradients of ``leaves`` are about to be boxed."""
+    """Tell check mode and tracers (observers of the program) that gradients are about to be boxed.
+
+    They are the gradients of ``leaves``, whose sums over ranks are about to start.
+    """
     if check_mode.enabled or _ON_BOXING_BEGIN:
         for leaf in leaves:
             _observe_one(leaf)

@@ -17,9 +17,10 @@ _CODER = "_grad_coder"  # the coder's state is neither saved nor copied (tensor/
 
 
 def sum_by(leaf: Any, codec: str, axis: int) -> None:
-    """Sum the gradients of ``leaf`` along ``axis`` by ``codec`` from now on, if that saves bytes.
+    """Compress the gradients of ``leaf`` by ``codec`` where they are summed along ``axis``.
 
-    The state that this rank keeps for it is as large as the leaf's shard.
+    It holds from the next backward on, if it saves bytes. The state that this rank keeps for it is
+    as large as the leaf's shard. ``codec`` is a name such as "int8".
     """
     forget_codec(leaf)
     leaf.__dict__[_CODEC] = f"{axis} {codec}"
@@ -34,7 +35,8 @@ def forget_codec(leaf: Any) -> None:
 def coder_of(leaf: Any) -> Coder | None:
     """Return the ``Coder`` that compresses the leaf's gradients, or None if they are sent in full.
 
-    It keeps the unsent rest: the rounding errors of earlier gradients, which the next one includes.
+    A coder is a codec with state, made at the first call: the rounding errors of earlier gradients,
+    which are added to the next one.
     """
     if _CODEC not in leaf.__dict__:
         return None
@@ -47,18 +49,21 @@ def coder_of(leaf: Any) -> Coder | None:
 
 
 def axis_of(leaf: Any) -> int:
-    """Return the axis of the placement along which the leaf's codec sums."""
+    """Return the axis along which the leaf's codec sums, as passed to ``sum_by``."""
     return _said(leaf)[0]
 
 
 def _said(leaf: Any) -> tuple[int, str]:
-    """Return (axis, codec) as passed to ``sum_by``."""
+    """Return (axis, name of the codec) as passed to ``sum_by``."""
     axis, _, codec = leaf.__dict__[_CODEC].partition(" ")
     return int(axis), codec
 
 
 def coded_moves(leaf: Any, moves: tuple[Step, ...]) -> tuple[Step, ...]:
-    """Return ``moves``, the boxing of the leaf's gradient, with the bytes that its codec sends."""
+    """Return ``moves``, the boxing of the leaf's gradient, with the bytes that are really sent.
+
+    Tracers get them. The moves along the axis of the leaf's codec send fewer bytes by it.
+    """
     coder = coder_of(leaf)
     if coder is None or coder.reduce is None:
         return moves
@@ -74,6 +79,7 @@ def coded_moves(leaf: Any, moves: tuple[Step, ...]) -> tuple[Step, ...]:
 
 
 def _made(leaf: Any) -> Coder | None:
+    """Return a new coder for ``leaf``, or None if its codec does not apply or saves nothing."""
     spec = leaf._spec
     axis, name = _said(leaf)
     if my_coordinate(spec.placement) is None or axis not in summed_axes(spec):

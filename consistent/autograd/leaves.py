@@ -37,10 +37,10 @@ _ALWAYS_TAKEN = 1 << 62
 
 
 def watch_leaf(leaf: Any) -> None:
-    """Register ``leaf``, if it needs it, to have its gradients summed over ranks.
+    """Decide how gradients of ``leaf`` are added to its ``.grad``, and tell the C++ hook.
 
-    Call this again if the layout of its gradient changes. Leaves for which torch's own addition is
-    right are unregistered.
+    It is called for each new leaf, and again if the layout of its gradient changes. A leaf for
+    which torch's own addition is right, since nothing is summed over ranks, is not watched.
     """
     spec: TensorSpec = leaf._spec
     axes, held = summed_axes(spec), _C.held_gradient(leaf)
@@ -60,7 +60,10 @@ def watch_leaf(leaf: Any) -> None:
 
 
 def assign(leaf: Any, value: Any) -> None:
-    """Carry out ``leaf.grad = value``. A global ``value`` itself becomes the gradient."""
+    """Carry out ``leaf.grad = value`` for a plain or global ``value``, or None.
+
+    A global ``value`` itself becomes the gradient, and a plain one is converted.
+    """
     forget(leaf)
     if isinstance(value, torch.Tensor) and value is not leaf:
         value = _checked_gradient(leaf, value)
@@ -75,7 +78,7 @@ def assign(leaf: Any, value: Any) -> None:
 
 
 def _checked_gradient(leaf: Any, value: Any) -> Any:
-    """Return ``value`` if it is global, else a copy in the layout of ``.grad`` after backward.
+    """Return ``value`` if it is global, else a global copy in the layout of ``leaf.grad``.
 
     Raises:
         RuntimeError: ``value`` has another shape or dtype than the leaf, or is on another
@@ -96,13 +99,14 @@ def _checked_gradient(leaf: Any, value: Any) -> Any:
 
 
 def take(leaf: Any, addend: torch.Tensor, unshared: bool) -> torch.Tensor | None:
-    """Handle a new gradient of a leaf; return what torch adds to ``.grad`` in its place, or None.
+    """Handle a new gradient of a leaf; return what torch has to add to ``.grad`` for it, or None.
 
-    None means that the addend waits for its sum over ranks, or was added already.
+    The C++ hook calls it for gradients that it cannot put into a bucket. None means that nothing is
+    left to add: the gradient waits to be summed over ranks, or was added already.
 
     Args:
         leaf: the leaf that the gradient reaches.
-        addend: this rank's addend, in the dual spec of the leaf.
+        addend: this rank's shard of the gradient, in the dual spec of the leaf (P where it is B).
         unshared: whether nothing else refers to ``addend``, so that it may be overwritten.
     """
     spec: TensorSpec = leaf._spec
@@ -143,7 +147,10 @@ def take(leaf: Any, addend: torch.Tensor, unshared: bool) -> torch.Tensor | None
 
 
 def _let_wait(leaf: Any, addend: torch.Tensor, unshared: bool) -> None:
-    """Queue ``addend`` to be summed over ranks: in a bucket or, if large, alone without a copy."""
+    """Queue ``addend`` to be summed over ranks: in a bucket, or alone if it is large.
+
+    ``unshared`` says whether nothing else refers to it; otherwise a large one is copied.
+    """
     if not buckets.goes_alone(leaf._spec):
         _C.wait(leaf, addend, False)
     elif unshared and addend.is_contiguous():
@@ -153,10 +160,15 @@ def _let_wait(leaf: Any, addend: torch.Tensor, unshared: bool) -> None:
 
 
 def _accumulate(leaf: Any, addend: torch.Tensor, held: Any, wanted: TensorSpec) -> None:
-    """Add ``addend`` to a ``.grad`` whose layout, set by ``lay_gradient``, is not that of the leaf.
+    """Add ``addend`` to a ``.grad`` that has another layout than its leaf, set by ``lay_gradient``.
 
-    Torch cannot do it, since it would make the gradient as large as the leaf. ``held`` is the
-    present gradient or None, ``wanted`` the spec that it is to have.
+    Torch cannot do it, since it would make the gradient as large as the leaf.
+
+    Args:
+        leaf: the leaf.
+        addend: this rank's shard of the new gradient, in the dual spec of the leaf.
+        held: the present ``.grad``, or None.
+        wanted: the spec that ``.grad`` is to have.
     """
     dual = leaf._spec.dual.with_dtype(addend.dtype)
     if held is not None and held._spec is not dual and held._spec.sbp != wanted.sbp:
@@ -184,8 +196,8 @@ def _accumulate(leaf: Any, addend: torch.Tensor, held: Any, wanted: TensorSpec) 
 def _torch_runs_hooks() -> bool:
     """Return whether torch runs a leaf's post-accumulate hooks if its gradient is None.
 
-    Later releases of torch do. Then ``_accumulate``, after which torch gets None, need not call
-    them.
+    ``_accumulate`` adds a gradient itself and gives torch None. Later releases of torch run the
+    hooks then; with others ``_accumulate`` must call them.
     """
     called = []
     with unseen(), torch.enable_grad():
@@ -196,6 +208,8 @@ def _torch_runs_hooks() -> bool:
 
 
 class _NoGradient(torch.autograd.Function):
+    """Autograd Function whose backward returns None, for the test of ``_torch_runs_hooks``."""
+
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         return x.clone()
@@ -206,10 +220,17 @@ class _NoGradient(torch.autograd.Function):
 
 
 def _follows(leaf: Any, held: Any, wanted: TensorSpec) -> bool:
-    """Return whether this rank is outside and ``held``, a split ``.grad``, has the wanted spec.
+    """Return whether ``held`` needs no addition here: this rank is outside, and it is as wanted.
 
-    Torch must not add to it: on ``meta`` tensors it would read the logical shape of ``held``, which
-    is not that of a shard.
+    It is a split tensor with the wanted spec.
+
+    Such a rank has a ``meta`` shard, which torch must not add to: it would read the logical shape
+    of ``held``, which is not that of a shard.
+
+    Args:
+        leaf: the leaf.
+        held: its present ``.grad``.
+        wanted: the spec that ``.grad`` is to have.
     """
     outside = my_coordinate(leaf._spec.placement) is None and not torch.is_grad_enabled()
     is_split = any(entry.is_split for entry in held._spec.sbp)
@@ -217,14 +238,21 @@ def _follows(leaf: Any, held: Any, wanted: TensorSpec) -> bool:
 
 
 def _may_wait(leaf: Any, held: Any, addend: torch.Tensor) -> bool:
-    """Return whether ``addend`` may be added later, after torch has run the leaf's hooks."""
+    """Return whether ``addend`` may be added later, after torch has run the leaf's hooks.
+
+    It may not if the leaf has post-accumulate hooks, which must see the sum, or if a tensor is
+    sparse.
+    """
     strided = all(x.layout is torch.strided for x in (held, addend) if x is not None)
     seen = leaf._post_accumulate_grad_hooks is not None
     return strided and not seen and my_coordinate(leaf._spec.placement) is not None
 
 
 def settle(leaf: Any, total: torch.Tensor) -> None:
-    """Replace the data of a leaf's P gradient, in the same object, by its sum ``total``."""
+    """Replace a leaf's P gradient by its sum ``total`` over ranks, in the same tensor object.
+
+    C++ calls it when a sum arrives that includes what was accumulated inside ``no_sync()``.
+    """
     held = _C.held_gradient(leaf)
     lay_anew(held, total, leaf._spec.settled.with_dtype(total.dtype))
 

@@ -41,7 +41,10 @@ IN_FLIGHT_BYTES = 8 << 20
 
 
 class _Held(NamedTuple):
-    """A gradient that waits to be boxed along ``route`` and added to that of its leaf."""
+    """A gradient that waits in a bucket, to be boxed along ``route`` and added to ``.grad``.
+
+    ``position`` is where the C++ code keeps it.
+    """
 
     position: int
     leaf: Any
@@ -50,6 +53,8 @@ class _Held(NamedTuple):
 
 
 class _State(threading.local):
+    """Gradients of this thread's backward pass that wait in buckets or are in flight."""
+
     def __init__(self) -> None:
         self.waiting: dict[int, _Held] = {}  # position -> gradient, in buckets that are not full
         self.flying: list[_Flying] = []
@@ -60,10 +65,11 @@ _state = _State()
 
 
 def may_be_later(leaf: Any, grad: Tensor) -> bool:
-    """Return whether ``grad`` may be added to the gradient of ``leaf`` at the end of this backward.
+    """Return whether ``grad`` may be added to ``leaf.grad`` as late as at the end of backward.
 
-    The answer is the same on all ranks. The caller must also check that the boxing of ``grad`` is
-    one message that travels while this rank computes.
+    Not if hooks must see it, if it is sparse or has another dtype, in check mode, or if backward is
+    itself differentiated. The answer is the same on all ranks. The caller must also check that the
+    boxing of ``grad`` is one message that overlaps with computation (``which_travel``).
     """
     return (
         grad.layout is torch.strided
@@ -78,10 +84,16 @@ def may_be_later(leaf: Any, grad: Tensor) -> bool:
 def add_later(
     leaves: Sequence[Any], grads: Sequence[Tensor], routes: Sequence[Route], coders: Coders = ()
 ) -> None:
-    """Box ``grads`` along ``routes`` while backward goes on; add them to ``.grad`` at its end.
+    """Box ``grads`` while backward goes on; add them to ``.grad`` at its end.
 
-    They are sent in buckets. Gradients with ``coders`` are sent at once instead, since codecs keep
-    the unsent rest of each gradient.
+    They are sent in buckets, or at once if codecs compress them, since these keep state for each
+    gradient.
+
+    Args:
+        leaves: the leaf of each gradient.
+        grads: this rank's shards of the gradients.
+        routes: (src, dst) of each.
+        coders: the codec of each, or None; empty if there are none.
     """
     coders = coders if any(coders) else ()
     numbers = [-1 if coders else _number(route) for route in routes]
@@ -100,19 +112,24 @@ def add_later(
 
 @lru_cache(1 << 10)
 def _number(route: Route) -> int:
+    """Return the number of the kind of bucket for gradients that are boxed along ``route``."""
     src, dst = route
     axes = tuple(i for i, (e, f) in enumerate(zip(src.sbp, dst.sbp, strict=True)) if e != f)
     return buckets.number_of(src.placement, axes, src.dtype, is_scattered=True)
 
 
 def send(positions: Sequence[int]) -> None:
-    """Start the boxings of one bucket: a full one, or one that is left when backward ends."""
+    """Start the boxings of one bucket; C++ calls it when it is full, or when backward ends.
+
+    ``positions`` are where the C++ code keeps its gradients.
+    """
     held = [_state.waiting.pop(position) for position in positions]
     buckets.count(_number(held[0].route), sum(each.route[0].largest_nbytes for each in held))
     _send(held, ())
 
 
 def _send(held: list[_Held], coders: Coders) -> None:
+    """Start boxing the gradients ``held``; wait for older ones if too many bytes are in flight."""
     xs, routes = [each.grad for each in held], [each.route for each in held]
     started = start_reduces(xs, routes, coders) if coders else start_several(xs, routes)
     flying = _Flying(held, sum(x.nbytes for x in xs), started)
@@ -125,7 +142,7 @@ def _send(held: list[_Held], coders: Coders) -> None:
 
 
 class _Flying:
-    """Gradients of one message in flight, ``nbytes`` in all.
+    """Gradients that are being boxed in one message, ``nbytes`` in all, before they are added.
 
     The tensors that were sent are not kept alive.
     """
@@ -140,13 +157,14 @@ class _Flying:
         """Do nothing: the reduce-scatter takes one message."""
 
     def goes_to(self, leaf: Any) -> bool:
+        """Return whether a gradient of ``leaf`` is among them."""
         return any(target is leaf for _, target, _ in self._targets)
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Wait for the gradients and add them to their leaves, unless that was done.
+        """Wait for the gradients and add them to their leaves; it does nothing the second time.
 
-        Sends nothing.
+        It sends nothing, so one rank alone may call it.
         """
         if self not in _state.flying:
             return
@@ -162,8 +180,8 @@ class _Flying:
 def show(leaf: Any) -> Any:
     """Return ``leaf.grad`` for a program that reads it during backward, with all addends included.
 
-    Addends in flight are waited for and added. Addends in a bucket are included in the result,
-    which is then P.
+    Gradients in flight are waited for and added. Those that wait in a bucket are included in the
+    result, which is then P (a sum over ranks that is not made yet).
     """
     for flying in tuple(_state.flying):
         if flying.goes_to(leaf):
@@ -174,7 +192,7 @@ def show(leaf: Any) -> Any:
 
 
 def reset() -> None:
-    """Drop everything that a backward pass that raised has started.
+    """Drop all gradients that wait or are in flight, after a backward pass that raised.
 
     Messages in flight are still received.
     """
@@ -182,6 +200,7 @@ def reset() -> None:
 
 
 def _add(leaf: Any, x: Tensor, spec: TensorSpec) -> None:
+    """Add ``x``, this rank's shard of a gradient under ``spec``, to ``leaf.grad``."""
     held = _C.held_gradient(leaf)
     if spec is leaf._spec.dual.with_dtype(spec.dtype):  # on axes of one rank P equals B
         spec = leaf._spec.settled.with_dtype(spec.dtype)
@@ -200,7 +219,7 @@ def is_dense(*tensors: Tensor) -> bool:
 
 
 def added(total: Tensor, grad: Tensor) -> Tensor:
-    """Return ``total + grad``, computed in place in ``total`` if both are dense."""
+    """Return ``total + grad``, in place in ``total`` if both are dense; either may be sparse."""
     with HookOff():
         if is_dense(total, grad):
             return total.add_(grad)

@@ -22,9 +22,11 @@ from ..spec import B, P, TensorSpec
 
 
 class _Shown:
-    """Record of a leaf whose gradient was read: the object ``grad`` and its former (shard, spec).
+    """Record of a leaf whose ``.grad`` was read while addends wait for their sum over ranks.
 
-    ``grad`` is None once the leaf was given another gradient.
+    ``grad`` is the object that the program got, or None once the leaf was given another gradient.
+    ``before`` is (shard, spec) that the object had before it was made to show the sum. ``visible``
+    says whether it shows the sum at the moment.
     """
 
     def __init__(self, leaf: Any) -> None:
@@ -39,10 +41,11 @@ class _Shown:
             _C.watch(leaf, -1, 0)
 
     def show(self, grad: Any, before: tuple[torch.Tensor, TensorSpec] | None) -> None:
+        """Record that ``grad`` is ``leaf.grad`` and shows the sum, and what it had ``before``."""
         self.grad, self.version, self.before, self.visible = grad, grad._version, before, True
 
     def hide(self) -> None:
-        """Give the object that was read its former memory back, if it is still ``leaf.grad``."""
+        """Give the object its former memory back, if it is still ``leaf.grad``."""
         if not self.visible:
             return
         self.visible = False
@@ -57,7 +60,11 @@ class _Shown:
             lay_anew(self.grad, *self.before)
 
     def take(self) -> None:
-        """Make the object that was read ``leaf.grad`` again, with the sums added meanwhile."""
+        """Make the object that was read ``leaf.grad`` again, with the gradients added meanwhile.
+
+        It is needed if there was no gradient before: ``.grad`` is then another object, made by the
+        addition.
+        """
         found = _C.held_gradient(self.leaf)
         if self.grad is not None and self.before is None and found is not None:
             lay_anew(self.grad, plain(found), found._spec)
@@ -65,9 +72,9 @@ class _Shown:
             self.before = plain(found), found._spec
 
     def end(self) -> None:
-        """End the record when no addend waits: make the object ``.grad`` again.
+        """Do ``take`` at the end of backward, and unwatch the leaf if possible.
 
-        The leaf is unwatched if possible, so that torch adds to its gradient again.
+        Torch then adds to its gradient again, without a call of this library.
         """
         self.take()
         found = _C.held_gradient(self.leaf)
@@ -76,6 +83,8 @@ class _Shown:
 
 
 class _State(threading.local):
+    """The records of this thread's backward pass."""
+
     def __init__(self) -> None:
         self.shown: list[_Shown] = []
         self.written: TensorSpec | None = None  # spec of a leaf whose gradient a hook wrote into
@@ -86,10 +95,14 @@ _state = _State()
 
 @torch.no_grad()
 def show(leaf: Any, specs: Mapping[int, TensorSpec]) -> Any:
-    """Return the gradient of ``leaf`` plus the addends that wait for it, as P, and record that.
+    """Return the gradient of ``leaf`` plus the addends that wait for it, as a P tensor.
 
-    ``specs`` are the specs of those addends, by position, that do not have the dual spec of the
-    leaf.
+    It also becomes ``leaf.grad``, and a record is made by which ``hide`` undoes that.
+
+    Args:
+        leaf: the leaf.
+        specs: position -> spec of those addends that do not have the dual spec of the leaf. A
+            position is where the C++ code keeps an addend.
     """
     shown = _of(leaf)
     if shown is not None and shown.visible:
@@ -125,8 +138,10 @@ def show(leaf: Any, specs: Mapping[int, TensorSpec]) -> Any:
 def _addends_of(specs: Sequence[TensorSpec]) -> TensorSpec:
     """Return a spec to which each of ``specs`` can be boxed without a message, to add them up.
 
-    It is P on the axes on which they differ. If several axes split one dim, it is P on all axes
-    that split or sum.
+    Any tensor is an addend of P: S pads with zeros, and of B one rank keeps the value. So the
+    result is P on the axes on which ``specs`` differ: [S(0)] and [P] give P. If that would still
+    send something, because several axes split one dim, it is P on all axes that are not B in all of
+    them.
     """
     first, entries = specs[0], list(zip(*(spec.sbp for spec in specs), strict=True))
     found = first.with_sbp(tuple(each[0] if len(set(each)) == 1 else P for each in entries))
@@ -136,7 +151,7 @@ def _addends_of(specs: Sequence[TensorSpec]) -> TensorSpec:
 
 
 def hide(leaf: Any) -> None:
-    """Give ``leaf`` the gradient that it had before it was read, to add addends to it.
+    """Give ``leaf`` the gradient back that it had before it was read, so that addends can be added.
 
     A later read shows the sum again.
     """
@@ -147,7 +162,10 @@ def hide(leaf: Any) -> None:
 
 @contextmanager
 def hidden(leaf: Any) -> Iterator[None]:
-    """Inside the context, give ``leaf`` the gradient that it had before it was read."""
+    """In the context, give ``leaf`` the gradient that it had before it was read.
+
+    After it ``leaf.grad`` is the object that was read, with what was added inside.
+    """
     shown = _of(leaf)
     if shown is not None:
         shown.hide()
@@ -157,7 +175,7 @@ def hidden(leaf: Any) -> Iterator[None]:
 
 
 def forget(leaf: Any) -> None:
-    """Drop the record of a gradient of ``leaf`` that was read, since it is given another one."""
+    """Drop the record of a gradient that was read; called when ``leaf`` is given another one."""
     shown = _of(leaf)
     if shown is not None:
         shown.visible, shown.grad = False, None
@@ -165,10 +183,10 @@ def forget(leaf: Any) -> None:
 
 @contextmanager
 def hidden_again() -> Iterator[None]:
-    """Give all leaves, inside the context, the gradients that they had before they were read.
+    """In the context, give all leaves the gradients that they had before they were read.
 
-    After it they have the objects that were read again, with all sums added, and the records are
-    dropped.
+    At the end of backward the sums over ranks are added inside. After it ``.grad`` is again the
+    object that was read, with all sums added, and the records are dropped.
 
     Raises:
         RuntimeError: a hook wrote into a gradient that was read.
@@ -193,6 +211,7 @@ def forget_shown() -> None:
 
 
 def _of(leaf: Any) -> _Shown | None:
+    """Return the record of ``leaf``, or None if its gradient was not read in this backward."""
     return next((each for each in _state.shown if each.leaf is leaf), None)
 
 

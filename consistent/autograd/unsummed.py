@@ -39,17 +39,19 @@ def arriving(
 ) -> list[Tensor | None]:
     """Take over gradients on their way to sharded leaves; return those still to be boxed.
 
-    Inside ``no_sync()`` they are added to ``.grad`` and none is left. After it they are returned
-    together with the gradients accumulated before. If their messages can travel while backward goes
-    on, they go in buckets instead, and none is left either. A gradient that is taken over is None
-    in the result.
+    ``boxed.box_several`` calls it in backward (its argument ``arriving``). A gradient that is taken
+    over is None in the result:
+
+    * Inside ``no_sync()`` it is added to ``.grad``, which is P, and nothing is sent.
+    * Otherwise it goes in a bucket if its message can overlap with the rest of backward. What
+      ``no_sync()`` has accumulated in ``.grad`` is added to it first.
 
     Args:
         nodes: the autograd node that each gradient goes to.
         grads: this rank's shards of the gradients.
         specs: the specs of the gradients.
-        keep: whether gradients are added to ``.grad`` inside ``no_sync()``; else they are returned
-            to be boxed even there.
+        keep: whether to take gradients over inside ``no_sync()``; else they are returned to be
+            boxed even there.
         coders: the codecs by which they are sent; empty if there are none.
     """
     left, candidates = list(grads), []
@@ -85,15 +87,16 @@ def arriving(
 
 def _may_be_later(leaf: Any, grad: Any) -> bool:
     # Hooks, and sums over further axes, need the gradient boxed to the leaf's layout first.
+    """Return whether ``grad`` may go in a bucket, to be added at the end of backward."""
     if leaf._backward_hooks or summed_axes(leaf._spec):
         return False
     return scattering.may_be_later(leaf, grad)
 
 
 def _keep(leaf: Any, held: Any, grad: Tensor, spec: TensorSpec) -> None:
-    """Add ``grad`` to ``leaf.grad`` without communication, so that the latter becomes P.
+    """Add ``grad`` to ``leaf.grad`` without communication, so that ``.grad`` becomes P.
 
-    ``held`` is the present gradient or None, ``spec`` the spec of ``grad``.
+    ``held`` is the present ``.grad`` or None, and ``spec`` the spec of ``grad``.
     """
     if held is None:
         total = grad.detach().clone()
@@ -113,10 +116,10 @@ def _keep(leaf: Any, held: Any, grad: Tensor, spec: TensorSpec) -> None:
 
 
 def _clear(leaf: Any, held: Any) -> None:
-    """Replace the value of ``leaf.grad``, ``held``, by zeros in the layout it has after backward.
+    """Set ``leaf.grad``, the tensor ``held``, to zeros in the layout that it has after backward.
 
-    The object stays the same. Its former value is on its way to be summed, and will be added to the
-    zeros.
+    The object stays the same. Its former value has been added to a gradient that is still to be
+    summed over ranks, and will come back with that.
     """
     settled = settled_spec(leaf).with_dtype(held.dtype)
     at = my_coordinate(settled.placement)

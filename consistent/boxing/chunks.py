@@ -23,10 +23,11 @@ from ..spec import Coordinate, Split, TensorSpec, piece
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One chunk of a boxing, as seen by one rank.
+    """One chunk of a boxing, as seen by one rank: which rows to box, and where the result goes.
 
-    It has the specs of the chunk before and after the boxing, and the slices of its rows, in order,
-    in this rank's source and target shards.
+    It has the specs of the chunk before and after the boxing, and the slices of dim 0 at which its
+    rows are in this rank's source shard and in its target shard, in the same order. Code that
+    overlaps a boxing with computation boxes one chunk after the other by these.
     """
 
     src: TensorSpec
@@ -41,10 +42,17 @@ _WORTH = 4
 
 
 def worth(src: TensorSpec, dst: TensorSpec, most: int, start_bytes: int) -> int:
-    """Return the largest number of chunks, at most ``most``, in which overlap still pays.
+    """Return into how many chunks, at most ``most``, a boxing should be cut; 1 means not at all.
 
-    Sending one chunk must take a few times as long as one more communication keeps a rank busy, in
-    which time it could send ``start_bytes``. All ranks get the same number.
+    Each chunk costs about as much as starting one more communication, so a chunk must have at least
+    ``_WORTH * start_bytes`` bytes.
+
+    Args:
+        src: spec before the boxing.
+        dst: spec after it.
+        most: largest number of chunks allowed.
+        start_bytes: bytes that a rank could send in the time that it takes to start a
+            communication.
     """
     nbytes = max(src.largest_nbytes, dst.largest_nbytes)
     return max(1, min(most, nbytes // (_WORTH * start_bytes)))
@@ -52,9 +60,19 @@ def worth(src: TensorSpec, dst: TensorSpec, most: int, start_bytes: int) -> int:
 
 @lru_cache(maxsize=1 << 12)
 def cut(src: TensorSpec, dst: TensorSpec, count: int, at: Coordinate) -> tuple[Chunk, ...]:
-    """Cut a boxing into at most ``count`` chunks, none of them empty, as seen by the rank at
-    ``at``. An empty tensor gives one empty chunk. The boxing stays one chunk unless each rank on
-    the side with more rows per rank holds the rows of whole ranks of the other side."""
+    """Cut a boxing into at most ``count`` chunks along dim 0, as seen by the rank at ``at``.
+
+    No chunk is empty, except that an empty tensor gives one empty chunk. The boxing stays one chunk
+    if the sides do not divide the rows alike: each rank of the side with fewer axes that split dim
+    0 must hold exactly the rows of some ranks of the other side (``S(0)`` to ``B``, but not zigzag
+    to ``B``).
+
+    Args:
+        src: spec before the boxing.
+        dst: spec after it, on the same placement.
+        count: number of chunks wanted.
+        at: coordinate of the rank in the placement.
+    """
     fine, coarse = (src, dst) if len(_row_axes(src)) > len(_row_axes(dst)) else (dst, src)
     if count < 2 or not _side_by_side(fine, coarse):
         every = (slice(0, src.local_shape(at)[0]),), (slice(0, dst.local_shape(at)[0]),)
@@ -72,12 +90,16 @@ def cut(src: TensorSpec, dst: TensorSpec, count: int, at: Coordinate) -> tuple[C
 
 
 def _row_axes(spec: TensorSpec) -> list[int]:
+    """Return the axes of the placement that split the rows (dim 0)."""
     return [a for a, e in enumerate(spec.sbp) if isinstance(e, Split) and e.dim == 0]
 
 
 def _side_by_side(fine: TensorSpec, coarse: TensorSpec) -> bool:
-    """Return whether each rank of ``coarse`` holds exactly the rows of some whole ranks of
-    ``fine``, so that chunks of ``fine`` are chunks of ``coarse``."""
+    """Return whether each rank of ``coarse`` holds exactly the rows of some ranks of ``fine``.
+
+    Only then are the rows of a chunk of ``fine`` also a chunk of ``coarse``. False for layouts with
+    a cut, such as zigzag.
+    """
     if fine.layout.is_cut or coarse.layout.is_cut:
         return False
     axes = _row_axes(fine)
@@ -85,8 +107,11 @@ def _side_by_side(fine: TensorSpec, coarse: TensorSpec) -> bool:
 
 
 def _rows(n: int, grid: list[int], count: int, k: int) -> int:
-    """Return the number of rows of chunk ``k`` on all ranks together. The ``n`` rows are first
-    split over ``grid``, axis by axis, and then cut into ``count`` chunks on each rank."""
+    """Return the number of rows that chunk ``k`` of ``count`` has on all ranks together.
+
+    The ``n`` rows are first split over the ranks, axis by axis as ``grid`` says, and then each rank
+    cuts its own rows into ``count`` chunks: ``_rows(9, [2], 2, 0)`` is 3 + 2.
+    """
     if not grid:
         return piece(n, count, k)[1]
     parts = grid[0]
@@ -96,8 +121,18 @@ def _rows(n: int, grid: list[int], count: int, k: int) -> int:
 def _places(
     fine: TensorSpec, side: TensorSpec, count: int, k: int, at: Coordinate
 ) -> tuple[slice, ...]:
-    """Return the slices of the rows of chunk ``k`` in the shard of ``side`` at ``at``. There is one
-    for each rank of ``fine`` whose rows that shard contains."""
+    """Return the slices of dim 0 at which a shard of ``side`` has the rows of chunk ``k``.
+
+    There is one slice for each rank of ``fine`` whose rows that shard contains: one if ``side`` is
+    ``fine`` itself, and for ``S(0)`` to ``B`` as many as there are ranks.
+
+    Args:
+        fine: the spec, of the two of a boxing, in which ranks have fewer rows.
+        side: the spec of the shard, either of the two.
+        count: number of chunks.
+        k: index of the chunk.
+        at: coordinate of the rank.
+    """
     ends = set(_row_axes(fine)) - set(_row_axes(side))
     choices = [range(n) if a in ends else (at[a],) for a, n in enumerate(fine.placement.shape)]
     begin, found = side.region(at)[0][0], []

@@ -18,11 +18,16 @@ LOCAL_KINDS = ("slice", "keep_first", "keep", "pad")
 def total_bytes(
     now: Sbp, entry: Sbp, axis: int, grid: Sequence[int], sbp: NdSbp, nbytes: int
 ) -> int:
-    """Return the bytes that all ranks together send in the move of ``axis`` from ``now`` to
-    ``entry``. Moves from S to S are not covered.
+    """Return the bytes that all ranks together send in a move of one axis.
 
-    ``sbp`` is the nd-sbp before the move, and ``nbytes`` are the bytes of the logical tensor, of
-    which the ranks along the axis together hold one copy for each B or P along the other axes.
+    Args:
+        now: SBP of the axis before the move.
+        entry: SBP of the axis after it; a move from S to S is not covered, and gives 0.
+        axis: the axis.
+        grid: shape of the placement.
+        sbp: SBPs of all axes before the move. Along each other axis that is B or P the ranks do the
+            same move, each with a whole tensor or addend; along one that is S they share it.
+        nbytes: bytes of the logical tensor.
     """
     copies = math.prod(n for a, n in enumerate(grid) if a != axis and not sbp[a].is_split)
     if now.is_partial:
@@ -33,9 +38,11 @@ def total_bytes(
 def whole_sizes(
     shape: Sequence[int], grid: Sequence[int], sbp: NdSbp, axis: int
 ) -> tuple[int, ...]:
-    """Return the sizes of the part of a tensor that the ranks along ``axis`` hold together: those
-    of the largest shard under ``sbp`` if ``axis`` did not split. The largest shard is at the grid's
-    origin."""
+    """Return the sizes of what the ranks along ``axis`` hold together, as if it did not split.
+
+    With ``shape`` (8, 6) on a 2 x 3 ``grid``, ``sbp`` (S(0), S(1)) and ``axis`` 1 it is (4, 6). If
+    dims are divided unevenly these are the sizes for the ranks that have most.
+    """
     sizes = list(shape)
     for a, entry in enumerate(sbp):
         if a != axis and isinstance(entry, Split):
@@ -44,7 +51,7 @@ def whole_sizes(
 
 
 def largest(entry: Split, n: int, parts: int) -> int:
-    """Return how many of ``n`` items the rank with the most items holds."""
+    """Return how many of ``n`` items the rank with the most items holds, of ``parts`` ranks."""
     if entry.cut is None:
         return piece(n, parts, 0)[1]
     return max(entry.size(n, parts, k) for k in range(parts))
@@ -58,7 +65,7 @@ def move_bytes(
     Args:
         src: SBP of the axis before the move.
         dst: SBP of the axis after the move.
-        whole: sizes of the part that the ranks of the axis hold together, see ``whole_sizes``.
+        whole: sizes of what the ranks of the axis hold together, from ``whole_sizes``.
         parts: number of ranks along the axis.
         itemsize: bytes of one element.
     """
@@ -79,7 +86,11 @@ def move_bytes(
 
 
 def _cut_bytes(src: Sbp, dst: Sbp, whole: Sequence[int], parts: int, total: int) -> tuple[int, int]:
-    """Return ``move_bytes`` for a move where ``src`` or ``dst`` is a custom cut."""
+    """Return what ``move_bytes`` returns, for a move where ``src`` or ``dst`` has a cut.
+
+    A cut, such as ``S(0, cut="zigzag")``, divides a dim into pieces that are not balanced.
+    ``total`` is the bytes of what the ranks of the axis hold together.
+    """
     if total == 0:
         return 0, 0
     if isinstance(src, Split) and isinstance(dst, Split):
@@ -100,19 +111,27 @@ def _cut_bytes(src: Sbp, dst: Sbp, whole: Sequence[int], parts: int, total: int)
 
 
 def _kept(src: Split, dst: Split, n: int, parts: int, k: int) -> int:
-    """Return how many of ``n`` items rank ``k`` holds both before and after the move, and need not
-    send."""
+    """Return how many items rank ``k`` holds both before and after the move, and so need not send.
+
+    ``src`` and ``dst`` are two ways to split the same dim of ``n`` items over ``parts`` ranks.
+    """
     return items_in(overlapping(src.runs(n, parts, k), dst.runs(n, parts, k)))
 
 
 def _part(total: int, whole: Sequence[int], dim: int, parts: int, index: int) -> int:
-    """Return how many of ``total`` bytes are in piece ``index`` of dim ``dim``, split into
-    ``parts`` pieces."""
+    """Return how many of ``total`` bytes are in one piece of a tensor of sizes ``whole``.
+
+    It is piece ``index`` of dim ``dim``, split into ``parts`` balanced pieces.
+    """
     n = whole[dim]
     return total // n * piece(n, parts, index)[1] if n else 0
 
 
 def _all_to_all_bytes(total: int, whole: Sequence[int], dims: tuple[int, int], parts: int) -> int:
+    """Return the bytes that the busiest rank sends in S(i) -> S(j), with ``dims`` (i, j).
+
+    ``total`` is the bytes of what the ranks hold together, ``whole`` its sizes.
+    """
     i, j = (whole[dim] for dim in dims)
     if total == 0:
         return 0

@@ -38,8 +38,12 @@ Holders = list[list[int]]  # [addend][replica] -> rank that holds the addend of 
 
 @lru_cache(maxsize=1 << 11)
 def exchange(src: TensorSpec, dst: TensorSpec) -> Exchange:
-    """Return the exchange that takes a tensor from ``src`` to ``dst``, usually on another
-    placement."""
+    """Return the exchange that takes a tensor from ``src`` to ``dst``.
+
+    An exchange is a list of transfers: rank a sends this box of the tensor to rank b. It is how
+    tensors change placement; within a placement it is used where it sends less than moves axis by
+    axis.
+    """
     transfers = tuple(_transfers(src, dst))
     sent: Counter[int] = Counter()
     received: Counter[int] = Counter()
@@ -53,8 +57,10 @@ def exchange(src: TensorSpec, dst: TensorSpec) -> Exchange:
 
 
 def _transfers(src: TensorSpec, dst: TensorSpec) -> Iterator[Transfer]:
-    """Yield the transfers to every rank of the target, box by box. The order is the same on all
-    ranks, so that both sides of a message agree on it."""
+    """Yield the transfers to every rank of the target, rank by rank and box by box.
+
+    The order is the same on all ranks, because a sender packs, and a receiver unpacks, parts in it.
+    """
     boxes = _holders(src)
     ways = {box: _way(held, box, dst, k) for k, (box, held) in enumerate(boxes.items())}
     load: Counter[int] = Counter()
@@ -81,7 +87,11 @@ def _transfers(src: TensorSpec, dst: TensorSpec) -> Iterator[Transfer]:
 
 @lru_cache(maxsize=1 << 11)
 def _holders(src: TensorSpec) -> dict[Region, Holders]:
-    """Return for each box of the source the ranks that hold it: for each addend, its replicas."""
+    """Return which ranks hold each box of the source: box -> [addend][replica] -> rank.
+
+    Ranks along S axes hold different boxes. Of one box, ranks along P axes hold different addends,
+    and ranks along B axes hold replicas of the same addend.
+    """
     found: dict[Region, Holders] = {}
     for at in _grid(src.placement):
         held = found.setdefault(src.region(at), [[] for _ in range(_partial_count(src))])
@@ -91,16 +101,28 @@ def _holders(src: TensorSpec) -> dict[Region, Holders]:
 
 
 class _Way(NamedTuple):
-    """Assignment of the addends of one box to positions along the target's P axes."""
+    """To which positions along the target's P axes the addends of one box go, and who sends them.
+
+    The tensor is the sum over these positions, so each addend must go to exactly one of them.
+    """
 
     slots: tuple[int, ...]  # for each addend, its place along the target's P axes
     replica: int | None  # which replica sends; None where every target may choose
 
 
 def _way(held: Holders, box: Region, dst: TensorSpec, turn: int) -> _Way:
-    """Choose to which positions along the target's P axes the addends of ``box`` go. An addend that
-    a rank of the target already holds stays at that rank's position; the others are dealt out in
-    turn, starting at ``turn``."""
+    """Choose to which positions along the target's P axes the addends of ``box`` go.
+
+    An addend that a rank of the target holds already stays at that rank's position, so that it need
+    not be sent. The others are dealt out in turn, to positions ``turn``, ``turn + 1``, ..., modulo
+    their number.
+
+    Args:
+        held: ranks that hold the box, as in ``_holders``.
+        box: (starts, sizes) of the box.
+        dst: spec of the target; if it is not P, all addends go to its only position.
+        turn: position at which dealing starts, different for each box to spread the work.
+    """
     count = _partial_count(dst)
     if count == 1:
         return _Way((0,) * len(held), None)
@@ -114,16 +136,27 @@ def _way(held: Holders, box: Region, dst: TensorSpec, turn: int) -> _Way:
 
 
 def _kept(rank: int, box: Region, dst: TensorSpec) -> tuple[int, int]:
-    """Return (position of ``rank`` along the P axes of ``dst``, how many elements of ``box`` it
-    needs)."""
+    """Return (position of ``rank`` along the P axes of ``dst``, elements of ``box`` that it keeps).
+
+    It keeps what is both in ``box``, which it holds already, and in its own shard of ``dst``. (0,
+    0) if there is nothing.
+    """
     to = dst.placement.coordinate_of(rank)
     part = None if to is None else overlap(box, dst.region(to))
     return (0, 0) if to is None or part is None else (_partial_index(dst, to), math.prod(part[1]))
 
 
 def _nearest(addends: Holders, target: int, load: Counter[int]) -> int:
-    """Return the index of the replica from which ``target`` gets the addends with the fewest
-    messages. Among equals it is the replica that has sent the least so far (``load``)."""
+    """Return the index of the replica that sends ``target`` the addends in the fewest messages.
+
+    A rank that is itself the target sends no message. Among equals it is the replica whose ranks
+    have sent the fewest elements so far.
+
+    Args:
+        addends: ranks by [addend][replica].
+        target: the rank that receives.
+        load: rank -> elements that it sends already.
+    """
 
     def cost(replica: int) -> tuple[int, int]:
         senders = [ranks[replica] for ranks in addends if ranks[replica] != target]
@@ -133,7 +166,7 @@ def _nearest(addends: Holders, target: int, load: Counter[int]) -> int:
 
 
 def overlap(a: Region, b: Region) -> Region | None:
-    """Return the intersection of two boxes, or None if it is empty."""
+    """Return the intersection of two boxes, (starts, sizes) each, or None if it is empty."""
     starts, sizes = [], []
     for i, m, j, n in zip(*a, *b):
         start = max(i, j)
@@ -146,7 +179,10 @@ def overlap(a: Region, b: Region) -> Region | None:
 
 
 def _partial_index(spec: TensorSpec, at: Coordinate) -> int:
-    """Return which addend of a P tensor the rank at ``at`` holds: its position along the P axes."""
+    """Return which addend of a P tensor the rank at ``at`` holds: its position along the P axes.
+
+    With several P axes the position counts in row-major order; without any it is 0.
+    """
     index = 0
     for c, n, entry in zip(at, spec.placement.shape, spec.sbp):
         if entry.is_partial:
@@ -155,6 +191,7 @@ def _partial_index(spec: TensorSpec, at: Coordinate) -> int:
 
 
 def _partial_count(spec: TensorSpec) -> int:
+    """Return how many addends a tensor has: the product of the sizes of its P axes, or 1."""
     return math.prod(n for n, entry in zip(spec.placement.shape, spec.sbp) if entry.is_partial)
 
 

@@ -39,7 +39,10 @@ _EXCHANGING = 256
 
 @lru_cache(maxsize=_KEPT)
 def plan(src: TensorSpec, dst: TensorSpec) -> tuple[Step, ...]:
-    """Return the moves that take a tensor from ``src`` to ``dst``.
+    """Return the steps that take a tensor from ``src`` to ``dst``, in the order in which they run.
+
+    ``S(0)`` to ``B`` gives one all-gather, and a spec to itself gives ``()``. ``movement.run``
+    carries the steps out.
 
     Raises:
         ValueError: the specs differ in shape or dtype, or an SBP does not fit the dtype.
@@ -55,7 +58,7 @@ def plan(src: TensorSpec, dst: TensorSpec) -> tuple[Step, ...]:
 
 @lru_cache(maxsize=_KEPT)
 def _path(src: TensorSpec, dst: TensorSpec) -> tuple[Move, ...]:
-    """Return the moves between two specs on one placement, each move on one axis."""
+    """Return the moves between two specs on one placement, each of which changes one axis."""
     differing = [axis for axis, e in enumerate(src.sbp) if e is not dst.sbp[axis]]
     if len(differing) == 1:
         (axis,) = differing
@@ -65,9 +68,11 @@ def _path(src: TensorSpec, dst: TensorSpec) -> tuple[Move, ...]:
 
 
 def _exchanged(src: TensorSpec, dst: TensorSpec, path: tuple[Move, ...]) -> tuple[Exchange] | None:
-    """Return one exchange to take in place of ``path`` if it sends less and is faster, else None.
-    Specs with P entries keep ``path``, because collectives reduce the addends while sending
-    them."""
+    """Return one exchange to take in place of the moves ``path``, or None if ``path`` is better.
+
+    The exchange must send fewer bytes and be faster. Specs with P entries keep ``path``, because
+    collectives reduce the addends while sending them.
+    """
     if len(path) < 2 or src.placement.size > _EXCHANGING:
         return None
     if any(entry.is_partial for entry in (*src.sbp, *dst.sbp)):
@@ -80,12 +85,12 @@ def _exchanged(src: TensorSpec, dst: TensorSpec, path: tuple[Move, ...]) -> tupl
 
 
 def plan_bytes(moves: Sequence[Step]) -> int:
-    """Return the bytes that a plan sends: the sum over its moves of what the busiest rank sends."""
+    """Return the bytes that a plan sends: the sum over its steps of what the busiest rank sends."""
     return sum(move.nbytes for move in moves)
 
 
 def plan_cost(moves: Sequence[Step]) -> float:
-    """Return the estimated seconds of a plan: the sum over its moves."""
+    """Return the estimated seconds of a plan: the sum over its steps."""
     return sum(move.seconds for move in moves)
 
 
@@ -100,8 +105,10 @@ def boxing_bytes(src: TensorSpec, dst: TensorSpec) -> int:
 
 
 def _cheapest_path(src: TensorSpec, dst: TensorSpec) -> tuple[Move, ...]:
-    """Return the cheapest moves on one placement, by Dijkstra's algorithm over nd-sbps. Each move
-    changes the SBP of one axis."""
+    """Return the cheapest moves on one placement, by Dijkstra's algorithm.
+
+    A node of the graph is a tuple of SBPs, one for each axis, and an edge is a move of one axis.
+    """
     entries = _entries(src, dst)
     reached: dict[NdSbp, tuple[NdSbp, Move] | None] = {}
     serial = 0  # breaks ties in favour of the earlier path, so that heapq never compares states
@@ -123,6 +130,7 @@ def _cheapest_path(src: TensorSpec, dst: TensorSpec) -> tuple[Move, ...]:
 
 
 def _trace(reached: dict[NdSbp, tuple[NdSbp, Move] | None], state: NdSbp) -> tuple[Move, ...]:
+    """Return the moves that led to ``state``; ``reached`` maps a state to (state before, move)."""
     moves = []
     while (came := reached[state]) is not None:
         state, move = came
@@ -131,11 +139,11 @@ def _trace(reached: dict[NdSbp, tuple[NdSbp, Move] | None], state: NdSbp) -> tup
 
 
 def _entries(src: TensorSpec, dst: TensorSpec) -> list[list[Sbp]]:
-    """Return for each axis the SBPs that it may have on the way.
+    """Return for each axis the SBPs that ``_cheapest_path`` may give it between source and target.
 
-    They are B, the splits of source and target, and one spare split. A target entry that is P or a
-    custom cut is allowed only on its own axis, because a cut may be made for that axis's number of
-    ranks.
+    They are B, the splits of source and target without their cuts, and the split of the largest dim
+    that neither of them splits. A P or a cut of the target is allowed only on its own axis, because
+    a cut may be made for that axis's number of ranks.
     """
     dims = {entry.dim for entry in (*src.sbp, *dst.sbp) if isinstance(entry, Split)}
     spare = [dim for dim in range(src.ndim) if dim not in dims]
@@ -148,6 +156,10 @@ def _entries(src: TensorSpec, dst: TensorSpec) -> list[list[Sbp]]:
 
 
 def _neighbours(state: NdSbp, entries: list[list[Sbp]]) -> Iterator[tuple[int, Sbp]]:
+    """Yield (axis, SBP) of each single move that is possible from the SBPs ``state``.
+
+    ``entries`` are the SBPs that each axis may get.
+    """
     for axis, now in enumerate(state):
         for entry in entries[axis]:
             if entry is not now and _may_become(state, axis, entry):
@@ -155,10 +167,11 @@ def _neighbours(state: NdSbp, entries: list[list[Sbp]]) -> Iterator[tuple[int, S
 
 
 def _may_become(state: NdSbp, axis: int, entry: Sbp) -> bool:
-    """Return whether one move can take ``axis`` to ``entry``.
+    """Return whether one move can take ``axis`` to ``entry``, when all axes are as in ``state``.
 
-    No later axis may split the dim that ``axis`` stops or starts to split, no earlier axis may cut
-    it unevenly, and all partial axes must be partial with the same operation.
+    * No later axis may split the dim that ``axis`` stops or starts to split.
+    * No earlier axis may have a cut, such as zigzag, of the dim that ``axis`` starts to split.
+    * All partial axes must be of one kind: P, P(max) or P(min).
     """
     now, later = state[axis], {e.dim for e in state[axis + 1 :] if isinstance(e, Split)}
     if any(isinstance(e, Split) and e.dim in later for e in (now, entry)):
@@ -169,6 +182,7 @@ def _may_become(state: NdSbp, axis: int, entry: Sbp) -> bool:
 
 
 def _move(spec: TensorSpec, state: NdSbp, axis: int, entry: Sbp) -> Move:
+    """Return the move of ``axis`` from its SBP in ``state`` to ``entry``, with its bytes."""
     grid, names = spec.placement.shape, spec.placement.axes
     whole = whole_sizes(spec.shape, grid, state, axis)
     now = state[axis]
@@ -182,9 +196,13 @@ def _move(spec: TensorSpec, state: NdSbp, axis: int, entry: Sbp) -> Move:
 
 
 def _between(src: TensorSpec, dst: TensorSpec) -> tuple[Step, ...]:
-    """Plan a change of placement: reduce on the source, exchange, then gather or pad on the target.
-    An exchange moves boxes, so a custom cut becomes a plain split before it and is made from a
-    plain split after it."""
+    """Plan a change of placement: moves on the source, an exchange, then moves on the target.
+
+    All combinations of specs right before the exchange (``_nearer``) and right after it
+    (``_farther``) are compared. The one in which all ranks together send the fewest bytes is taken.
+    An exchange moves boxes, so a cut such as zigzag becomes a plain split before it, or is made of
+    one after it.
+    """
     sources = [(total_sent(src, _path(src, near)), near) for near in _nearer(src, dst)]
     targets = [(total_sent(far, _path(far, dst)), far) for far in _farther(src, dst)]
     ways = [
@@ -209,8 +227,8 @@ def _between(src: TensorSpec, dst: TensorSpec) -> tuple[Step, ...]:
 def total_sent(src: TensorSpec, moves: Sequence[Step]) -> int:
     """Return the bytes that all ranks together send in ``moves``, which begin at the spec ``src``.
 
-    No move may change a split into a split of another dim. A change of cut is estimated from the
-    bytes of its busiest rank.
+    No move may change a split into a split of another dim. A change of the cut of a split is
+    estimated from above, as if every rank sent as much as the busiest one.
     """
     total, state = 0, src
     for move in moves:
@@ -227,8 +245,11 @@ def total_sent(src: TensorSpec, moves: Sequence[Step]) -> int:
 
 
 def _nearer(src: TensorSpec, dst: TensorSpec) -> Iterator[TensorSpec]:
-    """Yield the specs that a tensor may be boxed to on the source placement before the exchange. P
-    may be reduced, and B may be sliced first where that makes the reduction smaller."""
+    """Yield the specs in which a tensor may leave the source placement.
+
+    They are ``src`` itself, and specs that moves on the source reach: P may be reduced (to S or B),
+    and B may be sliced first where that makes the reduction smaller.
+    """
     if src.layout.is_cut:
         yield from _plainly(src, _nearer(src.plain, dst))
         return
@@ -245,8 +266,11 @@ def _nearer(src: TensorSpec, dst: TensorSpec) -> Iterator[TensorSpec]:
 
 
 def _farther(src: TensorSpec, dst: TensorSpec) -> Iterator[TensorSpec]:
-    """Yield the specs in which a tensor may arrive on the target placement. They are the target's
-    spec, or pieces that it then gathers to B or pads to P."""
+    """Yield the specs in which a tensor may arrive on the target placement.
+
+    They are ``dst`` itself, and specs with splits in place of B or P: the target then gathers the
+    pieces to B or pads them to P, so that fewer bytes are sent between the placements.
+    """
     if dst.layout.is_cut:
         yield from _plainly(dst, _farther(src, dst.plain))
         return
@@ -258,27 +282,36 @@ def _farther(src: TensorSpec, dst: TensorSpec) -> Iterator[TensorSpec]:
 
 
 def _plainly(spec: TensorSpec, found: Iterator[TensorSpec]) -> Iterator[TensorSpec]:
-    """Yield the specs in ``found`` that equal ``spec`` without cuts, or differ from it in axes that
-    one move each changes."""
+    """Filter ``found``, the candidates of ``_nearer`` or ``_farther`` for a spec that has cuts.
+
+    A candidate stays if it equals ``spec`` with balanced splits in place of the cuts, or if one
+    move for each axis that differs leads from ``spec`` to it.
+    """
     return (each for each in found if each is spec.plain or _is_direct(spec, each))
 
 
 def _cuts(spec: TensorSpec, other: TensorSpec) -> list[Sbp]:
-    """Return the splits that may replace a P or B around an exchange, to send less. They split the
-    largest dim, or a dim that the other spec splits."""
+    """Return the splits that may replace a P or B of ``spec`` around an exchange, to send less.
+
+    They split the largest dim, or a dim that the spec on the other placement splits.
+    """
     dims = {entry.dim for entry in other.sbp if isinstance(entry, Split)}
     dims.add(max(range(spec.ndim), key=lambda dim: (spec.shape[dim], -dim), default=0))
     return [Split(dim) for dim in sorted(dims) if dim < spec.ndim and spec.shape[dim] > 1]
 
 
 def _is_direct(src: TensorSpec, dst: TensorSpec) -> bool:
-    """Return whether each axis that differs takes exactly one move, so that no rank holds anything
-    larger on the way."""
+    """Return whether boxing takes exactly one move for each axis whose SBP differs.
+
+    Then no detour, such as a gather to B on the way from S to S, makes a rank hold something
+    larger.
+    """
     differing = sum(a is not b for a, b in zip(src.sbp, dst.sbp))
     return len(_path(src, dst)) == differing
 
 
 def _check(src: TensorSpec, dst: TensorSpec) -> None:
+    """Raise the ValueErrors of ``plan``."""
     if src.shape != dst.shape or src.dtype != dst.dtype:
         what = "shape" if src.shape != dst.shape else "dtype"
         raise ValueError(

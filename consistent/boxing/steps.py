@@ -35,8 +35,10 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Change of the SBP of one axis, from ``src`` to ``dst``. Prints as ``S(0) -all_gather(0)->
-    B``."""
+    """Change of the SBP of one axis, from ``src`` to ``dst``, by a collective or a local copy.
+
+    Prints as ``S(0) -all_gather(0)-> B``, where 0 is the axis.
+    """
 
     axis: int
     src: Sbp
@@ -51,23 +53,32 @@ class Move:
 
     @property
     def seconds(self) -> float:
-        """Estimated time of the move in seconds, by the built-in figures."""
+        """Estimated seconds of the move on a default machine of the device type (``BUILT_IN``)."""
         return BUILT_IN[self.device_type].move_seconds(self.nbytes, self.local_nbytes)
 
     def seconds_on(self, costs: CostModel, ranks: Ranks = ()) -> float:
-        """Return the estimated time of the move on a machine. ``ranks`` are those along its axis;
-        by default, some ranks of one host."""
+        """Return the estimated seconds of the move on the machine that ``costs`` describes.
+
+        ``ranks`` are the ranks along its axis. They say whether messages leave a host; by default
+        they do not.
+        """
         return costs.move_seconds(self.nbytes, self.local_nbytes, self.message, ranks)
 
     @property
     def message(self) -> str:
-        """Name of the move's message in a cost model: a reduce-scatter is the all-to-all of its
-        parts, which are then added."""
+        """Name under which a cost model knows the move's message.
+
+        A reduce-scatter is listed as an all-to-all, because it is implemented as one: each rank is
+        sent all addends of its part, and adds them.
+        """
         return "all_to_all" if self.kind == "reduce_scatter" else self.kind
 
     @property
     def arrow(self) -> str:
-        """The move as text: ``-all_gather(0)->`` or ``-all_gather(0) by int8->``."""
+        """The move as text for printed plans: ``-all_gather(0)->``.
+
+        The number, or name, is that of the axis. A codec is added: ``-all_gather(0) by int8->``.
+        """
         by = self.codec and f" by {self.codec}"
         return f"-{self.kind}({self.label or self.axis}){by}->"
 
@@ -78,7 +89,10 @@ class Move:
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """A box of the logical tensor that rank ``source`` sends to rank ``target`` in an exchange.
-    Source and target may be the same rank."""
+
+    The box begins at index ``starts`` and has ``sizes``. Source and target may be the same rank,
+    which then copies the box.
+    """
 
     source: int
     target: int
@@ -87,7 +101,7 @@ class Transfer:
     addend: int = 0  # index of the addend this box is part of, if the target sums
 
     def sent_bytes(self, itemsize: int) -> int:
-        """Return the bytes on the wire, which are 0 where a rank keeps its own data."""
+        """Return the bytes on the wire: those of the box, or 0 if a rank sends it to itself."""
         return math.prod(self.sizes) * itemsize if self.source != self.target else 0
 
     def __str__(self) -> str:
@@ -97,8 +111,10 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """The transfers of all ranks from one placement to another, in one batch and in the order of
-    messages."""
+    """A step in which ranks send boxes directly to each other, such as a change of placement.
+
+    ``transfers`` lists those of all ranks, in the order of messages.
+    """
 
     src: TensorSpec
     dst: TensorSpec
@@ -113,14 +129,19 @@ class Exchange:
 
     @property
     def seconds(self) -> float:
-        """Estimated time of the exchange in seconds, by the built-in figures. Between device types
-        all data passes through the host."""
+        """Estimated seconds of the exchange on default machines of the device types (``BUILT_IN``).
+
+        Between device types all data passes through the host, so the figures of the CPU count.
+        """
         source, target = self.src.placement.type, self.dst.placement.type
         return self.seconds_on(BUILT_IN[source if source == target else "cpu"])
 
     def seconds_on(self, costs: CostModel, ranks: Ranks = ()) -> float:
-        """Return the estimated time of the exchange on a machine. ``ranks`` are those that take
-        part; by default, some ranks of one host."""
+        """Return the estimated seconds of the exchange on the machine that ``costs`` describes.
+
+        ``ranks`` are all that take part. They say whether messages leave a host; by default they do
+        not.
+        """
         return costs.move_seconds(self.busiest, self.local_nbytes, self.message, ranks)
 
     def sent_by(self, rank: int) -> int:
@@ -130,7 +151,7 @@ class Exchange:
 
     @property
     def arrow(self) -> str:
-        """The exchange as text: ``-exchange(0, 1 to 2, 3)->``."""
+        """The exchange as text, for printed plans: ``-exchange(0, 1 to 2, 3)->`` with ranks."""
         return f"-exchange({_ranks(self.src.placement)} to {_ranks(self.dst.placement)})->"
 
     def __str__(self) -> str:
@@ -141,7 +162,7 @@ Step = Move | Exchange
 
 
 def kind_of(src: Sbp, dst: Sbp) -> str:
-    """Return the name of the move that takes an axis from ``src`` to ``dst``."""
+    """Return the kind of the move from ``src`` to ``dst``: ``"all_gather"`` for S(0) to B."""
     if src.is_split:
         return "all_to_all" if dst.is_split else "all_gather" if dst.is_broadcast else "pad"
     if src.is_partial:
@@ -150,8 +171,10 @@ def kind_of(src: Sbp, dst: Sbp) -> str:
 
 
 def show(src: NdSbp, moves: Sequence[Step]) -> str:
-    """Format a plan as one line: ``(S(0), P) -all_reduce(1)-> (S(0), B) -all_gather(0)-> (B,
-    B)``."""
+    """Format a plan that begins at the SBPs ``src`` as one line.
+
+    ``(S(0), P) -all_reduce(1)-> (S(0), B) -all_gather(0)-> (B, B)``
+    """
     state = list(src)
     text = _state(state)
     for move in moves:

@@ -26,9 +26,10 @@ def uniform(
     python: float,
     flops: float,
 ) -> CostModel:
-    """Return a machine all of whose links are equal, and all of whose products run at one rate.
+    """Return the cost model of a machine with equal links, whose products all run at one rate.
 
     Args:
+        device_type: "cpu" or "cuda".
         latency: seconds before the first byte of a message arrives.
         bandwidth: bytes per second that a rank sends.
         overhead: seconds to start one local copy, or one op.

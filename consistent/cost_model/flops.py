@@ -1,5 +1,4 @@
-"""Floating-point operations (multiplications + additions) of products, by the shapes of their
-tensors.
+"""Floating-point operations (multiplications + additions) of products, from shapes.
 
 Two tables say which op is which product: by the names of global ops (``layout_problem/costs.py``)
 and by aten's functions (``auto/machines/flops.py``).
@@ -14,31 +13,33 @@ Shape = Sequence[int]
 
 
 def contraction(left: Shape, dim: int, out: Shape) -> int:
-    """Return the flops of a product that sums over dim ``dim`` of its left operand: mm, linear,
-    mv, dot."""
+    """Return the flops of mm, linear, mv or dot: 2 for each output element and each summed item.
+
+    ``left`` and ``out`` are the shapes of the left operand and of the result, and ``dim`` is the
+    dim of ``left`` that is summed over: [m, k] @ [k, n] with ``dim`` 1 takes 2 * m * n * k.
+    """
     return 2 * math.prod(out) * left[dim]
 
 
 def einsum(left: Shape, right: Shape, out: Shape) -> int:
-    """Return the flops of a product of two tensors whose letters are not known.
+    """Return the flops of an einsum of two tensors, from their shapes and that of the result.
 
-    Each letter is in two of the three tensors, so the product of the three sizes is the square of
-    the product of the letters' lengths.
+    The letters are not needed. Each letter is in two of the three tensors, so the product of the
+    three numbers of elements is the square of the product of the letters' lengths.
     """
     return 2 * math.isqrt(math.prod(out) * math.prod(left) * math.prod(right))
 
 
 def outer(out: Shape) -> int:
-    """Return the flops of an outer product, or of one product for each element of ``out``."""
+    """Return the flops of an outer product, or any op with one product per element of ``out``."""
     return 2 * math.prod(out)
 
 
 def grouped(left: Shape, right: Shape) -> int:
     """Return the flops of a grouped matrix product.
 
-    If rows [m, k] are multiplied with [groups, k, n], each row is multiplied with one of the
-    matrices. If [k, m] is multiplied with [k, n], both cut into groups along k, all groups together
-    cost as much as one product.
+    * [m, k] with [groups, k, n]: each row is multiplied with one of the matrices.
+    * [k, m] with [k, n], both cut into groups along k: all groups cost as much as one product.
     """
     return 2 * math.prod(left) * right[-1]
 
@@ -55,14 +56,18 @@ def convolution(x: Shape, weight: Shape, out: Shape, transposed: bool) -> int:
 def attention(query: Shape, key: Shape, value: Shape) -> int:
     """Return the flops of attention: queries times keys, and weights times values.
 
-    Heads of keys and values that several heads of queries share count for each of these.
+    Shapes are [..., heads, length, features]. If several heads of queries share one head of keys
+    and values (grouped-query attention), it counts for each of them.
     """
     pairs = math.prod(query[:-1]) * key[-2]
     return 2 * pairs * (query[-1] + value[-1])
 
 
 def attention_backward(query: Shape, key: Shape, value: Shape) -> int:
-    """Return the flops of the backward of attention, which computes the weights again and makes two
-    products for each of the two of forward."""
+    """Return the flops of the backward of attention.
+
+    It makes 5 matrix products, and forward makes 2: the weights are computed again, and each
+    product of forward has two in backward.
+    """
     pairs = math.prod(query[:-1]) * key[-2]
     return 2 * pairs * (3 * query[-1] + 2 * value[-1])

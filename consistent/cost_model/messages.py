@@ -40,14 +40,14 @@ PAIRS = ("all_to_all", "exchange", "send")
 
 @dataclass(frozen=True)
 class Wire:
-    """Network link of one rank: seconds per hop, and bytes per second that the rank sends."""
+    """Network link of one rank: seconds for each hop, and bytes that the rank sends in a second."""
 
     latency_s: float
     bytes_per_s: float
 
 
 class Wires(Protocol):
-    """Protocol of the network parameters of a machine, which ``Machine`` has."""
+    """Protocol of the network parameters that the formulas below read; ``CostModel`` has them."""
 
     @property
     def ranks_per_host(self) -> int: ...
@@ -61,6 +61,12 @@ class Wires(Protocol):
 
 def seconds(wires: Wires, name: str, nbytes: int, ranks: Ranks) -> float:
     """Return the seconds of one communication in which the busiest rank sends ``nbytes``.
+
+    Args:
+        wires: the network.
+        name: kind of communication, one of ``RINGS`` and ``PAIRS``.
+        nbytes: bytes that the busiest rank sends.
+        ranks: ranks of the world that take part; fewer than two take no time.
 
     Raises:
         ValueError: no communication has the name ``name``.
@@ -78,7 +84,10 @@ def seconds(wires: Wires, name: str, nbytes: int, ranks: Ranks) -> float:
 
 
 def links(wires: Wires, ranks: Ranks) -> tuple[str, ...]:
-    """Return the links that a message between these ranks takes: "inside", "between" or both."""
+    """Return the links that a message between these ranks takes.
+
+    ``("inside",)`` if all are on one host, ``("between",)`` if each is on its own, else both.
+    """
     hosts, _ = _hosts(ranks, wires.ranks_per_host)
     if hosts == 1:
         return ("inside",)
@@ -87,13 +96,17 @@ def links(wires: Wires, ranks: Ranks) -> tuple[str, ...]:
 
 @lru_cache(4096)
 def _hosts(ranks: Ranks, ranks_per_host: int) -> tuple[int, int]:
-    """Return how the ranks of a message are distributed: (number of hosts, fewest ranks on a
-    host)."""
+    """Return (number of hosts that have some of ``ranks``, fewest of ``ranks`` on one of them)."""
     counts = Counter(rank // ranks_per_host for rank in ranks)
     return len(counts), min(counts.values())
 
 
 def _in_a_ring(wires: Wires, name: str, nbytes: int, n: int, hosts: int, fewest: int) -> float:
+    """Return the seconds of a collective that passes every byte through all ranks.
+
+    Of its ``n`` ranks, on ``hosts`` hosts, at least ``fewest`` are on each host. The time to start
+    the message is not included.
+    """
     if name == "broadcast":  # ``nbytes`` counts each receiver, but a ring sends every byte once
         nbytes //= n - 1
     rate = wires.inside.bytes_per_s if fewest > 1 or hosts == 1 else math.inf
@@ -104,6 +117,10 @@ def _in_a_ring(wires: Wires, name: str, nbytes: int, n: int, hosts: int, fewest:
 
 
 def _hop_seconds(wires: Wires, name: str, n: int, hosts: int, fewest: int) -> float:
+    """Return the seconds of a collective's hops: a ring, or a tree if that is faster.
+
+    Only an all-reduce has a tree. The arguments are those of ``_in_a_ring``.
+    """
     inside, between = wires.inside.latency_s, wires.between.latency_s
     crossing = hosts if hosts > 1 else 0
     ring = (n - 1 - max(crossing - 1, 0)) * inside + max(crossing - 1, 0) * between
@@ -115,6 +132,11 @@ def _hop_seconds(wires: Wires, name: str, n: int, hosts: int, fewest: int) -> fl
 
 
 def _in_pairs(wires: Wires, name: str, nbytes: int, n: int, hosts: int, fewest: int) -> float:
+    """Return the seconds of a communication in which ranks send directly to each other.
+
+    Bytes for the own host and for other hosts travel at the same time, so the slower of both
+    counts.
+    """
     if hosts == 1:
         return wires.inside.latency_s + nbytes / wires.inside.bytes_per_s
     # A rank of the smallest group sends the largest share to other hosts.

@@ -53,13 +53,16 @@ CUBLAS = (
 class CostModel:
     """Identical hosts, each with some devices, and what ops, messages and copies cost on them.
 
-    A matrix product takes the longer of two times: its flops at (peak x efficiency), and its bytes
-    at the memory rate; with ``overlap`` below 1 some of the shorter, too. Any other op takes its
-    bytes at the memory rate. Both start after ``launch_seconds``. The Python process takes
-    ``host_seconds`` for each op in the mean, more in forward and less elsewhere (``OP_SHARES``). If
-    ``host_overlaps``, the process runs ahead of the device: a step takes as long as the slower of
-    the two, and an op starts when it has been issued and the device is free. On a CPU both are the
-    same processor, so their times add up. ``messages.py`` has the formulas of messages.
+    * A matrix product takes the longer of two times: its flops at (peak x efficiency), and its
+      bytes at the memory rate. ``overlap`` below 1 adds the part (1 - overlap) of the shorter one.
+    * Any other op takes its bytes at the memory rate.
+    * Both start ``launch_seconds`` after the device is free.
+    * The Python process takes ``host_seconds`` for an op on average, more in forward and less
+      elsewhere (``OP_SHARES``). If ``host_overlaps`` (CUDA), it runs ahead of the device, so a step
+      takes as long as the slower of the two. On a CPU both are the same processor, so their times
+      add up.
+
+    ``messages.py`` has the formulas of messages.
     """
 
     name: str
@@ -83,7 +86,7 @@ class CostModel:
 
     @cached_property
     def latency(self) -> float:
-        """Seconds before the first byte of a message inside a host arrives."""
+        """Seconds before the first byte of a message between ranks of one host arrives."""
         return self.message_start_s + self.inside.latency_s
 
     @cached_property
@@ -103,16 +106,17 @@ class CostModel:
 
     @property
     def python(self) -> float:
-        """Seconds that a message in forward keeps Python busy, on top of its own time."""
+        """Seconds of Python code that a message in forward adds to the time of the message."""
         return self.message_host_seconds("forward")
 
     def move_seconds(
         self, nbytes: int, local_nbytes: int, name: str = "", ranks: Ranks = ()
     ) -> float:
-        """Return the seconds of a move whose busiest rank sends ``nbytes``. Its largest result,
-        ``local_nbytes``, is written to memory.
+        """Return the seconds of a step of boxing: its message, and writing its result to memory.
 
         Args:
+            nbytes: bytes that the busiest rank sends.
+            local_nbytes: bytes of the largest result on any rank.
             name, ranks: of its message, as for ``message_seconds``. Without ranks, the message
                 takes one hop inside a host.
         """
@@ -133,11 +137,11 @@ class CostModel:
 
     @property
     def shares_memory(self) -> bool:
-        """True if ranks of one host can read each other's memory directly."""
+        """True if ranks of one host can read each other's memory, as processes on a CPU can."""
         return self.device_type == "cpu"
 
     def op_host_seconds(self, caller: Caller) -> float:
-        """Return the seconds of Python, autograd and dispatch of one op.
+        """Return the seconds that the process takes for one op: Python, autograd and dispatch.
 
         Args:
             caller: "forward" (the program), "backward" (autograd's engine) or "update" (what
@@ -146,11 +150,13 @@ class CostModel:
         return OP_SHARES[caller] * self.host_seconds
 
     def message_host_seconds(self, caller: Caller, tensors: int = 1) -> float:
-        """Return the seconds of Python that a message of so many tensors adds; 0 on a machine whose
-        Python runs ahead of the device.
+        """Return the seconds of Python code around one message that carries ``tensors`` tensors.
+
+        It is 0 on a machine whose Python runs ahead of the device (CUDA).
 
         Args:
             caller: as for ``op_host_seconds``.
+            tensors: number of tensors in the message.
         """
         ops = MESSAGE_OPS[caller] + TENSOR_OPS * tensors
         return 0.0 if self.host_overlaps else ops * self.host_seconds
@@ -166,14 +172,17 @@ class CostModel:
 
     @property
     def cache_bytes(self) -> float:
-        """Share of the largest cache that one rank has, in bytes; 0 if caches do not change
-        costs."""
+        """One rank's share of the largest cache, in bytes; 0 where costs do not depend on caches.
+
+        Cost models that are measured override it; this one does not model caches.
+        """
         return 0.0
 
     def op_seconds(self, work: Work, cold: float = 0.0) -> float:
         """Return the seconds that the device takes for one op; 0 for a view.
 
         Args:
+            work: the op call.
             cold: share of the op's inputs that is in no cache, 0 to 1. Subclasses that measure use
                 it; this estimate from bytes and flops counts all bytes in full.
         """
@@ -182,7 +191,10 @@ class CostModel:
         return self.launch_seconds + self.busy_seconds(work)
 
     def busy_seconds(self, work: Work) -> float:
-        """Return the seconds of an op's products and memory accesses, by its flops and bytes."""
+        """Return the seconds of an op's products and memory accesses, without the launch.
+
+        It is the longer of both, plus the part of the shorter that does not overlap with it.
+        """
         products, memory = self.product_seconds(work), self.touch_seconds(work)
         return max(products, memory) + (1 - self.overlap) * min(products, memory)
 
@@ -194,7 +206,7 @@ class CostModel:
         return self.host_seconds
 
     def product_seconds(self, work: Work) -> float:
-        """Return the seconds of the matrix products of an op, without its memory accesses."""
+        """Return the seconds of an op's matrix products, at the rate that their size reaches."""
         if not work.flops:
             return 0.0
         at_peak = work.flops / self.peak(work.dtype)
@@ -205,12 +217,15 @@ class CostModel:
         return work.nbytes / self.memory
 
     def peak(self, dtype: torch.dtype) -> float:
-        """Return the peak flop/s of matrix products of a dtype."""
+        """Return the peak flop/s of matrix products of a dtype; the lowest rate if unlisted."""
         return self.peak_flops.get(dtype) or min(self.peak_flops.values())
 
     def reached(self, seconds_at_peak: float) -> float:
-        """Return the fraction of the peak rate that a product reaches, which is lower for short
-        products."""
+        """Return the fraction of the peak rate that a product reaches, lower for short products.
+
+        ``seconds_at_peak`` is what it would take at the peak rate. The fraction is interpolated, on
+        a logarithmic scale, between the measured points of ``efficiency``.
+        """
         points = self.efficiency
         if seconds_at_peak <= points[0][0]:  # as the smallest measured product
             return points[0][1] * seconds_at_peak / points[0][0]
@@ -233,6 +248,8 @@ class CostModel:
         return messages.seconds(self, name, nbytes, ranks)
 
     def links(self, ranks: Ranks) -> tuple[str, ...]:
-        """Return which links a message between these ranks uses: "inside" a host, "between" hosts,
-        or both."""
+        """Return the links that a message between these ranks takes.
+
+        ``("inside",)`` if all are on one host, ``("between",)`` if each is on its own, else both.
+        """
         return messages.links(self, ranks)

@@ -33,5 +33,5 @@ class Work:
 
     @property
     def runs(self) -> bool:
-        """True if the call does anything on a device; False for views and allocations."""
+        """True if the call takes time on a device; False for views and allocations."""
         return self.kind != "view"

@@ -26,17 +26,16 @@ from .run_exchange import batch_of
 
 
 def send(local: Tensor, src: TensorSpec, dst: TensorSpec, label: str) -> list[Handle]:
-    """Start sending this rank's parts of a tensor to another placement, that of ``dst``.
+    """Start sending this rank's parts of a tensor to the ranks of another placement.
 
-    Only the ranks of ``src`` call this; first they do the moves of the boxing that stay within
-    ``src``. ``label`` identifies the messages among all that are in flight; the receivers pass the
-    same one.
+    Only the ranks of ``src`` call this, and go on at once; the ranks of ``dst`` call ``receive``.
+    Steps of the boxing that stay within the placement of ``src`` are done first.
 
     Args:
         local: this rank's shard under ``src``.
-        src: the present spec.
-        dst: the spec to box to, on another placement.
-        label: identifies the messages.
+        src: spec of the tensor.
+        dst: spec to box to, on another placement.
+        label: text that tells these messages from others in flight; the receivers pass the same.
 
     Returns:
         Handles by which to wait until the messages are sent.
@@ -49,10 +48,10 @@ def send(local: Tensor, src: TensorSpec, dst: TensorSpec, label: str) -> list[Ha
 
 
 def receive(src: TensorSpec, dst: TensorSpec, label: str) -> Callable[[], Tensor]:
-    """Start receiving a tensor that the ranks of ``src`` send; return a function that waits for it.
+    """Start receiving a tensor that the ranks of ``src`` send; return a function to wait for it.
 
-    Only the ranks of ``dst`` call this, with the ``label`` of the senders. The function returns
-    this rank's shard under ``dst``.
+    Only the ranks of ``dst`` call this, with the ``label`` of the senders. The function that is
+    returned takes no arguments and returns this rank's shard under ``dst``.
     """
     (middle,) = (move for move in plan(src, dst) if isinstance(move, Exchange))
     batch = batch_of((middle.src, middle.dst), is_source=False)

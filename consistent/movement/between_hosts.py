@@ -20,18 +20,19 @@ def bytes_between(
 ) -> int | None:
     """Return the bytes that all ranks together send from host to host in ``moves``.
 
+    Reports show it, because links between hosts are slower than those within one. Nothing is sent.
+
     Args:
-        src: the layout before the first move.
+        src: spec before the first move.
         moves: the moves of a boxing, one after the other.
-        beside: whether a reduce-scatter runs concurrently with the program, as that of a gradient
-            does.
+        beside: whether a reduce-scatter runs at the same time as the program, as that of a gradient
+            does; the transport may then use another algorithm, which sends other amounts.
         transport: knows on which hosts ranks are; the one in use if None.
 
     Returns:
-        The number of bytes, or None if it is not known: because ranks have not communicated yet, so
-            that none knows on which hosts the others are; because the tensors are on GPUs, whose
-            messages NCCL makes; or because a split into several runs of items per rank changes to
-            another one.
+        The number of bytes. None if it is not known: before ranks have communicated they do not
+            know each other's hosts, NCCL chooses the messages between GPUs, and the change of a cut
+            (such as zigzag) is not computed.
     """
     if not moves:
         return 0
@@ -62,6 +63,10 @@ def _between(
     beside: bool,
     link: Link | None,
 ) -> int | None:
+    """Return ``bytes_between`` for arguments that can be cached.
+
+    ``of`` is the number of the host of each of ``ranks``.
+    """
     host, state, total = dict(zip(ranks, of, strict=True)), src, 0
     for move in moves:
         if isinstance(move, Exchange):
@@ -98,6 +103,11 @@ def _of_group(
     beside: bool,
     link: Link | None,
 ) -> int:
+    """Return the bytes from host to host of one move among the ranks at the coordinates ``group``.
+
+    ``before`` and ``after`` are the specs around the move, ``of`` the host of each rank in
+    ``group``.
+    """
     dtype = before.dtype
     if move.kind == "all_gather":
         return sent.of_gather(of, [_nbytes(before, at) for at in group])
@@ -116,7 +126,11 @@ def _nbytes(spec: TensorSpec, at: Coordinate) -> int:
 
 
 def _common(before: TensorSpec, a: Coordinate, after: TensorSpec, b: Coordinate) -> int:
-    """Return the bytes that the rank at ``a`` has before a move and that at ``b`` gets by it."""
+    """Return the bytes that the rank at ``a`` sends to that at ``b`` in an all-to-all.
+
+    They are the intersection of the shard of ``a`` under ``before`` and that of ``b`` under
+    ``after``.
+    """
     items = 1
     for start, size, first, wanted in zip(*before.region(a), *after.region(b), strict=True):
         items *= max(0, min(start + size, first + wanted) - max(start, first))

@@ -41,12 +41,14 @@ def box(
 ) -> Tensor:
     """Return this rank's shard under ``dst``, from its shard under ``src``; differentiable.
 
+    In backward the gradient is boxed from ``dst.dual`` to ``src.dual``.
+
     Args:
         local: this rank's shard under ``src``.
-        src: the present spec.
-        dst: the spec to box to.
-        grad_sbp: SBP that the gradient is boxed to on its way from ``dst.dual`` to ``src.dual``.
-            Without it, boxing ``src`` to itself returns ``local``.
+        src: spec of the tensor.
+        dst: spec to box to. If it is ``src`` and there is no ``grad_sbp``, ``local`` is returned.
+        grad_sbp: SBPs to which the gradient is boxed in between, on the placement of ``dst``. So a
+            program decides where in backward a reduction happens.
         arrived: the result, if it was made in advance, as by a prefetch; then nothing is sent.
 
     Raises:
@@ -68,7 +70,7 @@ def box_several(
     arriving: Arriving | None = None,
     coders: Coders = (),
 ) -> list[Tensor]:
-    """Box each shard along its route, as ``box`` does, in as few messages as possible.
+    """Box several shards, as ``box`` does with each, in as few messages as possible.
 
     Args:
         locals_: this rank's shards.
@@ -76,10 +78,10 @@ def box_several(
         arrived: the results, if they were made in advance, as by a prefetch.
         arriving: called in backward with the gradients before they are boxed; it returns those that
             are left to be boxed. Not called if backward is itself differentiated.
-        coders: for each gather the codecs that compress it, or None; in backward those of the sum
-            of its gradient. Only gradients that are added to a ``.grad`` are sent by codecs. Those
-            that ``torch.autograd.grad`` returns, or that are themselves differentiated, are sent as
-            they are.
+        coders: for each shard the codecs that compress it in a gather, and its gradient in
+            backward, or None. Only gradients that are added to a ``.grad`` are sent by codecs.
+            Those that ``torch.autograd.grad`` returns, or that are themselves differentiated, are
+            sent in full.
     """
     if forward_ad._current_level >= 0:
         # Torch's jvp needs tangents of all outputs or of none, and outputs must not share memory.
@@ -95,7 +97,7 @@ def box_several(
 
 
 class _How(NamedTuple):
-    """Routes and settings by which ``_Box`` boxes its inputs, and in backward their gradients."""
+    """How ``_Box`` boxes its inputs in forward, and their gradients in backward."""
 
     routes: Sequence[Route]
     back: Sequence[Route]  # one route per gradient; if is_one, routes taken one after the other
@@ -107,6 +109,7 @@ class _How(NamedTuple):
 
 @lru_cache(maxsize=1 << 11)
 def _how_of_one(src: TensorSpec, dst: TensorSpec, grad_sbp: NdSbp | None) -> _How:
+    """Return how to box one shard from ``src`` to ``dst``, and its gradient via ``grad_sbp``."""
     stops = [dst.dual, *([] if grad_sbp is None else [dst.with_sbp(grad_sbp)]), src.dual]
     return _How(((src, dst),), tuple(pairwise(stops)), _run_one, is_one=True)
 
@@ -121,7 +124,7 @@ def _is_forward_only(local: Tensor, src: TensorSpec, dst: TensorSpec) -> bool:
     """Return whether ``src`` or ``dst`` is P(max) or P(min), which have no derivative.
 
     Raises:
-        ValueError: it is, and ``local`` requires grad.
+        ValueError: one of them is, and ``local`` requires grad.
     """
     ends = [e for spec in (src, dst) for e in spec.sbp if e.is_extreme]
     if not ends:
@@ -136,6 +139,8 @@ def _is_forward_only(local: Tensor, src: TensorSpec, dst: TensorSpec) -> bool:
 
 
 class _Box(torch.autograd.Function):
+    """Autograd Function that boxes shards as a ``_How`` says, and in backward their gradients."""
+
     @staticmethod
     def forward(
         ctx: Any, how: _How, arrived: tuple[Tensor, ...] | None, *locals_: Tensor
@@ -169,7 +174,10 @@ class _Box(torch.autograd.Function):
 
 
 def _boxed_back(ctx: Any, how: _How, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Box the gradients of ``_Box``'s outputs to those of its inputs, None where unneeded."""
+    """Box the gradients of ``_Box``'s outputs; return those of its inputs, None where not needed.
+
+    Gradients that the callback ``how.arriving`` takes over are not boxed.
+    """
     coders, left = _coders_of(ctx), grads
     if how.arriving is not None and not torch.is_grad_enabled():
         nodes = [node for node, _ in ctx.next_functions]
@@ -186,7 +194,10 @@ def _boxed_back(ctx: Any, how: _How, grads: Sequence[Tensor | None]) -> list[Ten
 
 
 def _coders_of(ctx: Any) -> Coders:
-    """Return the coder that sends each gradient of this backward, or None; () if there are none."""
+    """Return for each gradient of this backward the coder that sends it, or None; () without any.
+
+    ``ctx`` is that of ``_Box``. Only gradients that are added to a ``.grad`` have a coder.
+    """
     if torch.is_grad_enabled() or not any(ctx.how.coders):
         return ()
     return [

@@ -44,9 +44,10 @@ _thread = _Thread()
 
 @contextmanager
 def check_mode(on: bool = True) -> Iterator[None]:
-    """Switch check mode on inside the context, so that ranks that run different ops raise.
+    """Check each boxing inside the context, so that ranks that run different ops raise.
 
-    ``on=False`` changes nothing. Every rank must enter it at the same point of the program.
+    Without it ranks that differ would wait for each other forever, or send wrong data. ``on=False``
+    changes nothing. Every rank must enter the context at the same point of the program.
     """
     rank = default.current().rank
     _switch(rank, int(on))
@@ -57,6 +58,7 @@ def check_mode(on: bool = True) -> Iterator[None]:
 
 
 def _switch(rank: int, by: int) -> None:
+    """Add ``by`` (1, -1 or 0) to the number of ``check_mode`` contexts that ``rank`` is inside."""
     global enabled
     with _lock:
         _on[rank] += by
@@ -68,35 +70,51 @@ def _is_on() -> bool:
 
 
 def calling(op: str) -> None:
-    """Set the name of the op that this thread is in, for the errors about its boxings."""
+    """Note that this thread is in the op ``op``, for the errors about its boxings."""
     _thread.op = op
 
 
 def current() -> str:
-    """Return the name of the op that was passed to ``calling`` last in this thread."""
+    """Return the name of the op that this thread is in, as it was passed to ``calling`` last."""
     return _thread.op
 
 
 def before_boxing(local: Tensor, src: TensorSpec, dst: TensorSpec) -> None:
-    """Compare the boxing ``src -> dst`` between ranks, and each shard with ``src``."""
+    """Check, before each boxing, that all ranks do it and that ``local`` is a shard of ``src``.
+
+    Raises:
+        RuntimeError: on every rank, if some rank does another boxing or has a wrong shard.
+    """
     _compare(src, dst, _thread.op, _fault(local, src))
 
 
 def compare(src: TensorSpec, dst: TensorSpec, op: str = "") -> None:
-    """Raise on every rank if the ranks of both placements are not about to do the same boxing.
+    """Check that the ranks of both placements are about to do the same boxing, ``src`` to ``dst``.
+
+    Args:
+        src: spec before the boxing.
+        dst: spec after it.
+        op: name of the op, for the error.
 
     Raises:
-        RuntimeError: the message names each rank's call site, op and specs.
+        RuntimeError: on every rank; the message names each rank's call site, op and specs.
     """
     _compare(src, dst, op, "")
 
 
 def check_shard(local: Tensor, spec: TensorSpec, what: str = "") -> None:
-    """Raise on every rank if some ``local`` has not the shape and dtype of a shard of ``spec``."""
+    """Raise on every rank if some ``local`` has not the shape and dtype of a shard of ``spec``.
+
+    ``what`` names the op in the error.
+    """
     _compare(spec, spec, what, _fault(local, spec))
 
 
 def _compare(src: TensorSpec, dst: TensorSpec, op: str, fault: str) -> None:
+    """Exchange between the ranks what each is about to do, and raise if they differ.
+
+    ``fault`` says what is wrong with this rank's shard; empty if nothing is.
+    """
     ranks = _either(src.placement, dst.placement)
     if not _is_on() or default.current().rank not in ranks:
         return
@@ -130,7 +148,10 @@ def _check_settings(ranks: Sequence[int], notes: Sequence[dict[str, str]], line:
 
 
 def check_hyperparameters(optimizer: torch.optim.Optimizer, placement: Placement) -> None:
-    """Raise on every rank if the hyperparameters of ``optimizer`` differ between ranks."""
+    """Raise on every rank if the hyperparameters of ``optimizer`` differ between ranks.
+
+    Learning rates that differ, for example, would make replicas of a parameter drift apart.
+    """
     if not _is_on() or placement.coordinate_of(default.current().rank) is None:
         return
     ranks = tuple(placement.ranks.ravel().tolist())
@@ -165,7 +186,8 @@ def _either(one: Placement, other: Placement) -> tuple[int, ...]:
 def check_equal(tensor: Tensor, placement: Placement, what: str) -> None:
     """Raise on every rank if ``tensor``, which counts as replicated, differs between ranks.
 
-    ``what`` names the tensor in the error.
+    ``tensor`` is a plain tensor. The check is made in check mode only. ``what`` names the tensor in
+    the error.
     """
     rank = default.current().rank
     if not _is_on() or placement.coordinate_of(rank) is None:
@@ -184,7 +206,11 @@ def check_equal(tensor: Tensor, placement: Placement, what: str) -> None:
 
 
 def digest(tensor: Tensor) -> str:
-    """Return dtype, shape and a hash of the values: the same whatever the strides are."""
+    """Return dtype, shape and a hash of the values as text, by which ranks compare tensors.
+
+    ``torch.float32 (2, 3) hash 1f0c...``. Equal values give the same text whatever their strides
+    are.
+    """
     with torch._C.DisableTorchFunctionSubclass():
         x = torch.Tensor.detach(tensor)
         known = f"{x.dtype} {tuple(x.shape)}"
@@ -202,6 +228,7 @@ def digest(tensor: Tensor) -> str:
 
 
 def _fault(local: Tensor, spec: TensorSpec) -> str:
+    """Return what is wrong with ``local`` as this rank's shard of ``spec``; empty if nothing is."""
     with torch._C.DisableTorchFunctionSubclass():
         shape, dtype = tuple(torch.Tensor.size(local)), local.dtype
     wanted = spec.local_shape(spec.placement.coordinate_of(default.current().rank))
@@ -215,7 +242,7 @@ def _line(site: str, op: str, specs: str) -> str:
 
 
 def call_site() -> str:
-    """Return ``file:line`` of the first frame outside this library, torch and Python itself."""
+    """Return ``file:line`` of the innermost frame outside this library, torch and Python itself."""
     frame = sys._getframe(1)
     while frame is not None:
         if is_users(frame):

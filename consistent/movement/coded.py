@@ -44,10 +44,10 @@ Coders = Sequence[Coder | None]
 
 
 class _Item(NamedTuple):
-    """A tensor that is sent by a codec.
+    """One of several tensors that are sent together by codecs.
 
-    It comes with its position among the boxed tensors, its division among the ranks (``cut``), and
-    the shape of the whole (``whole``).
+    ``position`` is its index among them, ``cut`` says how it is divided among the ranks, ``coder``
+    has its codecs, and ``whole`` is the shape of all ranks' parts together.
     """
 
     position: int
@@ -57,7 +57,7 @@ class _Item(NamedTuple):
     whole: tuple[int, ...]
 
     def shapes(self) -> list[list[int]]:
-        """Return the shape of the part of each rank, in the order of the ranks."""
+        """Return the shape of each rank's part, in the order of the ranks."""
         return [resized(self.whole, self.cut.dim, size) for size in self.cut.sizes]
 
 
@@ -68,9 +68,13 @@ _Send = Callable[[list[_Item], Ranks], Waitable]
 def gather_each(
     locals_: Sequence[Tensor], routes: Sequence[Route], coders: Coders, begun: bool = False
 ) -> list[Tensor]:
-    """Gather each shard along its route, encoded by its coder's codec if it has one.
+    """Gather each shard from its source to its target spec, compressed if its coder has a codec.
 
-    ``begun`` says whether ``begin_gathers`` was called for the shards already.
+    Args:
+        locals_: this rank's shards.
+        routes: (src, dst) of each.
+        coders: the codecs of each, or None to send it as it is.
+        begun: whether ``begin_gathers`` has been called for the shards.
     """
     if not any(coders):
         return run_several(locals_, routes, None, begun)
@@ -82,7 +86,7 @@ def gather_each(
 
 @counts_lacks
 def start_each(locals_: Sequence[Tensor], routes: Sequence[Route], coders: Coders) -> Started:
-    """Start ``gather_each`` without waiting.
+    """Start ``gather_each`` and return without waiting.
 
     Shards may not be written to until the results are there.
     """
@@ -100,17 +104,21 @@ def _started_gathers(
 
 @counts_lacks
 def start_reduces(locals_: Sequence[Tensor], routes: Sequence[Route], coders: Coders) -> Started:
-    """Start a reduce-scatter of each shard along its route, encoded if its coder has a codec."""
+    """Start a reduce-scatter of each shard from its source to its target spec, and do not wait.
+
+    The addends of a shard are compressed if its coder has a codec for sums.
+    """
     codecs = [None if coder is None else coder.reduce for coder in coders]
     return _started("reduce_scatter", _reduce, (locals_, routes, coders, codecs), False)
 
 
 @counts_lacks
 def start_sums(addends: Sequence[Tensor], coders: Sequence[Coder], ranks: Ranks) -> Sums:
-    """Start the all-reduce of each of ``addends`` over ``ranks``, encoded by its coder.
+    """Start the all-reduce of each of ``addends`` over ``ranks``, compressed by its coder.
 
-    Addends are contiguous, and may not be written to before the sums are there. The unsent rest
-    that a coder keeps is flat, unless its sums are of low rank.
+    Addends are contiguous, and may not be written to before the sums are there. Each coder adds its
+    *unsent rest*, the rounding errors of earlier addends, and keeps the new one; that has one dim,
+    except for a low-rank codec, where it has the shape of the addend.
     """
     found: dict[bool, list[_Item]] = {}
     for i, (x, coder) in enumerate(zip(addends, coders, strict=True)):
@@ -129,24 +137,30 @@ def start_sums(addends: Sequence[Tensor], coders: Sequence[Coder], ranks: Ranks)
 
 
 def _summed_item(position: int, x: Tensor, coder: Coder, ranks: Ranks) -> _Item:
+    """Return the item for an all-reduce of ``x``, whose dim 0 is divided evenly among ``ranks``."""
     sizes = tuple(piece(len(x), len(ranks), k)[1] for k in range(len(ranks)))
     return _Item(position, x, Collective("all_reduce", ranks, 0, sizes), coder, tuple(x.shape))
 
 
 class Sums:
-    """Encoded all-reduces in flight, each of which takes two messages one after the other."""
+    """All-reduces in flight that codecs compress, as ``start_sums`` returns them.
+
+    Each takes two messages, and ``turn`` is called between them. First a rank gets the addends of
+    its part, and then it sends their sum to all ranks. A low-rank codec sums one thin matrix in
+    each.
+    """
 
     def __init__(self, addends: Sequence[Tensor], turns: list[tuple[list[int], _Turn]]) -> None:
         self._shapes = [x.shape for x in addends]
         self._turns = turns
 
     def turn(self) -> None:
-        """Wait for the first message, process it, and send the second."""
+        """Wait for the first messages, sum what they contain, and send the second."""
         for _, each in self._turns:
             each.turn()
 
     def wait(self) -> list[Tensor]:
-        """Wait for the second message; return the sums, with the same bits on every rank."""
+        """Wait for the second messages; return the sums, with the same bits on every rank."""
         made: list[Any] = [None] * len(self._shapes)
         for positions, each in self._turns:
             for i, x in zip(positions, each.wait(), strict=True):
@@ -155,6 +169,14 @@ class Sums:
 
 
 def _started(kind: str, send: _Send, given: tuple, begun: bool) -> Started:
+    """Start a boxing of each shard: by ``send`` where a codec can compress it, else in full.
+
+    Args:
+        kind: kind of the collective, "all_gather" or "reduce_scatter".
+        send: function that sends several items over the same ranks.
+        given: (shards, routes, coders, codecs), each a sequence.
+        begun: whether each boxing was begun (``run.begin``) already.
+    """
     found: dict[tuple, list[_Item]] = {}
     plain: list[int] = []
     for i, (x, route, coder, codec) in enumerate(zip(*given, strict=True)):
@@ -178,7 +200,11 @@ def _started(kind: str, send: _Send, given: tuple, begun: bool) -> Started:
 def begin_gathers(
     locals_: Sequence[Tensor], routes: Sequence[Route], coders: Coders
 ) -> list[Tensor]:
-    """Begin each boxing (``run.begin``), and return the shards for ``gather_each(begun=True)``."""
+    """Begin each boxing, and return the shards to pass to ``gather_each(begun=True)``.
+
+    To begin is to check the boxing and to notify tracers (``run.begin``). A caller that sends
+    later, in another thread, does that first in the thread of the program.
+    """
     made = []
     for x, route, coder in zip(locals_, routes, coders, strict=True):
         codec = None if coder is None else coder.gather
@@ -189,17 +215,22 @@ def begin_gathers(
 
 
 def _coded_cut(x: Tensor, route: Route, codec: Any, kind: str) -> Collective | None:
-    """Return the collective of ``kind`` by which ``codec`` can box ``x``, or None if it cannot."""
+    """Return the collective by which ``codec`` can box ``x``, or None if it cannot.
+
+    It cannot without a codec, for a sparse ``x``, or if the boxing is not one collective of
+    ``kind``.
+    """
     cut = None if codec is None or x.layout is not torch.strided else cut_of(route)
     return cut if cut is not None and cut.kind == kind else None
 
 
 def _whole(x: Tensor, cut: Collective) -> tuple[int, ...]:
+    """Return the shape of all ranks' parts together, given ``x``, one rank's part or the whole."""
     return tuple(resized(x.shape, cut.dim, sum(cut.sizes)))
 
 
 def _coded_moves(x: Tensor, route: Route, cut: Collective, codec: Any) -> tuple[Step, ...]:
-    """Return the one move of a boxing, with the number of bytes that it sends by ``codec``."""
+    """Return the one move of a boxing, with the bytes that it sends if ``codec`` is used."""
     (move,) = plan(*route)
     assert isinstance(move, Move)
     sizes = [math.prod(resized(x.shape, cut.dim, size)) for size in cut.sizes]
@@ -207,11 +238,12 @@ def _coded_moves(x: Tensor, route: Route, cut: Collective, codec: Any) -> tuple[
 
 
 def _as_it_is(xs: list[Tensor], routes: list[Route], begun: bool) -> Started:
+    """Start the boxings of shards that no codec compresses."""
     return Started(run_several(xs, routes, None, True), []) if begun else start_several(xs, routes)
 
 
 class _Read:
-    """A message in flight, whose content ``read`` decodes to tensors when it is waited for."""
+    """A message in flight; ``wait`` waits for it and returns what ``read`` decodes from it."""
 
     def __init__(self, arriving: Waitable, read: Callable[[Any], list[Tensor]]) -> None:
         self._arriving, self._read = arriving, read
@@ -222,7 +254,11 @@ class _Read:
 
 
 class _Turn:
-    """First of two messages in flight: ``send_on`` processes its content and sends the second."""
+    """The first of two messages in flight, the second of which depends on what arrives.
+
+    ``turn`` waits for the first and calls ``send_on`` with its content, which sends the second;
+    ``wait`` waits for the second.
+    """
 
     def __init__(self, arriving: Waitable, send_on: Callable[[Any], Waitable]) -> None:
         self._arriving, self._send_on = arriving, send_on
@@ -243,6 +279,7 @@ class _Turn:
 
 
 def _gather(items: list[_Item], ranks: Ranks) -> Waitable:
+    """Encode this rank's items and start gathering them over ``ranks``."""
     codecs = [_gather_codec(item) for item in items]
     return _joining(items, codecs, [c.write(i.x) for c, i in zip(codecs, items)], ranks)
 
@@ -250,7 +287,11 @@ def _gather(items: list[_Item], ranks: Ranks) -> Waitable:
 def _joining(
     items: list[_Item], codecs: list[Codec], messages: list[Tensor], ranks: Ranks
 ) -> Waitable:
-    """Start gathering the parts of each item, which this rank has encoded as ``messages``."""
+    """Start gathering the parts of each item from all ranks.
+
+    ``messages`` are this rank's own parts, encoded by ``codecs``. Waiting returns the whole
+    tensors.
+    """
     sizes = [
         [codec.nbytes(math.prod(shape)) for shape in item.shapes()]
         for codec, item in zip(codecs, items, strict=True)
@@ -269,9 +310,9 @@ def _gather_codec(item: _Item) -> Codec:
 
 
 def _joined(item: _Item, codec: Codec, message: Tensor, sizes: list[int]) -> Tensor:
-    """Return the whole tensor of ``item``, decoded from ``message``, the bytes of all ranks.
+    """Return the whole tensor of ``item``, decoded from the bytes of all ranks.
 
-    ``sizes`` are the numbers of bytes of the ranks.
+    ``message`` is the concatenation of these bytes, and ``sizes`` are their numbers by rank.
     """
     parts = [
         codec.read([part], math.prod(shape), item.x.dtype).view(shape)
@@ -284,6 +325,7 @@ def _joined(item: _Item, codec: Codec, message: Tensor, sizes: list[int]) -> Ten
 
 
 def _reduce(items: list[_Item], ranks: Ranks) -> Waitable:
+    """Encode this rank's addends and start a reduce-scatter of them; waiting returns its parts."""
     me = ranks.index(current().rank)
     written = [_written(item) for item in items]
     pieces = [torch.cat([parts[k] for parts in written]) for k in range(len(ranks))]
@@ -300,9 +342,9 @@ def _reduce(items: list[_Item], ranks: Ranks) -> Waitable:
 
 @torch.no_grad()
 def _written(item: _Item) -> list[Tensor]:
-    """Encode this rank's addend plus the unsent rest of earlier ones, in parts for the ranks.
+    """Encode this rank's addend plus its unsent rest; return the bytes for each rank.
 
-    The rounding error is kept as the new unsent rest.
+    The unsent rest is the rounding errors of earlier addends. It is replaced by that of this one.
     """
     codec, (dim, sizes) = _reduce_codec(item), (item.cut.dim, item.cut.sizes)
     parts = zip(item.x.split(sizes, dim), item.coder.unsent_parts(sizes, dim), strict=True)
@@ -316,12 +358,16 @@ def _reduce_codec(item: _Item) -> Codec:
 
 
 def _summed(item: _Item, me: int, messages: Sequence[Tensor]) -> Tensor:
-    """Return this rank's part of a sum, decoded and added up from what all ranks sent."""
+    """Return this rank's part of a sum, decoded and added up from the messages of all ranks.
+
+    ``me`` is the position of this rank.
+    """
     shape = item.shapes()[me]
     return _reduce_codec(item).read(messages, math.prod(shape), item.x.dtype).view(shape)
 
 
 def _sum(items: list[_Item], ranks: Ranks) -> _Turn:
+    """Start an all-reduce of the items: the reduce-scatter first, then a gather of its result."""
     me = ranks.index(current().rank)
 
     def send_on(parts: list[Tensor]) -> Waitable:
@@ -332,9 +378,10 @@ def _sum(items: list[_Item], ranks: Ranks) -> _Turn:
 
 
 def _written_sum(item: _Item, part: Tensor, me: int) -> Tensor:
-    """Encode ``part``, the part of a sum that this rank has added up, to send it to all others.
+    """Encode ``part``, the part of a sum that this rank has added up, to send it to all ranks.
 
-    The rounding error goes into this rank's next addend.
+    The rounding error is added to the coder's unsent rest, and so goes into this rank's next
+    addend.
     """
     kept = item.coder.unsent_parts(item.cut.sizes, item.cut.dim)[me]
     if kept is None:
@@ -351,6 +398,10 @@ def _written_sum(item: _Item, part: Tensor, me: int) -> Tensor:
 
 @torch.no_grad()
 def _reduce_low(items: list[_Item], ranks: Ranks) -> _Turn:
+    """Start sums of matrices over ranks, each sent as a product of thin matrices p and q.
+
+    The first message sums p over ranks, the second q; ``low_rank`` has the method (PowerSGD).
+    """
     totals = [item.coder.with_unsent(item.x) for item in items]
     ms = [matrix(total) for total in totals]
     ps = [item.coder.on_basis(m) for m, item in zip(ms, items, strict=True)]
@@ -373,12 +424,12 @@ def _reduce_low(items: list[_Item], ranks: Ranks) -> _Turn:
 
 
 class _ThinSums:
-    """All-reduces in flight of the thin matrices of several sums.
+    """All-reduces in flight of the thin matrices (p or q) of several low-rank sums.
 
     Args:
         xs: the matrices, float32.
-        codecs: the codec of each; None sends it as it is.
-        ranks: the ranks of the sums.
+        codecs: the codec that compresses each; None sends it in full.
+        ranks: the ranks over which they are summed.
     """
 
     def __init__(self, xs: list[Tensor], codecs: list[Codec | None], ranks: Ranks) -> None:
@@ -396,7 +447,7 @@ class _ThinSums:
         self._flat = current().all_reduce_async(torch.cat(flat), ranks) if flat else None
 
     def wait(self) -> list[Tensor]:
-        """Return the sums, with the same bits on every rank."""
+        """Wait for the sums and return them, with the same bits on every rank."""
         made = dict(zip(self._coders, self._coded.wait() if self._coded else [], strict=True))
         made = {i: _columns(x, self._xs[i]) for i, x in made.items()}
         if self._flat is not None:
@@ -405,7 +456,10 @@ class _ThinSums:
         return [made[i] for i in range(len(self._xs))]
 
     def sent(self) -> list[Tensor]:
-        """Return what this rank has contributed to each sum, after ``wait``."""
+        """Return what this rank has contributed to each sum, after ``wait``: its matrix as decoded.
+
+        It differs from the matrix itself by the rounding of the codec.
+        """
         made = list(self._xs)
         for i, coder in self._coders.items():
             assert coder.unsent is not None
@@ -414,7 +468,7 @@ class _ThinSums:
 
 
 def _columns(flat: Tensor, like: Tensor) -> Tensor:
-    """Return a matrix of the shape of ``like`` from its columns, one after another."""
+    """Return the matrix of the shape of ``like`` whose columns follow one another in ``flat``."""
     return flat.view(like.shape[1], like.shape[0]).T
 
 
@@ -424,10 +478,16 @@ def _low_rank(item: _Item) -> LowRank:
 
 
 def _of_low_rank(item: _Item, total: Tensor, p: Tensor, q: Tensor, mine: Tensor, me: int) -> Tensor:
-    """Return this rank's part of the sum ``p q'``, or the whole of it for an all-reduce.
+    """Return this rank's part of the sum ``p q'``, or all of it for an all-reduce.
 
-    ``total`` is this rank's addend plus the unsent rest. What the sum lacks of it (``total - p
-    mine'``) is kept as the new unsent rest.
+    Args:
+        item: the tensor that was summed.
+        total: this rank's addend plus its unsent rest (what the sums so far lack of its addends).
+        p: first thin matrix, the same on all ranks.
+        q: second thin matrix, summed over ranks; it becomes the basis of the next sum.
+        mine: what this rank has contributed to q. ``total - p mine'`` is kept as the new unsent
+            rest.
+        me: position of this rank.
     """
     item.coder.keep(total, (p @ mine.T).view(total.shape))
     item.coder.turn(q)

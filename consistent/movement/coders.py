@@ -26,7 +26,10 @@ _LOW_RANK = re.compile(rf"powersgd:([1-9]\d{{0,3}})(?::({'|'.join(CODECS)}))?")
 
 
 def codec_named(name: str) -> Codec | LowRank | None:
-    """Return the codec with the name that a parallelization plan uses, or None if there is none."""
+    """Return the codec with a name such as "int8" or "powersgd:4:int8"; None if there is none.
+
+    Parallelization plans use these names.
+    """
     found = _LOW_RANK.fullmatch(name)
     if found is None:
         return CODECS.get(name)
@@ -44,9 +47,11 @@ def shorter(name: str | None, dtype: torch.dtype, shape: Sequence[int]) -> Any:
 def by_codec(move: Move, codec: Codec | LowRank, sizes: Sequence[int], dims: Shape) -> Move:
     """Return ``move`` with the number of bytes that the busiest rank sends if it uses ``codec``.
 
+    Reports and tracers get this move in place of the planned one.
+
     Args:
-        move: the move, with the bytes of plain numbers.
-        codec: the codec that sends it.
+        move: the planned move, which counts numbers in full.
+        codec: the codec that compresses it.
         sizes: number of elements of each rank's part.
         dims: the shape of all parts together.
     """
@@ -62,11 +67,14 @@ def by_codec(move: Move, codec: Codec | LowRank, sizes: Sequence[int], dims: Sha
 
 
 class Coder:
-    """The codecs of one parameter, and their state.
+    """The codecs that compress one parameter or its gradient, and their state on this rank.
+
+    The state is the unsent rest, the rounding errors of gradients so far, which are added to the
+    next one; and for a low-rank codec the basis of the next sum.
 
     Args:
-        gather: codec of its values; None sends them as they are.
-        reduce: codec of the addends of its gradient; None sends them as they are.
+        gather: codec of its values; None sends them in full.
+        reduce: codec of the addends of its gradient; None sends them in full.
         shape: the shape of these addends on this rank.
     """
 
@@ -83,10 +91,10 @@ class Coder:
         self.first: Tensor | None = None
 
     def begin(self, param: Tensor) -> None:
-        """Allocate the unsent rest of gradients of ``param``, and the basis of a low-rank codec.
+        """Allocate the state for gradients of ``param``, if it is not there.
 
-        Does nothing if they are there, and for a parameter that needs no gradient, which may need
-        one later. The rest of a short float is kept in float32, in which addends are summed.
+        It does nothing for a parameter that needs no gradient, which may need one later. The unsent
+        rest of a short float, such as bfloat16, is kept in float32, in which addends are summed.
         """
         if self.reduce is None or self.unsent is not None or not param.requires_grad:
             return
@@ -99,25 +107,29 @@ class Coder:
             self.basis = self.first.clone()
 
     def with_unsent(self, addend: Tensor) -> Tensor:
-        """Return ``addend`` plus the unsent rest of earlier ones, which is to be sent."""
+        """Return ``addend`` plus the rounding errors of earlier ones, which is to be sent."""
         return addend if self.unsent is None else addend + self.unsent
 
     def keep(self, addend: Tensor, sent: Tensor) -> None:
-        """Keep ``addend`` minus ``sent``, what was sent of it, as the unsent rest."""
+        """Keep ``addend - sent``, what a codec has lost, to be added to the next addend."""
         if self.unsent is not None:
             keep_rest(self.unsent, addend, sent)
 
     def unsent_parts(self, sizes: Sequence[int], dim: int) -> Sequence[Tensor | None]:
-        """Split the unsent rest along ``dim`` into a view per rank; None each if there is none."""
+        """Split the unsent rest along ``dim`` into a view for each rank, or None for each rank.
+
+        It is the rounding errors of earlier addends; ``sizes`` are those of the ranks' parts. A
+        codec writes the new rounding errors into the views.
+        """
         return [None] * len(sizes) if self.unsent is None else self.unsent.split(list(sizes), dim)
 
     def on_basis(self, m: Tensor) -> Tensor:
-        """Return the product of the matrix ``m`` and the present basis of a low-rank codec."""
+        """Return ``m @ basis``, the first thin matrix of a low-rank sum (p in ``low_rank``)."""
         assert self.basis is not None, "begin() was called"
         return m @ self.basis
 
     def turn(self, q: Tensor) -> None:
-        """Make the columns of ``q``, normalized, the basis of the next low-rank sum."""
+        """Make the columns of ``q``, the second thin matrix, the basis of the next sum."""
         assert self.basis is not None and self.first is not None, "begin() was called"
         self.basis.copy_(next_basis(q, self.first))
 

@@ -30,7 +30,7 @@ from .world import my_coordinate
 def spread(whole: Tensor, dst: TensorSpec, alias: bool = False) -> Tensor:
     """Return this rank's shard under ``dst`` of a plain tensor ``whole``; differentiable.
 
-    Every rank has ``whole``, with the same value.
+    Every rank has ``whole``, with the same value, so forward sends nothing.
 
     ```
     forward    a ------> dst                       every rank has a, and keeps its part
@@ -38,7 +38,7 @@ def spread(whole: Tensor, dst: TensorSpec, alias: bool = False) -> Tensor:
     ```
 
     Ranks outside the placement get a ``meta`` shard, and no gradient. With ``alias`` a shard that
-    is the whole shares its storage.
+    is the whole tensor shares its storage; otherwise it is a copy.
     """
     if tracks((whole,)):
         return apply(_Spread, whole, dst, alias)
@@ -59,7 +59,8 @@ def _spread(whole: Tensor, dst: TensorSpec, alias: bool) -> Tensor:
 def gather(local: Tensor, src: TensorSpec) -> Tensor:
     """Return the whole value as a plain tensor on every rank of the placement; differentiable.
 
-    ``local`` is this rank's shard under ``src``. This is the mirror image of ``spread``.
+    ``local`` is this rank's shard under ``src``. Forward and backward are those of ``spread``,
+    exchanged.
 
     ```
     forward    src ------> a             where src is B, a shares its storage
@@ -80,9 +81,11 @@ def _gather(local: Tensor, src: TensorSpec) -> Tensor:
 
 
 def land(local: Tensor, whole: Tensor, dst: TensorSpec) -> None:
-    """Write ``whole`` back into the shard ``local`` under ``dst``, in place; differentiable.
+    """Copy this rank's part of ``whole`` into its shard ``local``, in place; differentiable.
 
-    ``whole`` is what ``gather(local, dst)`` returned, after the program has written to it.
+    It ends a call of an op that writes in place and that runs on whole tensors: ``whole`` is what
+    ``gather(local, dst)`` returned, after the op has written to it. ``dst`` is the spec of
+    ``local``.
 
     ```
     forward    a ------> dst, in place
@@ -104,13 +107,15 @@ def _land(local: Tensor, whole: Tensor, dst: TensorSpec) -> Tensor:
 
 
 def _everywhere(spec: TensorSpec) -> TensorSpec:
+    """Return ``spec`` with B on every axis: each rank has the whole tensor."""
     return spec.with_sbp((B,) * spec.placement.ndim)
 
 
 def sum_over(local: Tensor, placement: Placement, axes: Sequence[int]) -> Tensor:
-    """Return the sum of the ranks' ``local`` over mesh ``axes``, of any shape; differentiable.
+    """Return the sum of the ranks' ``local`` over some axes of the placement; differentiable.
 
-    It is ``P -> B`` for a tensor that has no spec.
+    It does ``P -> B`` for a tensor that has no spec, such as an intermediate value of an op.
+    ``local`` may have any shape, which is the same on these ranks.
 
     ```
     forward    a        b        c       --->    a+b+c    a+b+c    a+b+c
@@ -126,28 +131,38 @@ def sum_over(local: Tensor, placement: Placement, axes: Sequence[int]) -> Tensor
 
 
 def max_over(local: Tensor, placement: Placement, axes: Sequence[int]) -> Tensor:
-    """Return the elementwise largest of the ranks' ``local`` over ``axes``; not differentiable."""
+    """Return the elementwise maximum of the ranks' ``local`` over axes of the placement.
+
+    ``local`` has the same shape on these ranks. The function is not differentiable.
+    """
     return local if my_coordinate(placement) is None else _reduce(local, placement, axes, "max")
 
 
 def min_over(local: Tensor, placement: Placement, axes: Sequence[int]) -> Tensor:
-    """Return the elementwise smallest of the ranks' ``local`` over ``axes``; not differentiable."""
+    """Return the elementwise minimum of the ranks' ``local`` over axes of the placement.
+
+    ``local`` has the same shape on these ranks. The function is not differentiable.
+    """
     return local if my_coordinate(placement) is None else _reduce(local, placement, axes, "min")
 
 
 def swap(x: Tensor, counts: Tensor, me: int, ranks: Sequence[int]) -> Tensor:
-    """Exchange rows between ranks, and return the rows that this rank gets; differentiable.
+    """Send rows to other ranks, and return the rows that this rank gets; differentiable.
 
-    ``counts[a, b]`` rows of ``ranks[a]``, taken in order, go to ``ranks[b]``; this rank is
-    ``ranks[me]``.
+    Mixture-of-experts layers send tokens to the ranks of their experts by it.
 
     ```
     forward    a b | c      d | e f     --->    a b d      c e f        counts [2, 1], [1, 2]
     backward   rows go back the way they came
     ```
 
-    If the call is recorded in a compiled step, ``counts`` may differ in each run, as long as each
-    rank gets the same number of rows.
+    Args:
+        x: this rank's rows, sorted by the rank that they go to.
+        counts: matrix of numbers of rows: ``counts[a, b]`` rows go from ``ranks[a]`` to
+            ``ranks[b]``. If the call is recorded in a compiled step, they may differ in each run,
+            as long as each rank gets the same number of rows.
+        me: position of this rank in ``ranks``.
+        ranks: the ranks that take part.
     """
     with HookOff():
         if tracks((x,)):
@@ -161,7 +176,10 @@ def _swapped(x: Tensor, counts: Tensor, me: int, ranks: tuple[int, ...]) -> Tens
 
 @dataclass(frozen=True)
 class _Rows:
-    """Callable that exchanges rows: (rows, counts) -> the rows that this rank gets."""
+    """Callable that does ``swap`` without autograd, as one action that a compiled step can record.
+
+    It is called with [rows, counts] and returns [the rows that this rank gets].
+    """
 
     me: int
     ranks: tuple[int, ...]
@@ -265,9 +283,10 @@ class _SumOver(torch.autograd.Function):
 
 
 def _reduce(local: Tensor, placement: Placement, axes: Sequence[int], op: str) -> Tensor:
-    """Return ``local`` reduced by ``op`` over mesh ``axes``, as a new tensor.
+    """Return ``local`` reduced by ``op`` ("sum", "max" or "min") over ``axes``, as a new tensor.
 
-    All axes are reduced in one group if no other axis has several ranks.
+    It takes one message if ``axes`` include all axes that have several ranks, else one for each
+    axis.
     """
     with HookOff():
         x = torch.Tensor.detach(local)

@@ -13,22 +13,22 @@ HookOff = torch._C.DisableTorchFunctionSubclass
 
 
 def is_recording() -> bool:
-    """Return whether autograd records ops on tensors that require grad.
+    """Return whether autograd records ops on tensors that require grad; the same on every rank.
 
-    In inference mode it never does, even inside ``enable_grad``. Torch differs there: a view of an
-    ordinary tensor requires grad, on the rank that has the elements, but a tensor of zeros, made on
-    a rank that has none, does not.
+    False in inference mode, even inside ``enable_grad``. Torch's own answer would not do there: a
+    view of an ordinary tensor requires grad, on the rank that has the elements, but a tensor of
+    zeros, made on a rank that has none, does not.
     """
     return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
 
 
 def records(tensors: Iterable[Tensor]) -> bool:
-    """Return whether autograd records a graph for an op on ``tensors``; the same on every rank."""
+    """Return whether autograd records an op on ``tensors`` for backward; the same on every rank."""
     return is_recording() and any(x.requires_grad for x in tensors)
 
 
 def tracks(tensors: Iterable[Tensor]) -> bool:
-    """Return whether autograd, in reverse or forward mode, tracks an op on ``tensors``.
+    """Return whether autograd tracks an op on ``tensors``, in backward or forward mode (``jvp``).
 
     The answer is the same on every rank.
     """
@@ -36,9 +36,10 @@ def tracks(tensors: Iterable[Tensor]) -> bool:
 
 
 def is_accumulated(node: Any) -> bool:
-    """Return whether ``node`` belongs to a leaf to whose ``.grad`` the running backward adds.
+    """Return whether the running backward adds what ``node`` gets to the ``.grad`` of a leaf.
 
-    ``torch.autograd.grad`` returns gradients and adds to none.
+    False for a node that is not that of a leaf, and for gradients that ``torch.autograd.grad``
+    returns.
     """
     if not hasattr(node, "variable"):
         return False

@@ -34,7 +34,8 @@ from ..spec import piece
 class LowRank:
     """Codec that sends a sum of matrices as a product of two thin matrices of ``rank`` columns.
 
-    Tensors of other shapes are sent as they are.
+    A tensor with more dims counts as a matrix, (first dim) x (all others); one with fewer than two
+    dims is sent in full.
 
     Args:
         rank: the number of columns of the thin matrices.
@@ -46,14 +47,14 @@ class LowRank:
 
     @property
     def name(self) -> str:
-        """Name of the codec in a plan."""
+        """Name of the codec in a parallelization plan, such as "powersgd:4:int8"."""
         return f"powersgd:{self.rank}" + ("" if self.thin is None else f":{self.thin.name}")
 
     def fits(self, shape: Sequence[int], dtype: torch.dtype) -> bool:
         """Return whether sums of tensors of ``shape`` take fewer bytes by this codec than without.
 
-        The thin matrices are all-reduced, which counts twice, once for each direction. The whole
-        tensor would be reduce-scattered, which counts once.
+        The thin matrices are all-reduced, which counts twice, and without the codec the tensor
+        would be reduce-scattered, which counts once.
         """
         if len(shape) < 2:
             return False
@@ -61,7 +62,10 @@ class LowRank:
         return 2 * thin < math.prod(shape) * dtype.itemsize
 
     def numbers(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Return how many elements the two thin matrices, p and q, have for ``shape``."""
+        """Return how many elements the two thin matrices, p and q, have for ``shape``.
+
+        [n, m] takes rank * n and rank * m.
+        """
         rows, columns = _sizes(shape)
         return self.rank * rows, self.rank * columns
 
@@ -86,7 +90,7 @@ class LowRank:
 
 
 def _sizes(shape: Sequence[int]) -> tuple[int, int]:
-    """Return (rows, columns) of a tensor of ``shape`` as a matrix: first dim, all others."""
+    """Return (rows, columns) of a tensor as a matrix, such as (2, 12) for [2, 3, 4]."""
     return shape[0], math.prod(shape[1:])
 
 
@@ -105,8 +109,8 @@ def matrix(x: Tensor) -> Tensor:
 def orthonormal(p: Tensor) -> Tensor:
     """Return a matrix with orthonormal columns that span the same space as the columns of ``p``.
 
-    Gram-Schmidt, done twice, because the remainder of a column that the others nearly span is
-    mostly rounding error. A column of zeros stays zero.
+    By Gram-Schmidt, done twice: where a column nearly lies in the span of those before it, what one
+    pass leaves of it is mostly rounding error. A column of zeros stays zero.
     """
     columns: list[Tensor] = []
     for column in p.unbind(1):
@@ -121,8 +125,8 @@ def orthonormal(p: Tensor) -> Tensor:
 def next_basis(q: Tensor, first: Tensor) -> Tensor:
     """Return the columns of ``q``, scaled to length one, as the basis of the next sum.
 
-    A column that is zero or not finite would stay so, and is replaced by that of ``first``, the
-    initial basis.
+    A column that is zero or not finite would stay so, and is replaced by that column of ``first``,
+    the initial basis.
     """
     made = _normal(q, 0)
     size = made.abs().sum(0)
@@ -131,6 +135,7 @@ def next_basis(q: Tensor, first: Tensor) -> Tensor:
 
 def _normal(x: Tensor, dim: int) -> Tensor:
     # The least positive number in place of 0 keeps a zero column zero instead of NaN.
+    """Return ``x`` divided by its norm along ``dim``; zeros stay zeros."""
     return x / torch.linalg.vector_norm(x, dim=dim, keepdim=True).clamp_min(
         torch.finfo(x.dtype).tiny
     )
@@ -139,7 +144,7 @@ def _normal(x: Tensor, dim: int) -> Tensor:
 def part_of_product(
     p: Tensor, q: Tensor, shape: Sequence[int], dim: int, start: int, size: int
 ) -> Tensor:
-    """Return [start, start + size) along ``dim`` of the product ``p q'`` viewed as ``shape``."""
+    """Return the part [start, start + size) along ``dim`` of ``p q'``, viewed as ``shape``."""
     if dim == 0:
         return (p[start : start + size] @ q.T).view(size, *shape[1:])
     return (p @ q.T).view(tuple(shape)).narrow(dim, start, size)

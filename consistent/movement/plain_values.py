@@ -51,10 +51,9 @@ _thread = _Thread()
 def plain_may_differ() -> Iterator[None]:
     """Allow plain tensors that differ between ranks to be used with global ones in the context.
 
-    Each rank's own value is taken for the whole, and no comparison is made. The seeds of random
-    global tensors are not compared either. Enter it on all ranks at the same point of the program.
-
-    ``CONSISTENT_COMPARE_PLAIN=0`` in the environment does the same for the whole program.
+    Each rank then takes its own value as the whole one, and no comparison is made; neither are the
+    seeds of random global tensors compared. Enter the context on all ranks at the same point of the
+    program. ``CONSISTENT_COMPARE_PLAIN=0`` in the environment does the same for the whole program.
     """
     _thread.off += 1
     try:
@@ -64,15 +63,15 @@ def plain_may_differ() -> Iterator[None]:
 
 
 def compare(what: str, met: Sequence[Tensor], placement: Placement, kind: Hashable) -> bool:
-    """Compare the plain tensors ``met`` between ranks, unless done ``TIMES`` for this ``kind``.
+    """Compare plain tensors between ranks, at the first ``TIMES`` calls with this ``kind``.
 
-    This is one small collective of the placement's ranks.
+    It is called when an op combines ``met`` with global tensors, and takes one small collective.
 
     Args:
         what: name of the op, for the error.
         met: the plain tensors that the op uses.
-        placement: the placement of the global tensors among its operands.
-        kind: calls with equal kinds share a counter of comparisons.
+        placement: the placement of the global tensors among its operands; its ranks compare.
+        kind: calls with equal kinds, such as the same op on the same layouts, are counted together.
 
     Returns:
         Whether a later call with this kind is to be compared as well; the same on all ranks of the
@@ -86,6 +85,11 @@ def compare(what: str, met: Sequence[Tensor], placement: Placement, kind: Hashab
 
 def first_times(placement: Placement, kind: Hashable, check: Callable[[], None]) -> bool:
     """Call ``check``, a collective of ``placement``, the first ``TIMES`` times for this ``kind``.
+
+    Args:
+        placement: the ranks that check; one rank alone never does.
+        kind: calls with equal kinds are counted together.
+        check: raises if ranks differ. It is not called inside ``plain_may_differ``.
 
     Returns:
         Whether a later call will call it again; the same on all ranks of the placement.
@@ -107,13 +111,13 @@ def first_times(placement: Placement, kind: Hashable, check: Callable[[], None])
 def are_compared() -> bool:
     """Return whether this thread compares plain tensors between ranks.
 
-    The environment or ``plain_may_differ`` may switch that off.
+    False inside ``plain_may_differ``, or if the environment has ``CONSISTENT_COMPARE_PLAIN=0``.
     """
     return _enabled and not _thread.off
 
 
 def forget() -> None:
-    """Reset all counts, as after a change of the process group, so that all is compared again."""
+    """Reset all counts, so that all is compared again, as for a new process group."""
     _met.clear()
 
 

@@ -35,9 +35,10 @@ _AS_INTEGERS = {
 
 @lru_cache(maxsize=1 << 10)
 def _order(entry: Split, n: int, parts: int) -> tuple[Tensor, Tensor] | None:
-    """Return permutations (logical to rank order, and back) of ``n`` items, on the CPU.
+    """Return permutations of ``n`` items: (logical to rank order, back), on the CPU.
 
-    Returns None if the two orders are the same.
+    In rank order the items of rank 0 come first, then those of rank 1, and so on. None if the two
+    orders are the same.
     """
     runs = [run for k in range(parts) for run in entry.runs(n, parts, k)]
     if all(a + size == b for (a, size), (b, _) in zip(runs, runs[1:])):
@@ -47,7 +48,7 @@ def _order(entry: Split, n: int, parts: int) -> tuple[Tensor, Tensor] | None:
 
 
 def _constant(x: Tensor) -> Tensor:
-    """Mark the cached tensor ``x`` as a constant, so that a recorded program may contain it.
+    """Mark the cached tensor ``x`` as a constant, so that a program that torch records may use it.
 
     Torch marks the tensors that ``torch.tensor`` makes in the same way.
     """
@@ -55,25 +56,29 @@ def _constant(x: Tensor) -> Tensor:
 
 
 def places(runs: Sequence[tuple[int, int]]) -> Tensor:
-    """Return the index of each item in ``runs``, which are (start, size), on the CPU."""
+    """Return the indices of the items that ``runs`` contain: ((0, 2), (6, 2)) -> [0, 1, 6, 7]."""
     found = [torch.arange(start, start + size) for start, size in runs]
     return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
 
 
 def by_ranks(x: Tensor, entry: Split, parts: int) -> Tensor:
-    """Reorder ``x``, whole along the dim of ``entry``, to make the items of a rank contiguous."""
+    """Reorder ``x`` along the split dim, so that the items of each rank are contiguous.
+
+    ``x`` is whole along that dim, and ``parts`` ranks hold it as ``entry`` says. Then a collective
+    for balanced splits can send the items.
+    """
     order = _order(entry, x.shape[entry.dim], parts)
     return x if order is None else x.index_select(entry.dim, _constant(order[0]).to(x.device))
 
 
 def in_logical_order(x: Tensor, entry: Split, parts: int) -> Tensor:
-    """Undo ``by_ranks``: reorder ``x`` from the order of the ranks to the logical order."""
+    """Undo ``by_ranks``: reorder ``x`` along the split dim to the order of the logical tensor."""
     order = _order(entry, x.shape[entry.dim], parts)
     return x if order is None else x.index_select(entry.dim, _constant(order[1]).to(x.device))
 
 
 def taken(x: Tensor, dim: int, runs: Runs) -> Tensor:
-    """Return the items of ``x`` that ``runs`` select along ``dim``; a view if there is one run."""
+    """Return the items of ``x`` in ``runs`` along ``dim``; a view if there is one run."""
     if len(runs) < 2:
         start, size = runs[0] if runs else (0, 0)
         return x.narrow(dim, start, size)
@@ -81,9 +86,10 @@ def taken(x: Tensor, dim: int, runs: Runs) -> Tensor:
 
 
 def placed(x: Tensor, dim: int, runs: Runs, total: int, rest: float) -> Tensor:
-    """Return a tensor of ``total`` items along ``dim``, with ``x`` at the places ``runs``.
+    """Return a tensor with ``total`` items along ``dim``, of which those in ``runs`` are ``x``.
 
-    All other items have the value ``rest``.
+    All other items have the value ``rest``: ``[5, 6]`` with runs ((1, 2),), total 4 and rest 0
+    gives [0, 5, 6, 0].
     """
     shape = list(x.shape)
     shape[dim] = total
@@ -94,12 +100,13 @@ def placed(x: Tensor, dim: int, runs: Runs, total: int, rest: float) -> Tensor:
 def recut(x: Tensor, src: Split, dst: Split, n: int, index: int, ranks: tuple[int, ...]) -> Tensor:
     """Convert a shard from the split ``src`` to the split ``dst`` of the same dim.
 
-    Each rank is sent only the items that it lacks, so each item is sent at most once.
+    ``src`` and ``dst`` are divided differently, such as S(0) and S(0, cut="zigzag"). Each rank is
+    sent only the items that it lacks.
 
     Args:
         x: this rank's items.
-        src: the present split.
-        dst: the split to box to.
+        src: the split that ``x`` has.
+        dst: the split to convert to.
         n: number of items of the dim.
         index: this rank's position in ``ranks``.
         ranks: the ranks that hold the items.
@@ -124,10 +131,10 @@ def recut(x: Tensor, src: Split, dst: Split, n: int, index: int, ranks: tuple[in
 
 
 def _put(out: Tensor, dim: int, at: Tensor, x: Tensor) -> Tensor:
-    """Write ``x`` into ``out`` at the places ``at`` along ``dim``, and return ``out``.
+    """Write ``x`` into ``out`` at the indices ``at`` along ``dim``, and return ``out``.
 
-    Torch's ``index_copy_`` supports neither float8 nor some unsigned dtypes, so their bits are
-    copied as integers.
+    It is ``out.index_copy_(dim, at, x)`` for all dtypes. Those that torch does not support there,
+    such as float8, are copied as integers.
     """
     number, at = _AS_INTEGERS.get(x.dtype), at.to(x.device)
     if number is None:
@@ -137,7 +144,10 @@ def _put(out: Tensor, dim: int, at: Tensor, x: Tensor) -> Tensor:
 
 
 def _within(some: Runs, of: Runs) -> Runs:
-    """Return where the items ``some`` are in a shard that holds the items ``of`` in order."""
+    """Return the runs, within a shard that holds the items ``of`` in order, of the items ``some``.
+
+    With ``of`` ((0, 2), (6, 2)) the items ((6, 1),) are at ((2, 1),).
+    """
     found, before, i = [], 0, 0
     for start, size in some:
         # Both are in the same order, so ``i`` never has to go back.

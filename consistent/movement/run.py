@@ -43,8 +43,9 @@ _COMPRESSED = (torch.sparse_csr, torch.sparse_csc)
 def run(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
     """Return this rank's shard under ``dst``, from its shard ``local`` under ``src``.
 
-    The result is contiguous and never shares memory with ``local``, except that ``src`` to itself
-    returns ``local``.
+    Autograd does not record it (``boxed.box`` does). All ranks of both placements call it. The
+    result is contiguous and never shares memory with ``local``, except that boxing ``src`` to
+    itself returns ``local``.
     """
     if src is dst:
         return local
@@ -70,11 +71,17 @@ def run(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
 def begin(
     local: Tensor, src: TensorSpec, dst: TensorSpec, moves: tuple[Step, ...] | None = None
 ) -> tuple[Tensor, tuple[Step, ...]]:
-    """Begin a boxing: check it, notify tracers, and return (the shard as plain data, the moves).
+    """Begin a boxing: check it, notify tracers, and return (the shard as plain data, the steps).
 
-    Of a sparse shard tracers are notified later, when ranks know how many entries they send.
-    A boxing that is done in chunks calls this once. ``moves`` are passed if they differ from the
-    plan's, as for a codec, which sends fewer bytes.
+    Each boxing calls it once, before anything is sent. Tracers are callbacks that observe a
+    program, such as those of reports. For a boxing that sends the entries of a sparse shard they
+    are notified later, when ranks know how many entries there are.
+
+    Args:
+        local: this rank's shard under ``src``.
+        src: spec before the boxing.
+        dst: spec after it.
+        moves: the steps, if they are not those of ``plan``: a codec sends fewer bytes.
     """
     if check_mode.enabled:
         check_mode.before_boxing(local, src, dst)
@@ -90,14 +97,17 @@ def begin(
 
 
 def _sends_entries(x: Tensor, src: TensorSpec, dst: TensorSpec) -> bool:
-    """Return whether a boxing sends the entries of a sparse shard, and not its dense form."""
+    """Return whether a boxing sends the entries of a sparse ``x``, not its dense form."""
     if x.layout is not torch.sparse_coo or src.placement != dst.placement:
         return False
     return not (src.layout.is_cut or dst.layout.is_cut)
 
 
 def ended(*routes: tuple[TensorSpec, TensorSpec]) -> None:
-    """Notify tracers that the boxings of ``routes``, which began in this order, have ended."""
+    """Notify tracers, the observers of a program, that boxings have ended.
+
+    ``routes`` are (src, dst) of each, in the order in which they began.
+    """
     for notify in _ON_BOXING_END:
         for src, dst in reversed(routes):
             notify(src, dst)
@@ -109,9 +119,11 @@ def addends(
 ) -> Iterator[tuple[list[Tensor], int, int, int]]:
     """Box a shard up to the last addition of a reduce-scatter, which the caller does itself.
 
-    The plan from ``src`` to ``dst`` must end in a reduce-scatter. Yields (tensors, dim, start,
-    size): the sum of the tensors, in order, contains this rank's shard at [start, start + size) of
-    ``dim``. They may be read only inside the context.
+    So the caller can fuse the addition with the op that follows it. The plan from ``src`` to
+    ``dst`` must end in a reduce-scatter.
+
+    Yields (tensors, dim, start, size): this rank's shard is the part [start, start + size) along
+    ``dim`` of the sum of the tensors, added in order. They may be read only inside the context.
     """
     x, moves = begin(local, src, dst)
     at, last = my_coordinate(src.placement), moves[-1]
@@ -136,7 +148,10 @@ def addends(
 
 
 def run_within(x: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
-    """Do ``run`` for specs on one placement, for a boxing that ``begin`` was called for."""
+    """Do the sending part of ``run``, for specs on one placement; ``begin`` was called before.
+
+    It returns this rank's shard under ``dst``, from its shard ``x`` under ``src``.
+    """
     at = my_coordinate(src.placement)
     if src is dst:
         return x
@@ -157,7 +172,7 @@ def run_within(x: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
 
 @lru_cache(maxsize=1 << 11)
 def _steps(src: TensorSpec, dst: TensorSpec, at: Coordinate) -> tuple[_Action, ...]:
-    """Return the functions that the rank at ``at`` applies to its shard one after the other."""
+    """Return the functions to apply, one after another, to box the shard of the rank at ``at``."""
     steps, state = [], src
     for move in plan(src, dst):
         if isinstance(move, Exchange):  # on one placement an exchange is the whole plan
@@ -170,6 +185,10 @@ def _steps(src: TensorSpec, dst: TensorSpec, at: Coordinate) -> tuple[_Action, .
 
 
 def _step(state: TensorSpec, move: Move, at: Coordinate) -> _Action:
+    """Return the function that does ``move`` on the shard of the rank at ``at``.
+
+    ``state`` is the spec before the move.
+    """
     axis = move.axis
     parts, index = state.placement.shape[axis], at[axis]
     if parts == 1:
@@ -206,12 +225,15 @@ def _step(state: TensorSpec, move: Move, at: Coordinate) -> _Action:
 
 
 def _op_of(move: Move) -> str:
-    """Return the op by which the partial side of ``move`` is reduced; "" if no side is partial."""
+    """Return "sum", "max" or "min", by which ``move`` reduces; "" if no side is partial."""
     return next((e.op for e in (move.src, move.dst) if isinstance(e, Partial)), "")
 
 
 def _collective(move: Move, whole: Sequence[int], ranks: tuple[int, ...]) -> _Action:
-    """Return the collective that carries out ``move`` among ``ranks``, which hold ``whole``."""
+    """Return the collective that carries out ``move``, as a function of the shard.
+
+    ``whole`` is the shape of what ``ranks`` hold together.
+    """
 
     def split(entry: Sbp) -> tuple[int, tuple[int, ...]]:
         """Return the dim that ``entry`` splits, and the size of each rank's part along it."""
@@ -240,10 +262,17 @@ def _collective(move: Move, whole: Sequence[int], ranks: tuple[int, ...]) -> _Ac
 def _through_order(
     x: Tensor, do: _Action, src: Split | None, dst: Split | None, parts: int
 ) -> Tensor:
-    """Apply the move ``do`` to items that the splits ``src`` and ``dst`` assign in separate runs.
+    """Apply ``do``, a collective for balanced splits, where a split has a cut such as zigzag.
 
-    The items are reordered before and after it, so that those of each rank are contiguous. A split
-    is None if the move does not begin, or end, in one.
+    The items are put in rank order before it, and back in logical order after it, so that those of
+    each rank are contiguous while it runs.
+
+    Args:
+        x: this rank's shard.
+        do: the collective.
+        src: split before the move, or None if it begins in B or P.
+        dst: split after it, or None if it ends in B or P.
+        parts: number of ranks.
     """
     out = do(x if dst is None else by_ranks(x, dst, parts))
     return out if src is None else in_logical_order(out, src, parts)

@@ -36,9 +36,9 @@ Message = tuple[int, tuple[int, ...], torch.dtype]  # source, shape, dtype
 
 
 def run_exchange(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
-    """Return this rank's shard under ``dst``, a new tensor, by an exchange of parts.
+    """Return this rank's shard under ``dst``, a new tensor; ``local`` is its shard under ``src``.
 
-    ``local`` is its shard under ``src``.
+    Each rank sends the parts that others need directly to them, usually to another placement.
     """
     return run_together([local], [(src, dst)])[0]
 
@@ -51,8 +51,8 @@ def run_together(
     Args:
         locals_: this rank's shards.
         routes: (src, dst) of each, all between devices of the same kinds.
-        into: the shards to fill, for routes none of which ends or begins partial. An entry that is
-            the very tensor of ``locals_`` is not written: this rank keeps its shard.
+        into: tensors to write the new shards into, if no spec is partial. Where it has the very
+            tensor of ``locals_``, nothing is written: this rank keeps its shard.
     """
     batch = batch_of(*routes)
     received: list[Tensor] = []
@@ -64,10 +64,10 @@ def run_together(
 
 
 class Orders(NamedTuple):
-    """The parts that one rank sends and receives in the exchange of one tensor.
+    """What one rank sends and receives in the exchange of one tensor.
 
     ``source`` and ``target`` are the ranks as which it sends and receives. Both are its own rank,
-    but a simulated process may stand for two.
+    except in a simulated process, which may stand for two.
     """
 
     source: int
@@ -81,8 +81,9 @@ class Orders(NamedTuple):
 class Batch:
     """The messages that one rank sends and receives when several tensors are exchanged at once.
 
-    The parts for one rank are concatenated as bytes, in the order of the routes. A single part is
-    sent as it is.
+    The parts for one rank are sent as one message: the concatenation of their bytes in the order of
+    the tensors, or a single part as it is. ``departing`` makes the messages, and ``assembled``
+    makes shards of those that arrive.
     """
 
     def __init__(self, routes: Sequence[Route], orders: Sequence[Orders]) -> None:
@@ -105,7 +106,7 @@ class Batch:
         return device_of(src) if src.type == dst.type else torch.device("cpu")
 
     def departing(self, locals_: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
-        """Return the messages that this rank sends, as (target rank, message)."""
+        """Return the messages that this rank sends, as (target rank, message), from its shards."""
         going: dict[int, list[Tensor]] = {}
         for i, each in enumerate(self._orders):
             if each.going:
@@ -116,7 +117,7 @@ class Batch:
 
     @cached_property
     def arriving(self) -> list[Message]:
-        """The messages that this rank receives, as (source rank, shape, dtype)."""
+        """What this rank receives, as (source rank, shape, dtype) of each message."""
         made: list[Message] = []
         for source, parts in self._coming.items():
             (i, k), *more = parts
@@ -154,6 +155,7 @@ class Batch:
         return made
 
     def _nbytes(self, place: tuple[int, int]) -> int:
+        """Return the bytes of the part ``place``: (index of the tensor, index of the transfer)."""
         i, k = place
         return math.prod(self._orders[i].arriving[k].sizes) * self._routes[i][0].dtype.itemsize
 
@@ -164,6 +166,7 @@ class Batch:
         locals_: Sequence[Tensor],
         out: Tensor | None,
     ) -> Tensor:
+        """Return the shard of the ``i``-th tensor, from received ``parts`` and this rank's own."""
         (src, dst), each = self._routes[i], self._orders[i]
         if each.to is None:
             return torch.empty(dst.local_shape(None), dtype=dst.dtype, device="meta")
@@ -177,7 +180,11 @@ class Batch:
 
 
 def batch_of(*routes: Route, is_source: bool = True, is_target: bool = True) -> Batch:
-    """Return what this rank sends and receives along ``routes``, as a source, a target, or both."""
+    """Return what this rank sends and receives when tensors are exchanged along ``routes``.
+
+    A route is (src, dst). ``is_source`` and ``is_target`` say whether the call is for sending and
+    for receiving; ``between`` does the two in separate calls.
+    """
     rank_in = current().rank_in
     ranks = tuple(
         (rank_in(src.placement) if is_source else -1, rank_in(dst.placement) if is_target else -1)
@@ -192,6 +199,7 @@ def _batch(routes: tuple[Route, ...], ranks: tuple[tuple[int, int], ...]) -> Bat
 
 
 def _orders(src: TensorSpec, dst: TensorSpec, source: int, target: int) -> Orders:
+    """Return what a rank sends as ``source`` and receives as ``target``; -1 if it does not."""
     transfers = exchange(src, dst).transfers
     return Orders(
         source,
@@ -204,7 +212,10 @@ def _orders(src: TensorSpec, dst: TensorSpec, source: int, target: int) -> Order
 
 
 def _members(routes: Sequence[Route]) -> Ranks:
-    """Return the ranks that take part: those of all placements between which anything is sent."""
+    """Return the ranks that take part in the exchanges, the same on every rank.
+
+    They are all ranks of the placements between which anything is sent.
+    """
     found: set[int] = set()
     for route in routes:
         if exchange(*route).total:
@@ -213,7 +224,7 @@ def _members(routes: Sequence[Route]) -> Ranks:
 
 
 def _packed(parts: list[Tensor]) -> Tensor:
-    """Return one message that contains ``parts``: their bytes, or the one tensor itself."""
+    """Return one message that contains ``parts``: their bytes, or a single part itself."""
     return parts[0] if len(parts) == 1 else torch.cat([_as_bytes(x) for x in parts])
 
 
@@ -231,9 +242,15 @@ def _assembled(
 ) -> Tensor:
     """Assemble a shard of ``dst`` from its parts, and reduce if several addends arrive.
 
-    If the target is P, elements that no part covers are zero. For P(max) and P(min) the result is
-    the elementwise largest or smallest addend, and such elements have the value that loses against
-    every other. With ``out``, for a shard that has one addend, the result is written into it.
+    Elements that no part covers get zero if the target is P, and the value that loses against every
+    other if it is P(max) or P(min).
+
+    Args:
+        pieces: (transfer, its data) of each part.
+        op: "sum", "max" or "min", by which addends are combined.
+        dst: spec of the target.
+        to: coordinate of this rank in the target's placement.
+        out: tensor to write a shard that has one addend into, or None.
     """
     starts, sizes = dst.region(to)
     to_kind = partial_of(dst.sbp)
@@ -258,7 +275,7 @@ def _assembled(
 
 
 def _cut(x: Tensor, t: Transfer, origin: Sequence[int]) -> Tensor:
-    """Return the part of the shard ``x`` that the transfer ``t`` sends to another rank.
+    """Return a view of the box of the transfer ``t`` in ``x``, the shard that sends or gets it.
 
     ``origin`` is the index of the shard's first element in the logical tensor.
     """

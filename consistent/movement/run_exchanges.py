@@ -26,15 +26,14 @@ def run_exchanges(
 ) -> None:
     """Redistribute many tensors: fill each tensor of ``into`` with this rank's new shard.
 
-    Every rank of the world may call this; those outside all placements send nothing. Each rank of a
-    target receives what it needs and does not hold, once, which is the least possible number of
-    bytes.
+    It moves a whole model to other ranks. Every rank of the world may call it; those outside all
+    placements send nothing. Each rank of a target receives only what it needs and does not hold.
 
     Args:
-        locals_: this rank's shards under the first specs.
+        locals_: this rank's shards under the source specs.
         routes: (src, dst) of each, none of them partial, all between devices of the same kinds.
-        into: the shards to fill, on ``meta`` outside the target. An entry that is the very tensor
-            of ``locals_`` is not written: this rank keeps its shard.
+        into: the shards to fill, on ``meta`` outside the target. Where it has the very tensor of
+            ``locals_``, nothing is written: this rank keeps its shard.
     """
     alone = [i for i, ends in enumerate(routes) if any(spec.layout.is_cut for spec in ends)]
     for i in alone:  # the shard of a rank is no single box, so one transfer cannot describe it
@@ -47,10 +46,10 @@ def run_exchanges(
 
 
 def _buckets(routes: Sequence[Route], alone: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the positions of the routes that are sent together, leaving out those in ``alone``.
+    """Yield the positions of the routes that are sent together, in groups of ``BUCKET`` bytes.
 
-    They are the same on every rank. Routes with the largest elements come first, so that each part
-    is aligned in a message.
+    Those in ``alone`` are left out. The groups are the same on every rank. Routes with the largest
+    elements come first, so that each part is aligned in its message.
     """
     bucket: list[int] = []
     size = 0

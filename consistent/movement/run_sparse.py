@@ -32,7 +32,11 @@ _SENDING = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
 def run_sparse(x: Tensor, src: TensorSpec, moves: Sequence[Step], at: Coordinate) -> Tensor:
     """Return this rank's shard, a sparse COO tensor, after ``moves`` from the spec ``src``.
 
-    ``x`` is its shard under ``src``, ``at`` its coordinate in the placement.
+    Args:
+        x: this rank's shard under ``src``.
+        src: spec before the moves.
+        moves: the moves, each of one axis.
+        at: coordinate of this rank in the placement.
     """
     state = src
     for move in moves:
@@ -46,6 +50,7 @@ def run_sparse(x: Tensor, src: TensorSpec, moves: Sequence[Step], at: Coordinate
 
 
 def _moved(x: Tensor, state: TensorSpec, after: TensorSpec, move: Move, at: Coordinate) -> Tensor:
+    """Return this rank's shard after one move, from ``state`` to ``after``; notify tracers."""
     ranks, index = state.placement.axis_ranks(move.axis, at), at[move.axis]
     entries = list(state.sbp)
     entries[move.axis] = B
@@ -69,12 +74,13 @@ def _moved(x: Tensor, state: TensorSpec, after: TensorSpec, move: Move, at: Coor
 
 
 def _entry_nbytes(x: Tensor) -> int:
-    """Return the bytes of one entry, its indices included."""
+    """Return the bytes of one entry of the sparse ``x``: its indices and its value."""
     indices, values = x._indices(), x._values()
     return len(indices) * indices.itemsize + prod(values.shape[1:]) * values.itemsize
 
 
 def _side_by_side(x: Tensor, counts: list[int], ranks: tuple[int, ...]) -> Tensor:
+    """Return a sparse tensor with the entries of all ``ranks``, ``counts`` of each."""
     transport = current()
     indices = transport.join(x._indices().contiguous(), 1, counts, ranks)
     values = transport.join(x._values().contiguous(), 0, counts, ranks)
@@ -82,9 +88,9 @@ def _side_by_side(x: Tensor, counts: list[int], ranks: tuple[int, ...]) -> Tenso
 
 
 def _placed(x: Tensor, dim: int, start: int, whole: Sequence[int]) -> Tensor:
-    """Return the shard ``x`` as a tensor of shape ``whole`` that is empty elsewhere.
+    """Return the shard ``x`` as part of a sparse tensor of shape ``whole`` without other entries.
 
-    The shard begins at ``start`` along ``dim``.
+    The shard begins at index ``start`` of ``dim``.
     """
     shape = [*x.shape]
     size, shape[dim] = shape[dim], whole[dim]
@@ -101,7 +107,7 @@ def _placed(x: Tensor, dim: int, start: int, whole: Sequence[int]) -> Tensor:
 
 
 def _cut(x: Tensor, dim: int, start: int, size: int) -> Tensor:
-    """Return the part of ``x`` in [start, start + size) along ``dim``."""
+    """Return the part of the sparse ``x`` at [start, start + size) along ``dim``."""
     shape = [*x.shape]
     shape[dim] = size
     indices, values = x._indices(), x._values()

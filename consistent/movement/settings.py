@@ -25,7 +25,7 @@ MAY_DIFFER = "number of threads"  # last in _SETTINGS, so that other differences
 
 
 def settings() -> dict[str, str]:
-    """Return the value of each setting of this process, as text, by its name."""
+    """Return the value of each setting of this process as text, such as {"grad mode": "True"}."""
     return {name: str(read()) for name, read in _SETTINGS.items()}
 
 
@@ -36,7 +36,7 @@ def _autocast(kind: str) -> str:
 def first_difference(notes: Sequence[Mapping[str, str]]) -> str | None:
     """Return the name of the first setting that differs between ranks, or None.
 
-    ``notes`` are the ``settings()`` of the ranks.
+    ``notes`` are the dicts of ``settings()`` of the ranks.
     """
     names = dict.fromkeys(name for note in notes for name in note)
     return next((n for n in names if len({note.get(n) for note in notes}) > 1), None)

@@ -25,9 +25,10 @@ from .world import my_coordinate
 
 
 class Collective(NamedTuple):
-    """One collective: its kind, its ranks, and the division of the tensor among these.
+    """One collective that does a whole boxing.
 
-    ``sizes`` are the sizes of the ranks' parts along ``dim``.
+    ``kind`` is "all_gather" or "reduce_scatter" (or "all_reduce" of a codec), and ``sizes`` are the
+    sizes of the ranks' parts along ``dim``.
     """
 
     kind: str
@@ -43,12 +44,12 @@ def run_several(
     into: Sequence[Tensor] | None = None,
     begun: bool = False,
 ) -> list[Tensor]:
-    """Box each shard along its route, as ``run`` does, in as few messages as possible.
+    """Box each shard from its source to its target spec, in as few messages as possible.
 
     Args:
         locals_: this rank's shards.
         routes: (src, dst) of each, which differ.
-        into: contiguous tensors that get the results and are returned.
+        into: contiguous tensors to write the results into, which are then returned.
         begun: whether ``begin`` was called for each shard already; then no route leads to another
             placement.
     """
@@ -72,7 +73,11 @@ def run_several(
 
 
 class Started:
-    """Boxings in flight. ``wait()`` returns the boxed shards, and may be called repeatedly."""
+    """Boxings in flight, as ``start_several`` returns them.
+
+    ``wait()`` returns the boxed shards, in the order of the shards that were given; it may be
+    called repeatedly.
+    """
 
     def __init__(self, made: list[Any], waits: list[tuple[list[int], Waitable]]) -> None:
         self._made, self._waits = made, waits
@@ -88,9 +93,9 @@ class Started:
 
 @counts_lacks
 def start_several(locals_: Sequence[Tensor], routes: Sequence[Route]) -> Started:
-    """Start boxing each shard along its route; no route leads to another placement.
+    """Start boxing each shard from its source to its target spec, and do not wait.
 
-    Shards may not be written to before the results are there.
+    No route leads to another placement. Shards may not be written to before the results are there.
     """
     xs = [begin(x, *route)[0] for x, route in zip(locals_, routes, strict=True)]
     out: list[Any] = [None] * len(xs)
@@ -111,9 +116,10 @@ def start_several(locals_: Sequence[Tensor], routes: Sequence[Route]) -> Started
 
 
 def which_travel(routes: Sequence[Route]) -> list[bool]:
-    """Return for each route whether its boxing is a single message that overlaps with computation.
+    """Return for each route, (src, dst), whether its boxing can overlap with computation.
 
-    Such a message is started early and waited for later.
+    It can if it is a single collective, on ranks whose transport sends while they compute. The
+    caller then starts it early and waits for it later.
     """
     placements = dict.fromkeys(src.placement for src, _ in routes)
     at = {placement: my_coordinate(placement) for placement in placements}
@@ -128,7 +134,10 @@ def which_travel(routes: Sequence[Route]) -> list[bool]:
 
 
 class _Message(NamedTuple):
-    """Tensors that go in one message: their positions, and the sizes of ranks' parts."""
+    """Tensors that go in one message.
+
+    For each of them it has the position among all shards, the dim, and the sizes of ranks' parts.
+    """
 
     kind: str
     ranks: tuple[int, ...]
@@ -140,9 +149,9 @@ class _Message(NamedTuple):
 def _grouped(
     xs: Sequence[Tensor], routes: Sequence[Route]
 ) -> tuple[tuple[int, ...], tuple[_Message, ...]]:
-    """Decide which shards share a message.
+    """Decide which shards share a message; return (positions of those boxed alone, the messages).
 
-    Returns (positions of the shards that are boxed alone, the messages for all others).
+    Shards share one if they are gathered, or reduced and scattered, over the same ranks.
     """
     kinds = tuple((x.dtype if x.layout is torch.strided else None, x.device) for x in xs)
     places = {src.placement: None for src, _ in routes}
@@ -153,11 +162,12 @@ def _grouped(
 def _messages(
     routes: tuple[Route, ...], kinds: tuple[tuple, ...], places: tuple[tuple, ...]
 ) -> tuple[tuple[int, ...], tuple[_Message, ...]]:
-    """Return (positions of routes that are boxed alone, messages for the others), as ``_grouped``
-    does.
+    """Return the result of ``_grouped`` for arguments that can be cached.
 
-    ``kinds`` are (dtype, device) of each tensor, with None as the dtype of a sparse one. ``places``
-    are pairs of a placement and this rank's coordinate in it.
+    Args:
+        routes: (src, dst) of each shard.
+        kinds: (dtype, device) of each shard, with None as the dtype of a sparse one.
+        places: pairs of a placement and this rank's coordinate in it.
     """
     at, alone, found = dict(places), [], {}
     for i, ((src, dst), kind) in enumerate(zip(routes, kinds, strict=True)):
@@ -171,7 +181,7 @@ def _messages(
 
 
 def cut_of(route: Route) -> Collective | None:
-    """Return the one collective that boxes along ``route``, or None if there is no such one."""
+    """Return the one collective that boxes from src to dst of ``route``, or None."""
     return _one_move(*route, my_coordinate(route[0].placement))
 
 
@@ -183,8 +193,8 @@ def _put(x: Tensor, into: Sequence[Tensor] | None, i: int) -> Tensor:
 def _one_move(src: TensorSpec, dst: TensorSpec, at: Coordinate | None) -> Collective | None:
     """Return the one gather or reduce-scatter that converts ``src`` to ``dst``, or None.
 
-    ``at`` is this rank's coordinate. It is a parameter because the cache must not ignore it: while
-    a step is recorded, this rank stands for another one.
+    ``at`` is this rank's coordinate. It is a parameter because results are cached by the arguments:
+    while a step is recorded, this rank may stand for another one.
     """
     moves = plan(src, dst)
     if at is None or src.placement != dst.placement or len(moves) != 1:

@@ -23,7 +23,10 @@ def is_sparse(x: Tensor) -> bool:
 
 
 def parts_of(x: Tensor) -> tuple[Tensor, ...]:
-    """Return the index and value tensors of a sparse ``x``, which share its memory."""
+    """Return the index and value tensors that make up a sparse ``x``, sharing its memory.
+
+    COO has (indices, values); CSR has (row offsets, columns, values), and CSC the transposed.
+    """
     x = x.detach()
     if x.layout is torch.sparse_coo:
         return x._indices(), x._values()
@@ -43,12 +46,15 @@ def dense(x: Tensor) -> Tensor:
 
 
 def without_values(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return a meta tensor in the layout of ``like``, without entries if that is sparse."""
+    """Return a ``meta`` tensor of this shape in the memory layout of ``like``, dense or sparse.
+
+    A rank outside the placement holds such a tensor as its shard. A sparse one has no entries.
+    """
     return Meta.of(like).empty(shape, dtype)
 
 
 class Meta(NamedTuple):
-    """The memory layout of a tensor, dense or sparse, as ranks outside its placement need it.
+    """The memory layout of a tensor, dense or sparse, for ranks that are outside its placement.
 
     Programs read it on all ranks, and optimizers take other steps for sparse gradients.
     """
@@ -58,11 +64,11 @@ class Meta(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor) -> Meta:
-        """Return the description of ``x``."""
+        """Return the memory layout of ``x``."""
         return cls(x.layout, x.sparse_dim() if x.layout is torch.sparse_coo else 0)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return a meta tensor of this shape as described, without entries if it is sparse."""
+        """Return a ``meta`` tensor in this memory layout; a sparse one has no entries."""
         shape = tuple(shape)
         if self.layout is torch.sparse_coo:
             indices = torch.empty((self.sparse_dims, 0), dtype=torch.int64, device="meta")
@@ -74,7 +80,11 @@ class Meta(NamedTuple):
 
 @torch.no_grad()
 def fill(x: Tensor, parts: Sequence[Tensor], is_coalesced: bool) -> None:
-    """Replace the indices and values of the sparse tensor ``x`` by ``parts``, in place."""
+    """Replace the indices and values of the sparse tensor ``x`` by ``parts``, in place.
+
+    ``parts`` are as ``parts_of`` returns them; ``is_coalesced`` says whether each index occurs
+    once.
+    """
     if x.layout is torch.sparse_coo:
         indices, values = parts
         x.data = torch.sparse_coo_tensor(

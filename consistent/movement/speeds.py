@@ -1,5 +1,4 @@
-"""The cost model of the ranks of this program: built-in figures, with the links that its transport
-has measured.
+"""The cost model of the ranks of this program: built-in figures, with measured links.
 
 | what is decided | by the figures of |
 | --- | --- |
@@ -7,8 +6,9 @@ has measured.
 | sizes and numbers of messages, fusions of a compiled step | ``device_speeds`` |
 | layouts that a program asks to be searched for | ``costs_of_plans`` |
 
-The last two differ in a simulation only. There a program must run as it would on real ranks, whose
-transport measures no more than links; a search may use all that is known of the simulated machine.
+The transport measures the links. The last two rows differ in a simulation only. There a program
+must run as it would on real ranks, whose transport measures no more than links; a search may use
+all that is known of the simulated machine.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ _simulated: CostModel | None = None
 
 
 def device_speeds(device_type: str) -> CostModel:
-    """Return the figures of a device type with the measured links between this world's ranks, the
-    same on every rank. Where nothing was measured they are the built-in figures."""
+    """Return the cost model of the ranks of this world: built-in figures, with measured links.
+
+    It is the same on every rank. Where nothing was measured, it has the built-in figures only.
+    """
     found = current().link(device_type)
     return BUILT_IN[device_type] if found is None else speeds_of(device_type, found)
 
 
 @lru_cache
 def speeds_of(device_type: str, link: Link) -> CostModel:
-    """Return the figures of a device type with those of ``link`` for its messages and copies."""
+    """Return the built-in cost model with the measured ``link`` in place of its own."""
     known = BUILT_IN[device_type]
     wire = Wire(0.0, link.bytes_per_s)
     return replace(
@@ -51,8 +53,11 @@ def speeds_of(device_type: str, link: Link) -> CostModel:
 
 
 def costs_of_plans(device_type: str) -> CostModel:
-    """Return the figures by which layouts are searched: those of the simulated machine in a
-    simulation of one with such devices, otherwise those of ``device_speeds``."""
+    """Return the cost model by which layouts are searched.
+
+    It is that of the simulated machine in a simulation of one with such devices, otherwise that of
+    ``device_speeds``.
+    """
     if _simulated is not None and _simulated.device_type == device_type:
         return _simulated
     return device_speeds(device_type)
@@ -60,8 +65,7 @@ def costs_of_plans(device_type: str) -> CostModel:
 
 @contextmanager
 def simulated_costs(machine: CostModel) -> Iterator[None]:
-    """Search layouts by the figures of ``machine`` inside the ``with`` block, where a simulation of
-    it runs."""
+    """Search layouts by the costs of ``machine`` in the context, in which it is simulated."""
     global _simulated
     before, _simulated = _simulated, machine
     try:
@@ -71,7 +75,9 @@ def simulated_costs(machine: CostModel) -> Iterator[None]:
 
 
 def start_bytes(device_type: str) -> int:
-    """Return the bytes that a rank could send in the time for which one more communication keeps it
-    busy."""
+    """Return the bytes that a rank could send in the time that starting one more message takes.
+
+    By it the library decides into how many messages to divide what it sends.
+    """
     costs = device_speeds(device_type)
     return int((costs.latency + costs.python) * costs.bandwidth)

@@ -18,7 +18,7 @@ from ..spec.tracer import Tracer
 
 
 def my_coordinate(placement: Placement) -> Coordinate | None:
-    """Return this rank's coordinate in ``placement``, or None if it is outside."""
+    """Return this rank's coordinate in the grid of ``placement``, or None if it is outside."""
     # Cached on the placement, by rank because simulated ranks share the object.
     known = placement.__dict__.setdefault("_coordinates", {})
     rank = current().rank_in(placement)
@@ -53,8 +53,9 @@ _thread = _Thread()
 def apart(applies: bool = True) -> Iterator[None]:
     """Declare, inside the context, that ranks outside the current placement do not run this code.
 
-    They are sent the outcome later. So inside it values are read, and sizes announced, among the
-    ranks of the placement alone.
+    Normally every rank runs the whole program, and ranks outside a placement take part in reading
+    values. Inside the context they do not: only the ranks of the placement communicate, and the
+    others are sent the outcome later. With ``applies=False`` the context changes nothing.
     """
     before, _thread.apart = _thread.apart, _thread.apart or applies
     try:
@@ -64,14 +65,15 @@ def apart(applies: bool = True) -> Iterator[None]:
 
 
 def is_apart() -> bool:
-    """Return whether this thread is inside ``apart``: ranks outside do not run along."""
+    """Return whether this thread is inside ``apart``: ranks outside do not run the same code."""
     return _thread.apart
 
 
 def whole_on_world(spec: TensorSpec) -> TensorSpec:
     """Return the spec of the same tensor, replicated (B) on all ranks of the world.
 
-    Inside ``apart`` only the ranks of its own placement take part, so it stays on that placement.
+    It is the target when values are read on every rank. Inside ``apart`` only the ranks of its own
+    placement take part, so there it is B on that placement.
     """
     placement, size = spec.placement, current().size
     if placement.size != size and not is_apart():
@@ -85,9 +87,9 @@ def _world(device_type: str, size: int) -> Placement:
 
 
 class _Launched(World):
-    """The number of ranks before torch.distributed is initialized: the one that a launcher has set.
+    """The world, whose size is known from the launcher before ``torch.distributed`` is initialized.
 
-    torch.distributed is only initialized by the first message, but a placement may be made before.
+    A placement may be made before the first message, which initializes it.
     """
 
     def size(self) -> int | None:

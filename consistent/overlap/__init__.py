@@ -1,2 +1,1 @@
-"""Matrix products that overlap with the communication (boxing) of their operand or of their
-result."""
+"""Matrix products that overlap with the communication (boxing) of an operand or of the result."""

@@ -1,5 +1,4 @@
-"""Matrix products that overlap with the communication (boxing) of their operand or result, in
-chunks of rows.
+"""Matrix products that overlap with the boxing of their operand or result, in chunks of rows.
 
 ```
 box, multiply     send 0 | send 1     | send 2     |                 x: src -> dst,  dst @ w
@@ -9,8 +8,8 @@ multiply, box     multiply 0 | multiply 1 | multiply 2 |             x @ w: src 
                              | send 0     | send 1     | send 2
 ```
 
-Each of the two is the backward pass of the other. Bias and activation are also computed chunk by
-chunk.
+Boxing (redistribution) is the communication that changes a layout. Each of the two is the backward
+pass of the other. Bias and activation are also computed chunk by chunk.
 """
 
 from __future__ import annotations
@@ -39,8 +38,11 @@ MOST_CHUNKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Boxing:
-    """Description of a boxing that overlaps with a product: layouts before and after, number of
-    chunks, and the activation that follows."""
+    """A boxing that overlaps with a matrix product.
+
+    ``src`` and ``dst`` are the specs before and after it, ``chunks`` is the number of chunks of
+    rows in which it is sent, and ``activation`` is applied to the result of both.
+    """
 
     src: TensorSpec
     dst: TensorSpec
@@ -49,15 +51,14 @@ class Boxing:
 
     @property
     def back(self) -> Boxing:
-        """Boxing of the gradient in backward, from the dual (gradient layout) of ``dst`` to that of
-        ``src``."""
+        """The boxing of the gradient in backward, from the dual of ``dst`` to that of ``src``."""
         return Boxing(self.dst.dual, self.src.dual, self.chunks)
 
     def cut(self) -> tuple[Chunk, ...]:
         """Return the chunks of rows in which this rank sends.
 
-        There is a single chunk on a rank outside the placement, which sends nothing, and on CUDA,
-        where threads do not overlap kernels that a stream runs in order.
+        There is one chunk on a rank outside the placement, which sends nothing, and on CUDA, where
+        a stream runs kernels in order, so that a thread that sends would overlap with nothing.
         """
         at, placement = my_coordinate(self.src.placement), self.src.placement
         if at is None or placement.type != "cpu":
@@ -65,16 +66,19 @@ class Boxing:
         return cut(self.src, self.dst, self.chunks, at)
 
     def overlaps(self) -> bool:
-        """Return whether some multiplication runs while something is being sent."""
+        """Return whether something is multiplied while something is sent, on this rank.
+
+        If not, the product and the boxing are done one after the other.
+        """
         return len(self.cut()) > 1 or fused_over(self.src, self.dst) is not None
 
 
 def chunk_count(src: TensorSpec, dst: TensorSpec) -> int:
     """Return the number of chunks that is expected to be fastest, the same on every rank.
 
-    On CPU there is more than one chunk only if each rank has a core to spare: where all cores are
-    busy, nothing can overlap. On CUDA there is one chunk, because torch's fused ops do the
-    overlapping there, where symmetric memory is enabled.
+    It is used if the caller of a product gives none. On CPU there is more than one chunk only if
+    each rank has a core to spare: where all cores are busy, nothing can overlap. On CUDA there is
+    one chunk; there torch's fused ops overlap, where symmetric memory is enabled.
     """
     placement = src.placement
     if placement.type != "cpu" or my_coordinate(placement) is None:
@@ -84,10 +88,18 @@ def chunk_count(src: TensorSpec, dst: TensorSpec) -> int:
 
 
 def box_multiply(boxing: Boxing, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return ``activation(boxed x @ w + bias)``, where ``x`` is boxed (redistributed) before the
-    product.
+    """Return ``activation(boxed x @ w + bias)``, boxing ``x`` while it is multiplied.
 
-    Tensors are this rank's shards. Shapes: ``[..., k], [k, n], [n] -> [..., n]``.
+    Differentiable any number of times.
+
+    Args:
+        boxing: the boxing of ``x``, and the activation.
+        x: this rank's shard, ``[..., k]`` under ``boxing.src``.
+        w: this rank's shard, ``[k, n]``.
+        bias: this rank's shard, ``[n]``.
+
+    Returns:
+        This rank's shard of the result, ``[..., n]``.
     """
     if boxing.overlaps():
         return _BoxMultiply.apply(boxing, x, w, bias)[0]
@@ -95,9 +107,18 @@ def box_multiply(boxing: Boxing, x: Tensor, w: Tensor, bias: Tensor | None = Non
 
 
 def multiply_box(boxing: Boxing, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return ``activation(boxed(x @ w) + bias)``, where the product is boxed (redistributed).
+    """Return ``activation(boxed(x @ w) + bias)``, boxing the product while it is computed.
 
-    Tensors are this rank's shards. Shapes: ``[..., k], [k, n], [n] -> [..., n]``.
+    Differentiable any number of times.
+
+    Args:
+        boxing: the boxing of the product, and the activation.
+        x: this rank's shard, ``[..., k]``.
+        w: this rank's shard, ``[k, n]``.
+        bias: this rank's shard, ``[n]``, as for the result.
+
+    Returns:
+        This rank's shard of the result, ``[..., n]`` under ``boxing.dst``.
     """
     if boxing.overlaps():
         return _MultiplyBox.apply(boxing, x, w, bias)[0]
@@ -105,19 +126,21 @@ def multiply_box(boxing: Boxing, x: Tensor, w: Tensor, bias: Tensor | None = Non
 
 
 def _finished(z: Tensor, boxing: Boxing, bias: Tensor | None) -> Tensor:
+    """Return ``activation(z + bias)``."""
     if bias is None and boxing.activation == "none":
         return z
     return reduce_shards([z], Epilogue(activation=boxing.activation), EpilogueInputs(bias))
 
 
 class _BoxMultiply(torch.autograd.Function):
-    """Autograd function that fuses a redistribution (boxing) of ``x`` with the matmul that follows
-    it.
+    """Autograd Function of ``box_multiply``; ``boxed`` is x after the boxing.
 
     ```
     forward    x ---> boxed      total = boxed @ w + bias      y = activation(total)
     backward   x <--- boxed      grad of total @ w.T           boxed.T @ grad of total -> of w
     ```
+
+    It returns (y, total, boxed), so that a double backward can differentiate through all three.
     """
 
     @staticmethod
@@ -153,7 +176,7 @@ class _BoxMultiply(torch.autograd.Function):
 
 
 class _MultiplyBox(torch.autograd.Function):
-    """Autograd function that fuses a matmul with the redistribution (boxing) of its result.
+    """Autograd Function of ``multiply_box``; ``boxed`` is the product after the boxing.
 
     ```
     forward    product = x @ w      product ---> boxed      y = activation(boxed + bias)
@@ -193,18 +216,20 @@ class _MultiplyBox(torch.autograd.Function):
 def box_multiply_once(
     boxing: Boxing, x: Tensor, w: Tensor, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return ``(boxed x @ w + bias, boxed x)`` for plain shards, without autograd and tracers.
+    """Return ``(boxed x @ w + bias, boxed x)`` for shards, without autograd.
 
-    Programs of compiled steps call it.
+    Compiled steps call it, which have recorded forward and backward already. Tracers, the observers
+    of a program, are not notified.
     """
     y, _, boxed = _box_multiply_shards(boxing, x, w, _Finish(boxing, bias, False))
     return y, boxed
 
 
 def multiply_box_once(boxing: Boxing, x: Tensor, w: Tensor, addend: Tensor | None = None) -> Tensor:
-    """Return ``x @ w + addend`` for plain shards, boxed, without autograd and tracers.
+    """Return ``x @ w + addend``, boxed, for shards, without autograd.
 
-    ``addend`` has one number per column. It is added on each rank, before the boxing.
+    Compiled steps call it. ``addend`` has one number for each column. It is added on each rank,
+    before the boxing. Tracers, the observers of a program, are not notified.
     """
     return _multiply_box_shards(boxing, x, w, _Finish(boxing, None, False), addend)[0]
 
@@ -212,6 +237,7 @@ def multiply_box_once(boxing: Boxing, x: Tensor, w: Tensor, addend: Tensor | Non
 def _box_multiply(
     boxing: Boxing, x: Tensor, w: Tensor, finish: _Finish
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Notify tracers; return (activation(t), t, boxed x) for t = ``boxed x @ w + bias``."""
     x, _ = begin(x, boxing.src, boxing.dst)
     return _box_multiply_shards(boxing, x, w, finish)
 
@@ -219,6 +245,7 @@ def _box_multiply(
 def _box_multiply_shards(
     boxing: Boxing, x: Tensor, w: Tensor, finish: _Finish
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Do ``_box_multiply`` without tracers: multiply each chunk of rows when it has arrived."""
     if over := fused_over(boxing.src, boxing.dst):
         boxed, product = gather_multiply(x, w, over)
         return *finish.made(product), boxed
@@ -236,6 +263,7 @@ def _box_multiply_shards(
 
 
 def _multiply_box(boxing: Boxing, x: Tensor, w: Tensor, finish: _Finish) -> tuple[Tensor, Tensor]:
+    """Notify tracers; return (activation(t), t) for t = ``boxed(x @ w) + bias``."""
     x = x.detach()
     # ``begin`` needs the shape and dtype of a product that does not exist yet: one expanded element
     # has them without the memory.
@@ -246,6 +274,7 @@ def _multiply_box(boxing: Boxing, x: Tensor, w: Tensor, finish: _Finish) -> tupl
 def _multiply_box_shards(
     boxing: Boxing, x: Tensor, w: Tensor, finish: _Finish, addend: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
+    """Do ``_multiply_box`` without tracers: send each chunk of the product when it is made."""
     chunks = boxing.cut()
     if addend is None and (over := fused_over(boxing.src, boxing.dst)):
         return finish.made(multiply_scatter(x, w, over))
@@ -262,12 +291,14 @@ def _multiply_box_shards(
 
 
 def _box_chunk(x: Tensor, chunk: Chunk, boxed: Tensor) -> None:
+    """Box one chunk of rows of ``x``, and write the result to its rows of ``boxed``."""
     _put(run_within(_taken(x, chunk.src_rows), chunk.src, chunk.dst), boxed, chunk.dst_rows)
 
 
 def _finish_chunk(
     product: Tensor, chunk: Chunk, finish: _Finish, out: tuple[Tensor, Tensor]
 ) -> None:
+    """Box one chunk of the product, apply bias and activation, and write its rows of ``out``."""
     finish.chunk(run_within(product, chunk.src, chunk.dst), out, chunk.dst_rows)
 
 
@@ -282,19 +313,21 @@ def _product(x: Tensor, w: Tensor, addend: Tensor | None = None) -> Tensor:
 
 
 def _taken(x: Tensor, places: Sequence[slice]) -> Tensor:
+    """Return the rows ``places`` of ``x``, one slice after the other."""
     return x[places[0]] if len(places) == 1 else torch.cat([x[rows] for rows in places])
 
 
 def _put(x: Tensor, out: Tensor, places: Sequence[slice]) -> None:
+    """Write the rows of ``x``, in order, to the rows ``places`` of ``out``."""
     for part, rows in zip(x.split([r.stop - r.start for r in places]), places, strict=True):
         out[rows].copy_(part)
 
 
 class _Finish:
-    """Computation after a product ``z``: bias and activation, for all rows or chunk by chunk.
+    """Bias and activation after a product ``z``, for all rows at once or chunk by chunk.
 
     The results are ``(activation(z + bias), z + bias)``. The second is empty unless the gradient of
-    an activation needs it.
+    an activation needs it: ``tracked`` says whether autograd records the product.
     """
 
     def __init__(self, boxing: Boxing, bias: Tensor | None, tracked: bool) -> None:
@@ -302,7 +335,7 @@ class _Finish:
         self.keeps = tracked and boxing.activation != "none"
 
     def room(self, like: Tensor, columns: int) -> tuple[Tensor, Tensor]:
-        """Return uninitialized result tensors with the rows of ``like``, which the chunks fill."""
+        """Return two uninitialized results with the rows of ``like``, for ``chunk`` to fill."""
         shape = (*like.shape[:-1], columns)
         return like.new_empty(shape), like.new_empty(shape if self.keeps else 0)
 
@@ -316,8 +349,7 @@ class _Finish:
         )  # fmt: skip
 
     def chunk(self, z: Tensor, out: tuple[Tensor, Tensor], places: Sequence[slice]) -> None:
-        """Compute the results of the chunk ``z``, and write its rows to the rows ``places`` of
-        ``out``."""
+        """Compute both results for the chunk ``z``, and write them to its rows of ``out``."""
         y, total = self.made(z)
         _put(y, out[0], places)
         if self.keeps:
@@ -330,10 +362,13 @@ class _Finish:
 def _before(
     boxing: Boxing, total: Tensor, at_y: Tensor | None, at_total: Tensor | None
 ) -> Tensor | None:
-    """Return the gradient of the value before the activation; None if there is none.
+    """Return the gradient of ``total``, the value before the activation; None if there is none.
 
-    ``at_y`` is the gradient of the activation's result, ``at_total`` an additional one of its input
-    ``total``.
+    Args:
+        boxing: has the activation.
+        total: the value before the activation.
+        at_y: gradient of the activation's result, or None.
+        at_total: gradient that ``total`` itself got in a double backward, or None.
     """
     if at_y is not None and boxing.activation != "none":
         at_y = through_activation(boxing.activation, total, at_y)
@@ -341,6 +376,7 @@ def _before(
 
 
 def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """Return ``a + b``, where None counts as zero."""
     return b if a is None else a if b is None else a + b
 
 

@@ -1,5 +1,4 @@
-"""Matrix products for tensor parallelism that overlap with their communication, to be called
-explicitly.
+"""Matrix products for tensor parallelism that overlap with communication; users call them.
 
 | function | x | w | y | backward of x |
 | --- | --- | --- | --- | --- |
@@ -7,9 +6,9 @@ explicitly.
 | matmul_reduce_scatter | S(-1) | S(0) | S(0) | all-gather, matmul |
 | matmul_all_reduce | S(-1) | S(0) | B | all-reduce, matmul |
 
-y = activation(x @ w + bias). The table shows the layouts on the mesh axis that communicates: S(d)
-is split along dim d, B replicated. On the other axes, the operands may have any layouts that a
-product accepts, such as x S(0) and w B.
+y = activation(x @ w + bias). The table shows the layouts on the axis of the placement that
+communicates: S(d) is split along dim d, B replicated. On the other axes, the operands may have any
+layouts that a product accepts, such as x S(0) and w B.
 """
 
 from __future__ import annotations
@@ -35,8 +34,9 @@ def all_gather_matmul(
     activation: str = "none",
     chunks: int | None = None,
 ) -> Any:
-    """Return ``activation(x @ w + bias)``, with ``x`` gathered on the mesh axes on which ``w`` is
-    split by columns, S(1).
+    """Return ``activation(x @ w + bias)``; ``x`` is gathered while it is multiplied.
+
+    It is gathered on the axes of the placement on which ``w`` is split by columns, S(1).
 
     ```
     rank 0    a  @  w0            a @ w0                    x   [..., k]  S(d)
@@ -47,10 +47,13 @@ def all_gather_matmul(
     ```
 
     Rows (dim 0 of ``x``) are sent in chunks: while one chunk is sent, another is multiplied. The
-    gradient of ``x`` is a product that is reduce-scattered in as many chunks. Plain tensors are
-    treated as replicated.
+    gradient of ``x`` is a product that is reduce-scattered in as many chunks. Plain tensors count
+    as replicated.
 
     Args:
+        x: global tensor ``[..., k]``.
+        w: global tensor ``[k, n]``.
+        bias: global tensor ``[n]``.
         activation: "none", "relu", "gelu", "gelu_tanh" or "silu".
         chunks: number of chunks. None means as many as pay off: on CPU one chunk, unless every rank
             has a core to spare and a chunk is not too small (the first such call is a collective).
@@ -71,8 +74,7 @@ def matmul_reduce_scatter(
     activation: str = "none",
     chunks: int | None = None,
 ) -> Any:
-    """Return ``activation(x @ w + bias)``, with the sum of the ranks' partial products
-    reduce-scattered along ``dim``.
+    """Return ``activation(x @ w + bias)``; the ranks' partial products are summed and scattered.
 
     ```
     rank 0    x0 @ w0            rows 0.. of the sum        x   [..., k]  S(-1)
@@ -81,8 +83,11 @@ def matmul_reduce_scatter(
     ```
 
     Rows are summed in chunks: while one chunk is summed, another is multiplied. The gradient of
-    ``x`` is the gathered gradient of ``y`` times ``w.T``, in as many chunks. ``activation``,
-    ``chunks`` and plain tensors work as in ``all_gather_matmul``.
+    ``x`` is the gathered gradient of ``y`` times ``w.T``, in as many chunks.
+
+    Args:
+        x, w, bias, activation, chunks: as in ``all_gather_matmul``.
+        dim: the dim of the result that is split over the ranks.
 
     Raises:
         ValueError: shapes or layouts do not fit, or no axis has x S(-1) and w S(0).
@@ -98,8 +103,7 @@ def matmul_all_reduce(
     activation: str = "none",
     chunks: int | None = None,
 ) -> Any:
-    """Return ``activation(x @ w + bias)``, with the ranks' partial products all-reduced, so that
-    every rank has the whole sum.
+    """Return ``activation(x @ w + bias)``; the ranks' partial products are all-reduced.
 
     ```
     rank 0    x0 @ w0            x0 @ w0 + x1 @ w1          x   [..., k]  S(-1)
@@ -107,7 +111,7 @@ def matmul_all_reduce(
     rank 1    x1 @ w1            x0 @ w0 + x1 @ w1          y   [..., n]  B
     ```
 
-    Arguments and chunks work as in ``matmul_reduce_scatter``. The gradient of ``x`` is the summed
+    Arguments and chunks work as in ``all_gather_matmul``. The gradient of ``x`` is the summed
     gradient of ``y`` times ``w.T``.
 
     Raises:
@@ -117,6 +121,7 @@ def matmul_all_reduce(
 
 
 def _gathered(name: str, tensors: tuple, activation: str, chunks: int | None) -> Any:
+    """Check the operands of ``all_gather_matmul``, and compute it."""
     x, w, bias = _operands(name, tensors, activation, chunks)
     moved = tuple(
         B if isinstance(have, Split) and by == S(1) else have
@@ -130,6 +135,10 @@ def _gathered(name: str, tensors: tuple, activation: str, chunks: int | None) ->
 
 
 def _summed(name: str, tensors: tuple, dim: int | None, activation: str, chunks: int | None) -> Any:
+    """Check the operands of a product whose partial results are summed, and compute it.
+
+    The result is split along ``dim``, or replicated if that is None.
+    """
     x, w, bias = _operands(name, tensors, activation, chunks)
     if dim is not None and not -x.ndim <= dim < x.ndim:
         raise _misfit(name, x, w, f"dim={dim} is not one of the {x.ndim} dims of the result")
@@ -150,6 +159,17 @@ def _made(
     activation: str,
     chunks: int | None,
 ) -> Any:
+    """Compute a product of global tensors by ``run``, which takes shards; return a global tensor.
+
+    Args:
+        name: name of the function that the user called.
+        run: ``box_multiply`` or ``multiply_box``.
+        ends: specs before and after the boxing.
+        out: spec of the result.
+        tensors: (x, w, bias).
+        activation: name of the activation.
+        chunks: number of chunks, or None for the best one.
+    """
     x, w, bias = tensors
     if bias is not None:
         bias = bias.to_global(sbp=tuple(S(0) if _is_last(e, out) else B for e in out.sbp))
@@ -162,11 +182,18 @@ def _made(
 
 
 def _is_last(entry: Sbp, spec: TensorSpec) -> bool:
+    """Return whether ``entry`` splits the last dim of a tensor with ``spec``."""
     return isinstance(entry, Split) and entry.dim == spec.ndim - 1
 
 
 def _product(name: str, x: Any, w: Any, x_sbp: NdSbp) -> TensorSpec:
-    """Return the layout and shape (spec) of ``x @ w`` if ``x`` has the layout ``x_sbp``."""
+    """Return the spec of ``x @ w`` if ``x`` has the SBPs ``x_sbp``, each axis by itself.
+
+    x S(-1) with w S(0) gives P, x S(d) with w B gives S(d), and x B with w S(1) gives S(-1).
+
+    Raises:
+        ValueError: the SBPs of x and w on some axis do not fit each other.
+    """
     last, entries = x.ndim - 1, []
     for have, by in zip(x_sbp, w._spec.sbp, strict=True):
         if isinstance(have, Split) and have.dim == last and by == S(0):
@@ -186,6 +213,7 @@ def _product(name: str, x: Any, w: Any, x_sbp: NdSbp) -> TensorSpec:
 def _operands(
     name: str, tensors: tuple, activation: str, chunks: int | None
 ) -> tuple[Any, Any, Any]:
+    """Return (x, w, bias) as checked global tensors on one placement, in autocast's dtype."""
     given = [t for t in tensors if is_global(t)]
     if not given:
         raise TypeError(
@@ -217,7 +245,7 @@ def _operands(
 
 
 def _as_autocast(x: Any, placement: Placement) -> Any:
-    """Return ``x`` in the dtype in which autocast would multiply; unchanged if autocast is off."""
+    """Return ``x`` in the dtype in which autocast multiplies; unchanged if autocast is off."""
     kind = placement.type
     if autocast.is_on(kind) and autocast.is_cast(x.dtype):
         return x.to(torch.get_autocast_dtype(kind))

@@ -1,5 +1,7 @@
-"""Matrix products fused with an all-gather or reduce-scatter into one torch op, by CUDA symmetric
-memory."""
+"""Matrix products fused with an all-gather or reduce-scatter, by CUDA symmetric memory.
+
+Torch has one op for each of the two.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def fused_over(src: TensorSpec, dst: TensorSpec) -> tuple[str, int] | None:
-    """Return (process group name, split dim) if a torch op can fuse this boxing with a product;
-    else None.
+    """Return (process group name, split dim) for torch to fuse this boxing with a product.
 
-    It can for S(dim) -> B and P -> S(dim) with equal shards of a dim other than the last, on all
-    GPUs, if there is enough to send that overlapping pays off.
+    None if there is no such op. There is one for S(dim) -> B and P -> S(dim) with equal shards of a
+    dim other than the last, over the GPUs of one axis, if there is enough to send that overlap pays
+    off.
 
     The answer depends on the specs and on what the ranks have agreed on, so it is the same on every
     rank.
@@ -45,15 +47,17 @@ def fused_over(src: TensorSpec, dst: TensorSpec) -> tuple[str, int] | None:
 
 
 def gather_multiply(x: Tensor, w: Tensor, over: tuple[str, int]) -> tuple[Tensor, Tensor]:
-    """Return ``(gathered x, gathered x @ w)`` by one op; ``over`` is the result of
-    ``fused_over``."""
+    """Return ``(gathered x, gathered x @ w)`` by one fused op of torch, for CUDA shards.
+
+    ``over`` is the result of ``fused_over``.
+    """
     name, dim = over
     boxed, (y,) = torch.ops.symm_mem.fused_all_gather_matmul(x.contiguous(), [w], dim, name)
     return boxed.contiguous(), y.contiguous()
 
 
 def multiply_scatter(x: Tensor, w: Tensor, over: tuple[str, int]) -> Tensor:
-    """Return this rank's shard of the sum of ``x @ w`` over the ranks, by one op.
+    """Return this rank's shard of the sum of ``x @ w`` over ranks, by one fused op of torch.
 
     ``over`` is the result of ``fused_over``.
     """

@@ -42,7 +42,8 @@ def piece(n: int, parts: int, index: int) -> tuple[int, int]:
 class DimCut:
     """Division of a dim that is not balanced: the arguments after the dim in ``S(dim, ...)``.
 
-    Instances are immutable and interned; make one with ``cut_of``.
+    ``S(0, blocks=2)`` is ``Split(0, cut_of(blocks=2))``. Instances are immutable and interned, so
+    they compare by identity; make one with ``cut_of``.
     """
 
     __slots__ = ("__weakref__", "blocks", "of", "sizes", "zigzag")
@@ -96,18 +97,25 @@ class DimCut:
     # -- items of each rank ------------------------------------------------------------------------
 
     def runs(self, n: int, parts: int, index: int) -> Runs:
-        """Return the runs, (start, size), of ``n`` items that rank ``index`` of ``parts`` holds."""
+        """Return the runs, (start, size), of ``n`` items that rank ``index`` of ``parts`` holds.
+
+        ``blocks=2`` of 8 items on 2 ranks gives rank 1 the runs ((2, 2), (6, 2)).
+        """
         return _runs(self, n, parts, index)
 
     def size(self, n: int, parts: int, index: int) -> int:
-        """Return how many of ``n`` items rank ``index`` of ``parts`` holds."""
+        """Return how many of ``n`` items rank ``index`` of ``parts`` holds.
+
+        ``sizes=(3, 5)`` of 8 items on 2 ranks gives rank 1 five.
+        """
         return items_in(self.runs(n, parts, index))
 
     def least(self, parts: int) -> int:
         """Return the smallest number of items with which each of ``parts`` ranks has at least one.
 
-        The result is 1 if the cut itself fixes all sizes and no rank is empty, and ``1 << 62``,
-        which no dim has, if some rank stays empty for any number of items.
+        ``Layout`` uses it to tell whether some rank has an empty shard. The result is 1 if the cut
+        itself fixes all sizes and no rank is empty. It is ``1 << 62``, which no dim has, if some
+        rank stays empty for any number of items.
         """
         if self.sizes is not None:
             return 1 if all(self.sizes) or parts == 1 else 1 << 62
@@ -122,7 +130,7 @@ class DimCut:
     def in_each(self, n: int) -> list[tuple[int, int]]:
         """Return (start, size) of each part of ``n`` items that is divided separately.
 
-        Without ``of`` there is one part, all items.
+        With ``of=4`` and 8 items they are [(0, 4), (4, 4)]; without ``of`` there is one, all items.
         """
         if self.of is None:
             return [(0, n)]
@@ -134,12 +142,14 @@ class DimCut:
         return starts
 
     def of_parts(self, n: int, start: int, size: int) -> tuple[DimCut, ...] | None:
-        """Return the cut of the items from ``start`` on, if they are whole parts given by ``of``.
+        """Return how ranks hold the slice [start, start + size) of ``n`` items, as a cut of it.
+
+        It is one if ``of`` divides the items into parts, and the slice consists of whole parts.
+        Then slicing needs no communication.
 
         Returns:
-            ``(cut,)``, or ``()`` if these ``size`` items are balanced, as arguments of
-                ``Split(dim, ...)``. None if they are not whole parts of the ``n`` items, or if this
-                cut has no parts.
+            Arguments of ``Split(dim, ...)``: ``(cut,)``, or ``()`` if the slice's items are
+                balanced. None if the slice has no whole parts, or this cut has no ``of``.
         """
         inside = [m for a, m in self.in_each(n) if start <= a and a + m <= start + size]
         if self.of is None or sum(inside) != size or not inside:
@@ -149,7 +159,11 @@ class DimCut:
         return () if made is None else (made,)
 
     def fault(self, n: int, parts: int) -> str | None:
-        """Return why this cut cannot divide ``n`` items among ``parts`` ranks; None if it can."""
+        """Return why this cut cannot divide ``n`` items among ``parts`` ranks; None if it can.
+
+        The reason is text for an error: "the sizes (3, 5) have 8 items together, and the dim has 9
+        items".
+        """
         if isinstance(self.of, tuple) and sum(self.of) != n:
             return f"the parts in of={self.of} have {sum(self.of)} items together, and not {n}"
         if isinstance(self.of, int) and n % self.of:
@@ -175,8 +189,10 @@ def _runs(cut: DimCut, n: int, parts: int, index: int) -> Runs:
 
 
 def _within(cut: DimCut, n: int, parts: int, index: int) -> Iterator[tuple[int, int]]:
-    """Yield the runs that a rank has in one part of ``n`` items; a run may be empty or touch the
-    next."""
+    """Yield the runs that rank ``index`` has in one part of ``n`` items that is divided by itself.
+
+    A run may be empty, or begin where the one before it ends.
+    """
     if cut.zigzag:
         yield piece(n, 2 * parts, index)
         yield piece(n, 2 * parts, 2 * parts - 1 - index)
@@ -190,7 +206,10 @@ def _within(cut: DimCut, n: int, parts: int, index: int) -> Iterator[tuple[int, 
 
 
 def joined(runs: Iterable[tuple[int, int]]) -> Runs:
-    """Return ascending ``runs``, without empty ones and with adjacent ones merged."""
+    """Return ``runs``, (start, size), without empty ones and with adjacent ones merged.
+
+    They must be ascending: ((0, 2), (2, 3), (7, 0)) -> ((0, 5),).
+    """
     found: list[tuple[int, int]] = []
     for start, size in runs:
         if size and found and sum(found[-1]) == start:
@@ -206,7 +225,10 @@ def items_in(runs: Runs) -> int:
 
 
 def overlapping(a: Runs, b: Runs) -> Runs:
-    """Return the runs of the items that are in both ``a`` and ``b``."""
+    """Return the runs, (start, size), of the items that are in both ``a`` and ``b``.
+
+    ((0, 4),) and ((2, 4),) give ((2, 2),). So ranks find what a change of split has to send.
+    """
     found, i, j = [], 0, 0
     while i < len(a) and j < len(b):
         (x, m), (y, n) = a[i], b[j]
@@ -228,7 +250,7 @@ WORDS = rf"(?:\s*,\s*{_WORD})*"
 
 
 def cut_of(blocks: Any = None, cut: Any = None, sizes: Any = None, of: Any = None) -> DimCut | None:
-    """Return the cut for these arguments of ``S(dim, ...)``; None for a balanced split.
+    """Return the ``DimCut`` for these arguments of ``S(dim, ...)``; None for a balanced split.
 
     Raises:
         TypeError: a size is not an int.
@@ -276,7 +298,10 @@ def _size(name: str, value: Any, least: int) -> int:
 
 
 def parse_cut(text: str) -> DimCut | None:
-    """Return the cut that prints as ``text``, which WORDS must match; None if the text is empty."""
+    """Return the cut that prints as ``text``, such as ``", blocks=2"``; None if the text is empty.
+
+    ``text`` must match the pattern ``WORDS``.
+    """
     given: dict[str, Any] = {}
     # The pattern of a value is what follows "=" and the three characters "\s*" in _WORD.
     for name, value in re.findall(rf"(\w+)\s*=\s*({_WORD.partition('=')[2][3:]})", text):

@@ -179,10 +179,10 @@ OF_PLANS: dict[str, str] = {
 
 
 def hint(name: str, names: dict[str, tuple[str, str]]) -> str:
-    """Return a hint for an error about an unknown name: whose name it is and what to write here.
+    """Return a hint for an error about an unknown name: whose name it is, and what to write here.
 
-    ``names`` maps names of other libraries to (library, what to write). The text is empty if
-    ``name`` is not among them.
+    ``DTensor`` gives ". It is a name of DTensor's; here it is consistent.GlobalTensor.". Empty if
+    ``name`` is not in ``names``, which maps names of other libraries to (library, what to write).
     """
     if name not in names:
         return ""
@@ -194,9 +194,10 @@ def hint(name: str, names: dict[str, tuple[str, str]]) -> str:
 def unknown(
     module: str, names: dict[str, tuple[str, str]], known: Iterable[str]
 ) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` for a module that raises the error of ``missing`` for every name.
+    """Return a ``__getattr__`` for a module, which raises the error of ``missing`` for every name.
 
-    It is for modules without lazily imported names.
+    So ``consistent.sbp.Shard`` raises an error with a hint. It is for modules without lazily
+    imported names.
     """
 
     def __getattr__(name: str) -> Any:
@@ -208,10 +209,16 @@ def unknown(
 def missing(
     module: str, name: str, names: dict[str, tuple[str, str]], known: Iterable[str]
 ) -> AttributeError | ImportError:
-    """Return the error for a name that ``module`` lacks, with a hint, for its ``__getattr__``.
+    """Return the error for a name that ``module`` lacks, with a hint what to write instead.
 
-    It is an ImportError if ``from module import name`` is running: Python would replace an
-    AttributeError there by its own text, without the hint.
+    The module's ``__getattr__`` raises it. It is an ImportError if ``from module import name`` is
+    running: Python would replace an AttributeError there by its own text, without the hint.
+
+    Args:
+        module: name of the module.
+        name: the name that it lacks.
+        names: names of other libraries -> (library, what to write here).
+        known: the names that the module has.
     """
     said = hint(name, names) or _near(module, name, known)
     # Frame 1 is the module's __getattr__. importlib needs an AttributeError for a submodule, which
@@ -223,6 +230,10 @@ def missing(
 
 
 def _near(module: str, name: str, known: Iterable[str]) -> str:
+    """Return the end of an error for an unknown name: a known name that is near it, or torch's own.
+
+    The text is empty if there is neither.
+    """
     if name.startswith("_"):  # Python and tools probe for such names and expect a miss
         return ""
     near = suggestion(name, known, 0.75)

@@ -9,6 +9,11 @@ import numpy as np
 
 
 def as_grid(ranks: Any) -> range | np.ndarray:
+    """Return the ranks that a user passed as an int64 array, or as the ``range`` that they are.
+
+    Raises:
+        ValueError: they are empty, no ints, or rows of different lengths.
+    """
     if isinstance(ranks, range):
         if len(ranks) == 0:
             raise _empty(ranks)
@@ -37,9 +42,10 @@ def _empty(ranks: Any) -> ValueError:
 
 
 def compress(grid: range | np.ndarray) -> tuple[int, tuple[int, ...], tuple[int, ...] | None]:
-    """Return (start, strides, None) for an evenly strided grid, else (0, (), all ranks).
+    """Return (start, strides, None) for an evenly strided grid, else (0, (), all ranks row by row).
 
-    Ranks are listed row by row. An axis of one rank has stride 1.
+    [[0, 1], [4, 5]] gives (0, (4, 1), None). A placement stores a grid so, because the memory then
+    does not grow with the number of ranks. An axis of one rank has stride 1.
     """
     if isinstance(grid, range):
         return grid.start, (grid.step if len(grid) > 1 else 1,), None
@@ -63,8 +69,8 @@ def compress(grid: range | np.ndarray) -> tuple[int, tuple[int, ...], tuple[int,
 def solve(offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...] | None:
     """Return the coordinate c with sum(c * strides) == ``offset``; None if the grid has none.
 
-    The search goes from the widest stride to the narrowest, and tries only steps whose rest the
-    narrower strides can reach.
+    It finds a rank in a strided grid. The search goes from the widest stride to the narrowest, and
+    tries only steps whose remainder the narrower strides can reach.
     """
     order = sorted(range(len(shape)), key=lambda axis: -abs(strides[axis]))
     coordinate = [0] * len(shape)
@@ -94,7 +100,7 @@ def solve(offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> tupl
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides of a grid counted row by row.
+    """Return the strides of a grid of ``shape`` whose ranks count up row by row: (2, 3) -> (3, 1).
 
     An axis of one rank has stride 1, as in ``compress``.
     """
@@ -106,6 +112,7 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def unravel(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the coordinate of the ``index``-th rank of a grid, counted row by row."""
     coordinate = []
     for n in reversed(shape):
         coordinate.append(index % n)
@@ -114,5 +121,6 @@ def unravel(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def short(ranks: Any) -> str:
+    """Return ``ranks`` as text of at most 60 characters, for an error message."""
     text = repr(ranks.tolist() if isinstance(ranks, np.ndarray) else ranks)
     return text if len(text) <= 60 else "".join(itertools.islice(text, 57)) + "..."

@@ -20,8 +20,8 @@ _DIM = re.compile(r"[a-z_]*\W*?(-?\d+)\W*")
 def suggestion(name: object, known: Iterable[str], nearness: float = 0.6) -> str:
     """Return `` Did you mean 'x'?`` if a known name is near ``name``, else an empty text.
 
-    Upper and lower case count as the same. ``nearness`` is the share of letters that must agree,
-    from 0 to 1.
+    The text is appended to an error. Upper and lower case count as the same. ``nearness`` is how
+    alike the names must be, from 0 to 1, as ``difflib.get_close_matches`` counts it.
     """
     by_letters = {str(each).lower(): each for each in known}
     near = difflib.get_close_matches(str(name).lower(), by_letters, 1, nearness)

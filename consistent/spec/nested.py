@@ -26,7 +26,7 @@ def tensors_in(value: Any) -> list[Any]:
 
 
 def each_in(value: Any, kind: type) -> list[Any]:
-    """Return the instances of ``kind`` in ``value``, in the order of ``map_each``."""
+    """Return the instances of ``kind`` in nested containers, in the order of ``map_each``."""
     found: list[Any] = []
 
     def look(x: Any) -> Any:
@@ -38,8 +38,11 @@ def each_in(value: Any, kind: type) -> list[Any]:
 
 
 def replace_each(value: Any, kind: type, items: Iterable[Any]) -> Any:
-    """Return ``value`` with its instances of ``kind``, in the order of ``each_in``, replaced by
-    ``items``."""
+    """Return ``value`` with its instances of ``kind`` replaced by ``items``, in order.
+
+    It is the counterpart of ``each_in``: take the tensors out of a call's arguments, change them,
+    and put them back.
+    """
     left = iter(items)
     return map_each(value, kind, lambda _: next(left))
 
@@ -47,7 +50,8 @@ def replace_each(value: Any, kind: type, items: Iterable[Any]) -> Any:
 def map_each(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     """Return ``value`` with each instance of ``kind`` in it replaced by ``change(instance)``.
 
-    Instances inside slices are replaced, too.
+    It looks into lists, tuples, mappings, slices and dataclasses. A container in which nothing
+    changes is returned itself, not copied.
     """
     if isinstance(value, kind):
         return change(value)
@@ -71,7 +75,11 @@ def map_each(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
 
 
 def arguments_of(batch: Any) -> tuple[tuple, dict[str, Any]]:
-    """Return (args, kwargs) of a batch: a tensor, a tuple or list of arguments, or a mapping."""
+    """Return (args, kwargs) with which a model is called on a batch.
+
+    A mapping gives keyword arguments, a tuple or list positional ones, and anything else, such as a
+    tensor, is the one positional argument.
+    """
     if isinstance(batch, Mapping):
         return (), dict(batch)
     return (tuple(batch), {}) if isinstance(batch, list | tuple) else ((batch,), {})

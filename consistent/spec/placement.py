@@ -25,14 +25,17 @@ _SAME_TYPE = {"gpu": "cuda", "nvidia": "cuda", "cuda": "cuda", "cpu": "cpu", "ho
 
 
 class World:
-    """The world of ranks, and its devices, that placements are checked against."""
+    """The number of ranks and their devices, against which a new placement is checked.
+
+    Simulations, and programs whose ranks have not connected yet, have subclasses of it.
+    """
 
     def size(self) -> int | None:
-        """Return the number of ranks; None if ``torch.distributed`` is not initialized."""
+        """Return the number of ranks; None while ``torch.distributed`` is not initialized."""
         return dist.get_world_size() if dist.is_initialized() else None
 
     def has_gpus(self) -> bool:
-        """Return whether this process sees GPUs."""
+        """Return whether this process sees GPUs; without them a placement of type "cuda" raises."""
         return torch.cuda.is_available()
 
 
@@ -40,8 +43,10 @@ _worlds = callbacks("world")
 
 
 def _world() -> World:
-    """Return the world that placements are checked against: that of a tracer, such as a simulation,
-    if there is one."""
+    """Return the world that placements are checked against.
+
+    A tracer may give another one by its ``world`` callback, as a simulation does.
+    """
     return _worlds[-1]() if _worlds else World()
 
 
@@ -117,7 +122,11 @@ class Placement:
         return solve(rank - self._start, self.shape, self._strides)
 
     def axis_ranks(self, axis: int, coordinate: Sequence[int]) -> tuple[int, ...]:
-        """Return the ranks that differ from ``coordinate`` only along ``axis``, in grid order."""
+        """Return the ranks along ``axis`` through ``coordinate``, in grid order.
+
+        They are the group of a collective along that axis: in the grid [[0, 1], [2, 3]] those of
+        axis 0 through (0, 1) are (1, 3).
+        """
         here = list(coordinate)
         line = []
         for step in range(self.shape[axis]):
@@ -216,6 +225,7 @@ class Placement:
             )
 
     def _repeated_rank(self) -> int | None:
+        """Return a rank that is in the grid twice, or None."""
         if self._table is not None:
             seen: set[int] = set()
             for rank in self._table:

@@ -49,9 +49,10 @@ class Sbp:
 
 
 class Split(Sbp):
-    """``S(dim)``, sharded: tensor dim ``dim`` is cut over the ranks of the axis.
+    """``S(dim)``, sharded: tensor dim ``dim`` is divided among the ranks of the axis.
 
-    Negative dims count from the end.
+    Negative dims count from the end. ``cut`` says how the dim is divided if pieces are not
+    balanced.
     """
 
     __slots__ = ("__weakref__", "cut", "dim")
@@ -79,13 +80,19 @@ class Split(Sbp):
         return made
 
     def size(self, n: int, parts: int, index: int) -> int:
-        """Return how many of ``n`` items rank ``index`` of ``parts`` holds."""
+        """Return how many of ``n`` items rank ``index`` of ``parts`` holds.
+
+        ``S(0).size(5, 2, 0)`` is 3.
+        """
         if self.cut is None:
             return piece(n, parts, index)[1]
         return self.cut.size(n, parts, index)
 
     def runs(self, n: int, parts: int, index: int) -> Runs:
-        """Return the (start, size) runs of ``n`` items that rank ``index`` of ``parts`` holds."""
+        """Return the runs, (start, size), of ``n`` items that rank ``index`` of ``parts`` holds.
+
+        Balanced pieces are one run: ``S(0).runs(5, 2, 1)`` is ((3, 2),).
+        """
         return (piece(n, parts, index),) if self.cut is None else self.cut.runs(n, parts, index)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -223,6 +230,9 @@ _ENTRY = re.compile(
 def dual(value: Sbp) -> Sbp:
     """Return the SBP of the gradient of a tensor with SBP ``value``: S -> S, B -> P, P -> B.
 
+    If every rank uses the same tensor (B), each computes an addend of its gradient (P), and vice
+    versa.
+
     Raises:
         ValueError: ``value`` is P(max) or P(min). There the gradient belongs to the rank that holds
             the extreme element, and no rank alone knows which one does.
@@ -239,32 +249,35 @@ def dual(value: Sbp) -> Sbp:
 
 
 def dual_nd(values: NdSbp) -> NdSbp:
-    """Return the nd-sbp of the gradient of a tensor with nd-sbp ``values``, by ``dual``."""
+    """Return the SBPs of the gradient of a tensor with these SBPs: (B, S(0)) -> (P, S(0))."""
     return tuple(dual(value) for value in values)
 
 
 def partial_of(values: NdSbp) -> Partial | None:
-    """Return the first partial entry, such as ``P`` or ``P(max)``; None if no axis is partial."""
+    """Return the first partial SBP, such as ``P`` or ``P(max)``; None if no axis is partial.
+
+    It stands for all of them, since all partial axes of a tensor are of one kind.
+    """
     return next((entry for entry in values if isinstance(entry, Partial)), None)
 
 
 def is_one_way(values: NdSbp) -> bool:
-    """Return whether all partial axes are partial in the same way: all P, all P(max) or all P(min).
+    """Return whether all partial axes are of one kind: all P, all P(max) or all P(min).
 
-    Different ways have no common meaning: a maximum of sums is not a sum of maxima.
+    A mixture would be ambiguous: a maximum of sums is not a sum of maxima.
     """
     return len({entry for entry in values if entry.is_partial}) < 2
 
 
 def is_cut(values: NdSbp) -> bool:
-    """Return whether some axis has a ``DimCut``, so that its pieces are not balanced."""
+    """Return whether some axis has a cut, such as ``S(0, cut="zigzag")``, so is not balanced."""
     return any(isinstance(entry, Split) and entry.cut is not None for entry in values)
 
 
 def cuts_last(values: NdSbp) -> bool:
-    """Return whether no axis splits a dim further after an earlier axis has cut it unevenly.
+    """Return whether no axis splits a dim further that an earlier axis has cut unevenly.
 
-    Specs require it.
+    Specs require it: ``(S(0), S(0, blocks=2))`` is allowed, and ``(S(0, blocks=2), S(0))`` is not.
     """
     closed: set[int] = set()
     for entry in values:
@@ -277,12 +290,12 @@ def cuts_last(values: NdSbp) -> bool:
 
 
 def plain(entry: Sbp) -> Sbp:
-    """Return ``entry`` with balanced pieces: ``S(dim)`` for a split with a cut, else ``entry``."""
+    """Return ``entry`` with balanced pieces: ``S(0, blocks=2)`` -> ``S(0)``; others stay."""
     return Split(entry.dim) if isinstance(entry, Split) and entry.cut is not None else entry
 
 
 def plain_nd(values: NdSbp) -> NdSbp:
-    """Return ``values`` with balanced pieces in place of cuts: ``plain`` of each entry."""
+    """Return ``values`` with balanced pieces: (S(0, blocks=2), B) -> (S(0), B)."""
     return tuple(plain(entry) for entry in values)
 
 
@@ -333,6 +346,7 @@ def parse(text: str) -> Sbp | NdSbp:
 
 
 def _entry(match: re.Match) -> Sbp:
+    """Return the SBP that a match of the pattern ``_ENTRY`` stands for."""
     dim, words, is_b, op, long_op, _ = match.groups()
     if dim is not None:
         return Split(int(dim), parse_cut(words))
@@ -387,6 +401,12 @@ def as_sbp(value: SbpLike) -> Sbp:
 
 
 def _one(entry: Any) -> Sbp:
+    """Return one entry, an SBP, its text or the dim that it splits, as an ``Sbp``.
+
+    Raises:
+        TypeError: it is none of these, such as a ``Shard`` of DTensor.
+        ValueError: it is a text that is not an SBP.
+    """
     if isinstance(entry, int) and not isinstance(entry, bool):
         return Split(entry)
     parsed = parse(entry) if isinstance(entry, str) else entry

@@ -57,9 +57,10 @@ class Layout:
 
     @staticmethod
     def of(placement: Placement, sbp: NdSbp) -> Layout:
-        """Return the interned layout with these values.
+        """Return the one layout object with these values.
 
-        ``sbp`` must be resolved (see ``resolve_sbp``).
+        ``sbp`` has one SBP for each axis, with dims counted from the front, as ``resolve_sbp``
+        returns.
         """
         key = (placement, sbp)
         layout = _layouts.get(key)
@@ -81,7 +82,10 @@ class Layout:
         return Layout.of(placement, (B,) * placement.ndim)
 
     def leaves_out(self, shape: Sequence[int]) -> bool:
-        """Return whether some rank has an empty shard of a tensor that is not empty."""
+        """Return whether some rank has an empty shard of a tensor of ``shape`` that is not empty.
+
+        The library asks it where an op could raise an error on some ranks only.
+        """
         short = any(size < parts for size, parts in zip(shape, self.parts))
         return short and math.prod(shape) > 0
 
@@ -99,7 +103,10 @@ class Layout:
 
 
 class TensorSpec:
-    """Placement, nd-sbp, shape and dtype of one global tensor. Make one with ``TensorSpec.of``."""
+    """Placement, SBP of each axis, logical shape and dtype of one global tensor.
+
+    Specs are interned, so that equal ones are the same object. Make one with ``TensorSpec.of``.
+    """
 
     __slots__ = (
         "layout", "placement", "sbp", "shape", "dtype", "ndim",
@@ -122,7 +129,10 @@ class TensorSpec:
     def of(
         placement: Placement, sbp: SbpLike, shape: Sequence[int], dtype: torch.dtype
     ) -> TensorSpec:
-        """Return the spec with these values: SBP entries are checked and negative dims resolved.
+        """Return the one spec object with these values, after checking them.
+
+        Negative dims are resolved: ``sbp`` may have any form that a user may pass, such as
+        ``"S(-1)"``.
 
         Raises:
             ValueError: the number of SBPs is not the number of axes, a split dim is out of range,
@@ -138,13 +148,16 @@ class TensorSpec:
 
     @staticmethod
     def laid(layout: Layout, shape: torch.Size, dtype: torch.dtype) -> TensorSpec:
-        """Return the spec with this layout, which must fit the shape; nothing is checked."""
+        """Return the spec with this layout, which must fit the shape.
+
+        Unlike ``of`` it checks nothing, and is faster.
+        """
         return _intern(layout, shape, dtype)
 
     # -- variations --------------------------------------------------------------------------------
 
     def with_sbp(self, sbp: NdSbp) -> TensorSpec:
-        """Return the spec of this tensor under another nd-sbp, which must be resolved."""
+        """Return the spec of the same tensor with other SBPs, as ``resolve_sbp`` returns them."""
         if sbp == self.sbp:
             return self
         found = self._others.get(sbp)
@@ -153,18 +166,18 @@ class TensorSpec:
         return found
 
     def with_layout(self, layout: Layout) -> TensorSpec:
-        """Return the spec of this tensor in another layout, which must fit its shape."""
+        """Return the spec of the same tensor in another layout, which must fit its shape."""
         return self if layout is self.layout else _intern(layout, self.shape, self.dtype)
 
     def with_dtype(self, dtype: torch.dtype) -> TensorSpec:
-        """Return the spec of this tensor in another dtype."""
+        """Return the same spec with another dtype."""
         if dtype == self.dtype:
             return self
         return _intern(self.layout, self.shape, dtype)
 
     @property
     def dual(self) -> TensorSpec:
-        """Spec in which this tensor's gradient is computed: ``dual`` of each SBP."""
+        """Spec in which this tensor's gradient is computed: P for B, B for P, S for S."""
         if self._dual is None:
             self._dual = self.with_sbp(dual_nd(self.sbp))
         return self._dual
@@ -184,8 +197,9 @@ class TensorSpec:
     def region(self, coordinate: Coordinate | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return (starts, sizes) of the box of the logical tensor that a rank holds.
 
-        A rank outside the placement (``coordinate`` None) follows the program with a ``meta`` shard
-        that has the shape of the shard at the grid's origin.
+        [5, 4] under S(0) on 2 ranks gives ((3, 0), (2, 4)) at coordinate (1,). A rank outside the
+        placement (``coordinate`` None) has a ``meta`` shard with the shape of that at the grid's
+        origin.
 
         Raises:
             ValueError: the layout has a cut, so a shard may be several runs; ``runs`` returns
@@ -212,7 +226,10 @@ class TensorSpec:
         return tuple(starts), tuple(sizes)
 
     def local_shape(self, coordinate: Coordinate | None) -> tuple[int, ...]:
-        """Return the shape of the shard at ``coordinate``; None means the grid's origin."""
+        """Return the shape of the shard of the rank at ``coordinate``.
+
+        None, for a rank outside the placement, means the shard at the grid's origin.
+        """
         if not self.layout.is_cut:
             return self.region(coordinate)[1]
         return tuple(map(items_in, self.runs(coordinate)))
@@ -236,7 +253,7 @@ class TensorSpec:
 
     @property
     def plain(self) -> TensorSpec:
-        """Spec of this tensor with balanced splits in place of its cuts."""
+        """Spec of this tensor with balanced splits in place of cuts such as zigzag."""
         return self.with_sbp(plain_nd(self.sbp)) if self.layout.is_cut else self
 
     @property
@@ -284,6 +301,7 @@ _lock = threading.RLock()
 
 
 def _intern(layout: Layout, shape: torch.Size, dtype: torch.dtype) -> TensorSpec:
+    """Return the one object for this spec, which is made at the first call."""
     key = (layout, shape, dtype)
     spec = _interned.get(key)
     if spec is None:
@@ -320,7 +338,8 @@ def resolve_sbp(sbp: SbpLike, placement: Placement, shape: Sequence[int]) -> NdS
 def resolve_dims(sbp: SbpLike, placement: Placement, shape: Sequence[int]) -> NdSbp:
     """Resolve ``sbp`` as ``resolve_sbp`` does, but without checking that cuts fit the sizes.
 
-    It serves where sizes are not known yet: only the number of sizes in ``shape`` must be right.
+    It serves where sizes are not known yet: only the length of ``shape``, the number of dims, must
+    be right.
     """
     entries = as_nd_sbp(sbp)
     if len(entries) != placement.ndim:
@@ -343,7 +362,8 @@ def resolve_dims(sbp: SbpLike, placement: Placement, shape: Sequence[int]) -> Nd
 def cut_fault(entries: NdSbp, placement: Placement, shape: Sequence[int]) -> str | None:
     """Return the reason why the cuts in ``entries`` cannot divide a tensor of ``shape``, else None.
 
-    ``entries`` are the SBPs of the first axes of ``placement``.
+    ``S(0, sizes=(3, 5))`` cannot divide 9 items, for example. ``entries`` are the SBPs of the first
+    axes of ``placement``. The text becomes part of an error.
     """
     if not is_cut(entries):
         return None
@@ -376,6 +396,7 @@ def cut_fault(entries: NdSbp, placement: Placement, shape: Sequence[int]) -> str
 
 
 def _parts(placement: Placement, sbp: NdSbp) -> tuple[int, ...]:
+    """Return the value of ``Layout.parts``: for each dim the fewest items that reach all ranks."""
     parts = [1] * (1 + max((e.dim for e in sbp if isinstance(e, Split)), default=-1))
     for entry, ranks in zip(sbp, placement.shape, strict=True):
         if isinstance(entry, Split):
@@ -384,7 +405,11 @@ def _parts(placement: Placement, sbp: NdSbp) -> tuple[int, ...]:
 
 
 def misfit(spec: TensorSpec) -> str | None:
-    """Return the reason why a tensor of this dtype cannot have the SBPs of ``spec``, else None."""
+    """Return the reason why a tensor of this dtype cannot have the SBPs of ``spec``, else None.
+
+    Bools have no sum, so they cannot be P, and complex numbers have no order, so they cannot be
+    P(max) or P(min). The text becomes part of an error.
+    """
     for entry in spec.sbp:
         if not may_be(entry, spec.dtype):
             lacks = "truth values have no sum" if entry is P else "complex numbers have no order"
@@ -393,6 +418,7 @@ def misfit(spec: TensorSpec) -> str | None:
 
 
 def _resolve(entry: Split, ndim: int, shape: Sequence[int]) -> Split:
+    """Return ``entry`` with its dim counted from the front: S(-1) in 2 dims is S(1)."""
     if 0 <= entry.dim < ndim:
         return entry
     if not -ndim <= entry.dim < ndim:

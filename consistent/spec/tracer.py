@@ -29,10 +29,12 @@ from typing import Any
 class Tracer:
     """Callbacks for the events of a program, each of which may be left out.
 
-    Callbacks that begin with ``on_`` are notified. For an event that begins and ends, the tracer
-    entered last is called last at the beginning and first at the end, so tracers nest as ``with``
-    blocks do. The other callbacks answer a question or replace an action; the tracer entered last
-    comes before the others.
+    Callbacks that begin with ``on_`` are notified of events. If an event begins and ends, tracers
+    nest as ``with`` blocks do: the tracer entered last is called last at the beginning and first at
+    the end. The other callbacks answer a question (``value_of``) or replace an action
+    (``handle_backward``); that of the tracer entered last is used first.
+
+    Below ``(plan)`` and the like are the arguments with which a callback is called.
 
     Args:
         on_plan: (plan), each plan of an op when it is made.
@@ -68,8 +70,8 @@ class Tracer:
         handle_to_global: (x, target, SBP of the gradient) -> the moved tensor, in place of a move.
         handle_backward: (y, gradient, retain_graph, create_graph), in place of ``y.backward()``.
         handle_schedule: (run), in place of running the schedule of a pipeline.
-        handle_arriving: (nodes, gradients, specs, start) -> those gradients that still have to be
-            boxed, out of the gradients of an op's operands on their way to leaves
+        handle_arriving: (nodes, gradients, specs, coders=codecs) -> those gradients that still have
+            to be boxed, out of the gradients of an op's operands on their way to leaves
             (``movement/boxed.py``).
         handle_ahead: (operands, routes) -> (for each operand the prefetched tensor that has
             arrived, or None; a function that prefetches the operands of the next op).
@@ -111,10 +113,11 @@ class Tracer:
             yield
 
     def always(self) -> None:
-        """Send events to this tracer from now on, for the life of the process."""
+        """Send events to this tracer as long as the process lives."""
         self._enter(ExitStack())
 
     def _enter(self, stack: ExitStack) -> None:
+        """Add this tracer's callbacks to the lists of their events; ``stack`` removes them."""
         for event, callbacks in _CALLBACKS.items():
             mine = getattr(self, event)
             if mine is None:
@@ -136,19 +139,19 @@ op_tracers: list[Tracer] = []
 
 
 def callbacks(event: str) -> list[Callable[..., Any]]:
-    """Return the list of callbacks of ``event``, for the code that emits the event.
+    """Return the callbacks of ``event``, such as ``"on_plan"``, for the code that emits the event.
 
-    It is always the same list object, so callers may keep it.
+    It is always the same list object, so a module may keep it: ``for notify in list: notify(...)``.
     """
     return _CALLBACKS[event]
 
 
 @contextmanager
 def set_aside(event: str) -> Iterator[None]:
-    """Remove all callbacks of ``event`` inside the block.
+    """Call no callback of ``event`` inside the context.
 
-    A callback that replaces an action uses this to run the original action without being called
-    again.
+    A callback that replaces an action (``handle_backward``) uses this to run the original action
+    without being called again.
     """
     now = _CALLBACKS[event]
     kept, now[:] = now[:], []

@@ -21,13 +21,13 @@ def from_mirrored(
 ) -> GlobalTensor:
     """Return the global tensor whose shards are the elements of the mirrored tensor ``x``.
 
-    A mirrored tensor is a list with one element per device. This implements
-    ``MirroredTensor.to_global``.
+    A mirrored tensor is a list with one element per device. This is ``x.to_global(...)``, the
+    reverse of ``GlobalTensor.to_mirrored``.
 
     Args:
         x: the mirrored tensor; its element on each device becomes that device's shard.
-        sbp: layout per mesh axis, which says how the elements make up the whole; without it
-            ``S(0)``, sharded along dim 0.
+        sbp: layout per axis of the placement, which says how the elements make up the whole;
+            without it ``S(0)``, sharded along dim 0.
         placement: a grid of the ranks of ``x``; without it these ranks in one row.
         shape: the logical shape, as in ``from_local``.
         check: compare the elements between ranks, as in ``from_local``.

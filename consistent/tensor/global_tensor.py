@@ -30,16 +30,19 @@ _Base = torch.Tensor
 
 
 def _answer(get: Callable[[Any], Any]) -> Any:
-    """Return a property that describes the logical tensor, such as its shape; ``get`` computes it.
+    """Return a property of ``GlobalTensor`` that describes the logical tensor, such as its shape.
 
-    Models read spec properties in every layer, so their ``get`` is an ``attrgetter``, which is
-    faster than a Python function.
+    ``get`` computes it from the tensor. Where it only reads the spec, an ``attrgetter`` is given,
+    which is faster than a Python function: models read these in every layer.
     """
     return property(get)
 
 
 def _raw(name: str) -> Any:
-    """Return a property that reads and sets the attribute ``name`` of the shard, past the hook."""
+    """Return a property of ``GlobalTensor`` that is the attribute ``name`` of this rank's shard.
+
+    It reads and sets the attribute as ``torch.Tensor`` does, without ``__torch_function__``.
+    """
     descriptor = getattr(_Base, name)
 
     def set_(self: Any, value: Any) -> None:
@@ -50,9 +53,10 @@ def _raw(name: str) -> Any:
 
 
 def _hooks(name: str) -> Any:
-    """Return a property for the user's hooks on a tensor.
+    """Return a property for the attribute ``name``, which holds the user's hooks on a tensor.
 
-    After each change the library's own hook is registered again, so that it stays the last one.
+    After each change the library's own hook, which sums gradients over ranks, is registered again,
+    so that it stays the last one.
     """
     raw = _raw(name)
 
@@ -65,11 +69,11 @@ def _hooks(name: str) -> Any:
 
 
 class GlobalTensor(torch.Tensor):
-    """One logical tensor that is distributed over the ranks of a placement (a mesh of devices).
+    """One logical tensor that is distributed over the ranks of a placement (a device mesh).
 
-    Its SBP says for each mesh axis whether the tensor is sharded (S), replicated (B) or a partial
-    sum (P). Each rank holds its local shard. Make one with ``from_local``, ``distribute`` or a
-    factory such as ``zeros`` or ``randn``.
+    Its SBP says for each axis of the placement whether the tensor is sharded (S), replicated (B) or
+    a partial sum (P). Each rank holds its local shard. Make one with ``from_local``, ``distribute``
+    or a factory such as ``zeros`` or ``randn``.
     """
 
     _spec: TensorSpec
@@ -112,7 +116,11 @@ class GlobalTensor(torch.Tensor):
 
     @property
     def device(self) -> torch.device:
-        """Device of this rank's shard; outside the placement, the device for new plain tensors."""
+        """Device of this rank's shard; outside the placement, the device for new plain tensors.
+
+        It is a real device on every rank, so ``torch.zeros(3, device=x.device)`` works on all of
+        them.
+        """
         placement = self._spec.placement
         if placement.type == "cpu" or my_coordinate(placement) is None:
             return device_of(placement)
@@ -124,7 +132,7 @@ class GlobalTensor(torch.Tensor):
         return self._spec.shape if dim is None else self._spec.shape[dim]
 
     def dim(self) -> int:
-        """Return the number of dims."""
+        """Return the number of dims of the logical tensor."""
         return self._spec.ndim
 
     ndimension = dim
@@ -140,7 +148,10 @@ class GlobalTensor(torch.Tensor):
         return self._spec.dtype.itemsize
 
     def stride(self, dim: int | None = None) -> Any:
-        """Return the strides of the logical tensor in the memory order that its shards have."""
+        """Return the strides that the logical tensor would have on one device.
+
+        They have the order of dims that the shards have in memory.
+        """
         strides = logical_strides(self)
         return strides if dim is None else strides[dim]
 
@@ -212,7 +223,8 @@ class GlobalTensor(torch.Tensor):
     def requires_grad_(self, requires_grad: bool = True) -> GlobalTensor:
         """Set whether autograd computes a gradient for this leaf.
 
-        After backward the gradient has the leaf's own layout.
+        After backward the gradient has the leaf's own layout. P(max) and P(min) have none, and
+        raise.
         """
         if requires_grad:
             _ = self._spec.dual  # spec of the gradient: raises for P(max) and P(min)
@@ -240,9 +252,10 @@ class GlobalTensor(torch.Tensor):
         create_graph: bool = False,
         inputs: Any = None,
     ) -> None:
-        """Compute the gradients of the leaves. On return each has the layout of its leaf.
+        """Compute the gradients of the leaves and add them to their ``.grad``.
 
-        The arguments are those of ``torch.Tensor.backward``.
+        On return each gradient has the layout of its leaf. The arguments are those of
+        ``torch.Tensor.backward``.
         """
         if inputs is None:
             backward.backward(self, gradient, retain_graph, create_graph)
@@ -260,7 +273,7 @@ class GlobalTensor(torch.Tensor):
             return _Base.register_hook(self, wrapped)
 
     def _on_shards(self, hook: Callable[[Any], Any]) -> Callable[[torch.Tensor], Any]:
-        """Wrap ``hook``, which takes a global gradient, for torch to call with its shard."""
+        """Wrap ``hook``, which takes a global gradient, so that torch can call it with a shard."""
         spec = self._spec
 
         def wrapped(grad: torch.Tensor) -> torch.Tensor | None:
@@ -276,12 +289,12 @@ class GlobalTensor(torch.Tensor):
         return wrapped
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Any], None]) -> Any:
-        """Register ``hook``, called as ``hook(leaf)`` after each gradient is added to it."""
+        """Register ``hook``, called as ``hook(leaf)`` after each addition to ``leaf.grad``."""
         with HookOff():
             return _Base.register_post_accumulate_grad_hook(self, hook)
 
     def retain_grad(self) -> None:
-        """Keep the gradient of this non-leaf in ``.grad`` after backward.
+        """Keep the gradient of this tensor, which is not a leaf, in ``.grad`` after backward.
 
         It has the dual SBP: P where the tensor is replicated, B where it is a partial sum.
         """

@@ -26,11 +26,11 @@ from .storage import memory  # noqa: F401  (it enters its answers)
 
 
 def _to(self: GlobalTensor, *args: Any, **kwargs: Any) -> Any:
-    """Implement ``Tensor.to`` for global tensors, and for plain ones that are passed a global one.
+    """Implement ``Tensor.to`` where ``self`` or an argument is a global tensor.
 
     A change of dtype is an op. Of a device only the type counts, since the placement determines the
-    device. ``plain.to(global_tensor)`` turns the plain tensor into a B tensor on the other's
-    placement.
+    device. ``plain.to(global_tensor)`` makes of the plain tensor a replicated (B) tensor on the
+    other tensor's placement.
     """
     if self.__class__ is not GlobalTensor:
         args, kwargs, other = _without_other(args, kwargs)
@@ -62,7 +62,7 @@ def _to(self: GlobalTensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def _without_other(args: tuple, kwargs: dict) -> tuple[tuple, dict, Any]:
-    """Split off the tensor among the arguments of ``to``; return (args, kwargs, that tensor)."""
+    """Return (args, kwargs, tensor) of ``plain.to(tensor, ...)``, with the tensor taken out."""
     if args:
         return args[1:], kwargs, args[0]
     kwargs = dict(kwargs)
@@ -74,10 +74,12 @@ _TO_COPY = torch.ops.aten._to_copy.default
 
 def _copy_to(x: GlobalTensor, dtype: torch.dtype) -> Any:
     # Calls the hook directly: going through torch.ops first would take longer than the op itself.
+    """Return a copy of ``x`` in another dtype."""
     return torch_function(_TO_COPY, (GlobalTensor,), (x,), {"dtype": dtype})
 
 
 def _same_device(x: GlobalTensor, device: torch.device | str | int | None) -> None:
+    """Raise if ``device`` is of another type than that of the placement of ``x``."""
     kind = None if device is None else torch.device(device).type
     if kind is not None and kind not in (x.placement.type, device_of(x.placement).type):
         raise RuntimeError(
@@ -87,6 +89,8 @@ def _same_device(x: GlobalTensor, device: torch.device | str | int | None) -> No
 
 
 def _on(kind: str) -> Callable[..., Any]:
+    """Return the method ``cpu``, ``cuda``, ...: it returns the tensor, or raises if elsewhere."""
+
     def move(self: GlobalTensor, *args: Any, **kwargs: Any) -> Any:
         _same_device(self, kind)
         return self
@@ -95,6 +99,7 @@ def _on(kind: str) -> Callable[..., Any]:
 
 
 def _type(self: GlobalTensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Implement ``Tensor.type``: the name of the tensor type, or a conversion to another dtype."""
     if dtype is None:
         return torch.empty(0, dtype=self.dtype, device=self.device).type()
     return self.to(torch.empty(0).type(dtype).dtype if isinstance(dtype, str) else dtype)

@@ -24,7 +24,7 @@ from .redirect import redirect
 
 
 def install() -> None:
-    """Redirect the method of the autograd engine by which all callers start a backward pass."""
+    """Redirect the method of torch's autograd engine by which every backward pass starts."""
     engine: Any = type(Variable._execution_engine)  # type: ignore[attr-defined]
     redirect(engine.run_backward, _run_backward, "graph")
     handlers["grad"] = partial(_grad, opened_body(torch.autograd.grad))  # type: ignore[arg-type]
@@ -38,6 +38,18 @@ def _run_backward(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
+    """Implement the engine's ``run_backward`` for passes that reach global tensors.
+
+    It replaces the first gradients by this rank's shards of them, and runs the engine so that all
+    ranks communicate in the same order.
+
+    Args:
+        run: torch's method.
+        engine: its ``self``.
+        roots: the tensors from which backward starts.
+        grads: the gradient of each, or None.
+        args, kwargs: torch's other arguments.
+    """
     if backward.is_handled() and kwargs.get("accumulate_grad"):
         raise RuntimeError(
             "torch.autograd.backward, or loss.backward(inputs=...), inside a step that is run as "
@@ -60,11 +72,15 @@ def _of_arguments(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Run a backward pass, replacing inputs that are plain arguments of a user's autograd Function.
+    """Run a backward pass, where ``inputs`` may be plain arguments of a user's autograd Function.
 
     Such an argument was gathered from a global tensor. Its gradient also includes paths that reach
     the global tensor without this argument, such as a parameter through its module. So the engine
     computes the gradient of the global tensor, which is then gathered.
+
+    Args:
+        run: starts the pass, given the remaining arguments.
+        keep_graph, create_graph, inputs, args, kwargs: those of torch's method.
     """
     made = [_gather_of(x) for x in inputs] if present() is not None else []
     if not any(made):
@@ -91,19 +107,28 @@ def _gather_of(x: Any) -> Any:
 
 
 def _leaf(x: Any, node: Any) -> Any:
+    """Return the leaf behind ``node``, which has gathered it to ``x``, or ``x`` if it is none."""
     return getattr(node.next_functions[0][0], "variable", x)
 
 
 def _seed(y: Any, grad: Any) -> Any:
+    """Return the local tensor with which the engine starts backward at ``y``.
+
+    ``grad`` is the gradient that the caller gave, or None.
+    """
     if is_global(y):
         return backward.seed(y, grad) if y.requires_grad else None
     return gather(plain(grad), grad._spec) if is_global(grad) else grad
 
 
 def _grad(opened: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-    """Implement ``torch.autograd.grad``: call torch's body ``opened`` and make its results global.
+    """Implement ``torch.autograd.grad`` for global tensors: run torch's code, with global results.
 
     The engine returns shards in the dual SBP of each input.
+
+    Args:
+        opened: torch's function, whose body runs on global tensors.
+        outputs, inputs, args, kwargs: torch's arguments.
     """
     if kwargs.get("is_grads_batched") or (len(args) > 5 and args[5]):
         raise RuntimeError(
@@ -118,6 +143,7 @@ def _grad(opened: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **k
 
 def _typed(x: Any, g: Any) -> Any:
     # A new object each time: torch gives the same tensor for two inputs whose gradients are equal.
+    """Return the gradient ``g`` of ``x`` as a global tensor if ``x`` is one."""
     if not is_global(x) or g is None:
         return g
     return attach(plain(g), gradients.gradient_spec(x, g.dtype))

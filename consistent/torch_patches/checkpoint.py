@@ -14,10 +14,10 @@ from ..dispatch.plans.shards import attach, is_global, plain
 
 
 def install() -> None:
-    """Make the comparison use shards, and the saved inputs stay global.
+    """Make ``torch.utils.checkpoint`` compare shards, and keep the inputs global.
 
-    A saved tensor is sometimes seen as global and sometimes as its shard, depending on how the op
-    was run; both are compared as the shard.
+    It compares what was saved with what is recomputed. A saved tensor is seen as global or as its
+    shard, depending on how the op was run, so both are compared as the shard.
     """
     compare = checkpointing._allowed_determinism_checks_to_fns
     mode = checkpointing._DEFAULT_DETERMINISM_MODE
@@ -33,7 +33,8 @@ def install() -> None:
 def _keep_specs(frame: Any) -> None:
     """Patch the class ``frame`` of a checkpoint to restore the specs of the inputs that it saves.
 
-    Inside hooks for saved tensors, such an input comes back as another, plain tensor object.
+    If hooks for saved tensors are active, such an input comes back as another object, a plain
+    tensor.
     """
     save, get = frame.save_inputs, frame.get_inputs
 
@@ -50,9 +51,9 @@ def _keep_specs(frame: Any) -> None:
 
 
 def _keep_specs_in_function(function: Any) -> None:
-    """Patch the autograd Function ``function``, which saves the inputs, to restore their specs.
+    """Patch an autograd Function of a checkpoint to restore the specs of the inputs that it saves.
 
-    Its first argument is its own; the inputs follow it.
+    It is ``_keep_specs`` for older releases of torch.
     """
     setup = function.setup_context
 
@@ -70,6 +71,7 @@ def _specs(args: Any) -> list[Any]:
 
 
 def _typed(found: Any, specs: list[Any]) -> Any:
+    """Return ``found``, saved tensors, with those global again for which ``specs`` has a spec."""
     typed = (
         x if spec is None or is_global(x) else attach(x, spec)
         for x, spec in zip(found, specs, strict=True)

@@ -18,9 +18,10 @@ from ..tensor.global_tensor import GlobalTensor
 
 
 class _AskedByTracer:
-    """Descriptor for ``__torch_dispatch__`` by which dynamo skips frames that meet a global tensor.
+    """Descriptor for ``__torch_dispatch__`` that makes dynamo skip frames that use global tensors.
 
-    For any other reader it returns that of ``torch.Tensor``.
+    Dynamo reads this attribute of the class of each tensor that it meets; the read raises dynamo's
+    own exception for that. Any other reader gets the attribute of ``torch.Tensor``.
     """
 
     def __get__(self, instance: Any, owner: Any) -> Any:
@@ -36,6 +37,7 @@ _warned = False
 
 
 def _skip_frame() -> None:
+    """Raise dynamo's exception to run a frame eagerly, or an error if it must be compiled."""
     global _warned
     import torch._dynamo.exc as exc
     import torch._dynamo.trace_rules as rules
@@ -71,7 +73,7 @@ def _traced_as_one_graph() -> bool:
 
 
 def install() -> None:
-    """Set ``__torch_dispatch__`` of ``GlobalTensor``.
+    """Give ``GlobalTensor`` the ``__torch_dispatch__`` by which dynamo skips its frames.
 
     The class belongs to this library, so this is done at import.
     """

@@ -33,10 +33,12 @@ def install() -> None:
 
 
 def _flat(p: Any) -> Any:
+    """Return the gradient of ``p`` as a vector of real numbers, zeros if it has none."""
     grad = torch.zeros_like(p) if p.grad is None else p.grad
     grad = grad.to_dense() if grad.is_sparse else grad
     return (torch.view_as_real(grad) if grad.is_complex() else grad).reshape(-1).detach()
 
 
 def _everywhere(x: Any) -> torch.Tensor:
+    """Return ``x`` as a plain tensor, whole on every rank of the world."""
     return plain(box(x, x._spec, whole_on_world(x._spec))) if is_global(x) else x

@@ -63,6 +63,10 @@ def _told_mask(
 
 
 def _change(module: Any) -> None:
+    """Replace the code of ``flex_attention`` and ``create_mask`` in torch's ``module``.
+
+    The new code finds the names that it uses in the module, where this function puts them.
+    """
     names = vars(module)
     names["_of_plain_tensors"] = _told_in_code(module.flex_attention, _told)
     names["_create_mask"] = _told_in_code(module.create_mask, _told_mask)
@@ -81,7 +85,7 @@ def _change(module: Any) -> None:
 def _told_in_code(function: Any, told: Any) -> Any:
     """Replace the code of ``function`` by that of ``told``; return a function with the old code.
 
-    So the function object stays the one that others have imported.
+    ``function`` stays the same object, so the change reaches everyone who has imported it.
     """
     original = types.FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__
@@ -93,7 +97,7 @@ def _told_in_code(function: Any, told: Any) -> Any:
 
 
 class _ReadingWholes:
-    """Wrapper of a ``mask_mod``, inside which a global tensor is read as its whole value.
+    """Wrapper of a ``mask_mod`` that lets it read global tensors, as their whole values.
 
     It keeps the signature, by which torch tells a ``mask_mod`` from a ``score_mod``.
     """
@@ -109,9 +113,9 @@ class _ReadingWholes:
 
 @cache
 def _undisturbed(function: Any) -> Any:
-    """Return ``function`` excluded from dynamo.
+    """Return ``function`` wrapped so that dynamo does not compile it or what it calls.
 
-    Programs compile ``flex_attention``, and where it runs eagerly, dynamo would compile the
+    Programs compile ``flex_attention``. Where it runs eagerly, dynamo would otherwise compile the
     functions that it calls piece by piece.
     """
     return torch.compiler.disable(function)
@@ -130,6 +134,11 @@ def _of_global(
     _: Any,
     return_aux: Any = None,
 ) -> Any:
+    """Run ``flex_attention`` of torch's ``module`` on global tensors; the other arguments are its.
+
+    It calls the op of this library, which has one operand for both functions of the user
+    (``Mods``).
+    """
     _check(module, query, key, value, block_mask, enable_gqa)
     mods = Mods(score_mod, block_mask, common_placement("flex_attention", [query, key, value]))
     wide = torch.float64 if query.dtype is torch.float64 else torch.float32

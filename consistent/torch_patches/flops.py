@@ -10,10 +10,10 @@ from .on_import import change_module
 
 
 def _change(flop_counter: Any) -> None:
-    """Make the counter use the shape of the shard for a global tensor.
+    """Make torch's counter use the shapes of shards, so that it counts the work of this rank.
 
     Below autograd a saved tensor is still the global object, with a logical shape, while its
-    gradient is a shard. The count is that of this rank.
+    gradient is a shard.
     """
     original: Callable[[Any], Any] = flop_counter.get_shape
 
@@ -24,7 +24,7 @@ def _change(flop_counter: Any) -> None:
 
 
 def install() -> None:
-    """Change the module when it is imported, because the import takes memory.
+    """Change torch's module when it is imported, not before, because the import takes memory.
 
     It loads Triton's 70 MB where Triton is installed.
     """

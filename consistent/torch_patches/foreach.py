@@ -22,7 +22,10 @@ from .redirect import redirect
 
 
 def install() -> None:
-    """Add global tensors to torch's lists of supported types, and replace the grouping."""
+    """Make torch's optimizers accept global tensors in list ops (``torch._foreach_*``).
+
+    They are added to the supported types, and the function that groups parameters is replaced.
+    """
     for known in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
         known.append(GlobalTensor)
     redirect(torch._C._group_tensors_by_device_and_dtype, _grouped)
@@ -31,11 +34,11 @@ def install() -> None:
 
 
 def _clip_by_lists(function: Any) -> None:
-    """Make a clipping function use list ops for global tensors even with ``foreach=False``.
+    """Make a clipping function of torch use list ops for global tensors even if ``foreach=False``.
 
     One by one, norms on several placements could not be combined, and a plain gradient would become
     global when it is multiplied by a global norm. ``function`` stays the object that others have
-    imported. The function that it wraps with ``no_grad`` is replaced.
+    imported; the function that it wraps with ``no_grad`` is replaced.
     """
     (cell,) = function.__closure__
     body = cell.cell_contents
@@ -53,10 +56,15 @@ def _clip_by_lists(function: Any) -> None:
 
 
 def _grouped(group: Callable[..., Any], lists: Any, with_indices: bool = False) -> Any:
-    """Group the indices of ``lists`` by device and dtype of the first list, the same on all ranks.
+    """Implement ``torch._C._group_tensors_by_device_and_dtype``, with the same groups on all ranks.
 
     torch would use the shard's device, which is ``meta`` outside the placement, so the ranks would
     form different groups in a different order.
+
+    Args:
+        group: torch's function, for lists without global tensors.
+        lists: lists of tensors of the same length; the first decides.
+        with_indices: whether to return the indices of each group.
     """
     if not any(map(is_global, lists[0])):
         return group(lists, with_indices)
@@ -76,6 +84,7 @@ def _grouped(group: Callable[..., Any], lists: Any, with_indices: bool = False) 
 
 
 def _members(lists: Any, indices: list[int], with_indices: bool) -> tuple[list, list[int]]:
+    """Return (the items of each list at ``indices``, the indices if they are asked for)."""
     every = len(indices) == len(lists[0])
     columns = [
         list(values) if every or not values else [values[i] for i in indices] for values in lists

@@ -34,7 +34,7 @@ _raw_saved: Any = torch._C._FunctionBase.__dict__["saved_tensors"]
 
 
 def install() -> None:
-    """Wrap the methods of ``FunctionCtx`` and ``BackwardCFunction`` that are listed above."""
+    """Wrap the methods of torch by which an autograd Function saves tensors and runs backward."""
     _wrap(FunctionCtx, "save_for_backward", _save)
     for name in ("apply", "apply_boxed"):
         if hasattr(BackwardCFunction, name):
@@ -43,6 +43,7 @@ def install() -> None:
 
 
 def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Replace the method ``name`` of ``owner`` by ``around(original, self, *args)``."""
     original = getattr(owner, name)
     wrapped = functools.wraps(original)(lambda self, *args: around(original, self, *args))
     setattr(owner, name, wrapped)
@@ -52,6 +53,7 @@ def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
 
 
 def _save(save: Callable[..., None], ctx: Any, *tensors: Any) -> None:
+    """Implement ``ctx.save_for_backward``: save, and note the specs of global tensors."""
     save(ctx, *tensors)
     if any(map(is_global, tensors)):
         ctx._specs_of_saved = specs_of(tensors)
@@ -59,6 +61,7 @@ def _save(save: Callable[..., None], ctx: Any, *tensors: Any) -> None:
 
 
 def _get_saved(ctx: Any) -> tuple:
+    """Implement ``ctx.saved_tensors``: return saved global tensors as global ones."""
     found, specs = _raw_saved.__get__(ctx), ctx.__dict__.get("_specs_of_saved")
     if specs is None:
         return found
@@ -84,12 +87,12 @@ def specs_of(values: Sequence[Any]) -> Specs:
 class Met:
     """Record, stored on an autograd node, of which of its results and inputs are global.
 
-    Attributes:
-        results: the spec of each global result by its output number.
-        inputs: the specs of its inputs, if its code works on global tensors itself, as reentrant
-            checkpoints do; None if it is a user's code, which gets gradients whole and plain.
-        scene: the call of user code in which the node was made, or None.
-        times: how often its backward has run.
+    ``note`` makes it in forward, and backward of the node reads it.
+
+    Attributes: results: output number -> spec of each global result. inputs: the specs of its
+    inputs, if its code works on global tensors itself, as reentrant checkpoints do. None if it is a
+    user's code, which gets gradients whole and plain. scene: the call of user code in which the
+    node was made, or None. times: how often its backward has run.
     """
 
     results: dict[int, TensorSpec]
@@ -101,7 +104,8 @@ class Met:
 def note(out: Any, inputs: Specs | None = None) -> None:
     """Record, on the autograd node of a Function's result ``out``, which of its results are global.
 
-    ``inputs`` are the specs of its inputs, if its code works on global tensors itself.
+    So backward knows how to convert their gradients. ``inputs`` are the specs of its inputs, if its
+    code works on global tensors itself.
     """
     outs: list[Any] = [
         x for x in (out if isinstance(out, tuple) else (out,)) if isinstance(x, torch.Tensor)
@@ -117,6 +121,10 @@ def note(out: Any, inputs: Specs | None = None) -> None:
 
 
 def _backward(run: Callable[..., Any], node: Any, *grads: Any) -> Any:
+    """Run ``backward`` of a Function's node, converting gradients on the way in and out.
+
+    ``run`` is torch's method, and ``grads`` are raw shards.
+    """
     met: Met | None = getattr(node, "_met", None)
     if met is None:
         return _all_raw(run(node, *grads), None)
@@ -134,7 +142,7 @@ def _backward(run: Callable[..., Any], node: Any, *grads: Any) -> Any:
 
 
 def _given(grads: Sequence[Any], met: Met) -> tuple:
-    """Convert gradients from raw shards to what the node's code takes: global or whole ones."""
+    """Convert gradients from shards to what the node's code takes: global tensors or whole ones."""
     specs = [met.results.get(i) for i in range(len(grads))]
     if met.inputs is not None:
         return as_global(grads, specs)
@@ -145,6 +153,10 @@ def _given(grads: Sequence[Any], met: Met) -> tuple:
 
 
 def _all_raw(found: Any, inputs: Specs | None) -> Any:
+    """Convert what a Function's backward returned to what torch's engine takes: shards, or whole.
+
+    ``inputs`` are the specs of the Function's inputs; None if it worked on whole tensors.
+    """
     if inputs is not None:
         return tuple(map(raw, found if isinstance(found, tuple) else (found,), inputs))
     if isinstance(found, tuple):
@@ -153,7 +165,7 @@ def _all_raw(found: Any, inputs: Specs | None) -> Any:
 
 
 def whole(x: Any) -> Any:
-    """Return a global gradient gathered, as a plain tensor; on a rank outside its placement None.
+    """Return a global gradient gathered, as a plain tensor; None on a rank outside its placement.
 
     Anything else is returned as it is.
     """
@@ -165,7 +177,10 @@ def whole(x: Any) -> Any:
 
 
 def as_global(grads: Sequence[Any], specs: Specs) -> tuple:
-    """Turn the raw shards ``grads`` into global tensors, in the duals of ``specs``."""
+    """Return the shards ``grads`` of gradients as global tensors.
+
+    ``specs`` are those of the tensors that they are gradients of, None for plain ones.
+    """
     # view_as: attach changes the object itself, and the engine may use the raw one elsewhere.
     return tuple(
         g
@@ -176,9 +191,9 @@ def as_global(grads: Sequence[Any], specs: Specs) -> tuple:
 
 
 def raw(grad: Any, spec: TensorSpec | None) -> Any:
-    """Convert the gradient of an input to what torch expects.
+    """Convert the gradient of an input of a Function to what torch's engine expects.
 
-    It is the shard in the input's dual SBP if the input is global (``spec``), and the whole
+    It is the shard in the input's dual SBP if the input is global, with ``spec``, and the whole
     gradient if it is plain (None).
     """
     if grad is None:
@@ -197,7 +212,7 @@ def _jvp(run: Callable[..., Any], node: Any, *tangents: Any) -> Any:
 
 
 def _check_tangents(node: Any, results: Sequence[Any]) -> None:
-    """Raise if forward-mode AD follows a global result that is not B (replicated).
+    """Raise if forward-mode AD follows a result that is global and not B (replicated).
 
     torch has then taken the whole tangent that jvp returned for the tangent of the shard.
     """

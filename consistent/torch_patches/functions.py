@@ -41,12 +41,17 @@ _is_alias_of: Any = getattr(torch._C, "_is_alias_of")  # noqa: B009  (not in tor
 
 
 def install() -> None:
-    """Redirect ``Function.apply`` in C, which applies all autograd Functions."""
+    """Redirect ``Function.apply``, by which all autograd Functions run, for global arguments."""
     redirect(torch._C._FunctionBase.__dict__["apply"], _apply, "global", _global_results)
     function_nodes.install()
 
 
 def _apply(original: Any, cls: Any, *args: Any) -> Any:
+    """Implement ``Function.apply`` of the class ``cls`` for arguments some of which are global.
+
+    ``original`` is torch's function. Which of the three ways above is taken depends on the module
+    that defines ``cls``.
+    """
     name = f"{cls.__module__}.{cls.__qualname__}"
     for prefix, instead in _REFUSED.items():
         if name.startswith(prefix):
@@ -68,9 +73,9 @@ def _apply(original: Any, cls: Any, *args: Any) -> Any:
 
 
 def _same_tensors(apply: Callable[..., Any], args: tuple) -> Any:
-    """Apply ``BackwardHookFunction``, which returns its inputs, so that they keep their specs.
+    """Apply ``BackwardHookFunction``, which returns its inputs, so that they stay global.
 
-    ``torch.nn.Module`` registers the user's backward hook on its node; the gradients that the hook
+    ``torch.nn.Module`` registers the user's backward hook on its node. The gradients that the hook
     sees and returns are global tensors.
     """
     with HookOff():
@@ -87,6 +92,7 @@ def _same_tensors(apply: Callable[..., Any], args: tuple) -> Any:
 
 def _typed_register_hook(node: Any, specs: Specs) -> Callable[..., Any]:
     # Weakly, because the function becomes an attribute of the node, which would be a cycle.
+    """Return a ``register_hook`` for ``node`` whose hooks take and return global gradients."""
     register, weakly = type(node).register_hook, weakref.ref(node)
 
     def register_hook(hook: Callable[..., Any]) -> Any:
@@ -106,8 +112,8 @@ def _typed_register_hook(node: Any, specs: Specs) -> Callable[..., Any]:
 def _without_saved_tensors_hooks() -> Iterator[None]:
     """Disable hooks for saved tensors inside the context.
 
-    A tensor that passes through such hooks comes back as another, plain object, and these functions
-    have saved global ones.
+    A tensor that passes through such hooks comes back as a plain object, and the Functions of
+    checkpoints save global tensors.
     """
     hooks: Any = getattr(torch._C, "_autograd")  # noqa: B009  (not in torch's stubs)
     aside = []
@@ -122,7 +128,10 @@ def _without_saved_tensors_hooks() -> Iterator[None]:
 
 
 def _global_results(out: Any, cls: Any, *args: Any) -> Any:
-    """Turn the results of the Function ``cls`` into global tensors; record them on its node."""
+    """Make the results of a checkpoint's Function ``cls`` global, and record them on its node.
+
+    The results of another Function are recorded only. ``args`` are the arguments of the call.
+    """
     if cls.__module__ != "torch.utils.checkpoint":
         return _noted(out)
     several = isinstance(out, tuple)
@@ -133,12 +142,13 @@ def _global_results(out: Any, cls: Any, *args: Any) -> Any:
 
 
 def _noted(out: Any) -> Any:
+    """Call ``note`` for the result ``out`` and return it."""
     note(out)
     return out
 
 
 def _with_spec(x: Any, given: Sequence[Any]) -> Any:
-    """Return the result ``x`` with the spec of the input that it aliases, if there is one.
+    """Return the result ``x`` as a global tensor if it is an alias of a global input in ``given``.
 
     If a Function returns an input, torch makes another, plain object of it.
     """

@@ -19,11 +19,11 @@ from .redirect import redirect
 
 
 def install() -> None:
-    """Redirect the one op that reads a number out of a tensor, and the functions that copy one.
+    """Make torch's functions that read numbers out of a tensor read the logical value.
 
-    The read is a collective, like ``x.item()``, whoever calls it: ``torch.full((2,), x)``,
-    ``torch.add(a, b, alpha=x)``. Of lists of tensors the whole values are read, and a copy of a
-    global tensor is global.
+    The read is a collective, like ``x.item()``: ``torch.full((2,), x)``, ``torch.add(a, b,
+    alpha=x)``. ``torch.tensor([x, y])`` reads whole values, and ``torch.tensor(x)``, a copy of a
+    global tensor, is global.
     """
     _C.read_numbers_by(lambda x: x.item())
     redirect(torch.tensor, _tensor)
@@ -33,14 +33,15 @@ def install() -> None:
 
 
 def _read(data: Any) -> Any:
-    """Return ``data`` with each global tensor in it replaced by its whole value, as a plain tensor.
+    """Return ``data``, nested lists, with each global tensor in it replaced by its whole value.
 
-    torch reads it element by element.
+    torch reads the plain tensors element by element.
     """
     return map_values(data, GlobalTensor, lambda x: x.full())
 
 
 def _tensor(original: Callable[..., Any], data: Any, **options: Any) -> Any:
+    """Implement ``torch.tensor`` for data that is, or contains, a global tensor."""
     if not is_global(data):
         return original(_read(data), **options)
     requires_grad = options.pop("requires_grad", False)
@@ -60,6 +61,7 @@ def _copy(data: Any, dtype: torch.dtype | None = None, device: Any = None) -> An
 
 
 def _as_tensor(original: Callable[..., Any], data: Any, *args: Any, **options: Any) -> Any:
+    """Implement ``torch.as_tensor`` for data that is, or contains, a global tensor."""
     if not is_global(data):
         return original(_read(data), *args, **options)
     dtype, device = (*args, None, None)[:2]
@@ -67,6 +69,7 @@ def _as_tensor(original: Callable[..., Any], data: Any, *args: Any, **options: A
 
 
 def _asarray(original: Callable[..., Any], obj: Any, **options: Any) -> Any:
+    """Implement ``torch.asarray`` for an object that is, or contains, a global tensor."""
     return _as_array(obj, **options) if is_global(obj) else original(_read(obj), **options)
 
 
@@ -87,6 +90,7 @@ def _as_array(
 
 
 def _new_tensor(original: Callable[..., Any], self: Any, data: Any, **options: Any) -> Any:
+    """Implement ``plain.new_tensor(data)`` for data that is, or contains, a global tensor."""
     if is_global(self):  # torch calls __torch_function__ itself
         return original(self, data, **options)
     if not is_global(data):

@@ -16,7 +16,10 @@ _changes: dict[str, Callable[[Any], None]] = {}
 
 
 def change_module(name: str, change: Callable[[Any], None]) -> None:
-    """Call ``change(module)`` for the module ``name``: now, or after its import."""
+    """Call ``change(module)`` for the module ``name``: at once if it is imported, else after that.
+
+    The importing program sees the changed module.
+    """
     if name in sys.modules:
         change(sys.modules[name])
     _changes[name] = change
@@ -25,7 +28,7 @@ def change_module(name: str, change: Callable[[Any], None]) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Import finder that calls the registered changes after a module has been executed."""
+    """Import finder that lets the others find a module, and calls its change when it has run."""
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
         change = _changes.get(name)
@@ -40,6 +43,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _change_after(loader: Any, change: Callable[[Any], None]) -> None:
+    """Make ``loader`` call ``change(module)`` after it has executed a module."""
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:

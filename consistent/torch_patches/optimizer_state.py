@@ -14,8 +14,8 @@ from ..tensor.storage.step_layout import loaded_state
 def install() -> None:
     """Patch how an optimizer loads a tensor of its state, to give it the parameter's layout.
 
-    torch gives it its parameter's dtype and device. Otherwise a whole plain state, as one process
-    saves it, would stay whole on each rank.
+    torch gives it the dtype and device of the parameter only. So a state that one process has saved
+    would stay a plain tensor, whole on each rank.
     """
     original: Callable[..., Any] = Optimizer._process_value_according_to_param_policy
 

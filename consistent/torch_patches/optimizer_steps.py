@@ -12,7 +12,7 @@ from ..movement import check_mode
 
 
 def install() -> None:
-    """Register a hook before each optimizer step that compares the hyperparameters.
+    """Register a hook before each optimizer step that compares hyperparameters in check mode.
 
     A learning rate that only one rank lowers would make its shard, or its copy of a parameter,
     wrong.
@@ -21,6 +21,7 @@ def install() -> None:
 
 
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Compare the optimizer's hyperparameters between ranks, if check mode is on."""
     if not check_mode.enabled:
         return
     parameters = (x for group in optimizer.param_groups for x in group["params"])

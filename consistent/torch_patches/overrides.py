@@ -15,9 +15,9 @@ _HANDLE = "handle_torch_function"
 
 
 def install() -> None:
-    """Replace ``handle_torch_function`` in the modules that use it most by a function in C.
+    """Replace ``handle_torch_function`` by a function in C, in the modules that use it most.
 
-    It calls the original for hooks of other classes. It saves 1.5 µs per call.
+    It saves 1.5 µs per call. It calls torch's function for hooks of other classes.
     """
     for module in (torch.nn.functional, torch.functional, sys.modules["torch._tensor"]):
         setattr(module, _HANDLE, _C.make_handle(getattr(module, _HANDLE)))

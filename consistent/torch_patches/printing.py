@@ -25,6 +25,8 @@ def install() -> None:
 
 
 def _texts(original: Callable[..., str]) -> Callable[..., str]:
+    """Return ``original`` with this library's text for global tensors."""
+
     @functools.wraps(original)
     def text(inp: Any, **contents: Any) -> str:
         return text_of(inp) if is_global(inp) else original(inp, **contents)

@@ -149,6 +149,7 @@ def missing(names: Iterable[str]) -> list[str]:
 
 
 def _is_there(name: str) -> bool:
+    """Return whether torch has ``name``, a dotted path; nothing is imported to find out."""
     module, parts = name, []
     # The longest part that is an imported module; the check itself imports nothing.
     while module not in sys.modules:

@@ -25,10 +25,12 @@ def install() -> None:
 
 
 def _get_state(get: Callable[..., Tensor], of: Generator) -> Tensor:
+    """Implement ``Generator.get_state``: torch's state and the count of global random ops."""
     return generator.with_count(get(of), generator.count(of))
 
 
 def _set_state(set_: Callable[..., Generator], of: Generator, state: Tensor) -> Generator:
+    """Implement ``Generator.set_state``, which also restores the count of global random ops."""
     done = set_(of, state)
     generator.set_count(of, generator.count_in(state))
     return done

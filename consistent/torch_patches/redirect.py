@@ -19,8 +19,8 @@ def redirect(
 ) -> None:
     """Make calls of ``builtin`` run ``handler(original, *args, **kwargs)``.
 
-    Inside the library, on shards, ``builtin`` does what it did before; ``original`` does so
-    everywhere.
+    ``builtin`` stays the same object, so names that were imported earlier are redirected, too.
+    While the library itself works on shards, it does what it did before; ``original`` always does.
 
     Args:
         builtin: a function or method of torch that is written in C.
@@ -35,9 +35,10 @@ def redirect(
 
 
 def refuse(builtin: Any, name: str, instead: str, when: str = "global") -> None:
-    """Make ``builtin`` raise if it is called with a global tensor.
+    """Make ``builtin`` raise a TypeError if it is called with a global tensor.
 
-    The message uses the name ``name`` and says what to call ``instead``.
+    ``name`` is how the message calls it, ``instead`` what to call in its place, and ``when`` is as
+    in ``redirect``.
     """
 
     def refused(_: Any, *args: Any, **kwargs: Any) -> Any:
@@ -49,7 +50,8 @@ def refuse(builtin: Any, name: str, instead: str, when: str = "global") -> None:
 def refusal(name: str, instead: str, *given: Any) -> TypeError:
     """Return the error for a call of ``name`` that would see only the shard of a global tensor.
 
-    ``given`` are the arguments of the call, from which the message describes the tensor.
+    ``instead`` says what to call in its place. ``given`` are the arguments of the call, from which
+    the message describes the tensor.
     """
     found: list[Any] = []
     collect(given, found)

@@ -77,7 +77,7 @@ _PROPERTIES = ("data", "grad", "_grad", "real", "imag")
 
 
 def install() -> None:
-    """Make these builtins and constructors raise, and scripted functions run on whole tensors."""
+    """Make functions raise that would see shards, and scripted functions run on whole tensors."""
     for path, name, instead in _BUILTINS:
         builtin = _find(path)
         if builtin is not None:
@@ -108,16 +108,23 @@ def _find(path: str) -> Any:
 
 
 def _refuse_class(cls: type, *args: Any, **kwargs: Any) -> Any:
+    """Raise for a constructor of a tensor class that is given a global tensor."""
     raise refusal(f"{cls.__module__}.{cls.__name__}", _COPY, args, kwargs)
 
 
 def _of_plain(name: str, original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Raise for a method ``name`` of a plain tensor that is given a global one."""
     if is_global(self):  # torch calls __torch_function__ itself
         return original(self, *args, **kwargs)
     raise refusal(f"plain.{name}(x)", _COPY, args, kwargs)
 
 
 def _logged(original: Callable[..., Any], event: str, *rest: Any) -> Any:
+    """Raise if a module with global parameters is given to a wrapper such as FSDP or DDP.
+
+    The wrappers log an event by torch's function ``original`` before they change anything. Their
+    argument is read from their frame.
+    """
     if event in _WRAPPERS:  # the wrappers are Python code that may not be imported yet
         module = sys._getframe(1).f_locals.get("module")
         for part in module if isinstance(module, list | tuple) else [module]:
@@ -147,15 +154,21 @@ def _scripting(original: Callable[..., Any], *args: Any) -> Any:
 
 
 def _of_entries(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Implement ``torch.sparse_coo_tensor`` of global indices or values, on whole tensors."""
     return call_whole("sparse_coo_tensor", original, args, kwargs)
 
 
 def _jitted(original: Callable[..., Any], code: str, name: str, *rest: Any) -> Any:
-    """Run a kernel of ``torch.cuda.jiterator`` on whole tensors; torch calls no hook for it."""
+    """Run a kernel of ``torch.cuda.jiterator`` on whole tensors.
+
+    torch calls no ``__torch_function__`` for it.
+    """
     return call_whole(name, original, (code, name, *rest), {})
 
 
 def _refuse_assigned(name: str) -> Callable[[Any, Any], None]:
+    """Return a function that raises for ``plain.<name> = x`` with a global ``x``."""
+
     def refuse_assigned(_: Any, value: Any) -> None:
         raise refusal(f"plain.{name} = x", "x.full() for the whole value, or x.to_local()", value)
 
@@ -163,6 +176,7 @@ def _refuse_assigned(name: str) -> Callable[[Any, Any], None]:
 
 
 def _run_whole(kind: Any) -> None:
+    """Make calls of ``kind``, scripted functions or methods, run on whole tensors."""
     call = kind.__dict__["__call__"]
     if not isinstance(call, types.FunctionType):
         redirect(call, _scripted)
@@ -178,4 +192,5 @@ def _run_whole(kind: Any) -> None:
 
 
 def _scripted(call: Callable[..., Any], script: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call the scripted function ``script`` on whole tensors; ``call`` is torch's ``__call__``."""
     return call_whole(f"scripted {script.name}", functools.partial(call, script), args, kwargs)

@@ -21,7 +21,10 @@ from .on_import import change_module
 
 
 def _change_stager(module: Any) -> None:
-    """Make ``async_save`` with torch's own stager copy the shards of global tensors."""
+    """Make ``async_save`` with torch's own stager copy the shards of global tensors.
+
+    ``module`` is torch's module that defines the stager.
+    """
     stager = module.StateDictStager
     offload = stager._offload_tensor
 
@@ -36,7 +39,7 @@ def _change_stager(module: Any) -> None:
 
 
 def _change_state_dict_utils(module: Any) -> None:
-    """Make torch's utilities for state dicts handle global tensors.
+    """Make torch's utilities for state dicts, in ``module``, handle global tensors.
 
     ``async_save`` with a ``FileSystemWriter`` calls them, and so do the functions that gather whole
     state dicts on one rank or all.
@@ -64,8 +67,14 @@ def _of_global(
 ) -> Any:
     """Return what torch's ``_iterate_state_dict`` is to return for a global tensor.
 
-    That depends on the caller, whose name is in ``asker``: a copy of the shard, the whole value, or
-    ``companion_obj`` with the value of ``x`` copied into it.
+    Args:
+        x: the tensor.
+        asker: names of the functions that torch passes on, which show who has called.
+            ``_create_cpu_state_dict`` gets a copy of the shard, and ``_gather_state_dict`` the
+            whole value; else ``x`` is copied into ``companion_obj``.
+        companion_obj: tensor to copy into, or None.
+        cpu_offload: whether a whole value is moved to the CPU.
+        ranks_only: ranks that keep a whole value; all if empty.
     """
     if "_create_cpu_state_dict" in asker:
         return copy_of_shard(x)

@@ -25,10 +25,15 @@ NOTHING = 1e-8
 
 @dataclass
 class Wrong:
-    """A tensor of a step whose error is larger than rounding explains, in a result of ``verify``.
+    """A tensor of a step whose error is larger than rounding explains.
 
     Args:
-        beyond: the error as a multiple of the allowed error.
+        key: which tensor of the step it is.
+        where: the line of the program that made it.
+        layout: its layout as text.
+        kind: a phrase for what is wrong with it.
+        error: the largest absolute error of an element.
+        allowed: the largest error that rounding explains.
     """
 
     key: Key
@@ -40,11 +45,12 @@ class Wrong:
 
     @property
     def beyond(self) -> float:
+        """The error as a multiple of the allowed error."""
         return self.error / self.allowed if self.allowed else float("inf")
 
     @property
     def tensor(self) -> str:
-        """Return a phrase for the tensor, such as ``the gradient of parameter fc.weight``."""
+        """A phrase for the tensor, such as ``the gradient of parameter fc.weight``."""
         what, name, number = self.key
         if what == "returned":
             return f"what the step returns ({number})"
@@ -67,13 +73,13 @@ class Wrong:
 
 @dataclass
 class Compared:
-    """Result of comparing a step under one plan, or of one program, with one process.
+    """Result of comparing a step under one plan, or another program, with one process.
 
     Args:
         name: the plan, or the name given to the program.
         wrong: the tensors that differ, in the order of the program.
         compared: how many tensors were compared.
-        error: the error that ended the run, if it did not end well.
+        error: the error that ended the run; "" if it ended well.
         choice: the first op that chose differently among values that rounding makes equal, such as
             a router's topk; tensors after it were not compared. "" if there was none.
         left: the number of tensors that were not compared.
@@ -88,12 +94,12 @@ class Compared:
 
     @property
     def ok(self) -> bool:
-        """Return whether no compared tensor differs, and the run ended without an error."""
+        """True if no compared tensor differs, and the run ended without an error."""
         return not self.wrong and not self.error
 
     @property
     def rest(self) -> str:
-        """Return a sentence on how many tensors were not compared, and why."""
+        """A sentence on how many tensors were not compared, and why."""
         return (
             f"{self.left} tensors were not compared: they follow {in_a_line(self.choice)}, which "
             "chose otherwise between values that rounding makes equal"
@@ -119,7 +125,7 @@ def _indented(text: str) -> str:
 
 
 def gathered(by_rank: Sequence[Sequence[Seen]]) -> dict[Key, TensorOnRanks]:
-    """Return what all ranks of one run have recorded of each tensor, by the tensor's key.
+    """Merge the records of all ranks of one run: return for each tensor what each rank holds.
 
     The order is that of the first rank that has the tensor.
     """
@@ -135,12 +141,17 @@ def gathered(by_rank: Sequence[Sequence[Seen]]) -> dict[Key, TensorOnRanks]:
 
 @dataclass
 class Right:
-    """Reference values of one process, in the step's own dtype, and in float64 if that runs."""
+    """Reference values from one process, by which the tensors of other runs are judged.
+
+    ``single`` is a run in the step's own dtype, and ``double`` one in float64; it is empty if the
+    step does not run in float64.
+    """
 
     single: dict[Key, TensorOnRanks]
     double: dict[Key, TensorOnRanks]
 
     def value(self, key: Key) -> Tensor:
+        """Return the right value of a tensor: where possible that of the float64 run."""
         single = self.single[key].values[0]
         exact = wide((self.double.get(key) or self.single[key]).values[0])
         if exact.shape != wide(single).shape:
@@ -148,7 +159,11 @@ class Right:
         return torch.where(self._meant(single, exact), exact, wide(single))
 
     def allowed(self, key: Key) -> float:
-        """Return the largest error of an element of this tensor that rounding explains."""
+        """Return the largest error of an element of this tensor that rounding explains.
+
+        It is ``TIMES`` the error of the run in the step's own dtype, plus ``UNITS`` in the last
+        place.
+        """
         single, exact = self.single[key].values[0], self.value(key)
         eps = _eps(single) if key in self.double else max(_eps(single), self._coarsest)
         own, sizes = torch.zeros(()), exact.abs()
@@ -164,6 +179,7 @@ class Right:
 
     @cached_property
     def _largest_by_kind(self) -> dict[str, float]:
+        """The largest element of all tensors of each kind, such as "gradient"."""
         found: dict[str, float] = {}
         for key in self.double.keys() & self.single.keys():
             single, exact = self.single[key].values[0], wide(self.double[key].values[0])
@@ -174,7 +190,7 @@ class Right:
 
     @cached_property
     def _coarsest(self) -> float:
-        """Return the largest eps of all dtypes in the step, for runs without float64 reference.
+        """The largest eps of all dtypes in the step, for runs without a float64 reference.
 
         Values in a longer dtype may have been rounded to the shorter one before.
         """
@@ -182,10 +198,11 @@ class Right:
 
     @staticmethod
     def _meant(single: Tensor, exact: Tensor) -> Tensor:
-        """Return a mask of the elements for which the float64 run has the exact value.
+        """Return a mask of the elements for which the float64 run has the right value.
 
-        It does not where the step's own dtype ends: the ``finfo(x.dtype).min`` of a mask is another
-        number in float64, and values that overflow do not overflow there.
+        It does not have it at the end of the range of the step's own dtype: ``finfo(x.dtype).min``,
+        as in an attention mask, is another number in float64, and values that overflow do not
+        overflow there.
         """
         end = torch.finfo(single.dtype).max / 2 if is_rounded(single) else float("inf")
         return wide(single).isfinite() & exact.isfinite() & (exact.abs() < end)
@@ -202,14 +219,18 @@ def _largest(x: Tensor) -> float:
 def up_to_a_choice(
     right: Right, other: dict[Key, TensorOnRanks]
 ) -> tuple[dict[Key, TensorOnRanks], tuple[str, int] | None]:
-    """Return the tensors of ``other`` that can be compared, and the choice after which they cannot.
+    """Return the tensors of ``other`` that can be compared, up to a choice that differs.
 
-    A choice is an op such as topk. From the first choice of other indices than one process found,
-    the tensors belong to a different computation.
+    A choice is an op such as topk, which returns indices. From the first one that found other
+    indices than one process did, the tensors belong to a different computation.
+
+    Args:
+        right: the reference.
+        other: the tensors of another run.
 
     Returns:
-        the tensors that can be compared; and (the op that chose, number of tensors after it), or
-        None.
+        (tensors that can be compared, (text of the op that chose, number of tensors after it)),
+            with None in place of the pair if no choice differs.
     """
     keys = [key for key in right.single if key in other]
     for i, key in enumerate(keys):
@@ -222,11 +243,12 @@ def up_to_a_choice(
 def _without_places(
     other: dict[Key, TensorOnRanks], keys: Sequence[Key]
 ) -> dict[Key, TensorOnRanks]:
-    """Return the entries of ``keys``, except chosen indices, which cannot be nearly equal."""
+    """Return the tensors with ``keys``, except chosen indices, which cannot be nearly equal."""
     return {key: other[key] for key in keys if key.what != "chosen"}
 
 
 def _chose_otherwise(places: Tensor, held: TensorOnRanks) -> bool:
+    """Return whether the ranks chose other indices than ``places``, those of one process."""
     if held.spec is not None:
         return not torch.equal(held.whole(), places)
     whole = joined(held.values, places.shape)
@@ -234,18 +256,25 @@ def _chose_otherwise(places: Tensor, held: TensorOnRanks) -> bool:
 
 
 def differences(right: Right, other: dict[Key, TensorOnRanks]) -> list[Wrong]:
-    """Return all tensors of ``other`` that are wrong, in the order of one process."""
+    """Return all tensors of ``other``, another run, that are wrong, in the order of one process.
+
+    ``right`` is the reference.
+    """
     found = (_difference(right, other[key]) for key in right.single if key in other)
     return [wrong for wrong in found if wrong is not None]
 
 
 def in_modules(seen: dict[Key, TensorOnRanks]) -> dict[Key, TensorOnRanks]:
-    """Return ``seen`` without ops outside modules, which another program may do differently."""
+    """Return the tensors in ``seen`` without those of ops that run outside modules.
+
+    Another program may do these ops differently, so they are not compared with its.
+    """
     between = ("given", "result", "chosen", "gradient")
     return {k: held for k, held in seen.items() if k.what not in between or " in " in k.name}
 
 
 def _difference(right: Right, held: TensorOnRanks) -> Wrong | None:
+    """Return what is wrong with the tensor ``held``, or None if it is right up to rounding."""
     exact, allowed = right.value(held.key), right.allowed(held.key)
     near = partial(_near, allowed or 1e-300)
     values = _wrong_values(held, exact, near)
@@ -261,15 +290,21 @@ def _difference(right: Right, held: TensorOnRanks) -> Wrong | None:
 
 
 def _near(within: float, a: Tensor, b: Tensor) -> bool:
+    """Return whether ``a`` and ``b`` have one shape and differ by at most ``within`` anywhere."""
     close = a.shape == b.shape and torch.isclose(a, b, rtol=0, atol=within, equal_nan=True)
     return bool(torch.as_tensor(close).all())
 
 
 def _wrong_values(held: TensorOnRanks, exact: Tensor, near: Near) -> list[Tensor]:
-    """Return the values by which a tensor is wrong; an empty list if it is right.
+    """Return the values that show the fault of a tensor; an empty list if it is right.
 
-    These are the tensor that the ranks' shards make up, or the values of all ranks, if each rank
-    should have the whole and they differ.
+    They are the values of all ranks, if each rank should have the whole and they differ; otherwise
+    the one tensor that the ranks' shards make up.
+
+    Args:
+        held: the tensor as the ranks hold it.
+        exact: the right value.
+        near: whether two tensors differ by rounding only.
     """
     values = [wide(v) for v in held.values]
     if held.spec is None:
@@ -284,8 +319,8 @@ def _wrong_values(held: TensorOnRanks, exact: Tensor, near: Near) -> list[Tensor
 def _is_right(held: TensorOnRanks, values: list[Tensor], exact: Tensor, near: Near) -> bool:
     """Return whether the ranks' ``values`` of a tensor without a spec are right.
 
-    They must be whole on each rank. Tensors of unknown layout other than parameters may also be
-    shards or addends.
+    Such a tensor is of a program that does not use global tensors. Each rank's value must be the
+    whole one. Tensors other than parameters and their gradients may also be shards or addends.
     """
     if all(near(v, exact) for v in values):
         return True
@@ -296,10 +331,10 @@ def _is_right(held: TensorOnRanks, values: list[Tensor], exact: Tensor, near: Ne
 
 
 def _is_some_layout(values: list[Tensor], exact: Tensor, what: str, near: Near) -> bool:
-    """Return whether the ranks' plain tensors are pieces or addends of ``exact``.
+    """Return whether the ranks' plain tensors are pieces or addends of ``exact``, in some way.
 
-    A program written by hand does not say which. A gradient may belong to the mean over a rank's
-    own part of the batch, and be n times as large.
+    A program written by hand does not say which. A gradient may also be n times as large, or 1/n,
+    as that of a mean over a rank's own part of the batch is.
     """
     n = len(values)
     factors = (1.0, float(n), 1.0 / n) if what == "gradient" else (1.0,)
@@ -311,6 +346,7 @@ def _is_some_layout(values: list[Tensor], exact: Tensor, what: str, near: Near) 
 
 
 def _error(a: Tensor, b: Tensor) -> float:
+    """Return the largest absolute difference of two tensors; infinite if their shapes differ."""
     if a.shape != b.shape:
         return float("inf")
     apart = (a - b).abs()[a != b].nan_to_num(nan=float("inf"))

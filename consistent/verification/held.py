@@ -17,10 +17,10 @@ from .watch import Key
 
 @dataclass
 class TensorOnRanks:
-    """The values of one tensor of a step on all ranks.
+    """The values of one tensor of a step on all ranks, ``parts`` by rank.
 
-    With a spec a value is a shard. With ``laid``, the layout of a DTensor, it is the whole of that
-    DTensor. Otherwise it is what a program by hand has on this rank.
+    With a ``spec`` each value is a shard. With ``laid``, the layout of a DTensor, it is the whole
+    of that DTensor. With neither it is a plain tensor of a program that is written by hand.
     """
 
     key: Key
@@ -31,18 +31,18 @@ class TensorOnRanks:
 
     @property
     def values(self) -> list[Tensor]:
-        """Return the values of the ranks, in order of ranks."""
+        """The values of all ranks, in the order of the ranks."""
         return [self.parts[rank] for rank in sorted(self.parts)]
 
     @property
     def layout(self) -> str:
-        """Return the layout as it is written in a program, or that the tensor is plain."""
+        """The layout as it is written in a program, or that the tensor is plain."""
         if self.spec is None:
             return self.laid or _plain(len(self.parts))
         return repr(self.spec)
 
     def whole(self) -> Tensor:
-        """Return the logical tensor, put together from the shards according to the spec."""
+        """Return the logical tensor: the shards concatenated or summed, as the spec says."""
         assert self.spec is not None
         shards = [self.parts[rank] for rank in self.spec.placement.ranks.ravel().tolist()]
         grid = list(zip(self.spec.placement.shape, self.spec.sbp, strict=True))
@@ -73,7 +73,7 @@ class TensorOnRanks:
 
 
 def wide(x: Tensor) -> Tensor:
-    """Return ``x`` in float64; a complex tensor as its real and imaginary parts."""
+    """Return ``x`` in float64, a complex tensor as real and imaginary parts, to compare values."""
     return (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x).double()
 
 
@@ -82,10 +82,7 @@ def _plain(ranks: int) -> str:
 
 
 def joined(values: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
-    """Return the concatenation of the ranks' values, along the dim that gives the shape ``shape``.
-
-    Returns None if there is no such dim.
-    """
+    """Return the ranks' values concatenated along the dim that gives ``shape``, or None."""
     first = values[0]
     if first.ndim != len(shape):
         return None

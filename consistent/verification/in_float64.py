@@ -13,7 +13,10 @@ _WIDEST = torch.finfo(torch.float32).max
 
 
 def call(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Call ``func(*args, **kwargs)``, or compute its result if torch refuses it in float64."""
+    """Call ``func(*args, **kwargs)``, or compute its result if torch lacks it in float64.
+
+    The step's reference run is in float64, and calls all its ops by this function.
+    """
     if func in _GROUPED and all(x.dtype is torch.float64 for x in args[:2]):
         return _grouped(*args, **kwargs)
     if func is torch.full and kwargs.get("dtype") is None and abs(args[1]) > _WIDEST:

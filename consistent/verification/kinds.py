@@ -17,7 +17,7 @@ Near = Callable[[Tensor, Tensor], bool]  # whether a value differs from another 
 def kind_of(
     values: Sequence[Tensor], right: Tensor, n: int, near: Near, before: Tensor | None = None
 ) -> str:
-    """Return a phrase for the kind of fault, such as ``a shard taken for the whole``.
+    """Return a phrase for what is wrong, such as ``a shard taken for the whole``.
 
     Args:
         values: the values of all ranks, if each should have the whole; or the one value that they
@@ -44,6 +44,7 @@ def kind_of(
 
 
 def _of_another_shape(values: Sequence[Tensor], right: Tensor, near: Near) -> str:
+    """Return the phrase for values that have not the shape of the right one."""
     whole, value = joined(values, right.shape), values[0]
     if whole is not None and not near(whole, right):
         return _of_one_value(whole, right, len(values), near)
@@ -53,7 +54,7 @@ def _of_another_shape(values: Sequence[Tensor], right: Tensor, near: Near) -> st
 
 
 def _is_slice(value: Tensor, right: Tensor, near: Near) -> bool:
-    """Return whether ``value`` is a slice of the right tensor along one dim."""
+    """Return whether ``value`` is a slice of ``right``, such as a shard, along one dim."""
     sizes = list(zip(value.shape, right.shape, strict=False))
     return value.ndim == right.ndim and any(
         near(value, right.narrow(dim, start, size))
@@ -64,6 +65,7 @@ def _is_slice(value: Tensor, right: Tensor, near: Near) -> bool:
 
 
 def _of_ranks_that_differ(values: Sequence[Tensor], right: Tensor, near: Near) -> str:
+    """Return the phrase for values that should be equal on all ranks and are not."""
     n, total = len(values), torch.stack(list(values)).sum(0)
     if near(total, right):
         return "an addend taken for the whole: the ranks' values sum to it"
@@ -78,6 +80,7 @@ def _of_ranks_that_differ(values: Sequence[Tensor], right: Tensor, near: Near) -
 
 
 def _of_one_value(value: Tensor, right: Tensor, n: int, near: Near) -> str:
+    """Return the phrase for a wrong ``value`` of the right shape, the same on all ``n`` ranks."""
     scale = right.flatten().double()
     square = float(scale @ scale)
     times = float(value.flatten().double() @ scale) / square if square else 0.0
@@ -94,6 +97,7 @@ def _of_one_value(value: Tensor, right: Tensor, n: int, near: Near) -> str:
 
 
 def _of_a_factor(times: float, n: int) -> str:
+    """Return the phrase for a value that is the right one ``times`` a number, on ``n`` ranks."""
     if abs(times + 1) < 1e-3:
         return "the wrong sign"
     if abs(times - n) < 1e-2:
@@ -106,7 +110,7 @@ def _of_a_factor(times: float, n: int) -> str:
 def _right_slices(value: Tensor, right: Tensor, near: Near) -> str:
     """Return how many slices of ``value`` are right, such as ``3 of 8 rows``; "" if none.
 
-    The first dim with right slices counts.
+    It tries the dims from the first on, and counts along the first dim that has right slices.
     """
     for dim, size in enumerate(right.shape):
         if not 1 < size <= MOST:
@@ -119,6 +123,7 @@ def _right_slices(value: Tensor, right: Tensor, near: Near) -> str:
 
 
 def _is_permuted(value: Tensor, right: Tensor, near: Near) -> bool:
+    """Return whether ``value`` has the rows of ``right`` in another order."""
     if right.ndim < 1 or not 1 < len(right) <= MOST:
         return False
     orders = [
@@ -129,9 +134,9 @@ def _is_permuted(value: Tensor, right: Tensor, near: Near) -> bool:
 
 
 def _is_masked(values: Sequence[Tensor], right: Tensor, near: Near) -> bool:
-    """Return whether values differ from ``right`` only by other zeros, as after another dropout.
+    """Return whether values differ from ``right`` only in which elements are zero.
 
-    Each must be equal to ``right`` where both are nonzero.
+    Another dropout mask causes that. Each must be equal to ``right`` where both are nonzero.
     """
     for value in values:
         both = (value != 0) & (right != 0)

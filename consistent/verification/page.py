@@ -12,7 +12,7 @@ MOST = 200
 
 
 def page(results: Sequence[Compared]) -> str:
-    """Return a page with a table for each plan and program."""
+    """Return the result of ``verify`` as an HTML page, with a table for each plan and program."""
     bad = [each for each in results if not each.ok]
     lead = (
         f"{len(bad)} of {len(results)} do not have the numbers of one process."
@@ -23,6 +23,7 @@ def page(results: Sequence[Compared]) -> str:
 
 
 def _section(result: Compared) -> str:
+    """Return the part of the page about one plan or program."""
     title = f"<h2>{escaped(result.name)}</h2>"
     if result.error:
         title += f"<p>It raised.</p><pre>{escaped(result.error)}</pre>"

@@ -35,7 +35,7 @@ class Verified:
 
     @property
     def ok(self) -> bool:
-        """Return whether every plan and program has the numbers of one process."""
+        """True if every plan and program has the numbers of one process, up to rounding."""
         return all(each.ok for each in self.results)
 
     def check(self) -> None:
@@ -129,6 +129,7 @@ def verify(
 
 
 def _check_here() -> None:
+    """Raise if ranks cannot be forked from this process."""
     if dist.is_available() and dist.is_initialized():
         raise RuntimeError(
             "verify: this process is a rank already, and verify starts ranks of its own.\n"
@@ -142,6 +143,13 @@ def _check_here() -> None:
 
 
 def _right(step: Step, single: Ran, double: StepSetting) -> Right:
+    """Return the reference values: those of the run ``single``, and of a run in float64.
+
+    ``double`` is the setting of the latter. A step that does not run in float64 has none.
+
+    Raises:
+        RuntimeError: the step raised on one process.
+    """
     if single.error:
         raise RuntimeError(f"verify: the step raises on one process.\n{single.error}")
     exact = run(step, double, REFERENCE)
@@ -149,6 +157,10 @@ def _right(step: Step, single: Ran, double: StepSetting) -> Right:
 
 
 def _compared(name: str, right: Right, ran: Ran, by_another: bool = False) -> Compared:
+    """Return the comparison of the run ``ran`` with the reference ``right``.
+
+    ``by_another`` says that it is another program, in which only ops inside modules are the same.
+    """
     if by_another:
         right = Right(in_modules(right.single), right.double)
     other = gathered(ran.seen)

@@ -53,8 +53,8 @@ class Key(NamedTuple):
     """Identity of a tensor of a step, equal in every run of the step, so that runs can be compared.
 
     ``what`` is "given" (an op's input), "result", "chosen" (indices), "gradient" (of a result),
-    "parameter gradient", "parameter" (after a step), or "returned" (by the program). ``number``
-    counts the tensors of one name.
+    "parameter gradient", "parameter" (after a step), or "returned" (by the program). ``name`` is
+    that of the op and its module, or of the parameter. ``number`` counts the tensors with both.
     """
 
     what: str
@@ -65,8 +65,8 @@ class Key(NamedTuple):
 class Seen(NamedTuple):
     """A recorded tensor as this rank holds it, and the line of the program that made it.
 
-    With a spec ``value`` is this rank's shard. Without one it is plain; ``laid`` then gives the
-    layout if it is the whole of a DTensor.
+    With a ``spec`` the ``value`` is this rank's shard. Without one it is plain; ``laid`` then gives
+    the layout if it is the whole of a DTensor.
     """
 
     key: Key
@@ -77,7 +77,15 @@ class Seen(NamedTuple):
 
 
 class StepRecorder:
-    """Recorder of the tensors of one step on one rank, in order."""
+    """Recorder of the tensors of one step on one rank, in the order in which they are computed.
+
+    ``watching`` is the context in which the step runs, with ``place`` as its argument. After it
+    ``finish`` is called, and ``seen`` has the tensors.
+
+    Args:
+        prepare: applies the plan of this run to a model.
+        double: whether the step runs in float64.
+    """
 
     def __init__(self, prepare: Callable[[nn.Module], nn.Module], double: bool = False) -> None:
         self.seen: list[Seen] = []
@@ -95,14 +103,25 @@ class StepRecorder:
         self._notes = False  # ops of this recorder are running
 
     def place(self, model: nn.Module) -> nn.Module:
-        """Return ``model`` in the layout of this run, and remember the names of its modules."""
+        """Return ``model`` with the plan of this run applied, and note the names of its modules.
+
+        It is the argument with which the user's step is called.
+        """
         model = self._prepare(model)
         self._models.append(model)
         self._modules |= {id(module): _plain_name(n) for n, module in model.named_modules()}
         return model
 
     def keep(self, what: str, name: str, value: Tensor, where: str, is_known: bool = True) -> None:
-        """Record one tensor; without ``is_known``, only count it: it may be another one."""
+        """Record one tensor.
+
+        Args:
+            what: kind of tensor, see ``Key``.
+            name: name of the op with its module, or of the parameter.
+            value: the tensor.
+            where: the line of the program.
+            is_known: False if it may be another tensor in another run; then it is only counted.
+        """
         self._notes = True
         spec, found, laid = _held(value)
         self._notes = False
@@ -114,7 +133,14 @@ class StepRecorder:
             self.seen.append(Seen(Key(what, name, number), found, spec, where, laid))
 
     def op(self, func: Any, given: tuple, kwargs: dict[str, Any], out: Any) -> None:
-        """Record an op of the user's program: inputs, results, and later the results' gradients."""
+        """Record an op of the user's program: inputs, results, and later the results' gradients.
+
+        Args:
+            func: the function of torch.
+            given: its positional arguments.
+            kwargs: its keyword arguments.
+            out: its result.
+        """
         name = getattr(func, "__name__", "")
         if not self._models or name.startswith(("__", "empty", "new_empty")) or name in _UNSEEN:
             return  # ops before the model is placed make the model and the data
@@ -146,7 +172,7 @@ class StepRecorder:
             self.keep("chosen", called, out[1], where)
 
     def _cast(self, given: tuple, out: Any) -> None:
-        """Record a cast of a parameter: the copy counts as the parameter from now on."""
+        """Note that ``out``, a cast of a parameter, stands for the parameter from here on."""
         parameter = self._parameter(given[0]) if isinstance(given[0], Tensor) else None
         if parameter is not None and isinstance(out, Tensor) and out is not given[0]:
             self.used.setdefault(parameter, user_line())
@@ -156,7 +182,8 @@ class StepRecorder:
     def _parameter(self, x: Tensor) -> str | None:
         """Return the name of the parameter that ``x`` is, or stands for while a module runs.
 
-        Returns "" if the name is unknown, None if ``x`` is not a parameter.
+        A tensor stands for a parameter if a plan has put it in the parameter's place, or if it is a
+        cast of it. "" if the name is unknown, None if ``x`` is not a parameter.
         """
         if id(x) in self._names:
             return self._names[id(x)]
@@ -167,6 +194,7 @@ class StepRecorder:
         return None
 
     def _gradient(self, called: str, where: str, gradient: Tensor | None) -> None:
+        """Record the gradient of the result of an op; autograd calls this as a hook."""
         if gradient is not None:
             self.keep("gradient", called, gradient, where)
 
@@ -176,14 +204,14 @@ class StepRecorder:
             yield from ((_plain_name(name), p) for name, p in model.named_parameters())
 
     def before_step(self, *given: Any) -> None:
-        """Record the gradients that an optimizer is about to use."""
+        """Record the gradients that an optimizer is about to use; torch calls it as a hook."""
         self._steps = True
         for name, p in self.parameters():
             if p.grad is not None:
                 self.keep("parameter gradient", name, p.grad, self.used.get(name, ""))
 
     def after_step(self, *given: Any) -> None:
-        """Record the parameters after an optimizer's step."""
+        """Record the parameters after an optimizer's step; torch calls it as a hook."""
         self._steps = False
         for name, p in self.parameters():
             self.keep("parameter", name, p, self.used.get(name, ""))
@@ -205,7 +233,10 @@ class StepRecorder:
                 hook.remove()
 
     def finish(self, returned: Any) -> None:
-        """Record what the step returned, and, if no optimizer has run, the gradients."""
+        """Record what the step returned, and, if no optimizer has run, the gradients.
+
+        It is called once, after the step.
+        """
         if not any(seen.key.what == "parameter" for seen in self.seen):
             self.before_step()
         numbers = [torch.tensor(x, dtype=torch.float64) for x in each_in(returned, float)]
@@ -213,17 +244,21 @@ class StepRecorder:
             self.keep("returned", "result of the step", value, "")
 
     def _enter(self, module: nn.Module, given: Any) -> None:
+        """Note that ``module`` begins to run; a hook before each forward."""
         self._names |= {
             id(p): name for name, p in self.parameters() if not self._inside
         }  # read again at each call of a model, since a plan may have replaced parameters
         self._inside.append((self._modules.get(id(module), type(module).__name__), module))
 
     def _leave(self, module: nn.Module, given: Any, out: Any) -> None:
+        """Note that the innermost module has ended; a hook after each forward."""
         with suppress(IndexError):
             self._inside.pop()
 
 
 class _Ops(TorchFunctionMode):
+    """Mode that calls each function of torch and passes it to the recorder with its result."""
+
     def __init__(self, watch: StepRecorder) -> None:
         super().__init__()
         self._watch = watch
@@ -242,6 +277,10 @@ class _Ops(TorchFunctionMode):
 
 
 def _at_places(x: Any, places: Any, dim: int) -> Tensor:
+    """Return the values of ``x`` at the indices ``places`` along ``dim``, which topk or max chose.
+
+    Where two values are nearly equal, these agree between runs though the indices may not.
+    """
     with torch.no_grad():
         if hasattr(x, "full_tensor"):  # DTensor has no rule for take_along_dim
             x, places = x.full_tensor(), places.full_tensor()
@@ -252,8 +291,9 @@ def _at_places(x: Any, places: Any, dim: int) -> Tensor:
 def _operands(name: str, given: tuple) -> tuple[list[Tensor], bool]:
     """Return (tensors among the arguments of an op, whether it is known which is which).
 
-    For a plain tensor times a global one Python calls the right operand first, which swaps them. So
-    they are sorted by their numbers of dims; if these are equal, the order is unknown.
+    For ``plain * global`` Python calls the right operand first, which swaps them, so the order
+    differs between runs. The two are sorted by their numbers of dims; if these are equal, it is
+    unknown.
     """
     found = list(tensors_in(given))
     if name not in ("add", "mul") or len(found) != 2:
@@ -268,12 +308,12 @@ def _is_compared(x: Any) -> bool:
 
 
 def is_rounded(x: Tensor) -> bool:
-    """Return whether arithmetic in the dtype of ``x`` rounds."""
+    """Return whether arithmetic in the dtype of ``x`` rounds: floats and complex numbers do."""
     return x.is_floating_point() or x.is_complex()
 
 
 def _held(value: Any) -> tuple[TensorSpec | None, Tensor | None, str]:
-    """Return (spec or None, this rank's own copy or None if it has none, layout of a DTensor)."""
+    """Return (spec or None, this rank's own copy or None, layout of a DTensor or "")."""
     with torch.no_grad():
         if isinstance(value, GlobalTensor):
             local = value.to_local().detach()
@@ -284,13 +324,17 @@ def _held(value: Any) -> tuple[TensorSpec | None, Tensor | None, str]:
 
 
 def _plain_name(name: str) -> str:
+    """Return the name of a parameter without the parts that wrappers such as DDP add."""
     for word in _WRAPPED:
         name = f"{name}.".replace(word, "").removesuffix(".")
     return name
 
 
 def _is_library() -> bool:
-    """Return whether the innermost caller outside of torch and this package is the library."""
+    """Return whether an op was called by this library's code, and not by the user's program.
+
+    The innermost caller outside of torch and this package decides.
+    """
     frame = sys._getframe(2)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")

@@ -33,11 +33,12 @@ Step = Callable[[Callable[[nn.Module], nn.Module]], Any]
 
 @dataclass
 class StepSetting:
-    """Setting in which a step runs: the number of ranks, the plan, and the layout of the batch.
+    """How a step runs: the number of ranks, the plan, and the layout of the batch.
 
     Args:
         ranks: the number of processes.
         plan: as ``parallelize`` takes it; None leaves the model as the step made it.
+        grid: the shape of the placement; one axis if None.
         batch: the layout that the model's batch gets, for each axis; by default it is split along
             dim 0 by the first axis and whole along others.
         double: run in float64.
@@ -57,7 +58,10 @@ class StepSetting:
         return Placement("cpu", ranks, axes)
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        """Return ``model`` with the plan applied, and in float64 if ``double``."""
+        """Return ``model`` with the plan applied, and in float64 if ``double``.
+
+        Plain tensors that are passed to it then become global, in the layout of the batch.
+        """
         if self.double:
             model = model.double()
             model.register_forward_pre_hook(_as_double, with_kwargs=True)
@@ -96,9 +100,9 @@ class Ran:
 
 
 def run(step: Step, world: StepSetting, limit: float) -> Ran:
-    """Run ``step`` in new processes as ``world`` says, and return what they recorded.
+    """Run ``step`` on new ranks, as ``world`` says, and return what they recorded.
 
-    Processes that take more than ``limit`` seconds are ended.
+    The ranks are forked processes; they are ended if they take more than ``limit`` seconds.
     """
     fork, start = multiprocessing.get_context("fork"), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -119,9 +123,9 @@ def run(step: Step, world: StepSetting, limit: float) -> Ran:
 
 
 def _error(ranks: list[Any], folder: Path) -> str:
-    """Return the traceback of the first rank that raised; or the exit codes if ranks failed.
+    """Return the traceback of the first rank that raised, else the exit codes if ranks failed.
 
-    Returns "" if all ranks ended well.
+    "" if all ranks ended well. ``folder`` has the tracebacks.
     """
     errors = [folder / f"error{k}" for k in range(len(ranks))]
     codes = [rank.exitcode for rank in ranks]
@@ -130,9 +134,9 @@ def _error(ranks: list[Any], folder: Path) -> str:
 
 
 def _wait(ranks: list[Any], end: float) -> bool:
-    """Wait for the ranks, and return whether they took longer than until ``end``.
+    """Wait for the processes ``ranks`` to end; return whether they took longer than until ``end``.
 
-    If a rank fails, all are ended, because the others would wait for it.
+    If one fails, all are ended, because the others would wait for it forever.
     """
     try:
         while any(rank.is_alive() for rank in ranks):
@@ -150,6 +154,7 @@ def _wait(ranks: list[Any], end: float) -> bool:
 
 
 def _rank(step: Step, world: StepSetting, rank: int, folder: str) -> None:
+    """Run ``step`` in this process as ``rank``; leave records, or a traceback, in ``folder``."""
     try:
         torch.set_num_threads(1)
         if world.ranks > 1 or world.plan is not None:
@@ -193,6 +198,8 @@ def _join(rank: int, ranks: int, folder: Path) -> None:
 
 
 def _as_double(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """Convert the arguments of a model to float64; a hook before its forward."""
+
     def wide(x: Tensor) -> Tensor:
         return x.double() if x.is_floating_point() else x
 

@@ -35,8 +35,8 @@ _Base: Any = torch.Tensor
 def twin(x: Any) -> Any:
     """Return a ``meta`` tensor with the shape, strides and dtype of the logical tensor ``x``.
 
-    It stands in for ``x`` where torch computes the answer. Anything but a global tensor is returned
-    as it is.
+    Torch answers a query for it in place of ``x``, of which it would see the shard. Anything but a
+    global tensor is returned as it is.
     """
     if not is_global(x):
         return x
@@ -44,6 +44,8 @@ def twin(x: Any) -> Any:
 
 
 def _of_twin(ask: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a handler that asks ``ask`` of ``meta`` tensors with the logical shapes."""
+
     def answer(*args: Any, **kwargs: Any) -> Any:
         return ask(*map(twin, args), **{k: twin(v) for k, v in kwargs.items()})
 
@@ -51,6 +53,7 @@ def _of_twin(ask: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_contiguous(self: Any, **memory_format: Any) -> bool:
+    """Implement ``Tensor.is_contiguous``: whether the logical tensor would be, on one device."""
     with HookOff():
         if _Base.size(self) == self._spec.shape:  # then the shard has the strides of the whole
             return _Base.is_contiguous(self, **memory_format)
@@ -63,11 +66,15 @@ def _get_device(self: Any) -> int:
 
 
 def _storage_type(self: Any) -> Any:
+    """Implement ``Tensor.storage_type``: that of a plain tensor of this dtype on this device."""
     return torch.empty(0, dtype=self.dtype, device=self.device).storage_type()
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Implement ``torch._has_compatible_shallow_copy_type``, which ``nn.Module.to`` calls."""
+    """Implement ``torch._has_compatible_shallow_copy_type``: whether both tensors are global.
+
+    ``nn.Module.to`` asks whether it may give a parameter the data of another tensor.
+    """
     return is_global(a) and is_global(b)
 
 
@@ -101,6 +108,7 @@ LOGICAL_PROPERTIES: dict[str, Callable[[Any], Any]] = {
 
 
 def _of_shard(name: str) -> Callable[..., Any]:
+    """Return a handler that asks the method ``name`` of this rank's shard."""
     ask = getattr(_Base, name)
 
     def answer(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -120,7 +128,10 @@ def _is_set_to(self: Any, other: Any) -> bool:
 
 
 def _nnz(self: Any) -> int:
-    """Implement ``Tensor._nnz``; raises for a sparse tensor that is not whole on this rank."""
+    """Implement ``Tensor._nnz``: the number of entries of a sparse tensor.
+
+    It raises if this rank does not hold the whole tensor, since a query sends nothing.
+    """
     if self.layout is not torch.strided and not is_whole_here(self._spec):
         refusal("_nnz")(self)
     return _of_shard("_nnz")(self)
@@ -129,8 +140,8 @@ def _nnz(self: Any) -> int:
 def _is_coalesced(self: Any) -> bool:
     """Implement ``Tensor.is_coalesced``: whether a sparse tensor has one entry for each index.
 
-    If some rank lacks a part of the tensor, the answer would need the entries of other ranks. It is
-    False then, since all ranks must have one answer.
+    All ranks must have one answer, and no query sends anything. So it is False if some rank of the
+    world lacks a part of the tensor, whose entries the answer would need.
     """
     spec = self._spec
     if self.layout is not torch.strided and (
@@ -199,6 +210,15 @@ crow_indices_copy indices_copy row_indices_copy values_copy
 
 
 def _part(name: str, kind: str, has: Callable[[Any], bool]) -> Callable[..., Any]:
+    """Return a handler for the query ``name``, which only tensors of one ``kind`` answer.
+
+    For a dense tensor it raises at once; for others it calls torch's function on the whole value.
+
+    Args:
+        name: name of the method or function of torch.
+        kind: "sparse" or "quantized", for the error.
+        has: whether a tensor is of that kind.
+    """
     ask = getattr(_Base, name, None) or getattr(torch, name)
     refuse = refusal(name, f"it is dense, and {kind} tensors alone have it", "x itself")
 
@@ -267,15 +287,17 @@ REFUSED: dict[str, tuple[str, str]] = {
 
 
 def _refused(name: str) -> Callable[..., Any]:
+    """Return a handler for the query ``name`` that raises and says what to call instead."""
     why, instead = REFUSED[name]
     refuse = refusal(name, *((why,) if why else ()), instead=instead.format(f"{name}(...)"))
     return functools.partial(_storage_refused, refuse) if name == "untyped_storage" else refuse
 
 
 def _storage_refused(refuse: Callable[..., Any], self: Any) -> None:
-    """Refuse ``untyped_storage`` by calling ``refuse``, or say so if ``torch.export`` calls.
+    """Raise for ``x.untyped_storage()``, by ``refuse`` or with a text about ``torch.export``.
 
-    ``torch.export`` makes a fake tensor of each parameter and reads its storage first.
+    ``torch.export`` makes a fake tensor of each parameter and reads its storage first, so this is
+    where it meets a global tensor.
     """
     if sys._getframe(1).f_globals.get("__name__") == "torch._subclasses.meta_utils":
         raise RuntimeError(
@@ -287,6 +309,7 @@ def _storage_refused(refuse: Callable[..., Any], self: Any) -> None:
 
 
 def _no_array_interface(self: Any) -> Any:
+    """Raise for ``__cuda_array_interface__``, by which other libraries would take the shard."""
     raise AttributeError(  # so that hasattr returns False
         f"__cuda_array_interface__: x is {self._spec}; {_MEMORY}. "
         f"Use {_SAVE.format('__cuda_array_interface__')}."
@@ -294,7 +317,10 @@ def _no_array_interface(self: Any) -> Any:
 
 
 class _Absent:
-    """Descriptor that hides an attribute of the base class, on the class and on its objects."""
+    """Descriptor that hides an attribute of ``torch.Tensor`` on ``GlobalTensor`` and its objects.
+
+    ``hasattr`` is False then, so libraries that look for the attribute (DLPack) take another way.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -310,10 +336,10 @@ _UNHOOKED = ("as_subclass", "_view_func", "_view_func_unsafe", "_rev_view_func_u
 
 
 def _enter() -> None:
-    """Register the functions of this module with the hook.
+    """Register the functions of this module as handlers, by which dispatch answers queries.
 
-    Only few of them become methods of the class itself: with the hook off, a method that the class
-    does not define reads the shard.
+    Only few become methods of the class itself. When the library works on shards with the hook off,
+    a method that the class does not define reads the shard, as it should.
     """
     refused = {name: _refused(name) for name in REFUSED}
     for name, method in {**LOGICAL, **OF_SHARD, **PARTS, **refused}.items():
@@ -347,16 +373,24 @@ def _enter() -> None:
 
 
 def _text(self: Any, **_: Any) -> str:
-    """Implement ``torch.Tensor.__repr__(x)``, which calls the hook."""
+    """Implement ``torch.Tensor.__repr__(x)``, for code that does not call ``repr(x)``."""
     return text_of(self)
 
 
 def _not_aligned(*_: Any) -> bool:
-    """Return False, so that torch's transformer encoder makes no nested tensor of a global one."""
+    """Implement ``torch._nested_tensor_from_mask_left_aligned``: return False.
+
+    Torch's transformer encoder asks it, and then makes no nested tensor of a global one.
+    """
     return False
 
 
 def _past_hook(name: str, method: str) -> Callable[..., Any]:
+    """Return a handler that reads or sets the property ``name`` of the shard.
+
+    ``method`` is "__get__" or "__set__".
+    """
+
     def call(self: Any, *args: Any) -> Any:
         with HookOff():
             return getattr(getattr(_Base, name), method)(self, *args)

@@ -12,9 +12,10 @@ from ..global_tensor import GlobalTensor
 
 
 class _Elsewhere:
-    """Descriptor for such an attribute: it raises AttributeError, so that ``hasattr`` is False.
+    """Descriptor for an attribute that tensors of another library have, such as DTensor's.
 
-    An attribute of this name that is set on an object takes precedence.
+    Reading it raises an AttributeError with a hint, so that ``hasattr`` is False. If a program sets
+    an attribute of this name on an object, that is read.
     """
 
     def __init__(self, name: str) -> None:

@@ -24,14 +24,18 @@ _PREFIX = "tensor("
 def is_whole_here(spec: TensorSpec) -> bool:
     """Return whether this rank holds the whole value of a tensor with this spec.
 
-    It does if it is in the placement, and each axis is B or has a single rank.
+    It does if it is in the placement, and each axis is B or has a single rank. Then it can print
+    the value, or answer a query about it, alone.
     """
     pairs = zip(spec.sbp, spec.placement.shape, strict=True)
     return my_coordinate(spec.placement) is not None and all(e is B or n == 1 for e, n in pairs)
 
 
 def text_of(x: Any) -> str:
-    """Return the text of ``repr(x)``, ``str(x)``, ``print(x)`` and ``f"{x}"``."""
+    """Return the text of ``repr(x)``, ``str(x)``, ``print(x)`` and ``f"{x}"`` on this rank.
+
+    Such as ``tensor(shard of rank 0: [1., 2.], shape=(4,), placement=..., sbp=S(0))``.
+    """
     spec = x._spec
     shard = _known_shard(x)
     if shard is None:
@@ -46,7 +50,10 @@ def text_of(x: Any) -> str:
 
 
 def formatted(x: Any, format_spec: str) -> str:
-    """Implement ``f"{x:.3f}"``: return the number, or that of this rank's shard with a note."""
+    """Implement ``f"{x:.3f}"``: return the number as text, ``0.250``.
+
+    If this rank has only its shard of a 0-d tensor (P), that is returned with a note.
+    """
     if x.ndim != 0:
         return object.__format__(x, format_spec)  # as in torch, which formats 0-d tensors only
     shard, whole = _known_shard(x), is_whole_here(x._spec)
@@ -61,8 +68,8 @@ def formatted(x: Any, format_spec: str) -> str:
 def _known_shard(x: Any) -> torch.Tensor | None:
     """Return this rank's shard, detached, or None if there is nothing to print.
 
-    This rank may have no shard, or one that is out of date: ``x`` may be a view whose data was
-    moved (``moved_views``) and whose source was written since.
+    That is so outside the placement. It is also so for a view that boxing had to copy
+    (``moved_views``) if its base was written since: bringing it up to date would communicate.
     """
     if my_coordinate(x._spec.placement) is None:
         return None
@@ -82,6 +89,7 @@ def _owner() -> str:
 
 
 def _tail(x: Any) -> str:
+    """Return the end of the text of ``x``: placement, SBP, and ``requires_grad`` or ``grad_fn``."""
     spec = x._spec
     shown = spec.sbp[0] if len(spec.sbp) == 1 else spec.sbp
     tail = f", placement={spec.placement}, sbp={shown}"

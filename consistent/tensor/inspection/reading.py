@@ -21,7 +21,7 @@ _VALUE_OF = callbacks("value_of")
 def full(self: Any) -> torch.Tensor:
     """Return the whole logical value as a plain tensor on every rank of the world.
 
-    The result is detached from autograd. This is a collective of all ranks of the world.
+    It is a collective: every rank of the world must call it. The result is detached from autograd.
     """
     # The tracer that came last answers first.
     for known in reversed(_VALUE_OF):
@@ -33,7 +33,9 @@ def full(self: Any) -> torch.Tensor:
 
 
 def item(self: Any) -> Any:
-    """Return the only element as a Python number, on every rank. A collective of all ranks.
+    """Return the only element as a Python number, on every rank.
+
+    It is a collective: every rank of the world must call it.
 
     Raises:
         RuntimeError: the tensor does not have exactly one element.
@@ -47,15 +49,19 @@ def item(self: Any) -> Any:
 
 
 def tolist(self: Any) -> Any:
-    """Return the logical value as nested lists, on every rank. A collective of all ranks."""
+    """Return the logical value as nested lists, on every rank.
+
+    It is a collective: every rank of the world must call it.
+    """
     return full(self).tolist()
 
 
 def numpy(self: Any, *, force: bool = False) -> Any:
-    """Return the logical value as a numpy array, on every rank. A collective of all ranks.
+    """Return the logical value as a numpy array, on every rank.
 
-    If this rank holds the whole value, the array shares the tensor's memory, as in torch. Otherwise
-    it is a copy, which is read-only, because writes into it would not reach the tensor.
+    It is a collective: every rank of the world must call it. If this rank holds the whole value,
+    the array shares the tensor's memory, as in torch. Otherwise it is a copy, which is read-only,
+    because writes into it would not reach the tensor.
 
     Raises:
         RuntimeError: the tensor requires grad, and ``force`` is not set.
@@ -73,7 +79,10 @@ def numpy(self: Any, *, force: bool = False) -> Any:
 
 
 def array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
-    """Implement ``numpy.asarray(x)`` and ``numpy.array(x)``; the latter passes ``copy=True``."""
+    """Implement ``numpy.asarray(x)`` and ``numpy.array(x)``; a collective, as ``numpy`` is.
+
+    ``numpy.array`` passes ``copy=True``.
+    """
     value = numpy(self)
     if dtype is not None:
         value = value.astype(dtype, copy=False)
@@ -82,30 +91,30 @@ def array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
 
 
 def truth(self: Any) -> bool:
-    """Implement ``bool(x)``."""
+    """Implement ``bool(x)``, as in ``if x:``; a collective, as ``item`` is."""
     return bool(item(self))
 
 
 def as_int(self: Any) -> int:
-    """Implement ``int(x)``."""
+    """Implement ``int(x)``; a collective, as ``item`` is."""
     return int(item(self))
 
 
 def as_float(self: Any) -> float:
-    """Implement ``float(x)``."""
+    """Implement ``float(x)``; a collective, as ``item`` is."""
     return float(item(self))
 
 
 def as_complex(self: Any) -> complex:
-    """Implement ``complex(x)``."""
+    """Implement ``complex(x)``; a collective, as ``item`` is."""
     return complex(item(self))
 
 
 def index(self: Any) -> int:
-    """Implement ``sequence[x]``, where the value of ``x`` is used as an index."""
+    """Implement ``sequence[x]``, where ``x`` is an index; a collective, as ``full`` is."""
     return full(self).__index__()
 
 
 def contains(self: Any, element: Any) -> bool:
-    """Implement ``element in x``."""
+    """Implement ``element in x``, by values; a collective, as ``item`` is."""
     return bool((element == self).any().item())

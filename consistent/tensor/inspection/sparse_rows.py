@@ -15,7 +15,11 @@ from ...dispatch.running.whole_call import call_whole
 
 
 def sparse_mask(x: Any, mask: Any) -> Any:
-    """Implement ``Tensor.sparse_mask``: the entries of ``x`` at the indices of ``mask``, as B."""
+    """Implement ``Tensor.sparse_mask``: the entries of ``x`` at the indices of ``mask``, as B.
+
+    If ``x`` is split and ``mask`` selects whole rows, only these rows are sent; otherwise the op
+    runs on whole tensors.
+    """
     if not _takes_rows(x, mask):
         return call_whole("sparse_mask", torch.Tensor.sparse_mask, (x, mask), {})
     places = mask._indices()
@@ -24,6 +28,7 @@ def sparse_mask(x: Any, mask: Any) -> Any:
 
 
 def _takes_rows(x: Any, mask: Any) -> bool:
+    """Return whether the entries at ``mask`` are whole rows of ``x``, a dense and split tensor."""
     if not is_global(x) or not is_global(mask) or x._spec.placement != mask._spec.placement:
         return False
     by_rows = mask.layout is torch.sparse_coo and mask.sparse_dim() == 1 and mask.is_coalesced()

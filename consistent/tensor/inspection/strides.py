@@ -13,7 +13,9 @@ _Base: Any = torch.Tensor
 
 
 def logical_strides(x: Any) -> tuple[int, ...]:
-    """Return the strides of the shard, rescaled so that split dims have the logical size.
+    """Return the strides of the logical tensor as it would be on one device.
+
+    They are the strides of the shard, rescaled so that split dims have the logical size:
 
     ```
     [4, 6] S(1) on two ranks, shards [4, 3] with strides (3, 1)  ->  (6, 1)
@@ -36,7 +38,7 @@ def logical_strides(x: Any) -> tuple[int, ...]:
 
 
 def _is_outside(a: int, b: int, strides: Sequence[int], sizes: Sequence[int]) -> bool:
-    """Return whether dim ``a`` is outer to dim ``b``: one step of ``a`` spans all of ``b``."""
+    """Return whether dim ``a`` is outer to ``b`` in memory: a step of ``a`` spans all of ``b``."""
     outside = strides[a] >= strides[b] * max(sizes[b], 1)
     inside = strides[b] >= strides[a] * max(sizes[a], 1)
     return a != b and outside and (not inside or a < b)

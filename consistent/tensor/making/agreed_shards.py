@@ -21,9 +21,16 @@ def agreed_spec(
     shape: Sequence[int] | None,
     check: bool,
 ) -> TensorSpec | None:
-    """Exchange the shapes and dtypes of the shards between ranks, and return the spec they all fit.
+    """Exchange the shapes and dtypes of shards between ranks, and return the spec they all fit.
 
-    Every rank of the world takes part. With ``check`` values are compared along B axes.
+    ``from_local`` calls it; every rank of the world takes part.
+
+    Args:
+        shard: this rank's shard; not read outside the placement.
+        placement: the ranks that have a shard.
+        entries: the SBP of each axis.
+        shape: the logical shape, or None to compute it from the shards.
+        check: whether to compare the values of ranks that should be replicas.
 
     Raises:
         ValueError: the ranks pass different layouts, or a shard does not fit.
@@ -49,7 +56,11 @@ def agreed_spec(
 
 
 def _check_notes(notes: Sequence[Any], ranks: Sequence[int]) -> None:
-    """Raise if ``ranks`` noted different dtypes, numbers of dims, SBPs or logical shapes."""
+    """Raise if ``ranks`` passed different dtypes, numbers of dims, SBPs or logical shapes.
+
+    ``notes`` has for each rank of the world (shape of its shard, dtype, SBPs, logical shape or
+    None).
+    """
     first = notes[ranks[0]]
     for rank in ranks[1:]:
         found = notes[rank]
@@ -63,10 +74,10 @@ def _check_notes(notes: Sequence[Any], ranks: Sequence[int]) -> None:
 
 
 def _joined(placement: Placement, entries: NdSbp, shapes: dict[int, tuple[int, ...]]) -> list[int]:
-    """Return the logical shape of a tensor whose shards have ``shapes``, given by rank.
+    """Return the logical shape of a tensor, given the shapes of its shards by rank.
 
-    The sizes of a dim are summed along the axes that split it, over ranks with coordinate 0 on all
-    other axes.
+    The size of a split dim is the sum over the axes that split it, at coordinate 0 of all other
+    axes: S(0) with shards (3, 4) and (2, 4) gives [5, 4].
     """
     shape = list(shapes[placement.first_rank])
     resolved = resolve_dims(entries, placement, shape)
@@ -95,6 +106,7 @@ def _told(note: tuple | None) -> str:
 def wrong_piece(
     spec: TensorSpec, at: Coordinate | None, rank: int, found: tuple[int, ...]
 ) -> ValueError:
+    """Return the error for a shard of shape ``found`` that does not fit ``spec`` on ``rank``."""
     return ValueError(
         f"from_local: rank {rank} has a piece of shape {found}, and of {spec} it holds "
         f"{spec.local_shape(at)}: "
@@ -113,7 +125,10 @@ def wrong_piece(
 def check_equal_along(
     what: str, x: torch.Tensor, placement: Placement, axes: tuple[int, ...]
 ) -> None:
-    """Raise on every rank if ``x`` differs between ranks that should be replicas along ``axes``."""
+    """Raise on every rank if ``x`` differs between ranks that should be replicas along ``axes``.
+
+    The ranks of the placement compare hashes. ``what`` names the op in the error.
+    """
     ranks = tuple(placement.ranks.ravel().tolist())
     found = gathered(checking.digest(x), ranks)
     # Each rank compares all digests, not only its own, so that all raise the same error.

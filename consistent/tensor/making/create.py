@@ -43,17 +43,16 @@ def from_local(
 ) -> Any:
     """Return the global tensor whose shard on each rank is ``shard``.
 
-    What the shards mean is said for each mesh axis. ``S(d)`` (sharded): shards are pieces along dim
-    d, in rank order, balanced. ``B`` (replicated): every rank has the whole. ``P`` (partial sum):
-    every rank has an addend; for ``P(max)`` and ``P(min)`` the value is the elementwise largest or
-    smallest of what the ranks have. The result shares the shard's storage. Differentiable: the
-    gradient of ``shard`` is this rank's shard of the global gradient, in the dual SBP (S for S, P
-    for B, B for P).
+    ``sbp`` says for each axis of the placement what the ranks' shards are: for ``S(d)`` balanced
+    pieces along dim d, in rank order; for ``B`` the whole tensor; for ``P`` addends of it. For
+    ``P(max)`` and ``P(min)`` the value is the elementwise maximum or minimum of the shards. The
+    result shares the shard's storage. Differentiable: the gradient of ``shard`` is this rank's
+    shard of the global gradient, in the dual SBP (S for S, P for B, B for P).
 
     Args:
         shard: this rank's shard. On a rank outside the placement only its dtype is read.
         placement: the ranks that have a shard.
-        sbp: the layout on each mesh axis.
+        sbp: the layout on each axis of the placement.
         shape: the logical shape. Without it the ranks exchange the shapes of their shards, in one
             small collective of all ranks of the world, unless every SBP is B or partial and the
             placement is the whole world.
@@ -101,15 +100,15 @@ def distribute(
 ) -> Any:
     """Return a global tensor made from a plain tensor that every rank has whole.
 
-    Each rank copies its shard, so the result has its own storage. Differentiable: on every rank of
-    the placement ``tensor`` gets the whole gradient.
+    Each rank copies its shard, so the result has its own storage, and nothing is sent.
+    Differentiable: on every rank of the placement ``tensor`` gets the whole gradient.
 
     Args:
         tensor: the whole value, on any device. On ranks outside the placement only its shape and
             dtype are read.
         placement: ranks to distribute to; without it those of the ``placement_scope``.
-        sbp: the layout on each mesh axis, S (sharded), B (replicated) or P (partial sum); without
-            it B.
+        sbp: the layout on each axis of the placement, S (sharded), B (replicated) or P (partial
+            sum); inside a ``placement_scope`` it may be left out and is B.
         check: compare the values of the ranks, by a hash. Always done in check mode.
 
     Raises:
@@ -146,7 +145,11 @@ def _check_plain(x: Any, what: str, name: str) -> None:
 
 
 def check_world(what: str, placement: Placement) -> None:
-    """Raise if ``placement`` is not a placement, or names ranks that the world does not have."""
+    """Raise if ``placement`` is not a placement, or needs ranks that the world does not have.
+
+    All functions that make or move global tensors call it. ``what`` is the function's name, for the
+    error.
+    """
     check_placement(what, placement)
     size = current().size
     if placement.size > size or (size == 1 and placement.first_rank != 0):
@@ -175,9 +178,10 @@ def _check_device(what: str, shard: torch.Tensor, placement: Placement) -> None:
 def _entries(
     what: str, sbp: SbpLike, placement: Placement, ndim: int, at: Coordinate | None
 ) -> NdSbp:
-    """Return ``sbp`` as a tuple with one entry per axis, with negative dims resolved.
+    """Return ``sbp`` as a tuple with one SBP per axis, with negative dims resolved.
 
-    A rank outside the placement does not know the number of dims yet, and leaves them as they are.
+    A rank outside the placement (``at`` None) does not know the number of dims, and leaves them as
+    they are.
     """
     if at is None:
         return as_nd_sbp(sbp)

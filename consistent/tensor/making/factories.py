@@ -31,23 +31,30 @@ Fill = Callable[[torch.Tensor, TensorSpec], Any]
 def zeros(
     *size: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """Return a global tensor made as by ``torch.zeros``."""
+    """Return ``torch.zeros(*size)`` as a global tensor: ``zeros(4, 3, placement=p, sbp=S(0))``.
+
+    ``options`` are the keyword arguments of torch's function, such as ``dtype``.
+    """
     return _filled(torch.zeros, size, placement, sbp, options, lambda x, spec: x.zero_())
 
 
 def ones(
     *size: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """Return a global tensor made as by ``torch.ones``."""
+    """Return ``torch.ones(*size)`` as a global tensor: ``ones(4, 3, placement=p, sbp=S(0))``.
+
+    ``options`` are the keyword arguments of torch's function, such as ``dtype``.
+    """
     return _filled(torch.ones, size, placement, sbp, options, _once(lambda x, spec: x.fill_(1)))
 
 
 def empty(
     *size: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """Return an uninitialized global tensor made as by ``torch.empty``.
+    """Return ``torch.empty(*size)`` as a global tensor, whose values are not initialized.
 
-    Its values are arbitrary, and those of a replicated (B) tensor may differ between ranks.
+    They are arbitrary, and those of a replicated (B) tensor may differ between ranks. ``options``
+    are the keyword arguments of torch's function, such as ``dtype``.
     """
     return _filled(torch.empty, size, placement, sbp, options, lambda x, spec: None)
 
@@ -60,7 +67,11 @@ def full(
     sbp: SbpLike | None = None,
     **options: Any,
 ) -> Any:
-    """Return a global tensor made as by ``torch.full``."""
+    """Return ``torch.full(size, fill_value)`` as a global tensor.
+
+    ``full((4, 3), 0.5, placement=p, sbp=S(0))``. ``options`` are the keyword arguments of torch's
+    function, such as ``dtype``.
+    """
     value = fill_value.item() if isinstance(fill_value, torch.Tensor) else fill_value
     return _filled(
         torch.full, (size, value), placement, sbp, options, _once(lambda x, spec: x.fill_(value))
@@ -70,35 +81,53 @@ def full(
 def eye(
     *size: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """Return a global tensor made as by ``torch.eye``."""
+    """Return ``torch.eye(*size)``, an identity matrix, as a global tensor.
+
+    ``eye(4, placement=p, sbp=S(0))``. ``options`` are the keyword arguments of torch's function.
+    """
     return _filled(torch.eye, size, placement, sbp, options, _once(_diagonal))
 
 
 def arange(
     *args: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """Return a global tensor made as by ``torch.arange``."""
+    """Return ``torch.arange(*args)`` as a global tensor: ``arange(8, placement=p, sbp=S(0))``.
+
+    ``options`` are the keyword arguments of torch's function, such as ``dtype``.
+    """
     return _cut(torch.arange, args, placement, sbp, options)
 
 
 def linspace(
     *args: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """Return a global tensor made as by ``torch.linspace``."""
+    """Return ``torch.linspace(*args)`` as a global tensor.
+
+    ``linspace(0, 1, 5, placement=p, sbp=S(0))``. ``options`` are the keyword arguments of torch's
+    function, such as ``dtype``.
+    """
     return _cut(torch.linspace, args, placement, sbp, options)
 
 
 def logspace(
     *args: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """Return a global tensor made as by ``torch.logspace``."""
+    """Return ``torch.logspace(*args)`` as a global tensor.
+
+    ``logspace(0, 2, 5, placement=p, sbp=S(0))``. ``options`` are the keyword arguments of torch's
+    function, such as ``dtype``.
+    """
     return _cut(torch.logspace, args, placement, sbp, options)
 
 
 def rand(
     *size: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """Return a global tensor made as by ``torch.rand``: uniform in [0, 1)."""
+    """Return a global tensor of random numbers that are uniform in [0, 1), as ``torch.rand`` does.
+
+    The numbers do not depend on ``placement`` and ``sbp``. ``options`` are the keyword arguments of
+    torch's function, such as ``generator``.
+    """
     key = _key("rand", options)
 
     def fill(x: torch.Tensor, spec: TensorSpec) -> None:
@@ -110,7 +139,11 @@ def rand(
 def randn(
     *size: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """Return a global tensor made as by ``torch.randn``: normal with mean 0 and deviation 1."""
+    """Return a global tensor of standard normal random numbers, as ``torch.randn`` does.
+
+    The numbers do not depend on ``placement`` and ``sbp``. ``options`` are the keyword arguments of
+    torch's function, such as ``generator``.
+    """
     key = _key("randn", options)
 
     def fill(x: torch.Tensor, spec: TensorSpec) -> None:
@@ -128,7 +161,11 @@ def normal(
     sbp: SbpLike | None = None,
     **options: Any,
 ) -> Any:
-    """Return a global tensor made as by ``torch.normal`` with numbers for mean and deviation."""
+    """Return a global tensor of normal random numbers, as ``torch.normal(mean, std, size)`` does.
+
+    The numbers do not depend on ``placement`` and ``sbp``. ``options`` are the keyword arguments of
+    torch's function, such as ``generator``.
+    """
     key = _key("normal", options)
     return _filled(
         torch.normal,
@@ -143,7 +180,11 @@ def normal(
 def randint(
     *args: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """Return a global tensor made as by ``torch.randint``: ``randint([low=0,] high, size)``."""
+    """Return a global tensor of random integers, as ``torch.randint([low=0,] high, size)`` does.
+
+    The numbers do not depend on ``placement`` and ``sbp``. ``options`` are the keyword arguments of
+    torch's function, such as ``generator``.
+    """
     key = _key("randint", options)
 
     def fill(x: torch.Tensor, spec: TensorSpec) -> None:
@@ -158,7 +199,11 @@ def randint(
 def randperm(
     n: int, *, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
-    """Return a global tensor made as by ``torch.randperm``."""
+    """Return a random permutation of 0 to n - 1 as a global tensor, as ``torch.randperm`` does.
+
+    It does not depend on ``placement`` and ``sbp``. ``options`` are the keyword arguments of
+    torch's function, such as ``generator``.
+    """
     key = _key("randperm", options)
     placement, sbp = chosen("randperm", placement, sbp)
 
@@ -180,9 +225,10 @@ def tensor(
     requires_grad: bool = False,
     check: bool = False,
 ) -> Any:
-    """Return a global tensor made as by ``torch.tensor``, from data that is the same on every rank.
+    """Return ``torch.tensor(data)`` as a global tensor, from data that is the same on every rank.
 
-    With ``check`` the data is compared between ranks.
+    ``tensor([1.0, 2.0], placement=p, sbp=S(0))``. With ``check`` the data is compared between
+    ranks.
     """
     placement, sbp = chosen("tensor", placement, sbp)
     x = distribute(torch.tensor(data, dtype=dtype), placement, sbp, check=check)
@@ -203,7 +249,13 @@ def _filled(
 ) -> Any:
     """Return a tensor of which each rank allocates its shard and fills it by ``fill``.
 
-    ``like`` is the factory of torch whose shape and dtype the result has.
+    Args:
+        like: the factory of torch that makes such a plain tensor; a call on ``meta`` gives the
+            shape and dtype.
+        args: its positional arguments.
+        placement, sbp: as passed by the user.
+        options: its keyword arguments.
+        fill: called with (shard, spec) to write this rank's values.
     """
     spec, requires_grad = _spec_of(like, args, placement, sbp, options)
     local = torch.empty(
@@ -228,9 +280,15 @@ def _cut(
 ) -> Any:
     """Return a 1-d tensor that each rank makes whole and takes its shard from.
 
-    This is for factories such as ``arange``, of which a shard cannot be made alone: the k-th value
-    depends on where torch's loops start. ``like`` gives shape and dtype, ``make`` the values, if
-    they are not made by ``like``.
+    It is for factories such as ``arange``, of which a shard cannot be made alone: the k-th value
+    depends on where torch's loops start.
+
+    Args:
+        like: the factory of torch, which gives shape and dtype.
+        args: its positional arguments.
+        placement, sbp: as passed by the user.
+        options: its keyword arguments.
+        make: function that makes the values, if not ``like``.
     """
     spec, requires_grad = _spec_of(like, args, placement, sbp, options)
     extra = {k: v for k, v in options.items() if k not in _OPTIONS}
@@ -249,6 +307,11 @@ def _spec_of(
     sbp: SbpLike | None,
     options: dict,
 ) -> tuple[TensorSpec, bool]:
+    """Return (spec, requires_grad) of the tensor that a call of the factory ``like`` makes.
+
+    Raises:
+        TypeError: ``device`` is given, which the placement decides, or the placement is missing.
+    """
     what = like.__name__
     placement, sbp = chosen(what, placement, sbp)
     if "device" in options:
@@ -272,14 +335,16 @@ def _device_here(placement: Placement) -> torch.device:
 def _key(what: str, options: dict) -> Callable[[Placement], Any]:
     """Return a function that draws the key (seed and counter) of a random op on a placement.
 
-    It is called only after the arguments were checked, so that a failing call draws no key.
+    The factory calls it only after the arguments were checked, so that a failing call draws no key.
     """
     return lambda placement: key_from(options.get("generator"), what, placement)
 
 
 def _once(fill: Fill) -> Fill:
-    """Wrap ``fill`` for P tensors, so that the first rank of each P axis fills its shard and others
-    write zeros."""
+    """Wrap ``fill`` so that it is right for P tensors, whose value is the sum over ranks.
+
+    The first rank of each P axis fills its shard, and the others write zeros.
+    """
 
     def run(x: torch.Tensor, spec: TensorSpec) -> None:
         at = my_coordinate(spec.placement)
@@ -292,6 +357,7 @@ def _once(fill: Fill) -> Fill:
 
 
 def _diagonal(x: torch.Tensor, spec: TensorSpec) -> None:
+    """Write this rank's shard of an identity matrix into ``x``."""
     at = my_coordinate(spec.placement)
     if spec.layout.is_cut:
         if not x.is_meta:

@@ -26,13 +26,13 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]  # starts, sizes
 
 
 def box_of(spec: TensorSpec) -> Box | None:
-    """Return (starts, sizes) of the region of the tensor that this rank writes and reads, or None.
+    """Return (starts, sizes) of the region of the tensor that this rank saves and loads, or None.
 
     None means that the rank has no part. If the tensor has no elements, each rank of the placement
     has all of it, so that its shape is saved.
 
     Raises:
-        RuntimeError: the shard of a rank is not one contiguous region.
+        RuntimeError: a shard is not one contiguous region, as with a cut such as zigzag.
     """
     at = my_coordinate(spec.placement)
     if at is None:
@@ -49,13 +49,16 @@ def box_of(spec: TensorSpec) -> Box | None:
 
 
 def write_items(x: Any, fqn: str, _: Any = None) -> list[Any]:
-    """Implement ``__create_write_items__``: list this rank's one ``WriteItem``, if any."""
+    """Implement ``__create_write_items__``: list what this rank saves of ``x``, 0 or 1 items.
+
+    ``fqn`` is the name of the tensor in the state dict.
+    """
     _check_no_partial(x._spec, fqn)
     return items_of(x._spec, fqn)
 
 
 def items_of(spec: TensorSpec, fqn: str) -> list[Any]:
-    """Return the list of ``write_items`` for a tensor of this spec, which is not partial."""
+    """Return what ``write_items`` returns, for a spec without its tensor; the spec has no P."""
     return _items(fqn, spec.shape, spec.dtype, box_of(spec))
 
 
@@ -79,7 +82,7 @@ def _items(fqn: str, shape: torch.Size, dtype: torch.dtype, box: Box | None) -> 
 
 
 def chunk_list(x: Any) -> list[Any]:
-    """Implement ``__create_chunk_list__``: list the one chunk that this rank reads, if any."""
+    """Implement ``__create_chunk_list__``: list what this rank loads of ``x``, 0 or 1 chunks."""
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
     _check_no_partial(x._spec, "the tensor to load into")
@@ -93,7 +96,10 @@ def chunk_list(x: Any) -> list[Any]:
 
 
 def tensor_shard(x: Any, index: Any) -> torch.Tensor:
-    """Implement ``__get_tensor_shard__``: return this rank's shard, to be read or written."""
+    """Implement ``__get_tensor_shard__``: return this rank's shard, to be read or written.
+
+    ``index`` says where in the tensor the checkpoint expects it.
+    """
     box = box_of(x._spec)
     if box is None or (index.offset is not None and tuple(index.offset) != box[0]):
         raise ValueError(
@@ -108,8 +114,8 @@ def tensor_shard(x: Any, index: Any) -> torch.Tensor:
 class ShardCopy(torch.Tensor):
     """Copy on the CPU of a global tensor's shard, for an asynchronous save.
 
-    Another thread or process writes it later. It is a plain tensor that also holds which region of
-    which tensor it is.
+    Another thread or process writes it to the file later. It is a plain tensor that also knows
+    which region of which tensor it is, so it takes part in the same protocol.
     """
 
     _write_spec: tuple[torch.Size, torch.dtype, Box | None]
@@ -122,7 +128,7 @@ class ShardCopy(torch.Tensor):
 
 
 def copy_of_shard(x: Any) -> ShardCopy:
-    """Copy this rank's shard for an asynchronous save."""
+    """Copy this rank's shard to the CPU for an asynchronous save, before the program changes it."""
     spec = x._spec
     _check_no_partial(spec, "the tensor to save")
     box = box_of(spec)

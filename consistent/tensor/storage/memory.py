@@ -48,7 +48,8 @@ def data(x: Any) -> Any:
 def set_data(x: Any, value: Any) -> None:
     """Implement ``x.data = value``: ``x`` takes over the memory and the layout of ``value``.
 
-    The gradient that ``x`` holds is boxed to the new layout.
+    A plain ``value`` is distributed in the layout of ``x`` first. The gradient that ``x`` has is
+    boxed to the new layout.
 
     Raises:
         RuntimeError: ``value`` is on another placement.
@@ -71,7 +72,10 @@ def set_data(x: Any, value: Any) -> None:
 
 
 def take_over(x: Any, value: Any) -> None:
-    """Give ``x`` the memory and the spec of the global tensor ``value``, but keep its ``.grad``."""
+    """Give ``x`` the memory and the spec of the global tensor ``value``, but keep its ``.grad``.
+
+    ``x`` remains the same object, so parameters of modules and optimizers can be changed in place.
+    """
     local = plain(value)
     sizes = plain(x).shape
     with HookOff():
@@ -87,7 +91,7 @@ def take_over(x: Any, value: Any) -> None:
 
 
 def _follow(grad: Any, wanted: TensorSpec) -> None:
-    """Box the gradient ``grad`` to the spec ``wanted``, in the same tensor object."""
+    """Box the gradient ``grad`` to the spec ``wanted``, without making a new tensor object."""
     if grad._spec is not wanted:
         with torch.no_grad():
             boxed = plain(rebox(grad.detach(), wanted, "gradient"))
@@ -142,7 +146,10 @@ def contiguous(self: Any, memory_format: Any = torch.contiguous_format) -> Any:
 
 
 def resize_(x: Any, *size: Any, memory_format: Any = None) -> Any:
-    """Implement ``x.resize_(size)``: return ``x`` if it has this size already, else raise."""
+    """Implement ``x.resize_(size)``: return ``x`` if it has this size already, else raise.
+
+    A shape is part of a global tensor's spec, so it cannot be changed in place.
+    """
     wanted = torch.Size(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)
     if wanted != x.shape:
         refusal("resize_", _SHAPE, "x.reshape(size), or x.new_empty(size)")(x)
@@ -150,7 +157,10 @@ def resize_(x: Any, *size: Any, memory_format: Any = None) -> Any:
 
 
 def resize_as_(x: Any, other: Any, *, memory_format: Any = None) -> Any:
-    """Implement ``x.resize_as_(other)``: return ``x`` if it has that shape, else raise."""
+    """Implement ``x.resize_as_(other)``: return ``x`` if it has that shape, else raise.
+
+    A shape is part of a global tensor's spec, so it cannot be changed in place.
+    """
     if other.shape != x.shape:
         refusal("resize_as_", _SHAPE, "x.reshape_as(y), or torch.empty_like(y)")(x)
     return x
@@ -175,7 +185,7 @@ def as_strided(x: Any, size: Any, stride: Any, storage_offset: int | None = None
 
 
 def _in_memory(x: Any) -> torch.Tensor:
-    """Gather ``x`` on this rank, with its elements in the memory order of one device."""
+    """Return the whole of ``x`` on this rank, its elements in the memory order of one device."""
     strides = _agreed_strides(x)
     lying = x.permute(sorted(range(x.ndim), key=lambda d: (-strides[d], d)))
     spec = lying._spec.with_sbp((B,) * x.placement.ndim)
@@ -186,7 +196,7 @@ def _agreed_strides(x: Any) -> tuple[int, ...]:
     """Return the strides of the logical tensor ``x``, the same on all ranks.
 
     They are those that the first rank of the placement sees, which holds the largest shard. Raises
-    if the elements are not dense in memory, or their order is not known.
+    if the elements are not dense in memory, or if the shards do not show their order.
     """
     spec = x._spec
     strides = x.stride()

@@ -31,7 +31,7 @@ def to_global(
     *,
     grad_sbp: SbpLike | None = None,
 ) -> T:
-    """Redistribute the tensor to another placement or SBP; an argument that is None is not changed.
+    """Redistribute the tensor to another placement or SBP; what is None stays as it is.
 
     Every rank of the world must call this. Ranks outside a placement hold a ``meta`` tensor as
     their shard, so they know its shape and keep the same autograd graph. Differentiable any number
@@ -39,8 +39,7 @@ def to_global(
 
     Args:
         placement: the placement to move to.
-        sbp: the layout on each mesh axis to convert to: S (sharded), B (replicated), P (partial
-            sum).
+        sbp: the SBP of each axis to convert to: S (sharded), B (replicated), P (partial sum).
         grad_sbp: in backward the gradient is first converted to this SBP on the target placement,
             which decides where a reduction happens.
 
@@ -76,9 +75,9 @@ def to_global(
 def to_local(self: Any) -> torch.Tensor:
     """Return this rank's shard as a plain tensor that shares its storage.
 
-    On a rank outside the placement the result is empty. Differentiable: the gradient that flows
-    back is taken as this rank's shard in the dual SBP. So for a replicated (B) tensor the ranks'
-    gradients count as addends (P), and are summed.
+    On a rank outside the placement the result is empty. Differentiable: the gradient of the result
+    counts as this rank's shard of the global gradient in the dual SBP. So for a replicated (B)
+    tensor the ranks' gradients are addends (P), and are summed.
     """
     for notify in _ON_LAYOUT_READ:
         notify(self)
@@ -88,14 +87,14 @@ def to_local(self: Any) -> torch.Tensor:
 
 
 def sbp_of(self: Any) -> NdSbp:
-    """Return the SBP: whether each mesh axis shards, replicates or partially sums the tensor."""
+    """Return the SBP of each axis: whether it shards, replicates or partially sums the tensor."""
     for notify in _ON_LAYOUT_READ:
         notify(self)
     return self._spec.sbp
 
 
 def to_mirrored(self: Any) -> MirroredTensor:
-    """Return the shards as a mirrored tensor, a list with one element per device, sharing storage.
+    """Return the shards as a mirrored tensor, which has one element per device, sharing storage.
 
     The elements are in the placement's order of ranks. ``mirrored.to_global(sbp, placement=...)``
     with the SBP of this tensor converts back. Differentiable like ``to_local``. If a dim does not

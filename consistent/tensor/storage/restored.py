@@ -22,9 +22,9 @@ _MOST_BYTES = 1 << 62  # of a tensor, so that no size overflows
 
 
 def restored(local: Any, layout: Any, saved_at: Any, *, requires_grad: Any, extra: Any) -> Any:
-    """Return the global tensor with the shard ``local`` and the layout that a file contains.
+    """Return the global tensor that a file contains on this rank: a shard with its layout.
 
-    This rank must be at the coordinate of the placement at which the tensor was saved.
+    This rank must be at the coordinate of the placement at which the shard was saved.
 
     Args:
         local: this rank's shard, a plain tensor; None outside the placement.
@@ -34,7 +34,7 @@ def restored(local: Any, layout: Any, saved_at: Any, *, requires_grad: Any, extr
         extra: further attributes of the tensor.
 
     Raises:
-        RuntimeError: the tensor was saved by a rank at another coordinate.
+        RuntimeError: the shard was saved by a rank at another coordinate.
         ValueError: the parts do not fit together; ``torch.save`` did not write them.
     """
     spec = _spec_of(layout, saved_at)
@@ -50,6 +50,7 @@ def restored(local: Any, layout: Any, saved_at: Any, *, requires_grad: Any, extr
 
 
 def _refuse(why: str) -> NoReturn:
+    """Raise the ValueError for contents of a file that this library cannot have written."""
     raise ValueError(
         f"load: {why}, so this is no global tensor that torch.save wrote. Get the file again, or "
         "take another one."
@@ -57,6 +58,7 @@ def _refuse(why: str) -> NoReturn:
 
 
 def _elsewhere(saved_at: Any, placement: str, here: str) -> RuntimeError:
+    """Return the error for a shard that was saved by a rank at another coordinate."""
     return RuntimeError(
         f"load: this is the shard of a global tensor that the rank at {saved_at} of {placement} "
         f"saved or sent, and this rank is {here}. Use x.full() to save or send the whole tensor, "
@@ -67,6 +69,7 @@ def _elsewhere(saved_at: Any, placement: str, here: str) -> RuntimeError:
 
 
 def _spec_of(layout: Any, saved_at: Any) -> TensorSpec:
+    """Return the spec that ``layout`` of a file describes, after checking every part of it."""
     if not (_is_tuple(layout, 4) and _is_tuple(layout[0], 3)):
         _refuse("its layout is not a grid of ranks, an SBP, a shape and a dtype")
     (kind, ranks, axes), sbp, shape, dtype = layout
@@ -101,6 +104,7 @@ def _is_ints(x: Any) -> bool:
 
 
 def _bytes(shape: Any, dtype: torch.dtype) -> int:
+    """Return the bytes of a tensor of this shape, or some number above the limit if larger."""
     total = dtype.itemsize
     for n in shape:
         total *= max(n, 1)  # even if a size is 0, torch must be able to take the others
@@ -110,10 +114,10 @@ def _bytes(shape: Any, dtype: torch.dtype) -> int:
 
 
 def _numbers(ranks: Any, world: int) -> list[int] | None:
-    """Return the ints in nested lists of ranks, flattened.
+    """Return the ints in nested lists of ranks, flattened: [[0, 1], [2, 3]] -> [0, 1, 2, 3].
 
-    Returns [] if there are more ints than the world has ranks, and None if the lists hold anything
-    else. The number of steps is bounded, since a malicious file may nest one list in many others.
+    [] if there are more ints than the world has ranks, None if the lists hold anything else. The
+    number of steps is bounded, since a malicious file may nest one list in many others.
     """
     found: list[int] = []
     rest, steps = [(ranks, 0)], 0
@@ -132,6 +136,7 @@ def _numbers(ranks: Any, world: int) -> list[int] | None:
 
 
 def _shard(local: Any, spec: TensorSpec, at: Coordinate | None) -> torch.Tensor:
+    """Return the shard ``local`` of a file for the rank at ``at``, checked against ``spec``."""
     shape = spec.local_shape(at)
     if at is None:
         if local is not None:
@@ -151,6 +156,7 @@ def _shard(local: Any, spec: TensorSpec, at: Coordinate | None) -> torch.Tensor:
 
 
 def _check_extra(cls: type, extra: Any) -> None:
+    """Raise if ``extra``, further attributes in a file, would replace some of the class ``cls``."""
     if type(extra) is not dict:
         _refuse(f"its further attributes are a {type(extra).__name__}, and not a dictionary")
     for name in extra:

@@ -26,7 +26,7 @@ from .restored import OWN, restored
 
 
 def shallow_copy(x: Any) -> Any:
-    """Implement ``copy.copy``: another object with the same memory, a leaf as in torch."""
+    """Implement ``copy.copy``: return another object with the same memory, a leaf as in torch."""
     new = attach(plain(x.detach()), x._spec)
     _carry(x, new)
     return new
@@ -57,7 +57,7 @@ def deep_copy(x: Any, memo: dict) -> Any:
 
 
 def reduce(x: Any) -> tuple:
-    """Return the state that pickle and ``torch.save`` write: this rank's shard and its layout."""
+    """Implement pickling, as for ``torch.save``: return this rank's shard and its layout."""
     # Apart from the shard only tuples, lists, numbers, strings and a dtype, so that
     # torch.load(weights_only=True) can load it.
     spec = x._spec
@@ -74,8 +74,8 @@ def reduce(x: Any) -> tuple:
 def _warn_of_one_path() -> None:
     """Warn if ``torch.save`` writes a shard to a path that other ranks may write to as well.
 
-    Then only the last file written would be left. The path cannot be compared between ranks, since
-    this rank may be the only one that saves.
+    Each rank would overwrite what the others wrote. Ranks cannot compare their paths here, because
+    this rank may be the only one that saves; a path that names the rank counts as safe.
     """
     # Find the call of torch.save among the callers; its argument ``f`` is the path.
     frame: Any = sys._getframe()
@@ -122,6 +122,7 @@ def _names(path: str, rank: int) -> bool:
 
 
 def _carry(old: Any, new: Any) -> None:
+    """Give ``new``, a copy of ``old``, the attributes that copies share, and ``requires_grad``."""
     for key, value in old.__dict__.items():
         if key not in OWN:
             new.__dict__[key] = value
@@ -132,7 +133,7 @@ def _carry(old: Any, new: Any) -> None:
 
 
 def _rebuild(local: Any, layout: Any, saved_at: Any, requires_grad: Any, extra: Any) -> Any:
-    """Load what ``reduce`` wrote.
+    """Load what ``reduce`` wrote: return the global tensor with this shard and layout.
 
     Saved files refer to this function by name, so it must not be renamed.
     """

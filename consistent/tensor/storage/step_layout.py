@@ -20,7 +20,11 @@ _LAYOUT = "_step_sbp"  # stored as a string, since torch.load(weights_only=True)
 
 
 def lay_step(param: Any, sbp: NdSbp) -> None:
-    """Make optimizers update ``param``, and keep their state for it, in the layout ``sbp``."""
+    """Make optimizers update ``param``, and keep their state for it, in the layout ``sbp``.
+
+    Parallelization plans such as ZeRO-1 call it: the parameter is whole on each rank, and the rank
+    updates a shard of it.
+    """
     param.__dict__[_LAYOUT] = str(sbp)
 
 
@@ -35,7 +39,10 @@ def has_step_layout(param: Any) -> bool:
 
 
 def step_spec(param: Any) -> TensorSpec:
-    """Return the spec in which optimizers update ``param`` and keep their state for it."""
+    """Return the spec in which optimizers update ``param`` and keep their state for it.
+
+    It is that of the parameter unless ``lay_step`` was called.
+    """
     text = param.__dict__.get(_LAYOUT)
     return param._spec if text is None else param._spec.with_sbp(_parsed(text))
 
@@ -64,7 +71,7 @@ class OwnedState(dict):
 
 
 def owned_spec(owner: Placement, shape: Sequence[int], dtype: torch.dtype) -> TensorSpec:
-    """Return the spec of a tensor that is whole on the one rank of ``owner``."""
+    """Return the spec of a tensor that the one rank of the placement ``owner`` holds."""
     return TensorSpec.of(owner, (B,), shape, dtype)
 
 
@@ -72,9 +79,13 @@ def owned_spec(owner: Placement, shape: Sequence[int], dtype: torch.dtype) -> Te
 def loaded_state(param: Any, value: Any) -> Any:
     """Return a loaded tensor of optimizer state in the layout in which ``param`` is updated.
 
-    A ``value`` of the parameter's shape, whether whole and plain or in another layout, is boxed to
-    the layout of the step. A tensor from a rank that owned the state alone is brought to all ranks
-    of the parameter. A collective if ``value`` has to move.
+    ``Optimizer.load_state_dict`` calls it for each tensor. It is a collective if ``value`` has to
+    move.
+
+    * A ``value`` of the parameter's shape, whole and plain or in another layout, is boxed to the
+      layout of the update.
+    * A tensor of another shape, from a rank that alone kept the state, is brought to all ranks of
+      the parameter.
     """
     if not is_global(param) or value.ndim == 0:
         return value
