@@ -57,6 +57,8 @@ class Mailbox:
     """Thread that reads one queue of the store and passes on its messages, until ``close``.
 
     Args:
+        host, port: the address of the store.
+        queue: the name of the queue, from ``agent`` or ``worker``.
         take: called in the thread with each message.
         lost: called in the thread once if the store can no longer be reached.
     """
@@ -76,7 +78,7 @@ class Mailbox:
         self._thread.start()
 
     def send(self, to: str, message: dict[str, Any]) -> None:
-        """Put a message into another queue."""
+        """Put ``message`` into the queue ``to`` of another process."""
         send(self._writes, to, message)
 
     def close(self) -> None:
