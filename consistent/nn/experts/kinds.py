@@ -48,4 +48,6 @@ def takes_routed(part: nn.Module) -> bool:
 
 
 def _is_stack(shape: tuple[int, ...], count: int | None) -> bool:
+    """Return whether a tensor of ``shape`` has an entry along dim 0 for each of ``count`` experts.
+    """
     return len(shape) > 1 and shape[0] == count

@@ -51,7 +51,7 @@ def check_moment(model: Any) -> None:
 
 
 def _module_under_way(model: Any) -> torch.nn.Module | None:
-    """Return the innermost module of ``model`` that is being called now, or None.
+    """Return the innermost module of ``model`` that is being called at this moment, or None.
 
     If no call is found, return one whose parameters are still gathered. Modules do not record
     that they are called, which would make calls slower. Python's frames are searched instead, but
@@ -112,6 +112,9 @@ def check_model(model: Any) -> None:
 def check_tensors(slots: Sequence[Sequence[Slot]]) -> Placement:
     """Return the placement that all tensors of a model share.
 
+    Args:
+        slots: for each tensor, the places in the model that hold it.
+
     Raises:
         ValueError: the model has no global tensors, or they are on several placements.
         RuntimeError: an optimizer's step is under way.
@@ -136,7 +139,7 @@ def check_tensors(slots: Sequence[Sequence[Slot]]) -> Placement:
 
 
 def check_optimizers(given: Any, model: torch.nn.Module) -> list[Optimizer]:
-    """Return the list of optimizers in ``given``, which is one, several or None.
+    """Return the ``optimizer`` argument of ``move`` (one, several or None) as a list.
 
     Raises:
         TypeError: an entry is not an optimizer.
