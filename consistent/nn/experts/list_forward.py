@@ -161,7 +161,7 @@ class ListForward(Replaced):
         return {key: p.to_global(sbp=used[key]) for key, p in params}  # type: ignore[attr-defined]
 
     def _add_at_once(self, found: Addends) -> bool:
-        """Run all collected calls of experts by sending tokens, and add their results to one tensor.
+        """Run all collected calls of experts by sending tokens, and add the results.
 
         Args:
             found: the calls, and the tensor to which the loop adds their results.
@@ -321,7 +321,7 @@ def _columns(every: Sequence[Made], x: Any) -> tuple[Any, Any, list[int], list[i
 
 
 def _by_tokens(rows: Picked) -> Any:
-    """Return the mask of ``rows`` as bools [tokens, columns]: dims that are no tokens are flattened.
+    """Return the mask of ``rows`` as bools [tokens, columns], with all other dims in the columns.
 
     A mask [k, tokens], where k is the number of choices of a token, becomes [tokens, k].
     """
@@ -335,7 +335,9 @@ def _order(rows: Picked) -> list[int]:
 
 
 def _ordered(x: Any, order: Sequence[int], tokens: int) -> Any:
-    """Return ``x`` permuted to ``order``, as [tokens, columns]; the first ``tokens`` dims are tokens.
+    """Return ``x`` as [tokens, columns], after permuting its dims to ``order``.
+
+    The first ``tokens`` dims of that order are those of tokens.
     """
     return x.permute(*order).flatten(0, tokens - 1).flatten(1) if x.ndim > 1 else x[:, None]
 

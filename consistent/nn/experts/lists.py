@@ -41,7 +41,9 @@ class ExpertList:
 
     @property
     def keys(self) -> list[str]:
-        """Return the names of an expert's parameters, ``w1.weight`` for example; all have the same.
+        """Return the names of an expert's parameters, such as ``w1.weight``.
+
+        All experts of the list have the same.
         """
         return [key for key, _ in next(iter(self.experts.values())).named_parameters()]
 

@@ -170,10 +170,11 @@ class Loop(TorchFunctionMode):
             self.flush()
 
     def settle(self) -> None:
-        """Add the last result as it is written, if the program still holds the rows to which it was added.
+        """Undo the collection of the last result if the program still holds the rows under it.
 
-        They are what ``out`` had before, and may be used: ``rows = out[at]; out[at] = rows + made;
-        use(rows)``. Called before each next call of torch, when it is known whether they are held.
+        Rows under it are what ``out`` had before, and may be used later: ``rows = out[at];
+        out[at] = rows + made; use(rows)``. The result is then added as the loop has written it.
+        Called before each next call of torch, when it is known whether the rows are held.
         """
         base, self._base = self._base and self._base(), None
         if base is None or self._pending is None:
@@ -193,8 +194,7 @@ class Loop(TorchFunctionMode):
             each.close()
 
     def flush(self) -> None:
-        """Add the collected results to their tensor: all at once, or one by one if that cannot be.
-        """
+        """Add the collected results to their tensor: all at once, or else one by one."""
         found, self._pending = self._pending, None
         if found is None or not found.made:
             return
@@ -225,8 +225,7 @@ class Loop(TorchFunctionMode):
     # -- for the values ----------------------------------------------------------------------------
 
     def computed(self, value: Selected) -> Tensor:
-        """Return the tensor of a noted value, computed after the sums that it reads are up to date.
-        """
+        """Return the tensor of a noted value, after adding collected results that it reads."""
         with self.as_written():
             if self._pending is not None:
                 if memory(self._pending.out) in value.memories():
@@ -367,8 +366,7 @@ def _memories(found: tuple[Any, Any]) -> set[int]:
 
 
 def _writes(func: Any, kwargs: dict[str, Any]) -> bool:
-    """Return whether a function of torch writes to an argument: ``add_``, ``__iadd__``, ``out=``.
-    """
+    """Return whether a function of torch writes to an argument, as ``add_`` or ``out=`` does."""
     name = getattr(func, "__name__", "")
     in_place = (
         name.startswith("__i")

@@ -26,7 +26,7 @@ from .replaced import shown
 
 @dataclass(frozen=True)
 class Routed(ABC):
-    """Function that sends this rank's tokens to the experts of all ranks, and returns their outputs.
+    """Function that sends this rank's tokens to the experts of all ranks, and adds their outputs.
 
     It maps (tokens, choices, weights, this rank's tensors of the experts) to the weighted outputs
     for this rank's tokens; all are plain tensors. Subclasses say what choices are (``choices``) and
@@ -133,9 +133,9 @@ class RoutedStacks(Routed):
             return self.forward.own(*laid).to_global(sbp=whole).to_local()
 
     def _seen(self, stacks: Sequence[Tensor]) -> dict[str, Any]:
-        """Return the attributes that the module has to show while this rank's experts are all it has.
+        """Return the attributes with which the module looks as if this rank's experts were all.
 
-        These are the stacks, and attributes with the number of experts.
+        These are the stacks, and the attributes that hold the number of experts.
         """
         numbers = [key for key in COUNTS if isinstance(self.forward.module.__dict__.get(key), int)]
         return dict(zip(self.keys, stacks, strict=True)) | dict.fromkeys(numbers, len(stacks[0]))

@@ -161,6 +161,7 @@ class Selected:
 
 def _delegated(name: str) -> Callable[..., Any]:
     """Return a method that computes the value, and calls the tensor's method ``name``."""
+
     def method(self: Selected, *args: Any) -> Any:
         return getattr(self.real(), name)(*real(args))
 
@@ -174,11 +175,11 @@ for _name in """len iter bool int float index contains getitem setitem neg pos a
 
 
 class Chosen(Selected):
-    """One of the results of ``torch.where(mask)``, not computed: [entries], for one dim of the mask.
+    """One of the results of ``torch.where(mask)``, not computed: [entries].
 
     Args:
         mask: a global tensor.
-        dim: one of its dims; the indices along it of all entries that are not zero.
+        dim: the dim of the mask along which it has the indices of all entries that are not zero.
     """
 
     def __init__(self, loop: Any, mask: Tensor, dim: int) -> None:
@@ -457,8 +458,8 @@ def _without_ints(source: Tensor, items: list[Any], found: list[Any]) -> tuple[T
 def _indexed(form: Form, index: Any) -> Form | None:
     """Return the shape of a value of shape ``form`` after ``[index]``; None if it is not known.
 
-    The index may have None, whole slices and an ellipsis: (None, 8) after ``[:, None]`` is
-    (None, 1, 8), where the first None of both is the number of entries.
+    The index may have None, whole slices and an ellipsis: ``[:, None]`` of a value of n entries and
+    8 features is [n, 1, 8], as a ``Form`` (None, 8) -> (None, 1, 8).
     """
     items = list(index) if isinstance(index, tuple) else [index]
     kinds = {type(each) for each in items}

@@ -93,6 +93,7 @@ def _described(state: OwnedState) -> dict[str, Any]:
 
     Each tensor with dims is replaced by a ``_Told``, its shape and dtype.
     """
+
     def describe(x: Tensor) -> Any:
         return x.detach() if x.ndim == 0 else _Told(tuple(x.shape), x.dtype)
 

@@ -154,8 +154,7 @@ class _Item:
             _C.set_gradient(self.param, grad.to(whole.dtype))
 
     def value(self) -> Tensor:
-        """Return the value after the step: the whole matrix on the owner, a meta tensor elsewhere.
-        """
+        """Return the value after the step: the whole matrix on its owner, else a meta tensor."""
         if not self.is_mine:
             return torch.empty(self.spec.shape, dtype=self.spec.dtype, device="meta")
         stepped = _Base.detach(self.param)

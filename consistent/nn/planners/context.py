@@ -43,6 +43,7 @@ def plan_context(asked: Asked) -> Plan:
 
 
 def _takes_tokens(module: torch.nn.Module) -> bool:
+    """Return whether the module's forward has an argument ``input_ids``."""
     return "input_ids" in inspect.signature(module.forward).parameters
 
 

@@ -20,7 +20,15 @@ def resolve(
     placement: Placement,
     plan: Plan,
 ) -> Plan:
-    """Return ``plan`` with tensors by their first names, no patterns, and layouts checked.
+    """Return ``plan`` with an entry for each tensor by its first name, and no patterns.
+
+    ``{"*.weight": S(0)}`` becomes ``{"fc.weight": S(0), "fc.bias": B}``. Layouts are checked.
+
+    Args:
+        module: the module.
+        tensors: for each tensor, the places in the module that hold it.
+        placement: the placement of all tensors.
+        plan: the plan.
 
     Raises:
         ValueError: a pattern matches nothing, a layout does not fit its tensor's shape, or tied
@@ -111,6 +119,7 @@ def _fit(slot: Slot, pattern: str, layouts: Layouts, placement: Placement) -> La
 
 
 def _checked(name: str, border: Border, placement: Placement) -> Border:
+    """Return ``border``; raise ValueError if a layout of it has not an entry for each axis."""
     for ways in (border.inputs, border.outputs):
         for key, nd in ways.items():
             if len(nd) != placement.ndim:
