@@ -33,7 +33,7 @@ def stacked_experts(asked: Asked) -> Iterator[tuple[str, str, int]]:
 
 
 def plan_expert(asked: Asked) -> Plan:
-    """Return the plan ``"expert"``: experts are divided among the ranks, and the rest is replicated.
+    """Return the plan ``"expert"``: experts are divided among ranks, and the rest is replicated.
 
     A stack of experts [E, ...] is S(0), and each expert in a list of modules is on one rank.
     """

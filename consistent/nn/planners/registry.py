@@ -144,9 +144,8 @@ def _joined(
 ) -> Plan:
     """Return one plan from a plan for each axis.
 
-    Axes are planned in such an order that a planner knows what it has to leave alone: axes with a
-    zero plan last, because they split dims that the other axes leave whole, and among these first
-    the ones that divide experts, too.
+    Axes whose plan is a zero plan or divides experts are planned last, because they split dims that
+    the other axes leave whole; among them, those that divide experts come first.
 
     Args:
         module: the module.
@@ -230,7 +229,10 @@ def _planner(name: str | WithCodecs) -> Callable[[Asked], Plan]:
 
 
 def _meant(name: str) -> str:
-    """Return a hint for an unknown name: the name here of another library's plan, or a similar one."""
+    """Return a hint for an unknown plan, to end an error with.
+
+    It is what another library's name is called here, or the name that is most similar.
+    """
     word = re.sub(r"[-_ ]|parallel(ism)?", "", name.lower())
     instead = elsewhere.OF_PLANS.get(word)
     return f" It is {instead} here." if instead else suggestion(word, PLANNERS)

@@ -38,7 +38,7 @@ OUT = frozenset(
 
 @dataclass
 class Linear:
-    """A linear layer ``y = x @ w + b`` of the module, whose weight may be stored as w or transposed.
+    """A linear layer ``y = x @ w + b`` of a module, whose weight is stored as w or transposed.
 
     Attributes:
         name, module: the layer's name, and the layer.
@@ -68,7 +68,7 @@ class Linear:
 
 @dataclass
 class Pair:
-    """Attention or an MLP, as layers to split by columns and the layers after them to split by rows.
+    """Attention or an MLP: layers to split by columns, and layers after them to split by rows.
 
     Split by columns, each rank computes some features; split by rows, it uses these, and the
     results of all ranks are summed.
@@ -188,7 +188,7 @@ def _out_of(
 
 
 def _checked(module: nn.Module, part: nn.Module, pair: Pair, ranks: int) -> Pair:
-    """Return ``pair`` if it can be split over ``ranks``; otherwise with all layers whole and a note.
+    """Return ``pair``; if it cannot be split over ``ranks``, with all layers whole and a note.
 
     Args:
         module: the whole module, whose configuration may have the number of heads.
@@ -255,7 +255,7 @@ def heads_of(module: nn.Module, part: nn.Module) -> list[int] | None:
 
 
 def _number(holder: Any, names: Sequence[str]) -> int | None:
-    """Return the first of the attributes ``names`` that is a positive int; None if there is none."""
+    """Return the first attribute of ``holder`` among ``names`` that is a positive int, or None."""
     for name in names:
         value = getattr(holder, name, None)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
@@ -298,7 +298,10 @@ def _holds_blocks(part: nn.Module) -> bool:
 
 
 def _pairs_in(name: str, layers: Sequence[Linear]) -> Iterator[Pair]:
-    """Yield the MLP ``Pair``s among ``layers``, the linear layers of the module ``name`` in order."""
+    """Yield the MLP ``Pair``s among ``layers``, the linear layers of one module in order.
+
+    ``name`` is the name of that module.
+    """
     waiting = _Waiting(name, layers)
     for down in layers:
         ups = waiting.before(down) if down.ins > 1 else []
@@ -336,7 +339,7 @@ class _Waiting:
         own.setdefault(self._part(layer), []).append(layer)
 
     def before(self, down: Linear) -> list[Linear]:
-        """Return the layers added so far whose outputs ``down`` may take as input, by their widths."""
+        """Return the layers added so far whose outputs ``down`` may take, by their widths."""
         found, part = self._there.get((down.outs, down.ins), {}), self._part(down)
         if self._parts[part][0] is not down:
             return list(found.get(part, ()))
@@ -359,7 +362,7 @@ class _Waiting:
         return waiting[len(waiting) - count :]
 
     def _part(self, layer: Linear) -> tuple[str, ...]:
-        """Return the name of the child of the module that has ``layer``, as a tuple of its parts."""
+        """Return which child of the module has ``layer``, as the parts of the child's name."""
         return tuple(layer.name.split(".")[: self._depth + 1])
 
 

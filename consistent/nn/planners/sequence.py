@@ -25,9 +25,9 @@ _SEQUENCE = Split(1)  # of [batch, sequence, features]
 
 
 def plan_sequence(asked: Asked) -> Plan:
-    """Return the plan ``"tensor+sequence"``: that of ``"tensor"``, with a split sequence between blocks.
+    """Return the plan ``"tensor+sequence"``: ``"tensor"`` with activations split between blocks.
 
-    Activations [batch, sequence, features] are S(1) there.
+    Activations [batch, sequence, features] are split along the sequence there, S(1).
     """
     plan, pairs = lay_out(asked)
     split = [pair for pair in pairs if pair.rows]
@@ -77,7 +77,7 @@ def _holds_only(asked: Asked, pair: Pair) -> bool:
 
 
 def _gather(plan: Plan, name: str, given: tuple[int | str, ...]) -> None:
-    """Make ``plan`` gather the arguments ``given`` (positions or keywords) of the module ``name``."""
+    """Make ``plan`` gather arguments of the module ``name``, by their positions or keywords."""
     outputs = plan.modules[name].outputs if name in plan.modules else {}
     plan.modules[name] = Border({key: (B,) for key in given}, outputs)
 

@@ -75,7 +75,7 @@ def add_pair(plan: Plan, asked: Asked, pair: Pair) -> None:
 
 
 def _split(plan: Plan, asked: Asked, layer: Linear, dim: int, bias: bool) -> None:
-    """Add ``S(dim)`` for a layer's weight to the plan, and S(0) for its bias if ``bias`` is true."""
+    """Add ``S(dim)`` for a layer's weight to the plan; if ``bias``, also S(0) for its bias."""
     parts = layer.parts if dim == layer.out_dim else ()
     _set(plan, asked, f"{layer.name}.weight", dim, parts)
     if bias and layer.module._parameters.get("bias") is not None:

@@ -21,8 +21,8 @@ class GatheredAgain:
     """Parameter that backward gathers again, since autograd has saved views of its values.
 
     A saved view refers to this object, which has all that a second gather needs: the shard, its
-    version, and the number of saved views. Forward makes a ``Gathering`` (``saved.py``), a subclass,
-    for each parameter that it gathers.
+    version, and the number of saved views. Forward makes one for each parameter that it gathers, as
+    a ``Gathering`` (``saved.py``), a subclass.
     """
 
     __slots__ = (
