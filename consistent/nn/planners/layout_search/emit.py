@@ -65,7 +65,7 @@ class _Writing:
         return [*given, *ops, *(len(program.events) for _ in results)]
 
     def _ends(self) -> dict[int, int]:
-        """Return where each module call ends: position of its ``Enter`` -> position of its ``Exit``."""
+        """Return where each module call ends: position of the ``Enter`` -> that of the ``Exit``."""
         found, begun = {}, []
         for at, event in enumerate(self.program.events):
             if isinstance(event, Enter):

@@ -147,7 +147,7 @@ class _Following:
         self.now[v] = want
 
     def _box(self, v: int, want: NdSbp, back: bool) -> None:
-        """Add what it costs to box the value ``v`` to ``want``; with ``back``, its gradient, too."""
+        """Add what it costs to box the value ``v`` to ``want``, and with ``back`` its gradient."""
         more = box(self.costs, self.program.values[v].spec, self.now[v], want, back)
         self.seconds, self.nbytes = self.seconds + more[0], self.nbytes + more[1]
 

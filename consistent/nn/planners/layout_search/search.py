@@ -197,7 +197,7 @@ def _axis_by_axis(
 
 
 def _taken(found: _Solution, count: int) -> list[Sequence[Signature]]:
-    """Return the signatures that the first ``count`` nodes have in a solution, one for each axis."""
+    """Return the signatures of the first ``count`` nodes in a solution, one for each axis."""
     solution, problem, _ = found
     pairs = zip(problem.nodes, solution, range(count))
     return [node.options[index].axes for node, index, _ in pairs]
