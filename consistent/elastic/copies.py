@@ -93,7 +93,7 @@ class Copy:
     of_peers: list[tuple[Piece, torch.Tensor]] = field(default_factory=list)  # of another rank
 
     def nbytes(self) -> tuple[int, int]:
-        """Return the bytes of this rank's own pieces, and of those of another rank."""
+        """Return the bytes of this rank's own parts, and of those that it keeps for another rank."""
         own, of_peers = self.pieces.values(), self.of_peers
         return sum(x.nbytes for _, x in own), sum(x.nbytes for _, x in of_peers)
 
@@ -119,14 +119,14 @@ class PeerCopies:
         self._plan: CopiesPlan | None = None  # of the last exchange with peers, in this world
 
     def prepare(self, version: Version, objects: dict[str, Any]) -> None:
-        """List the tensors of ``objects`` to copy at the end of a step. Nothing is copied yet.
+        """List the tensors of ``objects`` to copy at the end of a step; nothing is copied yet.
 
-        With ``peers`` this is a collective, which also receives the pieces that only the rank
-        before this one has, as a second copy of them.
+        If this object was made with ``peers``, it is a collective, in which this rank also receives
+        the parts that only the rank before it has, as a second copy of them.
 
         Args:
-            version: (step, world) of the state.
-            objects: name -> object with state.
+            version: (step, number of the world) of the state.
+            objects: name -> module, optimizer or other object with state, or a value.
 
         Raises:
             TypeError, ValueError: an object cannot be kept.

@@ -58,7 +58,7 @@ class CopiesNote:
 
 
 def note_of(kept: Copy | None) -> CopiesNote | None:
-    """Return the description of ``kept`` for the other ranks; None if this rank keeps nothing."""
+    """Return the description of ``kept``, to be sent to the other ranks; None if it is None."""
     if kept is None:
         return None
     found = kept.contents
@@ -234,7 +234,7 @@ def _differing(notes: list[CopiesNote | None], told: CopiesNote) -> list[str]:
 def _uncovered(metadata: Metadata) -> set[str]:
     """Return the names of tensors of which some elements are kept by no rank.
 
-    Counting elements suffices, because pieces of one layout do not overlap.
+    The elements of the kept pieces are counted, since pieces of one layout do not overlap.
     """
     found = set()
     for name, each in metadata.state_dict_metadata.items():
@@ -245,7 +245,11 @@ def _uncovered(metadata: Metadata) -> set[str]:
 
 
 def load(kept: CopiesReader, objects: dict[str, Any]) -> dict[str, Any]:
-    """Load the state that the ranks keep together into ``objects`` on every rank. A collective.
+    """Load the state that the ranks keep together into ``objects`` on every rank; a collective.
+
+    Args:
+        kept: the copies of all ranks.
+        objects: name -> module, optimizer or other object with state.
 
     Returns:
         The kept values for which no object is given.

@@ -32,7 +32,10 @@ class WorldChanges(BaseException):
 
 
 class Job:
-    """The object that ``run`` passes to the training function: placement, state, and end of a step.
+    """The object that ``run`` passes to the training function.
+
+    The function asks it for a ``placement``, registers its objects by ``keep``, and ends each step
+    by ``commit``.
 
     Attributes:
         step: number of finished steps: the next one is ``step + 1``.
@@ -251,7 +254,10 @@ class Job:
     def _check_twice(self, prepared: Copy | None) -> None:
         """Raise if some part of a tensor is on one rank only, and would be lost with it.
 
-        A collective.
+        A collective, at the start of a job that has no checkpoints.
+
+        Args:
+            prepared: what this rank would keep.
 
         Raises:
             ValueError: the message names the tensors that one rank alone holds.

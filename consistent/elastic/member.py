@@ -74,7 +74,7 @@ class Member:
 
     @staticmethod
     def of_this_process() -> Member | None:
-        """Return this process's connection; None if ``consistent run`` did not start it."""
+        """Return a connection of this process; None if ``consistent run`` did not start it."""
         told = os.environ.get(VARIABLE)
         if told is None:
             return None
@@ -177,7 +177,7 @@ def facts() -> dict[str, str]:
 
 
 def _sources() -> int:
-    """Return a checksum of the library's sources."""
+    """Return a checksum of the library's Python files, to see whether ranks run the same code."""
     found = 0
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         found = crc32(path.read_bytes(), found)

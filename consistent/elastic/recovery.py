@@ -31,12 +31,12 @@ class Recovery:
         self._since: float | None = None  # None in a new process, until its first part has ended
 
     def begin(self, at: float | None) -> None:
-        """Start to measure a recovery, at the time ``at`` of ``time.monotonic``, or now."""
+        """Start the stopwatch, at the time ``at`` of ``time.monotonic``; None for this moment."""
         self.seconds = {}
         self._since = time.monotonic() if at is None else at
 
     def end(self, part: str) -> None:
-        """Note that a part, one of ``PARTS``, has ended, and the next one begins."""
+        """Store the seconds of ``part``, one of ``PARTS``, which has ended; the next one begins."""
         now = time.monotonic()
         if self._since is not None:
             self.seconds[part] = now - self._since

@@ -207,7 +207,10 @@ def _came_too_late() -> NoReturn:
 
 
 def _let_go(error: BaseException) -> None:
-    """Free what the frames of an error refer to: the model, and the autograd graph of a step."""
+    """Free what the frames of an error hold: the model, and the autograd graph of a step.
+
+    Called before the ranks enter their next world, so that memory does not hold two models.
+    """
     seen: BaseException | None = error
     while seen is not None:
         traceback.clear_frames(seen.__traceback__)

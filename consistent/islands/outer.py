@@ -59,7 +59,10 @@ class Part:
     is_new: bool = False
 
     def meeting(self, number: int | None = None) -> str:
-        """Return the name of the meeting ``number`` of this part, by default of the next one."""
+        """Return the name of meeting ``number`` of this part, such as ``part 0/7``.
+
+        By default, that of the next one.
+        """
         return f"part {self.name}/{self.number if number is None else number}"
 
 
@@ -329,7 +332,7 @@ def _mean(line: Line, flat: Tensor, dtype: torch.dtype | None, of: int) -> Tenso
         line: the connection between the islands.
         flat: the numbers of this island.
         dtype: the real dtype to which sent numbers are rounded; None sends all of their bits.
-        of: the number of islands that contribute.
+        of: the number of islands that contribute, fewer than all if some send zeros.
     """
     if flat.is_complex():
         pairs = torch.view_as_real(flat).view(-1)

@@ -48,7 +48,8 @@ def _moved(layouts: Layouts) -> int | None:
 def install_sums(module: torch.nn.Module, plan: Plan) -> None:
     """Make the all-reduces of replicated parameters' gradients use the codecs of ``plan``.
 
-    Parameters that need no gradient are included, because they may need one later.
+    ``parallelize`` calls this. Parameters that need no gradient are included, because they may
+    need one later.
     """
     for name, param in module.named_parameters():
         layouts = plan.layouts(name)
@@ -111,7 +112,7 @@ def check_codecs(name: str, layouts: Layouts, placement: Placement, dtype: torch
 
 
 def _unfit(layouts: Layouts, placement: Placement, dtype: torch.dtype) -> str | None:
-    """Return why a tensor's codecs cannot be used, for the error message; None if they can."""
+    """Return why a tensor's codecs cannot be used, as a part of an error; None if they can."""
     if not dtype.is_floating_point:
         return f"its numbers are {str(dtype).removeprefix('torch.')}, which a codec does not round"
     if any(isinstance(e, Partial) for e in (*layouts.sbp, *layouts.use)):

@@ -119,7 +119,7 @@ def _by_themselves(module: nn.Module, waiting: set[int]) -> None:
 
 
 def _inside_out(module: nn.Module) -> Iterator[nn.Module]:
-    """Return the modules in ``module`` in the order of ``apply``: each after its children."""
+    """Return ``module`` and the modules inside it, each after its children, as ``apply`` does."""
     met: set[nn.Module] = set()
 
     def visit(each: nn.Module) -> Iterator[nn.Module]:

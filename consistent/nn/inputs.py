@@ -61,7 +61,7 @@ def install_inputs(
 
 
 def inputs_of(module: torch.nn.Module) -> SbpLike | Mapping[str, SbpLike] | None:
-    """Return the ``inputs`` that ``install_inputs`` was called with; None if it was not called."""
+    """Return the ``inputs`` that ``parallelize`` installed on ``module``; None without them."""
     hooks = module._forward_pre_hooks.values()
     return next((hook.given for hook in hooks if isinstance(hook, InputsHook)), None)
 
@@ -257,6 +257,8 @@ def _part(
     notes: Mapping[int, tuple],
 ) -> Any:
     """Return the global tensor of which ``x`` is this rank's part.
+
+    Parts of unbalanced sizes are evened out by sending rows.
 
     Args:
         name: the name of the argument, for errors.

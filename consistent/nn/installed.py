@@ -73,7 +73,11 @@ def install(
 
 
 def _install_gathers(module: torch.nn.Module, placement: Placement, laid: Plan) -> None:
-    """Make modules gather the parameters that they use whole, and ops prefetch the split ones."""
+    """Install what gathers parameters: hooks of modules, and prefetching for ops.
+
+    Modules gather those whose ``use`` differs from the layout in which they are stored. Ops gather
+    others, which are used sharded, if that is cheaper.
+    """
     if _gathers(laid):
         from .sharded.install import install_use
 

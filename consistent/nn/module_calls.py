@@ -25,7 +25,10 @@ this_thread = _Thread()
 
 
 def undo_on_raise(module: nn.Module) -> None:
-    """Wrap calls of ``module`` so that an error ends the work that its hooks have begun."""
+    """Wrap calls of ``module``, so that an error undoes what its hooks have begun.
+
+    For example, it releases parameters that a pre-hook has gathered for the forward.
+    """
     module.__dict__["_call_impl"] = _Watched(module)
 
 

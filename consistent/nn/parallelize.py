@@ -167,6 +167,11 @@ def _check_same(
 ) -> None:
     """Raise if an entirely global module is parallelized again with another placement or plan.
 
+    Args:
+        module: the module.
+        placement, plan, keep_bytes: what ``parallelize`` is called with.
+        held: the plan that the module has.
+
     Raises:
         ValueError: the message names the difference.
     """

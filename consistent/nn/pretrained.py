@@ -77,7 +77,7 @@ def from_pretrained(
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """Return the file of each saved tensor by its name.
+    """Return the file of each saved tensor, by the tensor's name.
 
     Raises:
         FileNotFoundError: the folder has no safetensors files.
@@ -210,7 +210,7 @@ def _fill(x: Any, name: str, key: str, files: _Files) -> None:
 
 
 def _not_saved(model: nn.Module) -> list[str]:
-    """Return the names of global buffers outside the state_dict, such as tables of positions."""
+    """Return the names of global buffers that are not in the state_dict, as position tables."""
     state = {id(x) for x in model.state_dict(keep_vars=True).values()}
     return [n for n, x in model.named_buffers() if id(x) not in state and is_global(x)]
 
@@ -260,7 +260,7 @@ def _some(names: list[str]) -> str:
 
 
 def _settle(model: Any, folder: Path) -> None:
-    """Set the name and generation config of the model, like transformers' ``from_pretrained``."""
+    """Set the name and the generation config of a transformers model, as its own loader does."""
     if hasattr(model, "config") and hasattr(model, "can_generate"):
         model.config._name_or_path = str(folder)
         if model.can_generate() and (folder / "generation_config.json").exists():

@@ -80,7 +80,7 @@ class GraphConfig:
         self.amp = dtype if mode else None
 
     def set_gradient_accumulation_steps(self, value: int) -> None:
-        """Cut each batch into ``value`` micro-batches.
+        """Cut each batch into ``value`` micro-batches, and add up their gradients for the step.
 
         Raises:
             ValueError: ``value`` is not a whole number above 0.

@@ -46,7 +46,12 @@ class Pipelined:
         return show(self._engine, self._graph.config.micro_batches, path)
 
     def run(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Run ``build`` on a batch and return its result; run backward where ``build`` calls it.
+        """Run ``build`` on a batch, cut into micro-batches, and return its result.
+
+        Backward runs where ``build`` calls it. ``Graph`` calls this for each batch.
+
+        Args:
+            args, kwargs: the arguments of ``build``.
 
         Raises:
             RuntimeError: the graph has an optimizer, and ``build`` calls backward on no loss.

@@ -82,7 +82,7 @@ class Mailbox:
         send(self._writes, to, message)
 
     def close(self) -> None:
-        """End the thread, if the store can still be reached."""
+        """End the thread; nothing is done if the store cannot be reached any more."""
         try:
             send(self._writes, self._queue, {"is": "close"})
         except RuntimeError:

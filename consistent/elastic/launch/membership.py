@@ -185,7 +185,7 @@ class Membership:
         return out
 
     def _left(self) -> list[str]:
-        """Return the members of the present world that live and have not finished."""
+        """Return the members of the present world that live and have not finished the program."""
         return [n for n in self.members if n in self.workers and not self.workers[n].done]
 
     def _waits(self, name: str) -> bool:

@@ -110,7 +110,7 @@ class Routes:
     def _balanced(self) -> list[int]:
         """Return the counts that ``_told`` would receive if every expert got equally many rows.
 
-        A simulation uses them, since its tensors have no values to count.
+        A simulation, whose tensors have no values to count, uses them instead.
         """
         n, me, sizes = sum(self.owners.sizes), self.owners.me, list(self.owners.sizes)
         by_rank = _cut([piece(self.rows, n, k)[1] for k in range(n)], sizes)

@@ -87,7 +87,7 @@ def _axes(experts: Sequence[nn.Module], used: Sequence[Mapping[str, Nd]]) -> tup
 
 
 def take_off_list(part: nn.Module) -> None:
-    """Undo ``install_list`` for the module whose forward calls the experts."""
+    """Undo ``install_list`` for ``part``, if its forward was replaced by a ``ListForward``."""
     forward = part.__dict__.get("forward")
     if isinstance(forward, ListForward):
         for module in (part, *forward.experts):
@@ -95,7 +95,10 @@ def take_off_list(part: nn.Module) -> None:
 
 
 def parameters_of_lists(module: nn.Module) -> set[int]:
-    """Return the ids of the parameters inside ``module`` that a ``ListForward`` gathers."""
+    """Return the ids of parameters of experts that a ``ListForward`` inside ``module`` gathers.
+
+    ``install_use`` leaves these alone.
+    """
     forwards = [part.__dict__.get("forward") for part in module.modules()]
     experts = [x for each in forwards if isinstance(each, ListForward) for x in each.experts]
     return {id(p) for expert in experts for p in expert.parameters()}
@@ -382,16 +385,16 @@ def _weight(scale: Picked, rows: Picked, entries: Any) -> Any:
 
 @dataclass(frozen=True, repr=False)
 class RoutedList(Routed):
-    """Routing through a list of experts.
+    """Routing through a list of experts, for the calls that a loop has made.
 
     Args:
         forward: the forward of the module that calls them.
         called: the experts that were called, ascending. Their tensors are passed in this order.
-        columns: the expert of each column of the masks.
+        columns: the index of the expert for each column of the masks.
         picks: for each column of the masks, the column of its weights.
         shapes: the shapes of the tensors of an expert.
-        sum_dtype: the dtype of the sum to which the loop adds results. Under autocast these are
-            shorter, and are not rounded to their dtype once they are added.
+        sum_dtype: the dtype of the sum to which the loop adds results. Under autocast results have
+            a shorter dtype, to which their sum must not be rounded.
     """
 
     forward: ListForward
@@ -471,7 +474,7 @@ class _Beside(torch.autograd.Function):
 
 
 def _unused(out: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return those of ``tensors`` that need a gradient and get none from ``out``."""
+    """Return those of ``tensors`` that need a gradient and on which ``out`` does not depend."""
     needed = [x for x in tensors if x.requires_grad]
     ends = [_edge(x) for x in needed]
     stops, seen = set(ends), set[Any]()

@@ -51,7 +51,8 @@ class ExpertList:
     def selects(self) -> bool:
         """Return whether the forward that calls the experts seems to select tokens for each.
 
-        Otherwise each expert may get all tokens, and it is better to have it on every rank.
+        It is guessed from the functions that it calls. Otherwise each expert may get all tokens,
+        and it is better to have it on every rank.
         """
         return not _SELECTS.isdisjoint(names_in_forward(self.host))
 

@@ -233,7 +233,7 @@ class Loop(TorchFunctionMode):
             return value.compute()
 
     def indices(self, mask: Tensor) -> tuple[Tensor, ...]:
-        """Return ``torch.where(mask)``, computed once."""
+        """Return ``torch.where(mask)``, computed once, and again after a write to ``mask``."""
         if id(mask) not in self._indices:
             self._indices[id(mask)] = mask, torch.where(mask)
         return self._indices[id(mask)][1]

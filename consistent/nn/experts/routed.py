@@ -145,7 +145,7 @@ class RoutedStacks(Routed):
 
 
 def check_rows(made: Any, rows: Tensor, experts: nn.Module) -> None:
-    """Raise ``TypeError`` unless ``made`` has a row for each of ``rows``."""
+    """Raise ``TypeError`` unless the result ``made`` of experts has a row for each of ``rows``."""
     if not isinstance(made, Tensor) or made.ndim != 2 or made.shape[0] != rows.shape[0]:
         raise TypeError(
             f"experts: {type(experts).__name__} made {short(made)} of {rows.shape[0]} rows, and "

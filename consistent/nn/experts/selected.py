@@ -60,7 +60,7 @@ def _mapped(value: Any, made: Callable[[Selected], Any]) -> Any:
 
 
 def _is_in_function() -> bool:
-    """Return whether a forward of an autograd Function of the user's own is running."""
+    """Return whether the forward of an autograd Function that was written in Python is running."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _APPLY:
@@ -88,11 +88,11 @@ class Selected:
         loop.live[next(loop.numbers)] = self
 
     def real(self) -> Tensor:
-        """Return the tensor that torch would have returned.
+        """Return the tensor that torch would have returned in place of this value.
 
         Raises:
-            RuntimeError: an autograd Function was given the value and reads it now. The Function
-                took it for no tensor, so its gradient would be lost.
+            RuntimeError: an autograd Function was given the value and reads it. Since the value is
+                no tensor, the Function would give it no gradient.
         """
         if self.loop.records and not torch.is_grad_enabled() and _is_in_function():
             raise RuntimeError(
@@ -228,12 +228,12 @@ class Picked(Selected):
 
     @property
     def are_rows(self) -> bool:
-        """Return whether it is [entries, features]."""
+        """Return whether the value is [entries, features], as an expert takes it."""
         return len(self.form) == 2 and self.form[0] is None
 
     @property
     def is_column(self) -> bool:
-        """Return whether it is [entries, 1]."""
+        """Return whether the value is [entries, 1], as weights of rows are."""
         return self.form == (None, 1)
 
     @property

@@ -126,7 +126,7 @@ def _shard(old: Tensor, each: Moved) -> Tensor:
 
 
 def _data(x: Any) -> Tensor:
-    """Return the shard of ``x`` as a tensor with the same storage, detached from any graph."""
+    """Return the shard of ``x`` as a plain tensor that shares its storage, outside any graph."""
     with HookOff():
         return torch.Tensor.data.__get__(x)  # type: ignore[attr-defined]
 
@@ -168,10 +168,15 @@ def _check_unshared(job: JobToMove) -> None:
 
 
 def _put(x: Any, local: Tensor, spec: TensorSpec) -> None:
-    """Make the object ``x`` the global tensor with the shard ``local`` and ``spec``.
+    """Make the object ``x`` a global tensor with another shard and spec.
 
     Assigning torch's ``data`` cannot move a tensor from or to ``meta``, so the two Python objects
-    swap their tensors.
+    swap their tensors. Hooks of ``x`` stay.
+
+    Args:
+        x: the global tensor.
+        local: its new shard.
+        spec: its new spec.
     """
     with HookOff():
         is_leaf = x.requires_grad and x.is_leaf

@@ -189,12 +189,16 @@ def check_placement(given: Any) -> None:
 
 
 def check_added(model: torch.nn.Module, old: Placement, new: Placement) -> None:
-    """Raise if new ranks join a job that has a plain parameter, added after ``parallelize``.
+    """Raise if a model has a plain parameter, which a rank that joins the job has not trained.
 
-    The new ranks have neither trained that parameter nor have they its optimizer state.
+    Such a parameter was added after ``parallelize``.
+
+    Args:
+        model: the model.
+        old, new: the placement before and after the move.
 
     Raises:
-        ValueError: the message names the parameter.
+        ValueError: ranks join, and there is one; the message names it.
     """
     comes_in = sorted(set(new.ranks.ravel().tolist()) - set(old.ranks.ravel().tolist()))
     added = [name for name, p in model.named_parameters() if not is_global(p)]

@@ -210,7 +210,8 @@ def _watch() -> None:
 def _look(optimizer: Any) -> None:
     """Apply ``matrix_step`` to an optimizer that needs it, and keep its hooks innermost.
 
-    Called before each step of any optimizer.
+    Called before each step of any optimizer. It is needed by a known optimizer (Muon) of a
+    parallelized module, and by a copy of one with ``matrix_step``.
     """
     if "_innermost" not in optimizer.__dict__ and "_looked_at" not in optimizer.__dict__:
         params = [p for group in optimizer.param_groups for p in group["params"] if is_global(p)]
@@ -233,8 +234,9 @@ def _is_known(optimizer: Any) -> bool:
 
 
 def _is_owned(optimizer: Any) -> bool:
-    """Return whether owner ranks hold the optimizer's state, so that it has to step whole matrices.
+    """Return whether the optimizer has state that lies whole on owner ranks.
 
-    This is how a copy of such an optimizer is recognized: its state was copied, its hooks were not.
+    It then has to step whole matrices. A copy of such an optimizer is recognized by this: its state
+    was copied, its hooks were not.
     """
     return any(isinstance(state, OwnedState) for state in optimizer.state.values())

@@ -88,7 +88,7 @@ def owners_of(optimizer: Any) -> ParameterOwners | None:
 
 
 def give_owners(optimizer: Any, owners: ParameterOwners) -> None:
-    """Set the owners that ``owners_of(optimizer)`` returns."""
+    """Store ``owners`` with ``optimizer``, for ``owners_of``."""
     optimizer.__dict__[_NAME] = owners
 
 

@@ -68,7 +68,7 @@ class WholeStep:
             item.enter(whole, grad, self._masters)
 
     def takes_part(self) -> bool:
-        """Return whether this rank is in the placement of a parameter that is stepped whole."""
+        """Return whether this rank has a shard of a parameter that is stepped whole."""
         return current().rank in self.ranks
 
     def leave(self) -> None:

@@ -98,7 +98,7 @@ def strategy_of(text: str, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def strategy_text(strategy: Mapping[str, Any]) -> str:
-    """Return the YAML text that follows the plan in a strategy's file."""
+    """Return the YAML text of a strategy's own entries, which follow the plan in its file."""
     return yaml_text.dumped({"strategy": dict(strategy)}, width=100)
 
 

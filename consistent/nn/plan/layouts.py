@@ -50,6 +50,8 @@ class Layouts:
     def like(cls, given: Any) -> Layouts:
         """Convert an SBP, or a mapping of this class's arguments, to ``Layouts``.
 
+        For example ``S(0)``, or ``{"sbp": S(0), "use": B}``. ``Layouts`` are returned unchanged.
+
         Raises:
             ValueError: the mapping has an unknown key or no ``sbp``.
         """
@@ -77,7 +79,7 @@ class Layouts:
         return self.is_one and not self.gather and not self.reduce
 
     def map(self, change: Any) -> Layouts:
-        """Return a copy with ``change`` applied to ``sbp``, ``use``, ``grad`` and ``step``."""
+        """Return a copy with ``change(x)`` in place of each layout x: sbp, use, grad and step."""
         return replace(self, **{name: change(getattr(self, name)) for name in NAMES})
 
     @property
@@ -159,10 +161,10 @@ class Border:
 
     @classmethod
     def like(cls, given: Any) -> Border:
-        """Convert a mapping with ``inputs`` and ``outputs`` to a ``Border``.
+        """Convert a mapping to a ``Border``: ``{"outputs": {0: B}} -> Border(outputs={0: (B,)})``.
 
         Raises:
-            ValueError: the mapping has another key.
+            ValueError: the mapping has another key than ``inputs`` and ``outputs``.
         """
         if isinstance(given, Border):
             return given

@@ -13,7 +13,8 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a whole number between dots
 def match(name: str, patterns: Iterable[str]) -> str | None:
     """Return the first of ``patterns`` that matches all of ``name``; None if there is none.
 
-    In a mapping, ``name`` itself as a key precedes all patterns.
+    Patterns are those of ``fnmatch``: ``*.weight`` matches ``fc.weight``. If ``patterns`` is a
+    mapping, ``name`` itself as a key precedes all patterns.
     """
     if isinstance(patterns, Mapping) and name in patterns:
         return name

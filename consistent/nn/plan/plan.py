@@ -112,7 +112,7 @@ class Plan:
         return made
 
     def part(self, tensors: Sequence[str], modules: Sequence[str]) -> Plan:
-        """Return the plan of a part of the model, with only these names.
+        """Return the plan of a part of the model, with only these names of tensors and modules.
 
         The stages of a pipeline use it: each takes its entries from a plan of the whole model.
         """

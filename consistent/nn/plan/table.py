@@ -63,7 +63,7 @@ def border_text(name: str, border: Border) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the rows as lines of aligned columns, with the first row underlined."""
+    """Return the rows of a table as lines of aligned columns, with the first row underlined."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in rows]
     return [lines[0], "  ".join("-" * w for w in widths), *lines[1:]]

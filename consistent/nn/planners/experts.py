@@ -96,7 +96,7 @@ def beside_experts(planner: Callable[[Asked], Plan]) -> Callable[[Asked], Plan]:
 
 
 def split_experts_inside(plan: Plan, asked: Asked) -> None:
-    """Split each expert's features over the ranks in ``plan``, a plan of tensor parallelism.
+    """Add layouts to ``plan`` that split each expert over the ranks, for the plan ``"tensor"``.
 
     The last layer of an expert is split along its input, the others along their output. A weight
     fused with a gate is split, too: the op that separates both has to exchange pieces, but a whole

@@ -82,7 +82,7 @@ def _style(word: str, pattern: str, model: str) -> _Style:
 def _out_dim(asked: Asked, name: str) -> int:
     """Return the dim of the parameter ``name`` that corresponds to its layer's output.
 
-    It is one of the last two dims, as weights of experts are [experts, out, in].
+    0 for a weight [out, in], and 1 for a stack of experts [experts, out, in] or a ``Conv1D``.
     """
     owner, _, _ = name.rpartition(".")
     part = _module(asked, owner)

@@ -47,8 +47,8 @@ def plan_for(
 ) -> Plan:
     """Return the full plan that the argument ``plan`` of ``parallelize`` stands for.
 
-    Names are planned and patterns resolved: the result has the layouts of each tensor by its
-    first name, checked against its shape.
+    It has the layouts of each tensor by its first name, checked against the tensor's shape:
+    ``{"fc.*": S(0)}`` becomes entries for ``fc.weight`` and ``fc.bias``, and B for all others.
 
     Args:
         module: the module.
@@ -81,7 +81,7 @@ def plan_for(
 
 
 def axis_names(placement: Placement) -> tuple[str, ...]:
-    """Return the names of the placement's axes, or their numbers if they have no names."""
+    """Return the names of the placement's axes, or if they have none ``("0", "1", ...)``."""
     return placement.axes or tuple(str(axis) for axis in range(placement.ndim))
 
 

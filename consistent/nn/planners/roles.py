@@ -90,7 +90,10 @@ class Pair:
 
 
 def linears(module: nn.Module) -> dict[str, Linear]:
-    """Return the linear layers of ``module`` by name, each layer once."""
+    """Return name -> linear layer of ``module``: ``nn.Linear``, and ``Conv1D`` of transformers.
+
+    Each layer is returned once.
+    """
     found: dict[str, Linear] = {}
     for name, part in module.named_modules():
         if isinstance(part, torch.jit.ScriptModule):  # its layers are not Python modules

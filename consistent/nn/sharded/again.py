@@ -66,10 +66,11 @@ class GatheredAgain:
         return whole
 
     def _gather_again(self, whole: Tensor | None) -> Tensor:
-        """Return the gathered values for backward, and start to prefetch the next parameters.
+        """Return the gathered values for backward, and start to prefetch those that follow.
 
         Args:
-            whole: the values if they are still held; None to use prefetched ones or to gather now.
+            whole: the values, if they are still held. With None, prefetched ones are used, or else
+                they are gathered at once.
         """
         if self.orders is None:
             return self._fetched() if whole is None else whole

@@ -154,7 +154,10 @@ class ForwardRun:
         self.put: list[tuple[dict, str, Any, bool, Any]] = []
 
     def begin(self) -> None:
-        """Gather the parameters, and put them where forward reads them."""
+        """Gather the parameters, and put them into the ``__dict__`` of their modules.
+
+        Forward finds them there before torch's own table of parameters.
+        """
         this_thread.under_way.append(self)  # first, so that it is ended wherever this raises
         unit = self.unit
         order = None if unit.orders is None else unit.orders.in_forward()
@@ -185,7 +188,7 @@ class ForwardRun:
             self.hooks = enter(list(self.gathered.values()))
 
     def _put_weight_lists(self, modules: Iterable[nn.RNNBase]) -> None:
-        """Put the gathered weights into the lists from which the forwards of RNNs read them."""
+        """Put gathered weights into the lists from which RNN modules read them in forward."""
         for owner in modules:
             weights = [getattr(owner, name, None) for name in owner._flat_weights_names]
             before = owner.__dict__["_flat_weights"]
@@ -252,7 +255,10 @@ class KeptRun(ForwardRun):
         return False
 
     def end(self) -> None:
-        """Release the gathered parameters, and note those of which autograd has saved something."""
+        """Release the gathered parameters, and note those of which autograd has saved something.
+
+        Backward then checks that these were not written to.
+        """
         # More than one reference: besides the tensor that forward saw, autograd holds a view.
         gathered = list(self.gathered.values())
         held = [each for each in gathered if torch._C._storage_Use_Count(each.storage) > 1]

@@ -63,7 +63,12 @@ def master_weights(optimizer: Optimizer, dtype: torch.dtype = torch.float32) -> 
 
 
 def _check(optimizer: torch.optim.Optimizer) -> None:
-    """Raise if ``master_weights`` cannot serve ``optimizer``, as its docstring says."""
+    """Raise if ``master_weights`` cannot be used for ``optimizer``.
+
+    Raises:
+        TypeError: a bfloat16 or float16 parameter is a plain tensor.
+        RuntimeError: the optimizer has stepped already.
+    """
     params = [p for group in optimizer.param_groups for p in group["params"]]
     if any(p.dtype in _LOW and not is_global(p) for p in params):
         raise TypeError(
@@ -119,10 +124,16 @@ class Masters:
         return plain(copy)
 
     def _is_older(self, param: Any, copy: Any, part: Tensor, laid: TensorSpec) -> bool:
-        """Return whether ``param`` was written to since the last step.
+        """Return whether the copy of ``param`` is outdated.
 
-        Writes through ``param.data`` have a version counter of their own. If it was used, the
-        values are compared instead.
+        It is if ``param`` was written to since its last step. Writes through ``param.data`` have a
+        version counter of their own. If it was used, the values are compared instead.
+
+        Args:
+            param: the parameter.
+            copy: its copy, a global tensor.
+            part: the parameter's shard in the layout of the step.
+            laid: the spec of the step.
         """
         if self.copies[param][1] != param._version:
             return True
@@ -144,7 +155,7 @@ class Masters:
 
 
 def masters_of(optimizer: torch.optim.Optimizer) -> Masters | None:
-    """Return the copies of ``optimizer``; None if ``master_weights`` was not called for it."""
+    """Return the ``Masters`` of ``optimizer``; None if ``master_weights`` was not called for it."""
     return optimizer.__dict__.get("_masters")
 
 

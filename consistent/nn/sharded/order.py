@@ -106,7 +106,7 @@ class GatherUnit:
         return list(found.values())
 
     def wanted(self) -> list[Wanted]:
-        """Return (shard, its spec, spec in forward, codecs) of each parameter, to prefetch it."""
+        """Return (shard, its spec, spec in forward, codecs) of each parameter, for a prefetch."""
         return [(plain(x).detach(), x._spec, dst, c) for x, dst, c, _ in self.to_gather()]
 
     def __deepcopy__(self, memo: dict) -> GatherUnit:
@@ -192,7 +192,10 @@ class Ahead:
         self._task = -1  # autograd's id of the running backward, -1 outside of one
 
     def restart(self) -> None:
-        """Forget prefetches and the position in the order: a forward or backward begins."""
+        """Go back to the beginning of the order, and forget prefetches under way.
+
+        Called when a forward or backward begins.
+        """
         self._before = None
         self._coming.clear()
 
@@ -204,7 +207,11 @@ class Ahead:
         self.restart()
 
     def arrived(self, key: Key) -> _Coming | None:
-        """Record that ``key`` is gathered now, and return its prefetch if there is one."""
+        """Record that the parameters of ``key`` are gathered, and return their prefetch or None.
+
+        If another key was prefetched, the prediction was wrong: it is not made again, and the
+        prefetches under way are forgotten.
+        """
         task = torch._C._current_graph_task_id()
         if task != self._task:
             self._task = task
@@ -222,11 +229,11 @@ class Ahead:
     def go_on(self, key: Key, wanted_for: Callable[[Key], list[Wanted]]) -> None:
         """Start to prefetch the parameters that came after ``key`` the last time.
 
-        Nothing is started while too many groups are under way: more than one by messages, or any in
-        a thread.
+        Nothing is started while too many prefetches are under way: more than one by messages, or
+        any in a thread.
 
         Args:
-            key: identifies the parameters that are gathered now.
+            key: stands for the parameters that are gathered in this moment.
             wanted_for: (key) -> the shards, specs and codecs of its parameters.
         """
         by_messages = self._sending.group_bytes > 0
@@ -310,7 +317,10 @@ class GatherOrders:
         self.forward, self.again, self.backward = (Ahead(sending) for _ in range(3))
 
     def in_forward(self) -> Ahead:
-        """Return the order of the forward that runs now, which may be inside a backward."""
+        """Return the order of the forward that is running.
+
+        One that runs inside a backward, as under a checkpoint, has an order of its own.
+        """
         return self.forward if torch._C._current_graph_task_id() == -1 else self.again
 
     def begin_forward(self, module: Any, args: Any) -> None:

@@ -85,7 +85,7 @@ class Sending:
 def is_possible_on(placement: Placement) -> bool:
     """Return whether this rank is in ``placement`` and can prefetch parameters while it computes.
 
-    The first call is a collective of the placement's ranks.
+    The first call is a collective of the placement's ranks, whose result is kept.
     """
     return travel(placement) or _have_cores(placement)
 
@@ -108,7 +108,7 @@ def way_on(placement: Placement) -> Sending | None:
 
 
 def by_messages() -> Sending:
-    """Return the way to prefetch by messages, which are sent while this rank computes."""
+    """Return the ``Sending`` by which messages prefetch parameters while this rank computes."""
     return Sending(_by_messages, _WORTH * start_bytes("cpu"))
 
 

@@ -121,7 +121,7 @@ Tracer(on_data=_watch).always()
 
 
 def _storage_of(x: Tensor) -> int:
-    """Return an identifier of the storage of ``x``, valid while a tensor with it is alive."""
+    """Return an identifier of the storage of ``x``, valid as long as a tensor with it is alive."""
     with HookOff():
         held = parts_of(x)[-1] if is_sparse(x) else x
         return held.untyped_storage()._cdata
@@ -219,7 +219,7 @@ class SavedShards:
                     self.made[whole.grad_fn, whole.output_nr] = source, whole, whole._version
 
     def drop(self, gathered: Sequence[Gathering]) -> None:
-        """Forget ``gathered``, whose storage may be reused by other tensors."""
+        """Forget the values of ``gathered``, since other tensors may reuse their storage."""
         for each in gathered:
             source = self.known.pop(each.storage, None)
             for key in [key for key, (made, *_) in self.made.items() if made is source]:

@@ -187,7 +187,7 @@ def step_seconds(costs: CostModel, nbytes: int) -> float:
 
 
 def _end(problem: Problem, program: RecordedStep) -> None:
-    """Add a node for each result of the step.
+    """Add a node for each result of the step, by which it is boxed to its last layout.
 
     Losses must be replicated, because the user reads their values; other results may stay split.
     """

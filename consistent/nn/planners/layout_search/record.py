@@ -38,8 +38,13 @@ def record(
 ) -> RecordedStep:
     """Return the program of ``step(*args, **kwargs)``, in which ``model`` is called.
 
-    ``model`` gets its own tensors back afterwards. Tensors among the arguments may be plain or
-    global.
+    The step runs on tensors without values. ``model`` gets its own tensors back afterwards.
+
+    Args:
+        step: the function to record.
+        model: the module whose layouts are to be chosen.
+        placement: the placement for which they are chosen; its ranks need not exist.
+        args, kwargs: the arguments of ``step``; tensors in them may be plain or global.
 
     Raises:
         ValueError: the step reads a value that is not known, or chooses layouts itself.
@@ -149,7 +154,7 @@ class _Recorder:
 
     @contextmanager
     def listening(self, model: torch.nn.Module) -> Iterator[None]:
-        """Record ops, module calls, backward and to_global inside the ``with`` block."""
+        """Record ops, module calls and backward inside the ``with`` block; refuse ``to_global``."""
         tracer = Tracer(
             on_op_end=self._op,
             on_adopt=self._known.adopt,
