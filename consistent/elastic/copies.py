@@ -93,7 +93,7 @@ class Copy:
     of_peers: list[tuple[Piece, torch.Tensor]] = field(default_factory=list)  # of another rank
 
     def nbytes(self) -> tuple[int, int]:
-        """Return the bytes of this rank's own parts, and of those that it keeps for another rank."""
+        """Return the bytes of this rank's own parts, and of the parts of another rank."""
         own, of_peers = self.pieces.values(), self.of_peers
         return sum(x.nbytes for _, x in own), sum(x.nbytes for _, x in of_peers)
 

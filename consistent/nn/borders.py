@@ -62,9 +62,10 @@ class BoxOutputs:
 
 
 def box_outputs(result: Any, ways: Mapping[int | str, Nd]) -> Any:
-    """Box the tensors of a module's ``result`` that ``ways`` names, and return the result.
+    """Box (redistribute) the tensors of a module's ``result`` that ``ways`` names.
 
-    A mapping is changed in place; a tuple or list is made again.
+    Returns the result: a mapping is changed in place; a tuple or list is made again. ``BoxOutputs``
+    uses it.
 
     Args:
         result: what the module's forward returned.

@@ -1,5 +1,4 @@
-"""Settings of one module inside a graph: its pipeline stage, and whether its activations are
-recomputed."""
+"""Settings of one module inside a graph: its stage, and whether activations are recomputed."""
 
 from __future__ import annotations
 

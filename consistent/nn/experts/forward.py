@@ -112,7 +112,7 @@ class ExpertsForward(Replaced):
         return out.to_global(sbp=sbp)
 
     def _sent_from(self, x: Any, index: Any, weights: Any) -> TensorSpec | None:
-        """Return the spec to which tokens, index and weights are boxed before tokens are sent.
+        """Return the spec to which tokens, index and weights are redistributed before sending.
 
         None if tokens cannot be sent; the module's forward then runs op by op on global tensors.
         """
@@ -133,7 +133,7 @@ class ExpertsForward(Replaced):
 def sent_from(
     given: Sequence[Any], lead: int, axes: Collection[int], inside: Collection[int] = ()
 ) -> TensorSpec | None:
-    """Return the spec to which tokens are boxed before they are sent to their experts.
+    """Return the spec to which tokens are redistributed before they are sent to their experts.
 
     None if they are not sent: the tokens are not split along all axes of the experts, or tensors
     are on several placements, or ranks outside the placement follow the ops. It depends only on

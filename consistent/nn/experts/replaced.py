@@ -1,6 +1,7 @@
-"""Forwards of this library that stand in place of a module's own, and values in place of its
-parameters. Both lie in a ``__dict__``, where Python finds them before the class's ``forward`` and
-before parameters.
+"""Forwards of this library in place of a module's own, and values in place of its parameters.
+
+Both lie in a ``__dict__``, where Python finds them before the class's ``forward`` and before
+torch's table of parameters.
 """
 
 from __future__ import annotations

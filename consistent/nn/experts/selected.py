@@ -1,5 +1,6 @@
-"""Values of a loop over experts that stand for ops which have not been run: selected tokens, the
-results of an expert, and results times weights.
+"""Values of a loop over experts that stand for ops which have not been run.
+
+They are selected tokens, the results of an expert, and results times weights.
 
 ```
 idx, top_x = torch.where(mask[e])        Chosen, Chosen            mask[e]: [k, tokens]

@@ -155,7 +155,7 @@ class Border:
         return any(entry is not None for nd in ways for entry in nd)
 
     def on(self, placement: Placement) -> Border:
-        """Return a copy that boxes nothing along axes of ``placement`` that have one rank."""
+        """Return a copy without redistribution along axes of ``placement`` that have one rank."""
         sides = (self.inputs, self.outputs)
         return Border(*({k: _alone(nd, placement, None) for k, nd in x.items()} for x in sides))
 

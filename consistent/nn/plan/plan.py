@@ -73,7 +73,7 @@ class Plan:
         return None if found is None else self.tensors[found]
 
     def border(self, name: str) -> Border | None:
-        """Return the layouts to which a module's arguments and results are boxed.
+        """Return the layouts to which a module's arguments and results are redistributed.
 
         None if no name or pattern in ``modules`` matches.
         """

@@ -46,7 +46,10 @@ def tensor_lines(
 
 
 def border_lines(modules: Mapping[str, Border]) -> list[str]:
-    """Return the table of a plan's borders: the layouts to which inputs and outputs are boxed."""
+    """Return the table of a plan's borders: for each module, how its inputs and outputs are boxed.
+
+    To box a tensor is to redistribute it to another layout.
+    """
     keyed = {
         name: (_ways(border.inputs), _ways(border.outputs)) for name, border in modules.items()
     }

@@ -1,5 +1,6 @@
-"""Detection of repeated blocks, such as the layers of a transformer, so that the integer program
-has one set of variables for all of them.
+"""Detection of repeated blocks, such as the layers of a transformer.
+
+The integer program has one set of variables for all equal blocks.
 
 Layers of a model are sibling modules whose names differ in a number. They count as blocks if there
 are several, each has several matrices, and each calls equal ops in an equal order: the same op on

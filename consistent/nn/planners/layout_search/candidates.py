@@ -1,9 +1,8 @@
-"""The plans that a search chooses from: how each is made, and what a step under it is estimated to
-take.
+"""The plans that a search chooses from, and the estimated time of a step under each.
 
 A plan that cannot be made for the model, or that a run could not follow, is left out. One name on
-each of two mesh axes may be such a plan: "tensor" on both would cut a custom cut of a projection of
-queries, keys and values once more.
+each of two placement axes may be such a plan: "tensor" on both would cut a custom cut of a
+projection of queries, keys and values once more.
 """
 
 from __future__ import annotations

@@ -115,8 +115,8 @@ class _Writing:
     def _one(self, v: int, begin: int, end: int) -> NdSbp | None:
         """Return the layout that all readers of the value ``v`` between two events want.
 
-        None if a plan cannot box the value to it: they want several, nothing reads ``v``, it is a
-        partial sum, or ``v`` is written in place later, which must not go to a boxed copy.
+        None if a plan cannot redistribute the value to it: they want several, nothing reads ``v``,
+        it is a partial sum, or ``v`` is written in place later, which must not go to a copy.
 
         Args:
             v: the number of the value.

@@ -50,8 +50,8 @@ def follow(program: RecordedStep, costs: CostModel, plan: Plan) -> Estimate:
         plan: the plan, with names of tensors and modules as in ``program``.
 
     Raises:
-        ValueError: a value cannot be boxed as the plan says, or a write in place would go to a copy
-            of its target.
+        ValueError: a value cannot be redistributed as the plan says, or a write in place would go
+            to a copy of its target.
     """
     return _Following(program, costs, plan).all()
 
@@ -116,7 +116,7 @@ class _Following:
     # -- calls of modules --------------------------------------------------------------------------
 
     def _enter(self, event: Enter) -> None:
-        """Box the arguments of a module call as the plan says."""
+        """Redistribute the arguments of a module call as the plan says."""
         border = self.plan.border(event.module)
         ways = border.inputs if border else {}
         self.before.append({})
@@ -126,7 +126,7 @@ class _Following:
                 self._border(v, nd)
 
     def _exit(self, event: Exit) -> None:
-        """Box the results of a module call as the plan says."""
+        """Redistribute the results of a module call as the plan says."""
         border = self.plan.border(event.module)
         ways: Mapping[int | str, Nd] = border.outputs if border else {}
         # A boxed input is boxed inside the call only; outside it keeps its layout.
@@ -136,7 +136,7 @@ class _Following:
                 self._border(v, nd)
 
     def _border(self, v: int, nd: Nd) -> None:
-        """Box the value ``v`` to ``nd``, in which None keeps the layout along an axis."""
+        """Redistribute the value ``v`` to ``nd``, in which None keeps the layout along an axis."""
         want = tuple(h if w is None else w for h, w in zip(self.now[v], nd, strict=True))
         value = self.program.values[v]
         if fault := cut_fault(want, value.spec.placement, value.spec.shape):
@@ -147,7 +147,10 @@ class _Following:
         self.now[v] = want
 
     def _box(self, v: int, want: NdSbp, back: bool) -> None:
-        """Add what it costs to box the value ``v`` to ``want``, and with ``back`` its gradient."""
+        """Add what it costs to redistribute the value ``v`` to ``want``.
+
+        With ``back``, also what it costs for its gradient in backward.
+        """
         more = box(self.costs, self.program.values[v].spec, self.now[v], want, back)
         self.seconds, self.nbytes = self.seconds + more[0], self.nbytes + more[1]
 
@@ -178,8 +181,8 @@ class _Following:
     def _choice(self, op: Op) -> tuple[Choice | None, Sequence[int]]:
         """Return the layouts that an op will choose in a run, and the bytes that it sends itself.
 
-        The bytes are those for each placement axis that its local code sends, without boxing. The
-        layouts are None if the op runs on replicated operands only.
+        The bytes are those that its local code sends along each placement axis, beside the
+        redistribution of its operands. The layouts are None if all operands have to be replicated.
         """
         if op.row is None:
             return None, ()

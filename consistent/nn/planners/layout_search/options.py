@@ -1,12 +1,14 @@
-"""Conversion of a recorded step to an integer program: the possible layouts of each node, by the
-rules of its op.
+"""Conversion of a recorded step to an integer program that chooses its layouts.
+
+Each node has the possible layouts of an input, parameter or op, by the rule of the op.
 
 A parameter or buffer may be replicated (B) or split (S); an input may have any layout that its
 reader wants, because it can be loaded in any layout. A result of the step is never a partial sum.
 
-With several mesh axes, an option fixes the layouts on all of them, so that the cheapest boxing over
-two axes together can be found. Where there are too many such options, axes are solved one after the
-other, each with the current choices of the others, until no axis improves (``search.py``).
+With several placement axes, an option fixes the layouts on all of them, so that the cheapest
+redistribution over two axes together can be found. Where there are too many such options, axes are
+solved one after the other, each with the current choices of the others, until no axis improves
+(``search.py``).
 """
 
 from __future__ import annotations
@@ -187,7 +189,7 @@ def step_seconds(costs: CostModel, nbytes: int) -> float:
 
 
 def _end(problem: Problem, program: RecordedStep) -> None:
-    """Add a node for each result of the step, by which it is boxed to its last layout.
+    """Add a node for each result of the step, by which it is redistributed to its last layout.
 
     Losses must be replicated, because the user reads their values; other results may stay split.
     """
