@@ -78,9 +78,10 @@ def run(
         peers: let each rank also keep the parts of the rank before it that no other rank has. They
             are sent when copies are made.
         timeout: seconds for which a rank waits for others before it gives up.
-        slow: a rank that works, without waiting for others, for more than so many times as long as
-            the median rank, in ``slow_steps`` consecutive steps, is named with its host. None: not
-            measured.
+        slow: a factor by which slow ranks are found: those that work more than ``slow`` times as
+            long as the median rank, waiting not counted. They are printed with their hosts. None:
+            nothing is measured.
+        slow_steps: the number of consecutive steps in which a rank must be slow for that.
         leave_out: end such a rank, and continue without it.
 
     Returns:

@@ -198,7 +198,7 @@ class Graph:
         )
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one step as it is written (not compiled): ``build``, backward and the optimizers."""
+        """Run one step: zero the gradients, run ``build`` with its backward, step the optimizers."""
         stages = self.stages()
         self._optimizers.begin()
         with ExitStack() as around:
