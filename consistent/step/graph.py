@@ -198,7 +198,7 @@ class Graph:
         )
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one step: zero the gradients, run ``build`` with its backward, step the optimizers."""
+        """Zero the gradients, run ``build`` with its backward, and step the optimizers."""
         stages = self.stages()
         self._optimizers.begin()
         with ExitStack() as around:
