@@ -33,13 +33,14 @@ HEADING = "## Sequences in parts"
 LIMIT = 300
 
 _TEXT = (
-    'Written by `benchmarks/contexts.py`: a step under the plan `"context"`, where each rank has '
-    "a zigzag part of each sequence, on {ranks} ranks. The last two columns combine it with "
-    "another plan, on 2 x 2. A number is the bytes that the busiest of {first} ranks (of 4 with "
-    "another plan) sends in a step that was right on all of them. *plain*: 12 rows of 6 tokens. "
-    "*padded*: rows of 11 tokens, with a padding mask. *packed*: documents of 5, 1, 7 and 10 "
-    "tokens in one row, as DataCollatorWithFlattening gives them. *windowed*: rows of 11 tokens "
-    "with an attention window of 4."
+    'The table shows a step under the plan `"context"`, in which each rank has a zigzag part of '
+    "each sequence, on {ranks} ranks. `benchmarks/contexts.py` writes it. A number is the bytes "
+    "that the busiest of {first} ranks sends in the step, if the step was right on all numbers "
+    "of ranks. The first four columns differ in the batch. *plain* has 12 rows of 6 tokens, and "
+    "*padded* has rows of 11 tokens with a padding mask. *packed* has documents of 5, 1, 7 and "
+    "10 tokens in one row, as DataCollatorWithFlattening gives them. *windowed* has rows of 11 "
+    "tokens with an attention window of 4. The last two columns combine the plan with another "
+    "one, on 2 x 2; there the bytes are those of the busiest of 4 ranks."
 )
 
 

@@ -96,7 +96,7 @@ def has_spare_cores(ranks: Ranks) -> bool:
 
 
 def _cores() -> frozenset[int]:
-    """Return the cores on which this process may run."""
+    """Return the numbers of the cores on which this process may run: its CPU affinity."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
@@ -108,11 +108,13 @@ groups.when_new.append(_answers.clear)
 
 
 def _are_enough(uses: list[tuple[str, frozenset[int], int]]) -> bool:
-    """Return whether each host has a core for all its ranks' threads, and one more for each rank.
+    """Return whether every rank has one core more than its torch threads need.
+
+    On each host there must be a core for each torch thread of its ranks, and one more for each
+    rank: two ranks of 3 threads on one host need 8 cores.
 
     Args:
-        uses: the (host, cores, number of threads) of each rank. Each rank also needs a core that
-            its own threads leave free.
+        uses: the (host, cores that it may use, number of torch threads) of each rank.
     """
     if any(len(cores) <= threads for _, cores, threads in uses):
         return False

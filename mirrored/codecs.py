@@ -30,7 +30,11 @@ _SCALE_BYTES = 4
 
 
 class Codec(Protocol):
-    """Interface of an encoder of floats into bytes and its decoder."""
+    """Interface of an encoder of floats into bytes and its decoder.
+
+    A transfer that sends ``codec.write(x)`` in place of ``x`` sends fewer bytes, and loses
+    precision.
+    """
 
     @property
     def name(self) -> str:
@@ -44,16 +48,23 @@ class Codec(Protocol):
     def write(self, x: Tensor, unsent: Tensor | None = None) -> Tensor:
         """Encode the numbers of ``x``, in order, as a 1-d uint8 tensor.
 
-        The result has ``nbytes(x.numel())`` elements. With ``unsent`` (error feedback, of x's shape
-        and of the dtype ``accumulated_in(x.dtype)``, float32 for short floats), encode ``x +
-        unsent`` instead, and overwrite ``unsent`` with the rounding error. Where that is not
-        finite, ``unsent`` becomes 0: otherwise one number that overflows would spoil all later
-        messages.
+        The result has ``nbytes(x.numel())`` elements.
+
+        Args:
+            x: the numbers to send.
+            unsent: for error feedback, the rounding errors of the messages before this one, in x's
+                shape and in the dtype ``accumulated_in(x.dtype)`` (float32 for bfloat16). The
+                method encodes ``x + unsent``, and overwrites ``unsent`` with the new rounding
+                error. A rounding error that is not finite is stored as 0, since it would spoil all
+                later messages.
         """
         ...
 
     def read(self, messages: Sequence[Tensor], n: int, dtype: torch.dtype) -> Tensor:
-        """Decode ``messages`` of ``n`` numbers each, and return their sum, in order, in 1-d."""
+        """Decode ``messages`` of ``n`` numbers each, and return their elementwise sum.
+
+        The result is a 1-d tensor of ``n`` numbers of ``dtype``. The first message is added first.
+        """
         ...
 
 
@@ -123,9 +134,10 @@ class Blocks:
         return _summed([self._decoded(message, n) for message in messages], dtype)
 
     def _encoded(self, block: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (scales, quantized numbers) of a float32 matrix with one block in each row.
+        """Encode a float32 matrix with one block in each row; return (scales, numbers).
 
-        There is one scale for each row.
+        Scales are a column vector with one float32 for each row, numbers a matrix of this codec's
+        dtype. Decoded, row k is ``numbers[k] * scales[k]``.
         """
         scale = block.abs().amax(1, keepdim=True) / self.largest
         # A NaN scale makes the whole block decode as NaN.
@@ -137,7 +149,7 @@ class Blocks:
         return scale, (number if self.dtype.is_floating_point else number.round_()).to(self.dtype)
 
     def _decoded(self, message: Tensor, n: int) -> Tensor:
-        """Decode the ``n`` numbers of a message as float32."""
+        """Decode a message of ``n`` numbers into a 1-d float32 tensor."""
         scales, numbers = message.split([message.numel() - n, n])
         rows = zip(_blocks(numbers.view(self.dtype)), _rows(_as(scales, torch.float32), n))
         return torch.cat([(x.float() * scale).view(-1) for x, scale in rows])
@@ -165,7 +177,8 @@ def _total(x: Tensor, unsent: Tensor | None) -> Tensor:
 def keep_rest(unsent: Tensor, total: Tensor, said: Tensor) -> None:
     """Store the rounding error ``total - said`` in ``unsent``, to be added to the next message.
 
-    ``said`` is what receivers decode. Where the error is not finite, ``unsent`` becomes 0.
+    ``total`` was to be sent, and ``said`` is what receivers decode from the message. Errors that
+    are not finite are stored as 0.
     """
     unsent.copy_((total - said.to(total.dtype)).nan_to_num_(0.0, 0.0, 0.0))
 
@@ -173,7 +186,8 @@ def keep_rest(unsent: Tensor, total: Tensor, said: Tensor) -> None:
 def _blocks(flat: Tensor) -> list[Tensor]:
     """Cut ``flat`` into a matrix whose rows are full blocks, and a one-row matrix of the rest.
 
-    An empty matrix is left out, unless both are empty.
+    For example 600 numbers give matrices of shapes (2, 256) and (1, 88). An empty matrix is left
+    out, unless both are empty.
     """
     whole = flat.numel() // BLOCK * BLOCK
     parts = [flat[:whole].view(-1, BLOCK), flat[whole:].view(1, -1)]
@@ -181,7 +195,11 @@ def _blocks(flat: Tensor) -> list[Tensor]:
 
 
 def _rows(scales: Tensor, n: int) -> Sequence[Tensor]:
-    """Cut ``scales`` into one column vector for each matrix of ``_blocks`` for ``n`` numbers."""
+    """Cut ``scales`` into column vectors, one for each matrix that ``_blocks`` returns.
+
+    ``n`` is how many numbers were encoded. For 600 numbers the results have shapes (2, 1) and
+    (1, 1), so that each scale multiplies the row that is its block.
+    """
     whole = n // BLOCK
     parts = [scales[:whole].view(-1, 1), scales[whole:].view(-1, 1)]
     return [part for part in parts if part.numel()] or [scales.view(0, 1)]
@@ -210,6 +228,9 @@ CODECS: dict[str, Rounded | Blocks] = {
 
 
 def of_dtype(dtype: torch.dtype) -> Rounded | Blocks:
-    """Return the codec that sends numbers as ``dtype``: one of ``CODECS``, or a plain cast."""
+    """Return the codec that encodes numbers as ``dtype``.
+
+    It is the one of ``CODECS`` with that dtype, else a codec that only casts.
+    """
     found = [codec for codec in CODECS.values() if codec.dtype == dtype]
     return found[0] if found else Rounded(str(dtype), dtype)

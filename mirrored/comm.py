@@ -34,7 +34,7 @@ _CPU = torch.device("cpu")
 
 
 class Waitable(Protocol):
-    """Protocol of a started operation that can be waited for."""
+    """Protocol of a started operation, such as the sending of messages, that can be waited for."""
 
     def wait(self) -> Any:
         """Block until the operation has ended."""
@@ -50,7 +50,10 @@ class Handle(Protocol):
 
 
 class Done:
-    """Handle of an operation that has already ended with ``result``."""
+    """Handle of an operation that has already ended: ``wait()`` returns ``result`` at once.
+
+    Transports return it where the result is there at once, for example in a group of one rank.
+    """
 
     def __init__(self, result: Tensor) -> None:
         self.result = result
@@ -60,9 +63,10 @@ class Done:
 
 
 class Later:
-    """Handle whose ``wait()`` waits for ``arriving`` and then returns ``make()``.
+    """Handle whose ``wait()`` calls ``arriving.wait()`` and then returns ``make()``.
 
-    ``make`` builds the result from what has arrived, for example by summing the received pieces.
+    ``arriving`` is a started transfer. ``make`` builds the result from what was received, for
+    example by summing the pieces.
     """
 
     def __init__(self, arriving: Waitable, make: Callable[[], Any]) -> None:
@@ -70,7 +74,10 @@ class Later:
 
     @classmethod
     def of(cls, results: list[Tensor]) -> Later:
-        """Return a handle of an operation that has already ended with ``results``."""
+        """Return a handle of an operation that has already ended: ``wait()`` returns ``results``.
+
+        There must be at least one.
+        """
         return cls(Done(results[0]), lambda: results)
 
     def wait(self) -> Any:
@@ -80,8 +87,9 @@ class Later:
 
 @dataclass(frozen=True)
 class Link:
-    """Measured cost of messages between ranks and of local copies, by which plans are chosen.
+    """Measured cost of messages between ranks and of local copies.
 
+    Costs of collectives are estimated from it, to choose among ways to compute the same result.
     The two fields about copies are None if copies were not measured.
     """
 
@@ -113,9 +121,10 @@ class Transport(ABC):
         """Number of ranks in the world."""
 
     def rank_in(self, placement: Any) -> int:
-        """Return the rank that this process has in ``placement``: its own rank by default.
+        """Return the rank as which this process takes part in ``placement``.
 
-        A simulated process may stand for another rank in each placement.
+        It is ``self.rank``, except in a simulation where one process stands for a rank of each
+        placement.
         """
         return self.rank
 
@@ -127,8 +136,8 @@ class Transport(ABC):
     def all_reduce_async(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Handle:
         """Start an ``all_reduce`` and return its handle; ``wait()`` returns the result.
 
-        ``x`` belongs to the transport until ``wait()`` has returned; after that its values are
-        undefined.
+        The caller must not read or write ``x`` until ``wait()`` has returned, and its values are
+        undefined after that, because the reduction may run in place.
         """
 
     @abstractmethod
@@ -152,7 +161,7 @@ class Transport(ABC):
         """Send ``pieces[k]`` to ``ranks[k]`` and return what each rank sent here.
 
         Piece k of the result has shape ``shapes[k]`` and comes from ``ranks[k]``. ``out`` gives
-        contiguous tensors to fill instead of new ones.
+        contiguous tensors to fill and return instead of new ones.
         """
 
     @abstractmethod
@@ -167,7 +176,8 @@ class Transport(ABC):
     ) -> Tensor:
         """Return the ``x`` of world rank ``source`` as a new tensor on every rank.
 
-        ``x`` is read on the source only.
+        The result has ``shape`` and ``dtype`` and is on ``device``. ``x`` is read on the source
+        only.
         """
 
     @abstractmethod
@@ -227,9 +237,15 @@ class Transport(ABC):
     ) -> tuple[list[bytes], Tensor | None]:
         """All-reduce ``x`` over ``ranks``, unless a rank of ``told`` has a note (such as an error).
 
-        ``ranks`` is a subset of ``told``. A rank calls this if its own note is empty; a rank with a
-        note calls ``gather_notes`` over ``told`` instead. A small ``x`` travels in the same message
-        as the notes, where that is faster.
+        So a rank that failed can report it instead of its ``x``, and no rank waits in vain. A rank
+        calls this if its own note is empty; a rank with a note calls ``gather_notes`` over ``told``
+        instead. A small ``x`` travels in the same message as the notes, where that is faster.
+
+        Args:
+            x: this rank's addend.
+            ranks: the ranks of the all-reduce, a subset of ``told``.
+            told: the ranks that exchange notes.
+            op: "sum", "max" or "min".
 
         Returns:
             (the notes of ``told``, the result of ``all_reduce(x, ranks, op)``). If any rank has a
@@ -249,53 +265,57 @@ class Transport(ABC):
     def overlaps(self, ranks: Ranks, kind: str) -> bool:
         """Return whether started operations progress while this rank computes.
 
-        They must do so without a thread that the caller provides. The first call for ``ranks`` is a
-        collective over them.
+        If not, a caller that wants overlap must run them in a thread of its own. ``kind`` is the
+        kind of device ("cpu", "cuda"). The first call for ``ranks`` is a collective over them.
         """
         return False
 
     def link(self, kind: str) -> Link | None:
         """Return the cost of messages between devices of type ``kind``; None if unknown.
 
-        It is the same on every rank, so that all of them choose the same plan. Does not block on
-        other ranks.
+        It is the same on every rank, so that all of them make the same decisions from it, for
+        example how to change a tensor's layout. Does not block on other ranks.
         """
         return None
 
     def hosts_of(self, ranks: Ranks) -> tuple[int, ...] | None:
         """Return the host of each of ``ranks``, numbered by first appearance; None if unknown.
 
-        A rank does not know hosts before it has communicated with ``ranks``. Does not block on
-        other ranks.
+        For ranks on the hosts a, b, a it is ``(0, 1, 0)``. A rank does not know hosts before it has
+        communicated with ``ranks``. Does not block on other ranks.
         """
         return None
 
     def bytes_by_messages(self) -> int:
-        """Return how many bytes this rank has sent by messages, without shared memory.
+        """Return how many bytes this rank has sent by messages (sockets).
 
-        As a rule these went to ranks on other hosts. What ranks of one host pass through shared
-        memory does not count.
+        Usually these went to ranks on other hosts. What ranks of one host pass to each other
+        through shared memory does not count.
         """
         return 0
 
     def abandon(self, why: str) -> bool:
         """Make every other rank raise an error with text ``why``: this rank cannot continue.
 
-        Returns False if there is no one to notify: simulated ranks end with the first one that
-        raises.
+        Returns whether the other ranks were told. By default nobody is told and the result is
+        False; simulated ranks, for example, all end when one of them raises.
         """
         return False
 
     def as_one(
         self, run: Callable[[list[Tensor]], list[Tensor]], xs: list[Tensor], ranks: Ranks
     ) -> list[Tensor]:
-        """Return ``run(xs)``, which communicates among ``ranks``, as one message to a recorder.
+        """Return ``run(xs)``; a transport that records the program records the call as a whole.
 
-        A transport that records a program (``records``) can only replay messages whose sizes do not
-        depend on values. It records this call as a whole, and replays it by calling ``run``. So the
-        bytes that ``run`` sends may depend on the values of ``xs``, but the shapes of its results
-        depend on the shapes of ``xs`` alone. ``repr(run)`` identifies everything else that the
-        results depend on.
+        A recording transport (``records``) can only replay messages whose sizes do not depend on
+        values. It replays this call by calling ``run`` again.
+
+        Args:
+            run: communicates among ``ranks``. The bytes that it sends may depend on the values of
+                ``xs``, but the shapes of its results depend on the shapes of ``xs`` alone.
+                ``repr(run)`` identifies everything else that its results depend on.
+            xs: the inputs of ``run``.
+            ranks: the ranks that make this call.
         """
         return run(xs)
 
@@ -312,9 +332,9 @@ class Transport(ABC):
         return self.all_reduce_async(x, ranks, op).wait()
 
     def join(self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tensor:
-        """Return all ranks' ``x`` concatenated along ``dim`` (an all-gather).
+        """Return all ranks' ``x`` concatenated along ``dim``, in the order of ``ranks``.
 
-        The ``x`` of ``ranks[k]`` has size ``sizes[k]`` along ``dim``.
+        This is an all-gather. The ``x`` of ``ranks[k]`` has size ``sizes[k]`` along ``dim``.
         """
         shapes = [resized(x.shape, dim, size) for size in sizes]
         out, slots = joinable(x, shapes, dim)
@@ -327,8 +347,8 @@ class Transport(ABC):
         """Reduce ``x`` over ``ranks`` by ``op``, and return this rank's part along ``dim``.
 
         ``ranks[k]`` gets part k, of size ``sizes[k]``. This is an all-to-all of the parts, which
-        are then combined in the order of ``ranks``. It sends as many bytes as a reduce-scatter, and
-        gives the same bits whichever rank holds a part and however the parts are cut.
+        each rank then combines in the order of ``ranks``. It sends as many bytes as a ring
+        reduce-scatter, and the bits of a part do not depend on which rank gets it or on ``sizes``.
         """
         check_op(op, x.dtype)
         own = sizes[check_member("reduce_scatter", self.rank, ranks)]
@@ -343,10 +363,10 @@ class Transport(ABC):
         ranks: Ranks,
         out: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
-        """Call ``join`` on each of ``xs``, in one message where that is faster.
+        """Return ``[join(x, d, s, ranks) for x, d, s in zip(xs, dims, sizes)]``.
 
-        All of ``xs`` have one dtype; each has its own dim and sizes. ``out`` gives contiguous
-        tensors to fill.
+        The tensors travel in one message where that is faster. All of ``xs`` have one dtype.
+        ``out`` gives contiguous tensors to fill and return instead of new ones.
         """
         parts = [[resized(x.shape, d, s[k]) for x, d, s in zip(xs, dims, sizes, strict=True)]
                  for k in range(len(ranks))]  # fmt: skip
@@ -373,9 +393,9 @@ class Transport(ABC):
         ranks: Ranks,
         op: str = "sum",
     ) -> list[Tensor]:
-        """Call ``reduce_scatter`` on each of ``xs``, in one message where that is faster.
+        """Return ``[reduce_scatter(x, d, s, ranks, op) for x, d, s in zip(xs, dims, sizes)]``.
 
-        All of ``xs`` have one dtype; each has its own dim and sizes.
+        The tensors travel in one message where that is faster. All of ``xs`` have one dtype.
         """
         check_op(op, xs[0].dtype)
         if len(xs) < 2 or not _are_small(xs, [[x.shape for x in xs]]):
@@ -459,12 +479,12 @@ class Transport(ABC):
     def addends(
         self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks
     ) -> AbstractContextManager[tuple[list[Tensor], int]]:
-        """Return a context manager that yields the tensors whose sum has this rank's reduced part.
+        """Return a context manager that yields a reduce-scatter's addends before they are summed.
 
-        This lets a caller fuse the sum of a reduce-scatter into its own kernel. It yields (tensors,
-        start): in the sum of ``tensors``, taken in order, this rank's part begins at index
-        ``start`` along ``dim`` and has the size that ``sizes`` gives. They may be read inside the
-        block only.
+        A caller uses it to fuse the sum into its own kernel. It yields (tensors, start). The
+        result of ``reduce_scatter(x, dim, sizes, ranks)`` is ``sum(tensors)``, added in order,
+        from index ``start`` along ``dim`` on, in the size that ``sizes`` gives for this rank. The
+        tensors may be read inside the block only.
 
         By default there is one tensor, the result of ``reduce_scatter``, and start is 0. A
         transport whose ranks read each other's memory faster than they reduce yields every rank's
@@ -482,7 +502,7 @@ def _gpu(index: int) -> torch.device:
 
 
 def check_member(what: str, rank: int, ranks: Ranks, *tensors: Tensor) -> int:
-    """Return the position of ``rank`` in ``ranks``.
+    """Return the position of ``rank`` in ``ranks``; ``what`` names the call in errors.
 
     Raises ValueError if ``rank`` is not a member, or if one of ``tensors`` is on ``meta`` or has a
     dtype that torch cannot copy.
@@ -533,7 +553,8 @@ PACKED_BYTES = 1 << 20
 def _are_small(xs: Sequence[Tensor], shapes: Sequence[Sequence[Shape]]) -> bool:
     """Return whether tensors are small enough to be packed into one message; the same on all ranks.
 
-    ``shapes`` are the shapes of all tensors that are sent, grouped by rank.
+    ``shapes`` are the shapes of all tensors that the ranks send, grouped by rank; the dtype is that
+    of ``xs[0]``.
     """
     count = sum(math.prod(shape) for own in shapes for shape in own)
     return count * xs[0].element_size() <= PACKED_BYTES
@@ -542,7 +563,8 @@ def _are_small(xs: Sequence[Tensor], shapes: Sequence[Sequence[Shape]]) -> bool:
 def outline(x: Tensor) -> Tensor:
     """Return a tensor of the shape, dtype and device of ``x`` in the memory of one element.
 
-    It tells what a message was about without holding the message.
+    A send's ``wait()`` returns it: callers can read the shape of what was sent, and the sent tensor
+    is not kept alive.
     """
     return x.new_empty(()).expand(x.shape)
 
@@ -557,12 +579,17 @@ def resized(shape: Sequence[int], dim: int, size: int) -> list[int]:
 def joinable(
     like: Tensor, shapes: Sequence[Sequence[int]], dim: int, out: Tensor | None = None
 ) -> tuple[Tensor | None, Sequence[Tensor] | None]:
-    """Return an output tensor for pieces joined along ``dim``, and its slices to receive them into.
+    """Return a tensor to hold the concatenation of pieces, and its slices to receive them into.
 
-    So the pieces need no copy when they are joined. The output is the contiguous ``out`` if that is
-    given, else a new tensor with the dtype and device of ``like``. The result is (None, None) if
-    any dim before ``dim`` is not of size 1, because the slices would not be contiguous; the caller
-    then joins the pieces by one more copy.
+    Pieces received into the slices need no ``torch.cat``. The result is (None, None) if a dim
+    before ``dim`` is not of size 1: the slices would not be contiguous, and the caller must
+    concatenate.
+
+    Args:
+        like: has the dtype and device for a new tensor.
+        shapes: the shape of each piece.
+        dim: the dim along which pieces are concatenated.
+        out: a contiguous tensor to use instead of a new one.
     """
     shape = shapes[0]
     if any(n != 1 for n in shape[: dim % len(shape)]):

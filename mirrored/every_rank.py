@@ -28,7 +28,8 @@ _PLAIN = (FileNotFoundError, ValueError, TypeError)
 def gathered(note: Any, ranks: Ranks | None = None) -> list[Any]:
     """Return the ``note`` of each of ``ranks``, in their order. A collective over ``ranks``.
 
-    ``ranks`` is the world by default. Notes are pickled; a rank that is alone gets its own object.
+    ``ranks`` is the world by default. A note is any small picklable object. If there is only one
+    rank, nothing is pickled, and the result contains ``note`` itself.
     """
     transport = current()
     ranks = tuple(range(transport.size)) if ranks is None else ranks
@@ -36,7 +37,7 @@ def gathered(note: Any, ranks: Ranks | None = None) -> list[Any]:
 
 
 def alike(notes: Sequence[object]) -> bool:
-    """Return whether all notes are equal."""
+    """Return whether all notes are equal; the default condition of ``agree``."""
     return all(note == notes[0] for note in notes)
 
 
@@ -71,7 +72,10 @@ def agree(
 
 
 def by_rank(texts: Iterable[str], ranks: Iterable[int] | None = None) -> str:
-    """Format one line of text for each of ``ranks`` (by default 0, 1, ...), for error messages."""
+    """Return lines such as ``rank 0: text``, one for each rank, for error messages.
+
+    ``ranks`` are by default 0, 1 and so on.
+    """
     pairs = enumerate(texts) if ranks is None else zip(ranks, texts, strict=True)
     return "\n".join(f"    rank {rank}: {text}" for rank, text in pairs)
 
@@ -118,7 +122,10 @@ def on_every_rank(
 
 
 def _joined(what: str, failed: dict[int, _Failed], size: int) -> str:
-    """Join the ranks' error texts into one message: each text once, with its ranks."""
+    """Return one error message from those of the ranks in ``failed``, of a world of ``size`` ranks.
+
+    A text that several ranks have is given once, with its ranks: ``on rank 0, 2: no such file``.
+    """
     by_text: dict[str, list[int]] = {}
     for rank, each in failed.items():
         by_text.setdefault(each.text, []).append(rank)

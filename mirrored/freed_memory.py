@@ -27,8 +27,8 @@ _keeping: Any = None  # the C library, once it keeps freed memory
 def keep_freed_memory() -> bool:
     """Let this process keep the memory that it frees from now on.
 
-    Nothing changes if the user has set glibc's thresholds or switched this off, or if the C library
-    has no ``mallopt``.
+    Nothing changes if the user has set glibc's thresholds, if the environment variable
+    ``CONSISTENT_KEEP_FREED_MEMORY`` is "0", or if the C library has no ``mallopt``.
 
     Returns:
         Whether freed memory is kept.
@@ -52,8 +52,8 @@ def keep_freed_memory() -> bool:
 def give_back_freed_memory() -> None:
     """Return the freed memory that this process has kept to the operating system.
 
-    Call it after a model was built, because the steps do not allocate the same blocks as the
-    building.
+    Call it once a model is built: training steps allocate blocks of other sizes, and would not
+    reuse this memory. Does nothing unless ``keep_freed_memory`` has taken effect.
     """
     if _keeping is not None:
         _keeping.malloc_trim(0)

@@ -27,16 +27,21 @@ _to_global: Callable[..., Any] | None = None
 
 
 def enter_to_global(convert: Callable[..., Any]) -> None:
-    """Register the function that implements ``MirroredTensor.to_global``."""
+    """Register the function that implements ``MirroredTensor.to_global``.
+
+    The package with global tensors calls this when it is imported, because mirrored/ must not
+    import it. ``convert(x, sbp, placement, shape, check)`` returns the global tensor.
+    """
     global _to_global
     _to_global = convert
 
 
 class MirroredTensor(torch.Tensor):
-    """This rank's element of a list with one element on each device.
+    """This rank's element of a list that has one element on each of the world ranks ``ranks``.
 
-    ``scatter`` and ``from_local`` make it. On a rank outside ``ranks`` it is a ``meta`` tensor, so
-    that the rank can follow the program.
+    ``scatter`` and ``from_local`` make it. Ops on it are torch's, run on this rank only, and give
+    mirrored tensors. On a rank that is not in ``ranks`` it is a ``meta`` tensor, so that all ranks
+    can run the same program.
     """
 
     _ranks: Ranks
@@ -246,7 +251,10 @@ def _ranks_of(ranks: Sequence[int] | None) -> Ranks:
 
 
 def _type(value: Any, ranks: Ranks) -> None:
-    """Turn the plain tensors in ``value``, an op's fresh result, into mirrored tensors in place."""
+    """Turn the plain tensors in ``value``, the result of an op, into mirrored tensors in place.
+
+    Their class is changed. ``value`` may be a list or tuple of tensors, or anything else.
+    """
     if value.__class__ is _Tensor or value.__class__ is MirroredTensor:
         # In place, since an op such as `x.add_(y)` must return the object itself.
         value.__class__ = MirroredTensor

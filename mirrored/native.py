@@ -47,7 +47,10 @@ def release() -> str:
 
 
 def builds(package: Path) -> dict[str, Path]:
-    """Return the folder of each torch release that ``package`` has a build for, oldest first."""
+    """Return the folders of a package's builds by release of torch, oldest first.
+
+    For example ``{"2.12": package / "torch2_12", "2.13": package / "torch2_13"}``.
+    """
     found = {
         p.name.removeprefix("torch").replace("_", "."): p for p in package.glob("torch[0-9]*_*")
     }
@@ -55,7 +58,10 @@ def builds(package: Path) -> dict[str, Path]:
 
 
 def build_in(package: Path, module: str) -> Path:
-    """Return the folder whose build fits this torch and Python; raise ImportError if none does."""
+    """Return the folder whose build fits this torch and Python; raise ImportError if none does.
+
+    ``package`` is the package's folder, and ``module`` the name of its native module for errors.
+    """
     found = builds(package)
     names = " and ".join(found)
     if _numbers(release()) < OLDEST:
@@ -80,7 +86,7 @@ def build_in(package: Path, module: str) -> Path:
 
 
 def not_loaded(module: str, why: str, cure: str) -> ImportError:
-    """Return the ImportError that names the module, why it cannot be loaded, and a remedy."""
+    """Return the error for a native module that cannot be loaded, with the reason and a remedy."""
     system = ""
     if sys.platform != "linux":
         system = (

@@ -18,7 +18,7 @@ _UNSEEN = re.compile(
 
 
 def readable(text: str) -> str:
-    """Return ``text`` with escapes such as ``\\x1b`` in place of characters that cannot be seen.
+    """Return ``text`` with escapes such as ``\\x1b`` in place of invisible characters.
 
     Any output stream can encode the result.
     """

@@ -68,7 +68,10 @@ def ordered_reduce(pieces: Sequence[Tensor], op: str = "sum", out: Tensor | None
 
 
 def accumulated_in(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which numbers of ``dtype`` are summed before the result is rounded."""
+    """Return the dtype in which numbers of ``dtype`` are summed before the result is rounded.
+
+    It is float32 for bfloat16, float16 and float8, int32 for int16, and ``dtype`` for most others.
+    """
     return _ACCUMULATE.get(dtype, dtype)
 
 

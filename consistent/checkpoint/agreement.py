@@ -8,7 +8,7 @@ from mirrored import every_rank
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be saved or read.
+    """Error of a checkpoint that could not be saved or read.
 
     It is raised on every rank, and says what went wrong on each of them.
     """

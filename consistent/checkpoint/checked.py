@@ -63,7 +63,7 @@ def number(given: Any, what: str) -> int:
 
 
 def shape(given: Any, what: str) -> tuple[int, ...]:
-    """Return ``given``, a list or tuple of sizes, as the shape of a tensor.
+    """Return ``given``, a list or tuple of sizes, as a tuple; ``what`` names it in the error.
 
     Raises:
         ValueError: ``given`` is not a valid shape.
@@ -89,7 +89,7 @@ def dtype(name: Any) -> torch.dtype:
 
 
 def of(kind: type, given: Any, what: str) -> Any:
-    """Return ``given`` if its type is exactly ``kind``.
+    """Return ``given`` if its type is exactly ``kind``; ``what`` names it in the error.
 
     Raises:
         ValueError: ``given`` has another type.

@@ -153,11 +153,12 @@ def _sbp_of(placement: Any) -> Sbp:
 
 
 def _plainly_sharded(x: Any) -> tuple[Any, tuple[Sbp, ...] | None]:
-    """Prepare a DTensor for conversion if some of its placements correspond to no SBP.
+    """Prepare a DTensor for conversion, if some of its placements correspond to no SBP.
 
-    Returns (x, None) if all do. Otherwise returns x with the axes in question replicated, and the
-    SBP to divide it by after the conversion. Such placements appear where FSDP of a tensor-parallel
-    module divides a dim in another order than that of the mesh axes.
+    Such placements appear where FSDP of a tensor-parallel module divides a dim in another order
+    than that of the mesh axes. Returns (DTensor, SBP): the axes that divide such dims are
+    replicated in the DTensor, and the SBP is the layout to give the global tensor after the
+    conversion. If all placements correspond to an SBP, the result is (x, None).
     """
     from torch.distributed.tensor import Replicate, Shard
 
@@ -174,7 +175,10 @@ def _plainly_sharded(x: Any) -> tuple[Any, tuple[Sbp, ...] | None]:
 
 
 def _chunk(spec: TensorSpec, at: Coordinate | None) -> Box:
-    """Return the box (starts, sizes) of the rank at ``at`` if axes divide like ``torch.chunk``."""
+    """Return the box (starts, sizes) of the rank at ``at`` in a DTensor of the layout ``spec``.
+
+    DTensor divides like ``torch.chunk``: 10 rows on 4 ranks in 3, 3, 3 and 1.
+    """
     assert at is not None
     starts, sizes = [0] * spec.ndim, list(spec.shape)
     for axis, entry in enumerate(spec.sbp):
@@ -187,10 +191,17 @@ def _chunk(spec: TensorSpec, at: Coordinate | None) -> Box:
 
 
 def _moved(local: torch.Tensor, spec: TensorSpec, at: Coordinate, have: Any, want: Any) -> Any:
-    """Return this rank's data for the box ``want(at)``, given ``local``, its data for ``have(at)``.
+    """Convert a rank's part of a tensor from one division among ranks to another.
 
-    Both functions return the box of the rank at a coordinate. Only ranks that differ along split
-    axes exchange messages.
+    Args:
+        local: this rank's part in the present division.
+        spec: the layout, whose split axes both divisions divide.
+        at: this rank's coordinate in the placement.
+        have: maps a coordinate to the box that the rank has in the present division.
+        want: maps a coordinate to the box that it has in the new division.
+
+    Returns:
+        This rank's part in the new division. It is ``local`` if the divisions are equal.
     """
     group = _group(spec, at)
     boxes = [(have(c), want(c)) for c in group]
@@ -214,7 +225,8 @@ def _moved(local: torch.Tensor, spec: TensorSpec, at: Coordinate, have: Any, wan
 def _group(spec: TensorSpec, at: Coordinate) -> list[Coordinate]:
     """Return the coordinates of the ranks that differ from ``at`` along split axes only.
 
-    Together they hold one copy of the tensor.
+    On a 2x2 grid with ``(S(0), B)`` and ``at = (0, 1)`` they are (0, 1) and (1, 1). Together these
+    ranks hold the whole tensor once.
     """
     shape = spec.placement.shape
     found: list[tuple[int, ...]] = [()]
@@ -233,7 +245,10 @@ def _overlap(a: Box, b: Box) -> Any:
 
 
 def _slice(x: torch.Tensor, of: Box, box: Box) -> torch.Tensor:
-    """Return a view of the part ``box`` of a tensor, where ``x`` is its part ``of``."""
+    """Return a view of the numbers of the box ``box``, which is inside the box ``of``.
+
+    Both are boxes of the logical tensor, and ``x`` holds the numbers of ``of``.
+    """
     for d, (start, size) in enumerate(zip(*box, strict=True)):
         x = x.narrow(d, start - of[0][d], size)
     return x

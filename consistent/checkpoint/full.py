@@ -87,9 +87,10 @@ def save_full(module: torch.nn.Module, path: str | os.PathLike, *, rank: int = 0
 
 
 def _beside(target: str) -> tuple[str, str]:
-    """Return the paths of two files next to ``target``: the unfinished file and the owner's mark.
+    """Return the paths of two files next to ``target`` that exist while it is written.
 
-    The first is renamed to ``target``; the second says which job writes it.
+    The first is the unfinished file, which is renamed to ``target`` in the end. The second says
+    which job writes it, so that no other job does.
     """
     return f"{target}.saving", f"{target}.in-use"
 
@@ -111,8 +112,8 @@ def _write_torch_file(module: torch.nn.Module, path: str, rank: int) -> Exceptio
 def _write_safetensors(module: torch.nn.Module, path: str, rank: int) -> Exception | None:
     """Write the tensors of a module to a safetensors file one by one, gathering each on ``rank``.
 
-    Returns the error that the writing rank met, if any: the other ranks do not know of it, so all
-    ranks go on gathering.
+    Returns the error of the writing rank, or None. It is returned and not raised, since the other
+    ranks go on gathering and would wait for this one.
     """
     state = {k: x for k, x in module.state_dict().items() if isinstance(x, torch.Tensor)}
     # Largest elements first, so that each tensor starts at a multiple of its element size.
@@ -141,7 +142,8 @@ def _write_safetensors(module: torch.nn.Module, path: str, rank: int) -> Excepti
 def _each(module: torch.nn.Module, rank: int) -> Any:
     """Yield (name, whole value) of each entry of the module's state dict.
 
-    The values are valid on ``rank`` only; tied tensors are gathered once.
+    Tensors are gathered on ``rank``, tied ones once. On other ranks the values are only
+    placeholders.
     """
     seen: dict[int, Any] = {}
     # With keep_vars tied tensors are the same object, and are known by their id.

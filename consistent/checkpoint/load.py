@@ -93,7 +93,7 @@ def latest(folder: str | os.PathLike) -> str | None:
 def _find(path: str) -> str:
     """Return the path of the checkpoint to read: the latest in ``path``, or ``path`` itself.
 
-    Rank 0 calls this for all ranks.
+    Only rank 0 calls it, and all ranks use its result.
     """
     if not os.path.exists(path):
         raise FileNotFoundError(
@@ -116,7 +116,11 @@ def _opened(found: str) -> Reader:
 
 
 def _check_same(what: str, stamps: list[int]) -> None:
-    """Raise on every rank if the ranks see different checkpoints at the same path."""
+    """Raise CheckpointError if the ranks see different checkpoints at the same path.
+
+    ``stamps`` has a number of each rank that identifies the checkpoint it sees, the same list on
+    all ranks, so all raise or none. ``what`` begins the message.
+    """
     other = [rank for rank, stamp in enumerate(stamps) if stamp != stamps[0]]
     if other:
         raise CheckpointError(

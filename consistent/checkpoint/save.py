@@ -132,10 +132,7 @@ def wait() -> None:
 
 
 def wait_for_last() -> None:
-    """Do what ``wait`` does.
-
-    ``save`` needs this name, because one of its parameters is called ``wait``.
-    """
+    """Implement ``wait``, under a name that is not that of a parameter of ``save``."""
     global _running
     running, _running = _running, None
     if running is None:
@@ -152,9 +149,9 @@ def wait_for_last() -> None:
 
 
 def give_up_running() -> None:
-    """Abandon the save that runs in the background, if any, because some of its ranks are gone.
+    """Abandon the save that runs in the background, if any; called when ranks are lost.
 
-    Nothing is sent; returns when this rank's thread no longer writes.
+    Nothing is sent. Returns when this rank's thread no longer writes.
     """
     global _running
     running, _running = _running, None
@@ -168,11 +165,15 @@ def _agree(
     """Collect what this rank saves, and compare it with the other ranks. A collective.
 
     Args:
-        begun: on rank 0, the folder is added to it as soon as it exists.
+        what: the save, for error messages.
+        options: (folder, step, keep, wait) of ``save``.
+        objects: the objects to save.
+        begun: on rank 0, the new folder is added to this list as soon as it exists, so that the
+            caller can remove it if this raises.
 
     Returns:
-        This rank's contents, the folder that rank 0 has started, and the notes (messages about what
-        is saved) of all ranks.
+        This rank's contents, the folder that rank 0 has made, and each rank's note, a message that
+        describes what it saves.
     """
     made: list[Contents] = []
 
@@ -215,9 +216,9 @@ def _job(
 
 
 def _reduced(x: Any) -> torch.Tensor:
-    """Return ``x`` in the layout in which it is saved.
+    """Return ``x`` in the layout in which it is saved, where each shard is one box of the tensor.
 
-    Partial sums are reduced to B, and the shard of each rank becomes one box.
+    Partial axes become B, and cuts such as ``S(0, cut="zigzag")`` become the plain ``S(0)``.
     """
     if is_global(x) and x._spec.settled.plain is not x._spec:
         return x.detach().to_global(sbp=x._spec.settled.plain.sbp)
@@ -225,9 +226,10 @@ def _reduced(x: Any) -> torch.Tensor:
 
 
 def _name_in_file(item: Any) -> str:
-    """Return the name of a piece in the data file.
+    """Return the name in the data file of a piece, given as an item of torch's save plan.
 
-    A part of a tensor is named as a slice of it, such as ``weight[0:4, 0:8]``.
+    A piece that is a whole tensor has the tensor's name, ``weight``. A part of a tensor is named as
+    a slice of it: ``weight[0:4, 0:8]``.
     """
     data = item.tensor_data
     start, size = data.chunk.offsets, data.chunk.sizes

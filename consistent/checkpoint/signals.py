@@ -40,7 +40,10 @@ def on_signal(*signals: int) -> OnSignal:
 
 
 class OnSignal:
-    """Result of ``on_signal``: handlers that set a flag, and a check of all ranks' flags."""
+    """Result of ``on_signal``; calling it tells whether any rank has received a signal.
+
+    Its handlers only set a flag of this rank, which the call combines with those of other ranks.
+    """
 
     def __init__(self, signals: tuple[int, ...]) -> None:
         self._asked = False

@@ -33,7 +33,8 @@ def encode(value: Any, path: Trail, name_of: Callable[[torch.Tensor, Trail], str
     name.
 
     Raises:
-        TypeError: ``value`` contains an object of another type than those listed here.
+        TypeError: ``value`` contains an object that cannot be encoded, such as one of a class of
+            the program.
         ValueError: ``value`` is nested too deeply to be read again.
     """
 
@@ -126,9 +127,9 @@ def _refused(value: Any, path: Trail) -> TypeError:
 
 
 def decode(text: Any, tensor: Callable[[str], Any]) -> Any:
-    """Return the value that ``encode`` turned into ``text``, the parsed JSON.
+    """Return the value that ``encode`` turned into ``text``, which is parsed JSON.
 
-    ``tensor(name)`` is called for each of its tensors, and returns what takes its place.
+    ``tensor(name)`` is called for each tensor in the value, and returns what to put there.
 
     Raises:
         ValueError: ``encode`` cannot have made ``text``.

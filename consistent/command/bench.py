@@ -35,7 +35,10 @@ _Row = tuple[str, float, float]  # name, microseconds here, microseconds of the 
 
 
 def main(words: list[str]) -> int:
-    """Measure on all ranks, and print the table on the first. ``words`` is not used."""
+    """Measure on all ranks, and print the table on the first; return exit status 0.
+
+    ``words``, the arguments of the command, are not used.
+    """
     with ranks() as prints, torch.no_grad():
         everywhere = Placement.all("cpu")
         size = everywhere.size
@@ -56,6 +59,7 @@ def main(words: list[str]) -> int:
 
 
 def _ops(everywhere: Placement) -> list[_Row]:
+    """Return the times of some ops on global tensors, and on plain tensors of their shards."""
     plain = torch.ones(8, 8), torch.ones(8, 8), torch.ones(8)
     x, w, b = (
         from_local(each, everywhere, sbp, check=False)
@@ -83,6 +87,7 @@ def _ops(everywhere: Placement) -> list[_Row]:
 
 
 def _boxings(everywhere: Placement) -> list[_Row]:
+    """Return the times of some changes of layout, by the usual transport and by messages only."""
     messages, rows = chain(current())[-1], []
     for nbytes in SIZES:
         side = int((nbytes // 4) ** 0.5)
@@ -108,7 +113,10 @@ def _boxings(everywhere: Placement) -> list[_Row]:
 def _in_turn(
     one: Callable[[], object], other: Callable[[], object], calls: int
 ) -> tuple[float, float]:
-    """Return the microseconds of a call of ``one`` and of ``other``, in the fastest round."""
+    """Return the microseconds of a call of ``one`` and of ``other``, in the fastest round.
+
+    A round is ``calls`` calls of one of the two; rounds of both alternate.
+    """
     best = [float("inf"), float("inf")]
     for _ in range(ROUNDS):
         # In turn, so that a slow phase of the machine meets both.
@@ -122,9 +130,12 @@ def _in_turn(
 
 
 def table(title: str, beside: str, rows: list[_Row]) -> str:
-    """Format ``rows`` as a table under the heading ``title``, with the ratio of the two times.
+    """Return ``rows`` as the text of a table, with the ratio of the two times of each row.
 
-    ``beside`` is the heading of the second time, the one that is compared with.
+    Args:
+        title: heading of the names in the first column.
+        beside: heading of the second time, with which the first is compared.
+        rows: (name, first time, second time), in microseconds.
     """
     heads = (title, "us", f"us, {beside}", "ratio")
     cells = [(n, f"{a:,.1f}", f"{b:,.1f}", f"{a / b:.2f}") for n, a, b in rows]

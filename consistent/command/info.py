@@ -28,7 +28,10 @@ from .slow import findings
 
 
 def main(words: list[str]) -> int:
-    """Print the report, on the first rank only. ``words`` is not used."""
+    """Print the report, on the first rank only; return exit status 0.
+
+    ``words``, the arguments of the command, are not used.
+    """
     with ranks() as prints:
         lines = list(report())
         if prints:
@@ -49,6 +52,7 @@ def report() -> Iterator[str]:
 
 
 def _section(title: str, lines: list[str]) -> Iterator[str]:
+    """Yield the lines of one section of the report, below an empty line and its title."""
     yield ""
     yield title
     yield from (f"  {line}" for line in lines)
@@ -120,8 +124,13 @@ def _way_of_gpus(
 ) -> str:
     """Return how tensors on GPUs travel between ranks, and why not in a faster way.
 
-    ``wanted`` is whether all ranks allow shared memory; ``hosts`` has the host of each. A
-    collective.
+    A collective of all ranks.
+
+    Args:
+        world: all ranks.
+        wanted: whether all ranks allow shared memory.
+        hosts: the host of each rank.
+        kind: type of the device.
     """
     if transport.shares(world, kind):
         return "symmetric memory, for each GPU reads the others'"
@@ -141,6 +150,10 @@ def _way_of_gpus(
 
 
 def _why_messages(world: tuple[int, ...], wanted: bool, hosts: int) -> str:
+    """Return why ranks send messages instead of sharing memory, as the end of a sentence.
+
+    ``wanted`` is whether all ranks allow shared memory, and ``hosts`` the number of hosts.
+    """
     if len(world) > MOST_RANKS:
         return f"more than {MOST_RANKS} ranks do not share one segment"
     if not wanted:
@@ -162,7 +175,10 @@ def _count(n: int, what: str) -> str:
 
 
 def chain(transport: Transport) -> list[Transport]:
-    """Return the transport and those that it wraps, outermost first; the last sends messages."""
+    """Return the transport and those that it wraps, outermost first.
+
+    The last one sends messages; the wrappers add faster ways, such as shared memory.
+    """
     found = [transport]
     while isinstance(found[-1], Wrapper):
         found.append(found[-1].inner)

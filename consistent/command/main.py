@@ -44,7 +44,10 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command that ``words`` name; return the exit status, 2 for an unknown command."""
+    """Run the command that ``words`` name, such as ["bench"]; return the exit status.
+
+    It is 2 for an unknown command.
+    """
     name, *rest = words or [""]
     if name in ("-h", "--help", "help"):
         print(USAGE, end="")

@@ -23,7 +23,10 @@ from .process import ranks
 
 
 def main(folder: Path) -> None:
-    """Run the stages of the self-test; raise AssertionError for a wrong value."""
+    """Run the stages of the self-test on this rank; raise AssertionError for a wrong value.
+
+    ``folder`` is where rank 0 writes its progress and the results, for the doctor to read.
+    """
     with ranks() as prints:
         stages = ("gather", _gather), ("reduction", _reduce), ("gradient", _gradient)
         for name, run in (*stages, ("checkpoint", lambda: _checkpoint(folder))):

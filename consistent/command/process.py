@@ -14,7 +14,7 @@ import torch.distributed as dist
 def ranks() -> Iterator[bool]:
     """Initialize torch.distributed inside the block, if torchrun has started this process.
 
-    Yields whether this process should print: it is rank 0 or alone.
+    The context manager yields whether this process should print: it is rank 0, or alone.
     """
     started = "RANK" in os.environ and "WORLD_SIZE" in os.environ and not dist.is_initialized()
     if started:

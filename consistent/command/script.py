@@ -12,9 +12,10 @@ from ..report import report
 
 
 def main(words: list[str]) -> int:
-    """Run the script, then print the report on the first rank, even if the script raised.
+    """Run the script of ``explain``, and print the report on the first rank.
 
-    An error of the script is raised again.
+    It is printed even if the script raises; the error is then raised again. ``words`` are options,
+    the file, and arguments of the script.
     """
     parser = argparse.ArgumentParser(
         prog="python -m consistent explain",

@@ -19,7 +19,7 @@ SLOW_MESSAGE_S = 200e-6  # ranks that share processors with nobody else take 4 t
 def findings() -> list[str]:
     """Return a sentence for each setting that slows this process, with what to set instead.
 
-    Only this process is examined, not the other ranks.
+    ``info`` prints them. Only this process is examined, not the other ranks.
     """
     found = [*_threads(), *_settings(), *_table()]
     if torch.version.cuda and not torch.cuda.is_available():
@@ -37,9 +37,9 @@ def _threads() -> list[str]:
 
 
 def _table() -> list[str]:
-    """Check the stored table of timings, by which plans choose how to move tensors.
+    """Return a warning if the stored table of message timings was measured on a busy host.
 
-    If it was measured while other programs ran, plans choose slower ways.
+    Ranks choose by this table how to move tensors, and would choose slower ways.
     """
     ranks = current().size
     kept = table.load(ranks, table.processors()) if ranks > 1 else None

@@ -15,7 +15,8 @@ NAMES = "consistent.verify"
 def main(words: list[str]) -> int:
     """Check that the function ``step`` of a file computes the same numbers under each plan.
 
-    Returns 0 if all numbers agree with a run on one process, else 1.
+    ``words`` are options and the file. Return 0 if all numbers agree with a run on one process,
+    else 1.
     """
     parser = argparse.ArgumentParser(
         prog="python -m consistent verify",
@@ -56,6 +57,6 @@ def _plan(text: str) -> Any:
     """Return a parallelization plan from its text on the command line.
 
     The text is a name such as ``data``, or a Python dictionary with a plan for each axis of the
-    device grid.
+    placement.
     """
     return ast.literal_eval(text) if text.startswith("{") else text

@@ -18,7 +18,8 @@ FAILED = "failed"
 def least_and_most(number: int) -> tuple[int, int]:
     """Return the least and the largest ``number`` over all ranks, by one all-reduce of 8 bytes.
 
-    Ranks agree if both are equal.
+    A compiled step calls this in each call, to find out whether all ranks are about to do the same:
+    the two are then equal. Example: 2, 2, 0 on three ranks gives (0, 2) on each.
     """
     transport = current()
     if transport.size == 1:
@@ -30,10 +31,9 @@ def least_and_most(number: int) -> tuple[int, int]:
 
 
 def sent(program: Program | None) -> Any:
-    """Return a description of the messages that a program sends, which ranks gather and compare
-    (``fit_together``).
+    """Return a list that describes the messages of ``program``, in order, for ``fit_together``.
 
-    Return ``FAILED`` if there is no program.
+    The ranks gather these lists after a recording. ``FAILED`` stands for a rank without a program.
     """
     if program is None:
         return FAILED
@@ -41,16 +41,21 @@ def sent(program: Program | None) -> Any:
 
 
 def no_program(name: str) -> str:
-    """Return the message to the user that ranks could not record the step ``name``, or recorded
-    different messages."""
+    """Return the reason that a rank gives if only other ranks fail to record the step ``name``.
+
+    They could not record it, or recorded other messages than this rank.
+    """
     return f"{name}: ranks could not record the step, or recorded other messages."
 
 
 def fit_together(every: list[Any]) -> bool:
     """Return whether the programs of all ranks can run together without a deadlock.
 
-    That is the case if any two ranks send each other the same messages in the same order. ``every``
-    holds the result of ``sent`` on each rank.
+    They can if any two ranks have the same messages that both take part in, in the same order. For
+    example, [A, B] on rank 0 and [B, A] on rank 1 would deadlock.
+
+    Args:
+        every: for each rank, the list that ``sent`` returned there.
     """
     if FAILED in every:
         return False

@@ -30,20 +30,27 @@ KIND = "tell"  # kind of a sum that also tells how the ops before it went; never
 
 
 def may_raise(func: Any) -> bool:
-    """Return whether ``func`` is a torch op that may raise depending on the values of its
-    tensors."""
+    """Return whether the torch op ``func`` may raise depending on the values of its tensors.
+
+    Examples: ``nll_loss``, for a target out of range, and ``linalg_inv``, for a singular matrix.
+    """
     return raises_inside(func._schema.name.partition("::")[2].rstrip("_"))
 
 
 class Agreed:
-    """Callable that runs an op on this rank's shards, and then exchanges with ``ranks`` whether it
-    raised.
+    """Callable that runs an op on this rank's shards; if one of ``ranks`` raises in it, all raise.
 
-    With empty ``ranks``, it raises on this rank alone. The results are contiguous tensors with
-    memory of their own, like those of messages. If the op writes in place, the written tensor is
-    returned as the first result; if the op returns no tensor, the result is one empty tensor.
+    A program contains it in place of an op that may raise on some ranks only. To a compiler it is a
+    message between ranks. Its results are contiguous tensors with memory of their own, like those
+    of messages. If the op writes in place, the written tensor is the first result; if it returns no
+    tensor, the result is one empty tensor.
 
-    With ``tells_later``, ranks on which the op succeeded report this in the next message instead.
+    Args:
+        func, args, kwargs: the recorded call; each run puts other tensors in place of those in it.
+        ranks: ranks that exchange, after the op, which error each of them met, if any. If empty,
+            the error is raised on this rank alone.
+        tells_later: do not exchange this after an op that has succeeded, because the next message
+            carries that report. A rank with an error still reports it at once.
     """
 
     def __init__(
@@ -74,23 +81,29 @@ class Agreed:
         return self.results(out, xs)
 
     def run(self, xs: list[Tensor]) -> Any:
-        """Run the op on ``xs`` and return its result.
+        """Run the op on ``xs`` in place of the recorded tensors, and return its result.
 
-        ``xs`` are not modified, as a custom op requires: the target of an in-place op is cloned
-        first.
+        ``xs`` are not modified, as torch requires of a custom op: an in-place op gets a clone of
+        its target.
         """
         xs = [xs[0].clone(), *xs[1:]] if self.writes else xs
         args, kwargs = replace_each(self.given, _Here, xs)
         return self.func(*args, **kwargs)
 
     def results(self, out: Any, xs: list[Tensor]) -> list[Tensor]:
-        """Return the tensors in ``out``, made contiguous; if there are none, one empty tensor."""
+        """Return the tensors in ``out``, made contiguous; if there are none, one empty tensor.
+
+        The recorder finds the message in the graph by its results, so there must be at least one.
+        """
         # An op that returns nothing still needs a result, by which the recorder finds its message.
         return [x.contiguous() for x in tensors_in(out)] or [xs[0].new_empty(0)]
 
     def call(self, results: list[Tensor]) -> OpaqueCall:
-        """Return the ``OpaqueCall`` that represents the op in a program; ``results`` are those of
-        the recorded run."""
+        """Return the ``OpaqueCall`` that represents the op in a program.
+
+        ``results`` are the tensors that ``results()`` gave when the op ran during the recording;
+        the call stores their shapes, dtypes and devices.
+        """
         name, kind = str(self.func), "attempt" if self.tells_later else "agree"
         return OpaqueCall(
             f"{kind} {name} {self.given!r} over {self.ranks}",
@@ -104,16 +117,21 @@ class Agreed:
         )
 
     def told_later(self) -> Agreed:
-        """Return the same op with ``tells_later``: its ranks report success in the next message."""
+        """Return the same op with ``tells_later`` set, so that it sends nothing unless it raises.
+
+        The recorder calls this once it finds that the next message is a sum that can carry the
+        report.
+        """
         args, kwargs = self.given
         return Agreed(self.func, args, kwargs, self.ranks, True)
 
 
 class Heard:
-    """Stand-in for an ``Agreed`` op on a rank outside the op's placement, which only receives the
-    outcome.
+    """Counterpart of an ``Agreed`` op on a rank outside the placement of the op's tensors.
 
-    A kernel for ``meta`` tensors would not raise there, so the other ranks must report errors.
+    Such a rank runs ops on ``meta`` tensors, which have no values that could raise. It computes
+    nothing here: it takes part in the exchange of ``ranks``, and raises the error that another rank
+    met.
     """
 
     def __init__(self, func: Any, ranks: Ranks) -> None:
@@ -124,7 +142,7 @@ class Heard:
         return []
 
     def call(self) -> OpaqueCall:
-        """Return the ``OpaqueCall`` that represents the stand-in in a program."""
+        """Return the ``OpaqueCall`` that represents this in the program of the outside rank."""
         name, ranks = str(self.func), self.ranks
         return OpaqueCall(
             f"hear {name} over {ranks}", self, (), "agree", name, ranks, computes=True
@@ -132,10 +150,14 @@ class Heard:
 
 
 class SumAndTell:
-    """Callable that sums a few numbers over ``ranks``, and exchanges errors in the same message.
+    """Callable that all-reduces a small tensor and, in the same message, exchanges errors of ops.
 
-    The ranks ``told`` report that the ops before it succeeded; otherwise all of them raise the
-    error that one of them met.
+    Args:
+        ranks: ranks over which the tensor is reduced.
+        told: ranks that exchange errors, of which ``ranks`` is a subset. Those that call this
+            report that their ``Agreed`` ops before it succeeded; if another rank reports an error,
+            all raise it.
+        op: the reduction, such as "sum".
     """
 
     def __init__(self, ranks: Ranks, told: Ranks, op: str) -> None:
@@ -150,8 +172,9 @@ class SumAndTell:
     def call(self, total: Tensor, sent: int) -> OpaqueCall:
         """Return the ``OpaqueCall`` that represents the sum in a program.
 
-        ``total`` is the result in the recorded run, and ``sent`` the number of bytes that this rank
-        sends.
+        Args:
+            total: result of the sum during the recording, whose shape and dtype the call stores.
+            sent: number of bytes that this rank sends.
         """
         name = f"all_reduce({self.op})"
         text = f"tell {self.told} and {name} over {self.ranks}"
@@ -161,7 +184,10 @@ class SumAndTell:
 
 
 class _Here:
-    """Placeholder for a tensor in recorded arguments."""
+    """Placeholder for each tensor in the recorded arguments of an ``Agreed`` op.
+
+    It is printed as ``x`` in the text of the call.
+    """
 
     def __repr__(self) -> str:
         return "x"

@@ -37,8 +37,11 @@ MOST_KEYS = 1024  # keys of arguments that are remembered
 
 
 class CompiledStep:
-    """A callable that runs ``step`` as written in its first call, records it in the second, and
-    from then on runs one compiled program for each size that it is called with.
+    """The callable that ``consistent.compile`` returns.
+
+    It runs ``step`` as written in the first call with some kind of inputs, records it in the
+    second, and from then on runs the recorded program. There is one program for each combination of
+    sizes, modes and Python state that a recording depends on.
 
     Args:
         step: a function, which may call modules, ``backward()`` and optimizers.
@@ -64,13 +67,13 @@ class CompiledStep:
 
     @property
     def programs(self) -> list[Recorded]:
-        """Programs recorded so far, in the order of their last use."""
+        """Recordings that are kept, least recently used first; also those that gave no program."""
         return [made for _, made in self._entries.values()]
 
     def __get__(self, owner: Any, cls: Any = None) -> Any:
-        """Bind the step to an object, as methods do, so that ``compile`` can decorate a method.
+        """Return the compiled method of ``owner``, so that ``compile`` can decorate a method.
 
-        Each object has its own programs.
+        Each object has programs of its own. On the class itself, return this object.
         """
         return self if owner is None else self._of_objects[owner]
 
@@ -106,8 +109,7 @@ class CompiledStep:
         return program.run(args, kwargs)
 
     def show(self, path: str | Path | None = None) -> str:
-        """Return the programs of this rank as text, in the order of their last use; nothing is
-        communicated.
+        """Return the programs of this rank as text, least recently used first; send nothing.
 
         With ``path``, also write the program used last as a self-contained HTML page: the lines of
         the step with what they compute and send, and every op.
@@ -137,11 +139,11 @@ class CompiledStep:
         return _RECORD if known else _EAGER
 
     def _agree(self, number: int) -> int:
-        """Return which action all ranks take, given what this rank would do.
+        """Return what all ranks do in this call, given what this rank would do alone.
 
-        ``number`` is a program to run, ``_RECORD`` or ``_EAGER``. Ranks can differ where the shapes
-        of plain tensors differ; then all run the step as written if any rank needs that, and
-        otherwise all record it.
+        ``number`` and the result are the number of a program to run, ``_RECORD``, or ``_EAGER``
+        (run the step as written). Ranks can differ where the shapes of plain tensors differ. Then
+        all run the step as written if any rank needs that; otherwise all record it.
         """
         least, most = least_and_most(number)
         # If any rank is at _EAGER, the least is -1, and all run eagerly; otherwise all record.
@@ -177,8 +179,11 @@ class CompiledStep:
         return result
 
     def _record_together(self, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Record the step once more, with the layouts that were chosen jointly for its ops
-        (``layouts="auto"``), and keep the program that sends less."""
+        """Record the step again with ``layouts="auto"``, and keep the program that sends less.
+
+        In this second recording, each op gets the layouts that were chosen for all ops together
+        after the first one, which is program ``number``. Return the result of the step.
+        """
         key, alone = self._entries[number]
         around = Following(self._trial.pending[number])
         result, made = record(self._how, self._step, args, kwargs, around)

@@ -4,5 +4,4 @@ from __future__ import annotations
 
 
 class CannotRecord(RuntimeError):
-    """Error: the step cannot become a program, because it does something that a program would do
-    wrongly or not at all."""
+    """Error: the step cannot become a program, which would do something wrongly or not at all."""

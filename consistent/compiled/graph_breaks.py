@@ -37,14 +37,14 @@ def listening(
 ) -> Iterator[None]:
     """Intercept ``step()`` of optimizers and schedules, and calls of scalers, inside the block.
 
-    Calls that cannot be recorded become graph breaks.
+    Calls that cannot be recorded become graph breaks: the program calls them as written.
 
     Args:
         recorder: recorder of the step.
         reached: the objects that the step can reach, with its optimizers, schedules and scalers.
         rates: tracker of the numbers in the optimizers' param groups.
         changes: returns the tensors that the step has assigned to attributes, gradients and so on
-            since it was last called.
+            since ``changes`` was last called.
         know: called after a graph break, to note which tensors these attributes then hold.
         varying: optimizers that are not recorded, because their numbers vary from call to call.
     """
@@ -78,9 +78,14 @@ def _as_written(
     method: str,
     text: str,
 ) -> Callable[..., Any]:
-    """Return a method of ``owner`` that breaks the graph, and then runs as it is written.
+    """Return a replacement for a method of ``owner`` that makes its call a graph break.
 
-    ``text`` is the name of the method in messages; the other arguments are those of ``listening``.
+    Called during a recording, it ends the segment of recorded ops, and runs the original method
+    unrecorded. Arguments that are not listed here are those of ``listening``.
+
+    Args:
+        owner, method: an optimizer, schedule or scaler, and the name of its method.
+        text: name of the method in messages, such as "SGD.step".
     """
     original = getattr(owner, method)
 
@@ -104,7 +109,10 @@ def _as_written(
 
 
 def _traced(recorder: Recorder, rates: Rates, optimizer: Any) -> Callable[..., Any]:
-    """Return the ``step`` of ``optimizer``, whose ops are recorded."""
+    """Return a replacement for ``optimizer.step`` that lets the ops of the optimizer be recorded.
+
+    A call in which the optimizer creates its state runs unrecorded.
+    """
     original = optimizer.step
 
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -137,11 +145,10 @@ def _put(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _is_by_tensors(optimizer: Any) -> bool:
-    """Return whether the optimizer can keep its step count and learning rate in tensors, and so be
-    recorded.
+    """Return whether the optimizer can keep step count and learning rate in tensors.
 
-    A fused optimizer cannot: it is already a single torch op, which compilers do not support with a
-    tensor as learning rate.
+    Its ops are recorded if so. Adam and AdamW can. A fused one cannot: it is already a single torch
+    op, which compilers do not support with a tensor as learning rate.
     """
     return type(optimizer) in _BY_TENSORS and not any(
         group.get("differentiable") or group.get("fused") for group in optimizer.param_groups
@@ -155,11 +162,10 @@ def _makes_state(optimizer: Any) -> bool:
 
 @contextmanager
 def _by_tensors(recorder: Recorder, optimizer: Any) -> Iterator[None]:
-    """Let the optimizer read its step count and its learning rate from tensors inside the block, so
-    that its ops can be recorded.
+    """Let the optimizer read step count and learning rate from tensors, inside the block.
 
-    The count is float64 meanwhile: in float32, the bias correction would lose four digits compared
-    with Python's arithmetic.
+    Its ops can then be recorded. The count is float64 meanwhile: in float32, the bias correction
+    would lose four digits compared with Python's arithmetic.
     """
     kept, counts = [], []
     for of_one in optimizer.state.values():

@@ -18,12 +18,14 @@ _device = torch.Tensor.device.__get__  # type: ignore[attr-defined]
 
 
 class Guard(NamedTuple):
-    """One condition under which a program is valid: a place still holds the recorded value.
+    """One condition under which a program is valid: a value that Python keeps is still as recorded.
+
+    Example: ``Guard(vars(model), "training", "model.training", True)``.
 
     Args:
-        store, key: the place, such as a dict and its key. If ``key`` is a ``FunctionKey``, the
-            value is the result of its function of the store, such as a length.
-        path: name of the place in messages.
+        store, key: where the value is, such as a dict and its key. If ``key`` is a ``FunctionKey``,
+            the value is what its function returns for the store, such as a length.
+        path: name of the value in messages.
         value: number, string or object that was recorded.
     """
 
@@ -33,20 +35,21 @@ class Guard(NamedTuple):
     value: Any
 
     def holds(self) -> bool:
-        """Return whether the place still holds the same object, or an equal number or string."""
+        """Return whether the value is still the same object, or an equal number or string."""
         now = read(self.store, self.key)
         return now is self.value or same_value(now, self.value, self.is_asked)
 
     @property
     def is_asked(self) -> bool:
-        """Return whether a ``FunctionKey`` computes the value, which is not read at a key."""
+        """Return whether a ``FunctionKey`` computes the value, instead of reading it at a key."""
         return isinstance(self.key, FunctionKey)
 
 
 def same_value(now: Any, before: Any, by_value: bool = False) -> bool:
     """Return whether both are the same number or string, or tuples of them.
 
-    Other objects count as the same only with ``by_value``, and if they are equal.
+    The types must be equal too: 1 and 1.0 are not the same. Other objects are compared, by ``==``,
+    only with ``by_value``; without it they count as different.
     """
     if type(before) is tuple and type(now) is tuple and is_number(before):
         return len(now) == len(before) and all(map(same_value, now, before))
@@ -55,15 +58,21 @@ def same_value(now: Any, before: Any, by_value: bool = False) -> bool:
 
 
 def is_number(x: Any) -> bool:
-    """Return whether ``x`` can be compared by value: a number, a string or a similar simple value,
-    or a tuple of them."""
+    """Return whether ``x`` can be compared by value, so that its number or text is a guard.
+
+    That is a number, a string or a similar simple value, or a tuple of them.
+    """
     return all(map(is_number, x)) if type(x) is tuple else isinstance(x, SIMPLE)
 
 
 class Guards:
-    """All guards of one program.
+    """All guards of one program, compared before each run in as few Python calls as possible.
 
-    They are compared before each run, in as few Python calls as possible.
+    Args:
+        guards: conditions on numbers, strings and the identity of objects.
+        sources: the places (attributes, ``param.grad`` and so on) that hold the tensors of the
+            step.
+        given: the tensors among the arguments of the recorded call.
     """
 
     def __init__(
@@ -120,8 +129,9 @@ class Guards:
 def _sharing(tensors: list[Any]) -> list[int]:
     """Return which tensors share memory: for each, the index of the first one that it overlaps.
 
-    Entries that are no tensors get -1. Disjoint parts of one storage count as not shared: gradients
-    that arrived in one message are such parts, and the gradients of the next step need not be.
+    Example: ``[a, b, a[1:]]`` gives [0, 1, 0]. What is no strided tensor gets -1. Disjoint parts of
+    one storage count as not shared: gradients that arrived in one message are such parts, and the
+    gradients of the next step need not be.
     """
     first: dict[int, int] = {}
     found, together = [], False
@@ -136,10 +146,10 @@ def _sharing(tensors: list[Any]) -> list[int]:
 
 
 def _overlapping(tensors: list[Any], storages: list[int]) -> list[int]:
-    """Return for each tensor the index of the first tensor whose bytes it overlaps, directly or
-    through other tensors.
+    """Return for each tensor the index of the first tensor whose bytes it overlaps.
 
-    ``storages`` has for each tensor the index of the first one with the same storage.
+    Overlaps through further tensors count too. ``storages`` has for each tensor the index of the
+    first one with the same storage, or -1 for what is no strided tensor.
     """
     by_storage: dict[int, list[tuple[int, int, int]]] = {}
     for i, (x, storage) in enumerate(zip(tensors, storages, strict=True)):

@@ -18,7 +18,9 @@ from .memory import geometry, has_memory, storage_of
 def key_of(args: tuple, kwargs: dict[str, Any]) -> Any:
     """Return the key of a call: its arguments, how they share memory, and torch's modes.
 
-    Return None if the arguments cannot be compared, so that the call cannot run a program.
+    Calls with equal keys may run the same program. Tensors count by layout, shape and dtype, other
+    arguments by value. Return None if the arguments cannot be compared, so that the call cannot run
+    a program.
     """
     tensors = tensors_in((args, kwargs))
     memories = [storage_of(x) if has_memory(x) else -1 - i for i, x in enumerate(tensors)]
@@ -43,10 +45,10 @@ def key_of(args: tuple, kwargs: dict[str, Any]) -> Any:
 
 
 def kind_of(key: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Return ``key`` without the sizes of tensors.
+    """Return ``key`` without the sizes of tensors, for a call with the arguments ``args, kwargs``.
 
-    Calls of one kind differ only in sizes: a new size of a known kind is recorded at once, since
-    the optimizers already have their state.
+    Calls with equal results differ only in sizes. If one of them is recorded, the optimizers have
+    their state, so a call with further sizes is recorded at once, without a first call as written.
     """
     _, *others = key
     unsized = [_unsized(x) for x in tensors_in((args, kwargs))]
@@ -73,7 +75,9 @@ def _shown(x: Any) -> Any:
 
 
 def _frozen(value: Any) -> Any:
-    """Return ``value`` in a hashable form that compares by value.
+    """Return ``value`` in a hashable form that compares by value and type.
+
+    Example: ``{"a": [1]}`` becomes ``(("a", ("list", (int, 1))),)``.
 
     Raises:
         TypeError: ``value`` contains an object that cannot be hashed.

@@ -37,7 +37,7 @@ _WORDS = {
 
 @dataclass(slots=True)
 class ListingRow:
-    """One row of a program listing.
+    """One row of a program listing, as ``show()`` prints it.
 
     Args:
         kind: "read", "item", "op", "random", "message", "start" or "wait for" (of a message that
@@ -47,7 +47,8 @@ class ListingRow:
         where: ``file:line in function`` of the step; "" if no line of the step does it.
         sent: bytes that this rank sends; None if the row is no message.
         held: bytes of the result on this rank.
-        boxing: SBPs before and after the boxing that a message does, if known.
+        boxing: (SBPs before, SBPs after) as text, if the message changes the layout of a global
+            tensor.
         name: name of the op or message alone.
         again: whether the row computes an earlier op again (rematerialization), instead of holding
             its result.
@@ -65,12 +66,15 @@ class ListingRow:
 
     @property
     def at(self) -> str:
-        """The line of the step as ``train.py:12``, or ``train.py:12, again`` for a repeated op."""
+        """The line of the step as ``train.py:12``; for a recomputed op, ``train.py:12, again``."""
         return short_site(self.where) + (", again" if self.again else "")
 
     @property
     def move(self) -> str:
-        """The boxing of a message, such as ``S(0) -join-> B``; its name if no layouts are known."""
+        """The change of layout that a message makes, such as ``S(0) -join-> B``.
+
+        If the layouts are unknown, the name of the message.
+        """
         name = f"{self.kind} {self.name}" if self.kind == "wait for" else self.name
         return name if self.boxing is None else f"{self.boxing[0]} -{name}-> {self.boxing[1]}"
 
@@ -114,9 +118,11 @@ def _rows(program: Program, part: Segment, fresh: Iterator[int]) -> Iterator[Lis
 
 
 def row(program: Program, node: Node, names: dict[Node, str]) -> ListingRow:
-    """Return the row of one op or message.
+    """Return the row of one op or message of a segment's graph.
 
-    ``names`` maps nodes to names such as ``%4``.
+    Args:
+        names: names of the nodes that are shown before, such as ``%4``; others are shown by their
+            fx name.
     """
     made = _row(program, node, names)
     made.again = bool(node.meta.get("again"))
@@ -172,8 +178,7 @@ def _read_text(read: Any) -> str:
 
 
 def is_item(node: Node) -> bool:
-    """Return whether the node only takes one of the results of another node, as ``getitem``
-    does."""
+    """Return whether the node only takes one result of another node, as ``getitem`` does."""
     return getattr(node.target, "__name__", "") in _LAYOUTS
 
 
@@ -207,9 +212,12 @@ def _held(node: Node) -> int:
 
 
 def _read(text: str, x: Any) -> ListingRow:
-    """Return the row of a value that a segment reads before its ops run.
+    """Return the row of a value that a segment reads before its ops run, such as a parameter.
 
-    ``x`` describes the value: a ``Like``, the tensor of a learning rate, or None.
+    Args:
+        text: text of the row.
+        x: an ``InputLike`` that describes the value, the tensor of a learning rate, or None for the
+            seed of random ops.
     """
     if x is None:
         return ListingRow("read", text)

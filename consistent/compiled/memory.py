@@ -19,8 +19,7 @@ _T = torch.Tensor  # its methods give the shard of a global tensor; x.size() giv
 
 
 def storage_of(x: torch.Tensor) -> int:
-    """Return a number that identifies the storage of ``x``; views of one storage have the same
-    number."""
+    """Return a number that identifies the storage of ``x``, equal for all views of one storage."""
     with _Off():
         return _T.untyped_storage(x)._cdata
 
@@ -34,8 +33,7 @@ def held_by(x: torch.Tensor) -> int:
 
 
 def geometry(x: torch.Tensor) -> Geometry:
-    """Return the position of ``x`` within its storage: offset, size, strides, dtype, and the conj
-    and neg bits."""
+    """Return where ``x`` is in its storage: offset, size, strides, dtype, conj and neg bits."""
     with _Off():
         return (
             _T.storage_offset(x),
@@ -48,8 +46,11 @@ def geometry(x: torch.Tensor) -> Geometry:
 
 
 def extent(where: Sequence[Any]) -> tuple[int, int]:
-    """Return the range [begin, end) of elements of its storage that a tensor with geometry
-    ``where`` spans."""
+    """Return the range [begin, end) of elements of its storage that a tensor spans.
+
+    ``where`` is its ``geometry``; offset, size and strides are used. Example: offset 2, size (2, 3)
+    and strides (4, 1) span [2, 9).
+    """
     offset, size, stride, *_ = where
     if 0 in size:
         return offset, offset
@@ -69,10 +70,10 @@ def is_contiguous(x: torch.Tensor) -> bool:
 
 
 class MemoryTable:
-    """Table of recorded values by the memory of their tensors.
+    """Table from the memory of a tensor to the recorded value that is in it, such as an fx node.
 
     A storage may be freed while it is in the table. A weak reference then keeps its number
-    reserved, so that no later storage gets the same number.
+    (``storage_of``) reserved, so that no later storage gets the same number.
     """
 
     def __init__(self) -> None:
@@ -81,7 +82,7 @@ class MemoryTable:
         self._objects: dict[int, tuple[Any, torch.Tensor]] = {}
 
     def put(self, x: torch.Tensor, value: Any) -> None:
-        """Enter that the memory of ``x`` now contains ``value``."""
+        """Record that the memory of ``x`` contains ``value`` from here on."""
         if not has_memory(x):
             # The tensor is kept too, so that its id is not reused.
             self._objects[id(x)] = value, x
@@ -93,16 +94,15 @@ class MemoryTable:
         self._values.setdefault(number, {})[geometry(x)] = value
 
     def find(self, x: torch.Tensor) -> Any:
-        """Return the value in the memory of ``x``; None if no value with this geometry is known."""
+        """Return the value in the memory of ``x``; None if there is none with its geometry."""
         if not has_memory(x):
             return self._objects.get(id(x), (None, x))[0]
         return self._values.get(storage_of(x), {}).get(geometry(x))
 
     def base(self, x: torch.Tensor) -> Any:
-        """Return a known value of the same dtype whose memory contains that of ``x``; None if there
-        is none.
+        """Return a recorded value, of the dtype of ``x``, whose memory contains that of ``x``.
 
-        ``x`` is then a view of that value.
+        The recorder then treats ``x`` as a view of it. Return None if there is no such value.
         """
         if not has_memory(x):
             return None

@@ -180,7 +180,12 @@ def _own_part(rank: int, given: dict[str, Any]) -> tuple[int, int, int]:
 
 
 class _Passed:
-    """Recorded transport call, which a program repeats with other tensors."""
+    """Recorded call of a transport method, which a program repeats with other tensors.
+
+    Args:
+        name: the method, such as "all_gather".
+        args, kwargs: its arguments; only where the tensors are in them is kept, not the tensors.
+    """
 
     def __init__(self, name: str, args: tuple, kwargs: dict[str, Any]) -> None:
         self.name = name
@@ -202,8 +207,10 @@ class _Passed:
 
 
 class _Started:
-    """Recorded in-place all-reduce, which a program starts at one op and waits for at a later
-    one."""
+    """Recorded in-place all-reduce, started at one op of a program and waited for at a later one.
+
+    Called with a tensor, it starts to reduce it and returns the handle to wait for.
+    """
 
     def __init__(self, ranks: Ranks, op: str) -> None:
         self._ranks, self._op = ranks, op
@@ -213,7 +220,11 @@ class _Started:
 
 
 class _Noted:
-    """Handle of an asynchronous all-reduce during a recording, whose ``wait()`` is recorded."""
+    """Handle that a step gets for an asynchronous all-reduce while it is recorded.
+
+    Its ``wait()`` waits for the handle ``inner`` of the transport, and records the wait by
+    ``note``.
+    """
 
     def __init__(self, call: OpaqueCall, x: Tensor, inner: Handle, note: Reducing) -> None:
         self._call, self._x, self._note = call, x, note

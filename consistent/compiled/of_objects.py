@@ -12,9 +12,9 @@ _NAME = "_consistent_steps"
 class OfObjects:
     """Mapping from an object to the result of ``make(object)``, which is made at the first lookup.
 
-    Compiled methods use it to have one compiled step per object. The result refers to its object,
-    so it is stored on the object and is collected with it. In a table here, the two would keep each
-    other alive.
+    A compiled method uses it to have one ``CompiledStep`` per object. That step refers to its
+    object, so it is stored on the object and is collected with it; in a table here, the two would
+    keep each other alive.
     """
 
     def __init__(self, make: Callable[[Any], Any]) -> None:

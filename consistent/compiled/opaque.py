@@ -45,7 +45,10 @@ Shape = tuple[tuple[int, ...], torch.dtype, torch.device]
 
 
 class MessageObserver(Protocol):
-    """Protocol of an observer that reports the messages of a running program."""
+    """Protocol of an observer that is told of the messages of a running program.
+
+    ``watching.Watching`` is one; it reports them to tracers.
+    """
 
     def ordered(self, number: int) -> AbstractContextManager[None]:
         """Return a context manager for call ``number``.
@@ -62,10 +65,12 @@ class OpaqueCall:
     Args:
         text: description of everything that ``run`` depends on, except the tensors; calls of equal
             text are equal.
-        run: function that returns the results for a list of tensors; that of a random op takes
-            (seed, counter) before the list.
+        run: function that returns the results for a list of tensors. That of a random op takes
+            (seed, counter) before the list; that of an in-place all-reduce takes the tensor, and
+            returns a handle.
         outs: shape, dtype and device of each result.
-        kind, op: for a message, the method of the transport, and the reduction.
+        kind, op: for a message, the method of the transport, such as "all_reduce", and the
+            reduction, such as "sum".
         ranks: the ranks that take part in it.
         bytes: bytes that this rank sends in it.
         own: for a join (all-gather into one tensor), (dim, start, size) of this rank's part of the
@@ -96,7 +101,7 @@ class OpaqueCall:
 
     @cached_property
     def number(self) -> int:
-        """A number that identifies the call, equal in every process."""
+        """A number that identifies the call in every process: a hash of ``text`` and ``outs``."""
         digest = hashlib.sha256(f"{self.text} -> {self.outs}".encode()).digest()
         # 7 bytes fit the signed 64-bit int of an op's schema.
         return int.from_bytes(digest[:7], "big")
@@ -115,9 +120,9 @@ _thread = _Thread()
 
 @contextmanager
 def known(calls: dict[int, OpaqueCall], watch: MessageObserver | None = None) -> Iterator[None]:
-    """Make the ops in this file run the calls in ``calls``, by their numbers, inside the block.
+    """Make the custom ops of this file find their calls in ``calls``, by number, inside the block.
 
-    ``watch`` is notified of each call that sends or waits.
+    A program runs inside it. ``watch``, if given, is notified of each call that sends or waits.
     """
     before = _thread.calls, _thread.watch, _thread.under_way, _thread.started
     _thread.calls, _thread.watch, _thread.under_way, _thread.started = calls, watch, {}, {}
@@ -139,9 +144,10 @@ def _call(number: int) -> OpaqueCall:
 
 
 def result_sizes(number: int) -> tuple[list[int], str]:
-    """Return a description of the results of call ``number``: (sizes in one list, kinds as text).
+    """Return the results of call ``number`` as (all sizes in one list, kinds as text).
 
-    Symbolic code passes them as additional arguments, as the head of this file describes.
+    Example: one float32 result of shape [8, 4] on the CPU gives ``([8, 4], "float32 2 cpu")``. Code
+    that serves several sizes passes the two as the arguments ``sizes`` and ``kinds`` of the ops.
     """
     outs = _call(number).outs
     kinds = [f"{str(dtype)[6:]} {len(shape)} {device}" for shape, dtype, device in outs]
@@ -179,9 +185,10 @@ def _apart(results: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _after_started() -> None:
-    """Make the program's CUDA stream wait for all messages that were started on the side stream.
+    """Make the CUDA stream of the program wait for all messages that were started on a side stream.
 
-    Ranks that read each other's GPU memory must meet in the order in which messages were sent.
+    Called before a further message. Ranks that read each other's GPU memory wait for each other in
+    each message, so all must run their messages in the order in which they were sent.
     """
     for future, beside in _thread.started.values():
         if beside is not None:
@@ -196,11 +203,10 @@ def message(
     sizes: Sequence[int] | None = None,
     kinds: str = "",
 ) -> list[Tensor]:
-    """Make the call ``number`` on ``xs``, which sends and receives, and return the received
-    tensors.
+    """Run call ``number`` on ``xs``: send them, and return the received tensors.
 
-    ``sizes`` and ``kinds`` describe the results for compilers. The calls are methods of
-    ``mirrored.comm.Transport``.
+    The calls are methods of ``mirrored.comm.Transport``. ``sizes`` and ``kinds`` describe the
+    results to a compiler (``result_sizes``); a run ignores them.
     """
     call = _call(number)
     recorded_at = call.where  # noqa: F841 - read from this frame to report where a rank waits
@@ -223,7 +229,7 @@ def _(
 def start_message(xs: Sequence[Tensor], number: int, ticket: int) -> None:
     """Start the call ``number`` in a thread, after all messages that were started before.
 
-    ``ticket`` identifies the message for ``wait_message``.
+    ``ticket`` is the number by which ``wait_message`` finds the message.
     """
     transport = current()
     if not isinstance(transport, Ordered):
@@ -249,9 +255,10 @@ def wait_message(
     sizes: Sequence[int] | None = None,
     kinds: str = "",
 ) -> list[Tensor]:
-    """Wait for the message that was started with ``ticket``, and return its results.
+    """Wait for the message that ``start_message`` started with ``ticket``, and return its results.
 
-    ``xs`` are the tensors that it sends, as arguments so that they stay alive until then.
+    ``xs`` are the tensors that it sends; as arguments, they stay alive until then. ``sizes`` and
+    ``kinds`` are those of ``message``.
     """
     recorded_at = _call(number).where  # noqa: F841 - as above
     with _watched(number):
@@ -275,7 +282,7 @@ def _(
 
 @torch.library.custom_op("consistent::start_reduce_", mutates_args=("x",))
 def start_reduce_(x: Tensor, number: int) -> None:
-    """Start to reduce ``x`` over ranks, in place, as the call ``number`` does."""
+    """Start the all-reduce of ``x`` that is call ``number``; ``wait_reduce_`` waits for it."""
     call = _call(number)
     recorded_at = call.where  # noqa: F841 - as above
     with _watched(number):
@@ -290,8 +297,10 @@ def _(x: Tensor, number: int) -> None:
 
 @torch.library.custom_op("consistent::wait_reduce_", mutates_args=("x",))
 def wait_reduce_(x: Tensor, number: int) -> None:
-    """Wait for the oldest reduction of this call that is under way, and write its result into
-    ``x``."""
+    """Wait for the oldest all-reduce of call ``number``, and write its result into ``x``.
+
+    Several may be under way, since equal calls have the same number.
+    """
     recorded_at = _call(number).where  # noqa: F841 - as above
     with _watched(number):
         put(_thread.under_way[number].popleft().wait(), x)
@@ -303,8 +312,10 @@ def _(x: Tensor, number: int) -> None:
 
 
 def put(made: Tensor, x: Tensor) -> None:
-    """Copy the result ``made`` of an in-place reduction into ``x``, unless both are the same
-    memory."""
+    """Copy ``made``, the result of an in-place reduction of ``x``, into ``x``.
+
+    Nothing is done if the transport has reduced in the memory of ``x`` itself.
+    """
     if made.data_ptr() != x.data_ptr():
         x.copy_(made)
 
@@ -317,9 +328,10 @@ def drawn(
     sizes: Sequence[int] | None = None,
     kinds: str = "",
 ) -> list[Tensor]:
-    """Make the random op of call ``number``, and return its results.
+    """Run the random op of call ``number``, and return its results.
 
-    ``key`` contains the seed, and the number of draws before this run of the step.
+    ``key`` contains two numbers: the seed, and how many draws were made before the present segment
+    of the program. ``sizes`` and ``kinds`` are those of ``message``.
     """
     seed, counter = key.tolist()
     return list(_call(number).run(seed, counter, list(xs)))

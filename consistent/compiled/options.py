@@ -112,8 +112,10 @@ class Options(TypedDict, total=False):
 
 
 def shows_options(function: _F) -> _F:
-    """Make ``help(function)`` list each option with its default and description, in place of the
-    line ``options:`` of its docstring."""
+    """Make ``help(function)`` list each option of ``CompileOptions`` with default and description.
+
+    The list replaces the line ``options:`` of the docstring. Used as a decorator.
+    """
     signature = inspect.signature(function)
     kept = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     options = [

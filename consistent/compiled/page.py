@@ -32,7 +32,10 @@ _SENT = ("message", "start")
 
 @dataclass
 class _At:
-    """Totals of one source line of the step: its ops, bytes, layouts and boxings."""
+    """Totals of the rows of a program that belong to one source line of the step.
+
+    ``layouts`` counts result layouts, and ``boxings`` the changes of layout that the line sends.
+    """
 
     ops: int = 0
     sent: int = 0

@@ -14,12 +14,15 @@ from .opaque import ORDERED
 def part_of(
     piece: list[Node], given: list[Node], own: list[Node], constants: dict[str, torch.Tensor]
 ) -> GraphModule:
-    """Return a module that runs the nodes ``piece``.
+    """Return a module that runs some consecutive nodes of a recorded graph.
+
+    It is used for the segments between graph breaks, and for what a CUDA graph captures.
 
     Args:
-        given: nodes before the piece, whose values are the inputs.
+        piece: the nodes to run.
+        given: nodes before the piece, whose values are the inputs of the module.
         own: nodes of the piece, whose values are the outputs.
-        constants: tensors of the whole graph by name.
+        constants: tensors of the whole graph by name, of which the module gets those that it reads.
     """
     graph, copies = Graph(), {}
     for n in given:
@@ -39,10 +42,10 @@ def part_of(
 
 
 def module_of(root: torch.nn.Module, graph: Graph) -> GraphModule:
-    """Return a ``GraphModule`` whose generated source is freed with it.
+    """Return a ``GraphModule`` of ``graph`` whose generated source is freed with it.
 
     Torch keeps the source of every ``GraphModule`` until the process ends, which adds up in a step
-    whose sizes grow.
+    whose sizes grow. ``root`` holds the tensors to which the graph's ``get_attr`` nodes refer.
     """
     made = GraphModule(root, graph)
     name = made.forward.__func__.__code__.co_filename

@@ -15,10 +15,11 @@ from .recorder import NodePlace, Recorder, Writes
 
 
 class Places:
-    """What the places that hold a step's tensors (``sources.py``) contained when they were last
-    checked.
+    """Record of what each ``Source`` of a step held when it was last checked.
 
-    By comparison, assignments of the step are found, which a program has to repeat.
+    A ``Source`` is an attribute, a dict entry, ``param.grad`` or the like that holds a tensor.
+    Comparison with what it holds later shows which of them the step has assigned; a program repeats
+    these assignments.
     """
 
     def __init__(self, recorder: Recorder, reached: Reached) -> None:
@@ -27,7 +28,10 @@ class Places:
         self._memories: list[Any] = [None] * len(reached.sources)
 
     def know(self) -> None:
-        """Note what the places hold now, and make these tensors known to the recorder as inputs."""
+        """Note what each source holds, and register these tensors as inputs at the recorder.
+
+        Called before the step runs, and after each graph break.
+        """
         for i, source in enumerate(self._sources):
             now = source.read()
             if isinstance(now, torch.Tensor):
@@ -38,7 +42,11 @@ class Places:
             self._seen[i] = now
 
     def changes(self) -> Writes:
-        """Return the tensors that the step has assigned to places since the last check."""
+        """Return the assignments since the last check, as (source, origin of the assigned tensor).
+
+        Called at each graph break and at the end of the step. A change that a program cannot
+        repeat, such as ``x.data = ...``, makes the recorder give up the program.
+        """
         writes = []
         for i, source in enumerate(self._sources):
             now = source.read()
@@ -70,9 +78,9 @@ class Places:
         return NodePlace(node, x._spec if is_global(x) else None)
 
     def place_of(self, x: Any, given: list[Any]) -> NodePlace:
-        """Return the origin of a tensor that the step returns.
+        """Return where a program gets the tensor ``x`` from, which the step returns.
 
-        It is one of the arguments ``given``, the content of a place, or a recorded value.
+        That is one of the arguments ``given``, a source that holds it, or a recorded value.
         """
         for i, other in enumerate(given):
             if x is other:

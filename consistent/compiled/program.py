@@ -36,11 +36,14 @@ _ON_COMPILED = callbacks("on_compiled")
 
 
 def GRAPH_BREAK(number: int) -> None:  # noqa: N802 - a marker among the ops of a graph
-    """Marker in a recorded graph where it is split; ``number`` selects the call that runs there."""
+    """Mark in a recorded graph where it is split into segments; never called.
+
+    ``number`` selects the Python call, such as ``optimizer.step()``, that runs there as written.
+    """
 
 
 class InputLike(NamedTuple):
-    """Description of an input of a program, without keeping the tensor alive.
+    """Description of an input of a finished program, which must not keep the recorded tensor alive.
 
     ``shape`` is that of the whole tensor, ``bytes`` the size of this rank's shard.
     """
@@ -79,7 +82,7 @@ class Read:
         return Read(self.kind, self.at, InputLike(spec, dtype, tuple(self.x.shape), held))
 
     def read(self, arguments: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the present tensor of this input, for a call of the step with ``arguments``."""
+        """Return the present tensor of this input, for a run of the program with ``arguments``."""
         match self.kind:
             case "argument":
                 return arguments[self.at]
@@ -94,10 +97,13 @@ class Read:
 
 @dataclass(frozen=True)
 class Place:
-    """Origin of a tensor that a program returns or assigns.
+    """Origin of a tensor that a program returns or assigns; one of three is given.
 
-    It is either value number ``value`` of the program, which becomes a global tensor if ``spec`` is
-    given, or the very object that is passed as argument number ``argument`` or held by ``source``.
+    Args:
+        value: number of a value of the program. With ``spec``, it is a shard, and the tensor is the
+            global tensor of this spec.
+        argument: position of an argument of the step, which is itself the tensor.
+        source: a ``Source`` such as a module's attribute, whose tensor is the one.
     """
 
     value: int | None
@@ -106,7 +112,7 @@ class Place:
     source: Any = None
 
     def get(self, values: Sequence[Any], arguments: Sequence[torch.Tensor]) -> Any:
-        """Return the tensor, given the values of a run and its arguments."""
+        """Return the tensor, for a run with ``arguments`` that has computed ``values``."""
         if self.argument is not None:
             return arguments[self.argument]
         if self.source is not None:
@@ -118,14 +124,16 @@ class Place:
 
 @dataclass(frozen=True)
 class Write:
-    """Assignment of a tensor, or of None, to a place such as ``param.grad`` at the end of a
-    segment."""
+    """Assignment of a tensor, or of None, to a ``Source`` such as ``param.grad``.
+
+    A program makes it at the end of a segment.
+    """
 
     source: Any
     value: Place | None
 
     def run(self, values: Sequence[Any]) -> None:
-        """Make the assignment."""
+        """Make the assignment, after a run of the segment that has computed ``values``."""
         x = None if self.value is None else self.value.get(values, ())
         if isinstance(self.source.store, torch.Tensor) and is_global(self.source.store):
             if x is not None:
@@ -145,7 +153,8 @@ class Segment:
             runs.
         writes: assignments after the graph has run.
         draws: number of random ops in the graph.
-        graph_break: function that runs after the writes, as written; ``text`` describes it.
+        graph_break: function that is called, as written, after ``writes``; ``text`` describes it.
+        compiled: result of the backend for the graph; None before the first run.
     """
 
     graph: GraphModule
@@ -160,12 +169,12 @@ class Segment:
     _shards: dict[int, tuple[Any, int, torch.Tensor]] = field(default_factory=dict)
 
     def shards(self, inputs: list[Any], passing: set[int]) -> list[torch.Tensor]:
-        """Replace global tensors among ``inputs`` by plain tensors that share the memory of their
-        shards.
+        """Replace global tensors in the list ``inputs`` by plain tensors with their shards' memory.
 
-        Kernels and messages that are written in Python ask for the shape of the shard. The plain
-        tensors of parameters and other state are cached; those of ``passing`` values, which the
-        caller provides, are not, so that they are freed with the caller's tensor.
+        Kernels and messages written in Python then see the shape of the shard. The plain tensors of
+        parameters and other state are cached for the next run. Those of the values numbered
+        ``passing``, which are arguments of the step, are not cached, so that they are freed with
+        the caller's tensor.
         """
         for i, x in enumerate(inputs):
             if x.__class__ is _T:
@@ -181,13 +190,22 @@ class Segment:
         return inputs
 
     def forget_shards(self) -> None:
-        """Drop the cached plain tensors, because parameters or state have moved to other memory."""
+        """Drop the cached plain tensors; called when parameters or state have moved in memory."""
         self._shards.clear()
 
 
 @dataclass(eq=False)
 class Program:
-    """Compiled recording of a step: its segments, in the order in which they run."""
+    """Compiled recording of a step.
+
+    Args:
+        name: name of the step.
+        segments: its parts, in the order in which they run.
+        result: what the step returned, with a ``Place`` in place of each tensor.
+        calls: recorded messages and random ops by number.
+        count: number of values that segments read from or pass on to each other.
+        backend: function that compiles the graph of a segment.
+    """
 
     name: str
     segments: list[Segment]
@@ -263,8 +281,10 @@ _programs: WeakSet[Program] = WeakSet()
 
 
 def _forget_shards() -> None:
-    """Drop cached references of all programs to the memory of tensors that were moved to other
-    ranks."""
+    """Make all programs drop their references to the memory of shards.
+
+    Called when tensors were moved to other ranks.
+    """
     for program in list(_programs):
         for part in program.segments:
             part.forget_shards()

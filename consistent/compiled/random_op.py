@@ -8,11 +8,11 @@ import torch
 
 
 class RandomOp:
-    """Callable that runs a recorded random op of this library with the seed and counter of the
-    present run.
+    """Callable that runs a recorded random op of this library, with new random numbers in each run.
 
-    The op draws from a counter-based generator. It adds a fixed offset to the counter at which its
-    segment begins.
+    The op draws from a counter-based generator, which makes its numbers from a seed and a counter.
+    Each run passes the present two; the op adds a fixed offset to the counter at which its segment
+    begins.
 
     Args:
         func: the op.

@@ -30,7 +30,10 @@ Optimizer = torch.optim.Optimizer
 
 
 class _Group(dict):
-    """Param group of an optimizer that reports which of its entries are read."""
+    """Copy of an optimizer's param group that reports to ``rates`` which of its entries are read.
+
+    It replaces the group ``group`` during a recording. Writes also go into the original.
+    """
 
     def __init__(self, group: dict[str, Any], rates: Rates) -> None:
         super().__init__(group)
@@ -77,8 +80,9 @@ class _Group(dict):
 class Rates:
     """Tracker of the learning rates and other numbers of optimizers during a recording.
 
-    Optimizers and schedules may use them in their own ``step()``. If the step itself reads a
-    number, its program is valid for that number only; if the step sets one, there is no program.
+    Optimizers and schedules may read and set them in their own ``step()``. If the step itself reads
+    a number, its program is valid for that number only; if the step itself sets one, there is no
+    program.
     """
 
     def __init__(self, reached: Reached) -> None:
@@ -93,13 +97,16 @@ class Rates:
         return [numbers(group) for o in self._optimizers for group in _groups(o)]
 
     def asked(self, group: dict, key: Any) -> None:
-        """Note that entry ``key`` of ``group`` is read, if tracking is on."""
+        """Note that entry ``key`` of the param group ``group`` is read, if tracking is on.
+
+        Called by ``_Group``, for each read.
+        """
         if self._on:
             self._asked.add((id(group), key))
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Track reads of param groups and schedules inside the block."""
+        """Track which param group entries and schedule attributes are read, inside the block."""
         classes = [type(schedule) for schedule in self._reached.schedules]
         for schedule, cls in zip(self._reached.schedules, classes, strict=True):
             schedule.__class__ = _watching(cls, self._asked_of)
@@ -117,10 +124,9 @@ class Rates:
 
     @contextmanager
     def let(self) -> Iterator[None]:
-        """Suspend tracking inside the block, in which an optimizer or a schedule runs its own
-        ``step()``.
+        """Suspend tracking inside the block, where an optimizer or a schedule runs its ``step()``.
 
-        What that sets does not count as set by the step.
+        Numbers that are set inside the block do not count as set by the compiled step.
         """
         on = self._on
         if on:
@@ -148,8 +154,11 @@ class Rates:
     def guards(self, called: set[int]) -> list[Guard]:
         """Return the guards on optimizers and schedules under which the program is valid.
 
-        They cover the numbers that the step has read, and all numbers except learning rates of the
-        optimizers that were recorded. ``called`` has the ids of the optimizers that run as written.
+        They cover the numbers that the step itself has read, and all numbers except learning rates
+        of the optimizers that were recorded.
+
+        Args:
+            called: ids of the optimizers that were not recorded, and run as written.
         """
         of_schedules = self._reached.of_schedules
         asked = [
@@ -164,8 +173,10 @@ class Rates:
         ]
 
     def written(self) -> list[str]:
-        """Return descriptions of the numbers that the step itself has set, for the message why
-        there is no program."""
+        """Return descriptions of the numbers that the step itself sets, such as "a learning rate".
+
+        If there are any, the step is no program; the user's message names them.
+        """
         self._note_changes()
         return [
             "a learning rate" if key == "lr" else f"{key} of an optimizer"
@@ -198,11 +209,10 @@ def _watching(cls: Any, asked: Callable[[Any, dict[str, Any], str], None]) -> ty
 
 
 class Varying:
-    """Set of the optimizers whose numbers, other than learning rates, differ between recordings of
-    a step.
+    """Set of the optimizers whose numbers, except learning rates, differ between recordings.
 
-    Recording them would be of no use, since their numbers are constants of a program, so they run
-    as written.
+    A recording would make these numbers constants of the program, valid for one call only, so such
+    optimizers run as written.
     """
 
     def __init__(self) -> None:
@@ -210,8 +220,11 @@ class Varying:
         self._found: WeakSet[Optimizer] = WeakSet()
 
     def note(self, optimizers: list[Optimizer]) -> None:
-        """Compare the numbers of ``optimizers`` at this recording with those at earlier
-        recordings."""
+        """Compare the numbers of ``optimizers`` with those at earlier recordings.
+
+        Optimizers for which they differ are added to this set. Called at the start of each
+        recording.
+        """
         for optimizer in optimizers:
             now = [
                 {key: x for key, x in numbers(group).items() if key != "lr"}
@@ -225,7 +238,7 @@ class Varying:
 
 
 def numbers(group: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of a group that are numbers or strings."""
+    """Return the entries of a param group that are numbers, strings or other simple values."""
     return {key: x for key, x in group.items() if is_number(x)}
 
 

@@ -71,6 +71,8 @@ class Reached:
     """State that the walk has found: where tensors are kept, and what a program depends on.
 
     Args:
+        sources: places that hold tensors, such as ``model.weight`` and its ``.grad``.
+        guards: conditions on numbers, lengths and the identity of objects.
         of_schedules: id of a learning rate schedule -> its guards, which apply only if the step
             reads the schedule.
         of_optimizers: id of an optimizer -> guards on the numbers of its param groups. A guard on a
@@ -100,6 +102,8 @@ def find(step: Callable[..., Any], given: Any) -> Reached:
 
 
 class _Walk:
+    """The walk over all objects that a step can reach; ``reached`` collects what it finds."""
+
     def __init__(self) -> None:
         self.reached = Reached()
         self._seen: set[int] = set()
@@ -108,9 +112,12 @@ class _Walk:
         self._count = 0
 
     def visit(self, value: Any, path: str, store: Any, key: Any) -> None:
-        """Add ``value``, which was found at ``store[key]``, and everything inside it.
+        """Add ``value`` to what was found, and then everything inside it.
 
-        With ``store`` None, the place itself gets no guard.
+        Args:
+            path: name in messages, such as ``model.0.bias``.
+            store, key: the container and key where the value was found, of which a guard or source
+                is made. With None, the value is only walked through.
         """
         self._count += 1
         if self._count > MOST:
@@ -165,8 +172,10 @@ class _Walk:
     # -- what is in a value ------------------------------------------------------------------------
 
     def _inside(self, value: Any, path: str) -> Iterator[_Item]:
-        """Yield the objects inside ``value`` as (path, store, key, object); nothing if the walk
-        does not enter it."""
+        """Yield the objects inside ``value`` as (path, store, key, object).
+
+        Nothing is yielded if the walk does not enter the value, such as an object of a library.
+        """
         if isinstance(value, torch.nn.Module):
             return self._module(value, path)
         if isinstance(value, torch.optim.Optimizer):
@@ -296,8 +305,10 @@ class _Walk:
     # -- code --------------------------------------------------------------------------------------
 
     def _class(self, cls: type, path: str) -> Iterator[_Item]:
-        """Yield the attributes and functions of a class of the user's own; nothing for library
-        classes."""
+        """Yield the attributes and functions of a class that the user has written.
+
+        For a class of an installed library, nothing is yielded.
+        """
         if _is_installed(cls.__module__):
             return
         for name, x in list(vars(cls).items()):
@@ -312,8 +323,10 @@ class _Walk:
                 yield f"{path}.{name}", Attributes(cls), name, getattr(cls, name, x)
 
     def _function(self, function: types.FunctionType, path: str) -> Iterator[_Item]:
-        """Yield what a function of the user's own can reach: the variables that it closes over, the
-        globals that it names, and its defaults."""
+        """Yield what a function that the user has written can reach; nothing for library functions.
+
+        That is: the variables that it closes over, the globals that it names, and its defaults.
+        """
         if _is_installed(function.__module__ or ""):
             return
         code, cells = function.__code__, function.__closure__ or ()
@@ -340,14 +353,16 @@ class _Walk:
             self.reached.guards.append(Guard(x, _LEAF_HOOKS, f"{path}, hooks", _LEAF_HOOKS.ask(x)))
 
     def gradients(self) -> None:
-        """Add ``leaf.grad`` of each leaf that was found to the places that hold tensors."""
+        """Add ``x.grad`` as a source for each leaf ``x`` that was found, after the walk."""
         for x, path in self._leaves.values():
             self.reached.sources.append(Source(x, "grad", f"{path}.grad"))
 
 
 def _of_module(name: str, value: Any, attributes: set[str]) -> Iterator[_Item]:
-    """Yield the attributes of ``value`` that ``attributes`` names, if it is a Python module of the
-    user's own."""
+    """Yield the attributes of ``value`` named in ``attributes``, if it is a module of the user.
+
+    So ``config.rate`` in a step is found, where ``config`` is an imported Python file.
+    """
     if isinstance(value, types.ModuleType) and not _is_installed(value.__name__):
         kept = vars(value)
         for attribute in sorted(attributes & kept.keys()):
@@ -361,8 +376,10 @@ def _is_standard(module: str) -> bool:
 
 
 def _is_installed(module: str) -> bool:
-    """Return whether the Python module belongs to an installed library, not to the user's
-    program."""
+    """Return whether the Python module ``module`` belongs to an installed library.
+
+    The walk enters the user's own classes and functions only.
+    """
     top = module.partition(".")[0]
     file = getattr(sys.modules.get(top), "__file__", None) or ""
     known = top in _LIBRARIES or top in sys.builtin_module_names
@@ -370,7 +387,11 @@ def _is_installed(module: str) -> bool:
 
 
 def _names(code: types.CodeType) -> tuple[set[str], set[str]]:
-    """Return (globals that code names, attributes that it accesses), to follow only those."""
+    """Return (global names, attribute names) that ``code`` and the functions inside it use.
+
+    The walk follows only these, not all globals of a file. Attributes matter for
+    ``module.attribute``.
+    """
     names, attributes = set(), set()
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL"):

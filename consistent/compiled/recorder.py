@@ -56,10 +56,16 @@ _SPLITS = (torch.tensor_split, torch.Tensor.tensor_split)
 
 @dataclass(frozen=True)
 class NodePlace:
-    """Origin of a tensor during a recording.
+    """Origin of a tensor that a step returns or assigns; one of three is given.
 
-    It is either the value of ``node``, which is the shard of a global tensor if ``spec`` is given,
-    or the very object that is argument number ``argument`` or is held by ``source``.
+    It is used during the recording. The finished program has a ``program.Place`` instead, with a
+    number in place of the node.
+
+    Args:
+        node: node of the value. With ``spec``, the value is a shard of a global tensor of this
+            spec.
+        argument: position of an argument of the step, which is itself the tensor.
+        source: a ``Source`` whose tensor is the one.
     """
 
     node: Node | None
@@ -72,8 +78,15 @@ Writes = list[tuple[Source, NodePlace | None]]  # assignments to sources; None a
 
 
 class Recorder(TorchDispatchMode):
-    """Dispatch mode that records ops in a graph, and tracks which node made the value of each
-    tensor."""
+    """Dispatch mode that records the ops of a step in the fx graph ``graph``.
+
+    It keeps track of which node made the value of each tensor. If something cannot be recorded,
+    ``why`` becomes the reason, and the step runs on unrecorded.
+
+    Args:
+        name: name of the step in messages.
+        calls: dict into which recorded messages and random ops are put, by number.
+    """
 
     def __init__(self, name: str, calls: dict[int, OpaqueCall]) -> None:
         super().__init__()
@@ -100,7 +113,7 @@ class Recorder(TorchDispatchMode):
     # -- what is there before the step ------------------------------------------------------------
 
     def know(self, read: Read, x: torch.Tensor) -> None:
-        """Make ``x`` known as an input of the program, which is read by ``read`` in each run.
+        """Register ``x`` as an input of the program; ``read`` tells how each run reads it.
 
         It becomes a placeholder of the graph only when an op uses it.
         """
@@ -165,8 +178,10 @@ class Recorder(TorchDispatchMode):
             _tell_compiling(False)
 
     def found(self, x: torch.Tensor) -> Node | None:
-        """Return ``node_of(x)``; if the origin of ``x`` is unknown, give up the program and return
-        None."""
+        """Return ``node_of(x)``; if the origin of ``x`` is unknown, return None and give up.
+
+        Giving up means that the step gets no program, and runs on unrecorded.
+        """
         if self.why is not None:
             return None
         try:
@@ -266,11 +281,11 @@ class Recorder(TorchDispatchMode):
         nodes: dict[int, Node],
         fixed: bool,
     ) -> None:
-        """Add an op that has run to the graph.
+        """Add the op ``func``, which has run and returned ``out``, to the graph.
 
         Args:
-            nodes: the nodes of its tensors, by the tensors' ids.
-            fixed: whether its results are the same in all calls of the step.
+            nodes: id of each tensor among the arguments -> the node that made its value.
+            fixed: whether the results are the same in all calls of the step.
         """
         node = self._add(func, *map_tensors((args, kwargs), lambda x: nodes[id(x)]))
         if fixed and not func._schema.is_mutable:
@@ -337,10 +352,9 @@ class Recorder(TorchDispatchMode):
         return out
 
     def check_read(self, x: torch.Tensor, what: str) -> None:
-        """Give up the program if Python reads the values of ``x`` and these may differ from run to
-        run.
+        """Give up the program if Python reads values of ``x`` that may differ from run to run.
 
-        ``what`` names the method that reads them, for the message.
+        Called when a method such as ``tolist()`` is about to read them; ``what`` is its name.
         """
         with _Off():
             found = self.memory.find(x)
@@ -354,7 +368,7 @@ class Recorder(TorchDispatchMode):
         tags = func.tags
         if func in _READS or torch.Tag.data_dependent_output in tags:
             raise CannotRecord(_reads(self.name, str(func)))
-        by_value = torch.Tag.dynamic_output_shape in tags and not self._sized_by_fixed(args)
+        by_value = torch.Tag.dynamic_output_shape in tags and not self._sized_by_fixed(func, args)
         # Only masks among its indices make the shape of index.Tensor depend on values.
         if by_value and func is _aten.index.Tensor:
             by_value = any(x.dtype in (torch.bool, torch.uint8) for x in tensors_in(args[1]))
@@ -366,9 +380,14 @@ class Recorder(TorchDispatchMode):
                 "the compiled step."
             )
 
-    def _sized_by_fixed(self, args: tuple) -> bool:
-        """Return whether only values that follow from sizes decide the shape of a result, such as
-        the masks of ``x[mask]``: all operands of whole numbers and truth values."""
+    def _sized_by_fixed(self, func: Any, args: tuple) -> bool:
+        """Return whether a result whose shape depends on values has the same shape in all runs.
+
+        That holds for a torch op if each integer or bool operand, such as the mask in ``x[mask]``,
+        was itself computed from sizes and constants only. For ops of other libraries, False.
+        """
+        if func.namespace != "aten":
+            return False
         deciding = [x for x in tensors_in(args) if not (x.is_floating_point() or x.is_complex())]
         return bool(deciding) and all(self._is_fixed(self.node_of(x)) for x in deciding)
 
@@ -424,10 +443,11 @@ class Recorder(TorchDispatchMode):
             self._telling = []
 
     def _tells(self, ranks: Ranks) -> bool:
-        """Return whether ``ranks`` can report in the next message whether the ops before it raised.
+        """Return whether the next message of ``ranks`` can report whether the ops before it raised.
 
-        If so, the recorded ops of the present agreement, which is a run of checked ops, are changed
-        to send nothing themselves unless they raise.
+        Called by the transport wrapper before a sum that could carry the report. If so, the
+        recorded ``Agreed`` ops whose errors ``ranks`` exchange here are changed to send nothing
+        unless they raise.
         """
         if self._paused or not self._agreeing or self._agreeing[0] != ranks:
             return False
@@ -442,10 +462,9 @@ class Recorder(TorchDispatchMode):
         return True
 
     def _agreed(self, func: Any, args: tuple, kwargs: dict[str, Any], ranks: Ranks) -> Any:
-        """Run an op that may raise on some ranks only, and record it as a message
-        (``agreeing.py``).
+        """Run an op that may raise on some of ``ranks`` only; record it as an ``Agreed`` message.
 
-        In a program, all ranks raise after that message if one of them met an error.
+        In a program, all these ranks raise after that message if one of them met an error.
         """
         op, given = Agreed(func, args, kwargs, ranks), tensors_in((args, kwargs))
         out = func(*args, **kwargs)
@@ -547,7 +566,7 @@ class Recorder(TorchDispatchMode):
             )
 
     def drawn(self) -> int:
-        """Return how many random ops of this library ran since the present segment began."""
+        """Return how many draws this library's random ops made since the present segment began."""
         return generator.get_state().counter - self._start.counter
 
     # -- calls that stay as they are ---------------------------------------------------------------
@@ -555,13 +574,14 @@ class Recorder(TorchDispatchMode):
     def break_graph(
         self, run: Callable[[], Any], text: str, writes: list[tuple[Source, NodePlace | None]]
     ) -> Any:
-        """Run ``run()`` without recording it, and end the segment: a graph break.
+        """Run ``run()`` without recording it, and end the segment of recorded ops: a graph break.
 
-        The program calls ``run()`` in each of its runs.
+        Each run of the program calls ``run()`` there again.
 
         Args:
             text: description of the call, for ``show()``.
-            writes: assignments of the segment that ends here.
+            writes: assignments since the previous graph break, which the program makes before
+                ``run()``.
         """
         node = self.graph.call_function(GRAPH_BREAK, (len(self._objects),))
         self._objects.append(run)
@@ -575,7 +595,7 @@ class Recorder(TorchDispatchMode):
 
     @property
     def objects(self) -> list[Any]:
-        """Functions that are called at graph breaks, in order."""
+        """The functions that run at graph breaks, in order."""
         return self._objects
 
 
@@ -601,8 +621,11 @@ _PRINTED = (int, float, complex, bool, str, type(None), torch.dtype, torch.devic
 
 
 def _check_printable(name: str, func: Any, given: Any) -> None:
-    """Raise CannotRecord if an argument of the op ``func`` has no text form, because a program is
-    kept as text."""
+    """Raise CannotRecord if an argument of the op ``func`` has no text form.
+
+    A program is kept as text, so it cannot hold such an argument, like a process group or a
+    generator.
+    """
     if isinstance(given, dict):
         given = list(given.values())
     if isinstance(given, list | tuple):
@@ -617,9 +640,10 @@ def _check_printable(name: str, func: Any, given: Any) -> None:
 
 
 def _seeds() -> bytes:
-    """Return the states of torch's random generators, to detect that the step sets them.
+    """Return the states of torch's random generators, as bytes to compare.
 
-    The bits in which this library keeps its count of draws are left out.
+    If they change other than by a random op, the step has set them. The bits in which this library
+    keeps its own count of draws are left out.
     """
     with unseen():
         words = torch.default_generator.get_state().view(torch.int64)
@@ -647,8 +671,11 @@ def _reads(name: str, what: str) -> str:
 
 
 class _Reading(TorchFunctionMode):
-    """Torch function mode that detects when Python reads values of plain tensors without an op, as
-    ``tolist()`` does."""
+    """Torch function mode that detects when Python reads values of plain tensors without an op.
+
+    ``x.tolist()`` is an example. The recorder then checks whether the values may differ in other
+    runs.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()

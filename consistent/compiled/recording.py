@@ -33,7 +33,7 @@ from .unsettled import Unsettled
 
 
 class Recorded:
-    """Result of a recording: a program with its guards, or the reason why there is none."""
+    """Result of a recording: a program with its guards, or the reason ``why`` there is none."""
 
     def __init__(
         self, program: Program | None, guards: Guards | None = None, why: str | None = None
@@ -42,15 +42,13 @@ class Recorded:
 
     @classmethod
     def failed(cls, why: str) -> Recorded:
-        """Return a result without a program, for the reason ``why``; the step then runs as
-        written."""
+        """Return a result without a program, for the reason ``why``: the step runs as written."""
         return cls(None, why=why)
 
     def fits(self, given: Sequence[torch.Tensor]) -> bool:
-        """Return whether the program is valid now: all state that the step can reach is as it was
-        recorded.
+        """Return whether the program is valid now, with the tensors ``given`` as arguments.
 
-        ``given`` are the tensors among the arguments.
+        It is if all state that the step can reach is as it was when it was recorded.
         """
         return self._guards is None or self._guards.holds(given)
 
@@ -80,7 +78,10 @@ class StepSettings(NamedTuple):
 
 
 class Around:
-    """Hooks around a recording, for the layout search; those of this base class do nothing."""
+    """Hooks that ``record`` calls around a run of the step; those of this base class do nothing.
+
+    The layout search (``layouts="auto"``) overrides them to note ops or to choose their layouts.
+    """
 
     def inside(self, is_paused: Callable[[], bool]) -> AbstractContextManager[None]:
         """Return a context manager in which the step runs.
@@ -90,7 +91,7 @@ class Around:
         return nullcontext()
 
     def ended(self, kept: Any) -> None:
-        """Take note that the step has run; ``kept`` are the tensors that it returns or stores."""
+        """Called after the step has run; ``kept`` has the tensors that it returns or stores."""
 
 
 def record(
@@ -103,7 +104,7 @@ def record(
     """Run ``step(*args, **kwargs)`` and record it; return (its result, the recording).
 
     Either all ranks get a program, or none does. ``Unsettled`` means that the step changed Python
-    state, and may be recorded again.
+    state, as a first call may, and can be recorded again in its next call.
     """
     made = _Recording(how, step, args, kwargs)
     result = made.run(around or Around())
@@ -111,8 +112,10 @@ def record(
 
 
 class _Recording:
-    """Recording of one call of a step: the state before the call, and the objects that record
-    it."""
+    """Recording of one call of a step: call ``run``, then ``ended``.
+
+    It holds the state before the call, and the objects that record it.
+    """
 
     def __init__(
         self, how: StepSettings, step: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
@@ -161,9 +164,9 @@ class _Recording:
         return result
 
     def ended(self, result: Any) -> Recorded | Unsettled:
-        """Return the finished program, if all ranks have recorded one; otherwise the reason.
+        """Return the program, if all ranks have recorded the step; otherwise the reason why not.
 
-        This is a collective of the world.
+        Called after ``run``, with the result of the step. This is a collective of the world.
         """
         recorder, name = self._recorder, self._how.name
         changed = self._changed()
@@ -181,8 +184,10 @@ class _Recording:
         return Recorded(program, self._guards)
 
     def _changed(self) -> list[str]:
-        """Return the names of Python state that the step changed, which a program would leave
-        unchanged."""
+        """Return the names of the Python numbers and objects that the step has changed.
+
+        A program would leave them unchanged, so the step cannot be one if there are any.
+        """
         more = self._rates.guards(self._recorder.left_to_python)
         self._guards.add(more)
         broken = [each.path for each in [*self._reached.guards, *more] if not each.holds()]
@@ -192,8 +197,10 @@ class _Recording:
         return found
 
     def _given_back(self, result: Any) -> tuple[Writes, Any]:
-        """Return (assignments at the end of the step, its result with the origin in place of each
-        tensor)."""
+        """Return the assignments at the end of the step, and its result.
+
+        In the result, a ``NodePlace`` stands for each tensor.
+        """
         if self._graded != [x.requires_grad for x in self._given]:
             self._recorder.refuse(
                 "an argument requires grad after the step and did not before, or reversed."
@@ -211,8 +218,10 @@ class _Recording:
 
 
 def _drawn_by_python() -> tuple:
-    """Return the states of the random generators of Python and numpy, to detect that the step uses
-    them."""
+    """Return the states of the random generators of Python and numpy.
+
+    They are compared before and after the step: a program would not draw from them.
+    """
     numpy = sys.modules.get("numpy")
     # A program that has not imported numpy cannot draw from it.
     of_numpy = () if numpy is None else numpy.random.get_state()[1:3]

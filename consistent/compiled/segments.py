@@ -20,7 +20,7 @@ from .recorder import NodePlace, Recorder, Writes
 def trace_of(
     recorder: Recorder, writes: Writes, result: Any, calls: dict[int, OpaqueCall]
 ) -> Trace:
-    """Return the recorded graph as a ``Trace`` for the passes.
+    """Return the recorded graph as a ``Trace``, on which the optimization passes work.
 
     ``writes`` are the assignments at the end of the step, and ``result`` is what it returns.
     """
@@ -37,9 +37,13 @@ def cut(
     result: Any,
     backend: Callable[..., Any],
 ) -> Program:
-    """Return the program of the graph in ``trace``.
+    """Return the graph in ``trace``, after all passes, as a program, split at its graph breaks.
 
-    ``writes`` are the assignments at the end of the step, and ``result`` is what it returns.
+    Args:
+        name: name of the step.
+        writes: assignments at the end of the step.
+        result: what the step returns, with a ``NodePlace`` for each tensor.
+        backend: function with which the program compiles its segments.
     """
 
     def settled(place: NodePlace) -> NodePlace:
@@ -65,7 +69,7 @@ def cut(
 
 
 class _Cutting:
-    """Builder of the segments, which numbers the values that pass between them."""
+    """Builder of a program's segments, which numbers the values that they pass to each other."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -76,13 +80,13 @@ class _Cutting:
     def add(
         self, piece: list[Node], end: Writes, ending: list[Node], later: set[Node], graph_break: Any
     ) -> None:
-        """Add the segment that ends at ``graph_break``; None for the last one.
+        """Add the segment that ends at the node ``graph_break``; if it is None, the last segment.
 
         Args:
             piece: nodes of the segment.
             end: assignments after the segment.
-            ending: nodes whose values are assigned, or returned by the step.
-            later: nodes that later segments read.
+            ending: nodes whose values are assigned there, or returned by the step.
+            later: nodes whose values later segments read.
         """
         recorder, inside = self._recorder, set(piece)
         given = list(
@@ -111,7 +115,10 @@ class _Cutting:
         )
 
     def place(self, place: NodePlace) -> Place:
-        """Return ``place`` for the program, with the number of the value in place of the node."""
+        """Return ``place`` in the form that a program keeps, without a node.
+
+        The number of its value takes the place of the node.
+        """
         at = None if place.node is None else self._number(place.node)
         return Place(at, place.spec, place.argument, place.source)
 
@@ -120,7 +127,10 @@ class _Cutting:
 
 
 def _pieces(graph: Graph) -> tuple[list[list[Node]], list[Node]]:
-    """Return (the lists of nodes before, between and after graph breaks; the graph breaks)."""
+    """Split a graph at its graph breaks: return (lists of the nodes between them, the breaks).
+
+    Placeholders are in none of the lists.
+    """
     pieces: list[list[Node]] = [[]]
     breaks: list[Node] = []
     for node in graph.nodes:
@@ -133,8 +143,10 @@ def _pieces(graph: Graph) -> tuple[list[list[Node]], list[Node]]:
 
 
 def _needed_after(pieces: list[list[Node]], ends: list[Writes], result: Any) -> list[set[Node]]:
-    """Return, for each piece of the graph, the nodes that later pieces, their assignments or the
-    result read."""
+    """Return, for each piece of a graph, the nodes whose values are needed after it.
+
+    Later pieces, the assignments at their ends, or the result of the step read them.
+    """
     needed, found = set(_nodes_in(result)), []
     # Backwards, so that ``needed`` holds what all later pieces read.
     for piece, end in zip(reversed(pieces), reversed(ends), strict=True):
@@ -145,7 +157,7 @@ def _needed_after(pieces: list[list[Node]], ends: list[Writes], result: Any) -> 
 
 
 def _ends(recorder: Recorder, writes: Writes) -> list[Writes]:
-    """Return the assignments at the end of each segment."""
+    """Return the assignments at the end of each segment; ``writes`` are those of the last one."""
     return [*(n.meta["writes"] for n in recorder.graph.nodes if n.target is GRAPH_BREAK), writes]
 
 

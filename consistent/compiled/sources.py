@@ -14,7 +14,7 @@ ABSENT: Any = object()
 
 
 class Source(NamedTuple):
-    """A place that holds a tensor, from which a program reads it before each run.
+    """A place that holds a tensor, such as an attribute; a program reads it again before each run.
 
     Args:
         store: the object that contains the place: a dict, list, tuple, closure cell,
@@ -44,20 +44,29 @@ class Source(NamedTuple):
 
 
 class FunctionKey:
-    """Key that stands for a function of the store, such as its length, instead of for an entry."""
+    """Key that stands for a property of the store instead of an entry.
+
+    Example: with ``FunctionKey(len)``, ``read(items, key)`` returns ``len(items)``.
+    """
 
     def __init__(self, ask: Callable[[Any], Any]) -> None:
         self.ask = ask
 
 
 class Attributes(NamedTuple):
-    """Store for attributes that are in no ``__dict__``: those of classes, functions, and objects
-    with slots."""
+    """Store for attributes that are in no ``__dict__``, read by ``getattr(owner, key)``.
+
+    Those are the attributes of classes, functions, and objects with slots.
+    """
 
     owner: Any
 
 
 def read(store: Any, key: Any) -> Any:
+    """Return what ``store`` holds at ``key``, for all kinds of stores of a ``Source``.
+
+    Return ``ABSENT`` if there is no such entry.
+    """
     if type(key) is FunctionKey:
         return key.ask(store)
     kind = type(store)

@@ -16,7 +16,7 @@ class Unsettled(NamedTuple):
     paths: Sequence[str]
 
     def text(self, name: str) -> str:
-        """Return the message to the user why the step ``name`` cannot be a program."""
+        """Return the message why the step ``name`` cannot be a program, after the last try."""
         if not self.paths:
             return f"{name}: on another rank each call changes its state."
         shown = ", ".join(self.paths[:3])

@@ -34,7 +34,7 @@ Program = Segment = Any  # defined in program.py, which imports this file
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Happening:
-    """Event of a running program, which has a begin and an end.
+    """One event that tracers and profiles get from a running program, at its begin and its end.
 
     Args:
         kind: "step", "ops", "message", "start" or "wait for" (of a started message), "graph break".
@@ -58,12 +58,12 @@ _ON_COMPILED = callbacks("on_compiled")  # a "start" is notified at its beginnin
 
 @dataclass
 class Pieces:
-    """Events of a segment: alternately ops and a message.
+    """Events of one segment, in the order ops, message, ops, ..., message, ops.
 
     Args:
         ops: the ops before each message, and those after the last; None where there are none.
-        messages: the messages in order.
-        at: number of a call -> the positions of its messages.
+        messages: the messages, with starts and waits, in order.
+        at: number of a call -> its positions in ``messages``. Equal messages have the same number.
     """
 
     ops: list[Happening | None] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Pieces:
 
 
 class Watching:
-    """Notifier that reports to tracers what one run of a program does."""
+    """Context in which a program runs while a tracer listens; it reports the events of one run."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -91,8 +91,7 @@ class Watching:
         _tell(self._whole, False)
 
     def segment(self, number: int, run: Callable[..., Any], inputs: Sequence[Any]) -> Any:
-        """Run segment number ``number`` as ``run(*inputs)``, with notifications, and return its
-        result."""
+        """Run segment ``number`` as ``run(*inputs)``, report its ops, and return its result."""
         self._pieces, self._met = self._all[number], Counter()
         self._begin(self._pieces.ops[0])
         try:
@@ -102,8 +101,11 @@ class Watching:
 
     @contextmanager
     def ordered(self, number: int) -> Iterator[None]:
-        """Notify tracers of the message with call number ``number`` that is sent, or waited for,
-        inside the block."""
+        """Report to tracers the message that the block sends or waits for, by its call number.
+
+        The event of the ops before it ends when the block begins; that of the ops after it begins
+        at the end of the block.
+        """
         # Equal messages share a number, so the count of those met so far tells which one this is.
         at = self._pieces.at[number][self._met[number]]
         self._met[number] += 1

@@ -29,10 +29,16 @@ WHOLE = (
 
 
 class Field(NamedTuple):
-    """One field of a batch as it is compared between ranks.
+    """Description of one field of a batch, by which ranks check that their parts fit together.
 
-    ``sizes`` are the sizes that must agree between ranks. ``value`` is set if the field is one
-    value for the whole batch.
+    For images of 3x32x32 under the key "x" it is ``(("x",), "torch.float32", (3, 32, 32))``.
+
+    Attributes:
+        path: the keys that lead to the field.
+        kind: the dtype of a tensor, otherwise a text that names the kind of value.
+        sizes: the sizes that must agree between ranks: without the dim of the items if each rank
+            reads items of its own.
+        value: the value itself, if there is one for the whole batch; it must agree as well.
     """
 
     path: Path
@@ -43,7 +49,10 @@ class Field(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchNote:
-    """Summary of a rank's part of a batch, by which ranks check that their parts fit together."""
+    """Summary of a rank's part of a batch, by which ranks check that their parts fit together.
+
+    As a rule ranks exchange only checksums of their notes (``compare``).
+    """
 
     kind: str  # "batch", "end" of the data or "error"
     order: int = 0  # checksum of the batch's indices
@@ -57,10 +66,10 @@ class BatchNote:
 
 
 def compare(note: BatchNote) -> list[BatchNote] | None:
-    """Return the notes of all ranks if they are not all equal, otherwise None.
+    """Return the notes of all ranks if any differ, otherwise None. A collective of the world.
 
-    A collective of the world. Notes with ``values`` are always sent; either all ranks' notes have
-    values or none has.
+    The ranks exchange checksums of their notes, and the notes only if these differ. Notes with
+    ``values`` are always exchanged and returned; either all ranks' notes have values or none has.
     """
     transport = current()
     if transport.size == 1:
@@ -81,7 +90,7 @@ def check(notes: list[BatchNote], sizes_may_differ: bool) -> None:
     """Raise the same error on every rank if the ranks' parts do not make up one batch.
 
     Args:
-        notes: the note of each rank.
+        notes: the note of each rank, which ``compare`` returned.
         sizes_may_differ: whether items of different sizes can be padded.
 
     Raises:
@@ -140,7 +149,7 @@ def check_same_data(facts: tuple[str, ...]) -> None:
     A collective of the world.
 
     Args:
-        facts: this rank's description, from ``facts_of``.
+        facts: this rank's description, from ``facts_of``: ("50000 items", "batches of 64").
 
     Raises:
         ValueError: the message lists the facts of each rank.

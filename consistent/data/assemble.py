@@ -30,8 +30,9 @@ def note_of(made: Collated, drawn: Drawn) -> BatchNote:
     """Return a summary of a batch that this rank has read, to be compared with the other ranks'.
 
     Args:
-        made: the collated batch.
-        drawn: its counts; ``own`` is None for a batch that was read whole.
+        made: what this rank has read and collated.
+        drawn: the number of items of the batch and of this rank's part; ``own`` is None for a batch
+            that was read whole.
 
     Raises:
         TypeError: the batch contains a global tensor.
@@ -43,13 +44,19 @@ def note_of(made: Collated, drawn: Drawn) -> BatchNote:
 
 
 def hashes(made: Collated) -> tuple[str, ...]:
-    """Return a hash of the values of each field, for the comparison between ranks."""
+    """Return for each field a text that is equal if its values are equal.
+
+    Ranks that read the same items compare these texts.
+    """
     found = leaves(made.batch, lambda path, x: _stops(made, path, x))
     return tuple(digest(x) if isinstance(x, Tensor) else _fact(x) for _, x in found)
 
 
 def is_joined(note: BatchNote) -> bool:
-    """Return whether the batch has a field that is not a tensor and has an entry for each item."""
+    """Return whether the batch has a field such as a list of texts, one for each item.
+
+    Ranks gather such fields (``Layer.join``), as they cannot become global tensors.
+    """
     return any(field.kind.startswith("one for each item") for field in note.fields)
 
 
@@ -148,9 +155,10 @@ def _short(x: Any) -> str:
 
 
 class Layer:
-    """Converter of the tensors of a batch to global tensors on ``placement`` in the layout ``sbp``.
+    """Converter of the tensors of a batch to global tensors on ``placement`` with SBP ``sbp``.
 
-    An entry that splits a dim that a tensor does not have counts as B (replicated) for this tensor.
+    For a tensor with too few dims, an entry that splits a dim that it lacks counts as B
+    (replicated). ``at`` is this rank's coordinate in the placement, or None outside it.
     """
 
     def __init__(self, placement: Placement, sbp: NdSbp) -> None:
@@ -159,7 +167,10 @@ class Layer:
         self.at = my_coordinate(placement)
 
     def whole(self, batch: Any) -> Any:
-        """Return a batch that every rank has read whole, with global tensors."""
+        """Return a batch that every rank has read whole, with global tensors for its tensors.
+
+        Each rank keeps its shard of them.
+        """
 
         def make(_: Path, x: Any) -> Any:
             if not isinstance(x, Tensor):
@@ -171,11 +182,12 @@ class Layer:
     def parts(self, made: Collated, drawn: Drawn, joined: Joined) -> Any:
         """Return a batch of which this rank has read a part, with global tensors.
 
-        A rank without items has read one item to know the shapes; it is dropped here.
+        If a batch has fewer items than ranks, some ranks have none. They have read one item all the
+        same, to know the shapes, and it is dropped here.
 
         Args:
             made: this rank's part.
-            drawn: the number of items of the batch, and of this rank.
+            drawn: the number of items of the batch and of this rank's part.
             joined: the values of the fields that ``join`` has gathered.
         """
 
@@ -191,18 +203,17 @@ class Layer:
         return mapped(make, made.batch, lambda path, _: path in joined)
 
     def join(self, made: Collated, own: int, share: Share) -> Joined:
-        """Gather fields that have an entry for each item but are no tensors.
+        """Gather fields that have an entry for each item but are not tensors, such as texts.
 
-        Such fields are lists of texts, for example. A collective of the world. Of the ranks that
-        read the same items, the first one sends.
+        A collective of the world. Of the ranks that read the same items, the first one sends.
 
         Args:
             made: this rank's part of the batch.
             own: the number of its items.
-            share: this rank's share, which gives the order of the parts.
+            share: which part of each batch this rank reads; it gives the order of the parts.
 
         Returns:
-            path of a field -> its values for the whole batch.
+            For the path of each such field, its values for the whole batch.
         """
         mine = None
         # Of the ranks that read the same items, the one at 0 on those axes sends.
@@ -221,7 +232,10 @@ class Layer:
         return {path: _chained([part[path] for part in parts]) for path in parts[0]}
 
     def _others(self) -> list[int]:
-        """Return this rank's coordinates on the axes along which ranks read the same items."""
+        """Return this rank's coordinates on the axes that do not split dim 0.
+
+        Along these axes ranks read the same items. The result is all zeros on the first of them.
+        """
         assert self.at is not None
         return [
             index

@@ -41,12 +41,13 @@ Kinds = Mapping[Path, str]
 
 
 class Collated(NamedTuple):
-    """A collated batch and the kinds of its fields.
+    """A collated batch, and how each of its values depends on the items (its kind).
 
     Attributes:
         batch: what the collate function returned.
         kinds: path of a field -> PER_ITEM, COUNT, SAME or OTHER.
-        unknown: why the kinds of other fields are not known.
+        unknown: why the kinds of fields that are not in ``kinds`` are not known; "" if nothing
+            failed.
         divided: whether the batch was made of a part of the items, so that kinds matter.
     """
 
@@ -57,7 +58,10 @@ class Collated(NamedTuple):
 
 
 class Collate:
-    """Collate function that calls ``fn``, and finds out the kind of each value in its results."""
+    """Collate function that calls ``fn``, and finds out the kind of each value in its results.
+
+    It replaces ``fn`` in the DataLoader of a rank that reads a part of each batch.
+    """
 
     def __init__(self, fn: Callable[[list], Any]) -> None:
         self.fn = fn
@@ -104,6 +108,8 @@ def kinds(
 ) -> dict[Path, str]:
     """Return the kind of each value in ``once``, from how it differs from ``twice``.
 
+    For example a list that is twice as long in ``twice`` has an entry for each item.
+
     Args:
         once: a result of the collate function for ``count`` items.
         twice: its result for these items twice over.
@@ -130,9 +136,10 @@ def kinds(
 
 
 def of_default(batch: Any, path: Path = ()) -> dict[Path, str]:
-    """Return the kinds of the values in a result of ``default_collate``, which are all PER_ITEM.
+    """Return the kinds of the values in ``batch``, a result of torch's ``default_collate``.
 
-    It stacks everything but texts, which it leaves in a list.
+    All are PER_ITEM: it stacks numbers and tensors, and puts texts into lists. ``path`` is the path
+    to ``batch`` in the whole.
     """
     inside = children(batch)
     if inside is None:
@@ -146,9 +153,9 @@ def of_default(batch: Any, path: Path = ()) -> dict[Path, str]:
 
 
 def fact(x: Any) -> str:
-    """Return a text that is equal for equal ``x``, by which values are compared between ranks.
+    """Return a text that is equal for equal values ``x``, by which ranks compare them.
 
-    ``x`` is a value that contains no others.
+    It is ``repr(x)`` for numbers and texts, and contains a checksum for other objects.
     """
     if isinstance(x, Tensor) and not x.ndim:
         return repr(x.item())
@@ -182,7 +189,10 @@ def _of_leaf(once: Any, twice: Any, count: int) -> str:
 
 
 def _length(x: Any) -> int | None:
-    """Return the length of an object that may have an entry for each item; otherwise None."""
+    """Return the length of a tensor, array, list or tuple; None for anything else.
+
+    Only these may have an entry for each item. Named tuples and 0-d tensors do not.
+    """
     if isinstance(x, Tensor | np.ndarray):
         return len(x) if x.ndim else None
     return len(x) if isinstance(x, list | tuple) and not hasattr(x, "_fields") else None
@@ -190,7 +200,10 @@ def _length(x: Any) -> int | None:
 
 @contextmanager
 def _same_numbers() -> Iterator[None]:
-    """Restore the states of the random generators afterwards, so that draws have no effect."""
+    """Context manager that restores the states of all random generators at its end.
+
+    So the additional call of the collate function draws no numbers that the program would get.
+    """
     numpy: Any = sys.modules["numpy"].random
     before = torch.get_rng_state(), random.getstate(), numpy.get_state()
     try:

@@ -55,10 +55,10 @@ def check_given(loader: DataLoader) -> None:
 
 
 def inner_loader(given: DataLoader, share: Share | None) -> DataLoader:
-    """Return a DataLoader that reads this rank's share of each batch of ``given``.
+    """Return a DataLoader that reads this rank's part of each batch of ``given``.
 
-    It has the workers, pinning and generator of ``given``. If ``share`` is None it reads whole
-    batches.
+    ``share`` says which part it is; None reads whole batches. The data set, workers, pinning and
+    generator are those of ``given``.
     """
     options: dict[str, Any] = {
         "num_workers": given.num_workers,
@@ -92,7 +92,7 @@ def inner_loader(given: DataLoader, share: Share | None) -> DataLoader:
 def facts_of(loader: DataLoader) -> tuple[str, ...]:
     """Return what must be equal for the loaders of all ranks, as texts to compare.
 
-    These are the number of items, the items in a subset, and the batching.
+    For example ``("50000 items", "batches of 64")``. A ``Subset`` adds a checksum of its indices.
     """
     dataset: Any = loader.dataset
     facts = [f"{_length(dataset)} items", f"batches of {loader.batch_size}"]
@@ -115,8 +115,8 @@ def _length(dataset: Any) -> str:
 def parts_are_alike(loader: DataLoader) -> bool:
     """Return whether batches need no comparison between ranks after the first ones.
 
-    This holds for stacked rows of tensors, in an order that no rank can draw differently, once the
-    ranks have the same facts and their first batches fit.
+    This holds for a ``TensorDataset`` with torch's own collate function, read in order without
+    shuffling: no rank can then read other items or make other shapes than the rest.
     """
     dataset: Any = loader.dataset
     while isinstance(dataset, Subset):

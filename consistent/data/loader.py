@@ -228,14 +228,15 @@ class Loader:
             self.epoch, self._items = self.epoch + 1, 0
 
     def _made(self, note: BatchNote, made: Collated, drawn: Drawn) -> Any:
-        """Return the batch as global tensors, and count its items.
+        """Return the next batch as global tensors, after a comparison with the other ranks.
 
-        Returns None at the end of the data or after a stop.
+        Returns None at the end of the data or after a stop. The arguments are what
+        ``BatchReader.next`` returns.
 
         Args:
-            note: the summary of this rank's part, to compare with the other ranks.
+            note: the summary of this rank's part, to compare with the other ranks'.
             made: the part.
-            drawn: its counts.
+            drawn: the number of items of the batch and of this rank's part.
         """
         note = replace(note, stop=self._asked_to_stop)
         first, self._unseen = self._unseen > 0, max(self._unseen - 1, 0)
@@ -266,9 +267,9 @@ class Loader:
         """Check that the parts of all ranks fit together, and pad this rank's part to the longest.
 
         Args:
-            notes: the note of each rank.
-            made: this rank's part.
-            drawn: its counts.
+            notes: the summary of each rank's part.
+            made: this rank's part, which is returned, padded if necessary.
+            drawn: the number of items of the batch and of this rank's part.
         """
         padding = None if drawn.own is None else self._padding
         agreement.check(notes, sizes_may_differ=padding is not None)
@@ -278,9 +279,10 @@ class Loader:
         return made._replace(batch=padded(made.batch, longest(notes), padding))
 
     def _values(self, made: Collated) -> dict[str, Any]:
-        """Return the entries by which a note's values are compared with those of other ranks.
+        """Return the fields ``share`` and ``values`` of the ``BatchNote`` of the first batches.
 
-        They have a hash of each field, if other ranks of the placement read the same items.
+        By these, ranks that read the same items check that they read the same values. ``values`` is
+        empty if no ranks of the placement read the same items, or if this rank is not in it.
         """
         layer, share = self._layer, self._share or Share()
         several = math.prod(parts for parts, _ in share.cuts) < layer.placement.size

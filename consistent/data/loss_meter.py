@@ -36,8 +36,8 @@ class LossMeter:
     def __call__(self, loss: torch.Tensor) -> torch.Tensor:
         """Return a loss equal to ``loss``, on which to call ``backward``.
 
-        ``value`` is then the sum of all losses passed since it was last read, so a step may have
-        several.
+        A step may pass several losses, as with gradient accumulation: ``value`` is the sum of all
+        that were passed since it was last read.
         """
         if self._was_read:
             self._sum, self._was_read = 0.0, False

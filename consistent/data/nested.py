@@ -17,11 +17,14 @@ Stop = Callable[[Path, Any], bool]
 
 
 class Attribute(str):
-    """Name of an attribute in a path; its type distinguishes it from a key of a mapping."""
+    """Name of an attribute in a path to a value, as opposed to a key of a mapping.
+
+    ``("x", Attribute("ids"))`` is the path of ``batch["x"].ids``.
+    """
 
 
 def never(path: Path, x: Any) -> bool:
-    """Return False, so that every container is traversed."""
+    """Return False: the default of ``stop``, by which every container is traversed."""
     return False
 
 
@@ -31,9 +34,10 @@ def tensors(batch: Any) -> Iterator[tuple[Path, Tensor]]:
 
 
 def leaves(batch: Any, stop: Stop = never) -> Iterator[tuple[Path, Any]]:
-    """Return (path, value) of each value in a batch that contains no others.
+    """Return (path, value) of each value in a batch that contains no other values.
 
-    A container for which ``stop(path, value)`` is true is returned as one value, too.
+    ``{"x": [1, 2]}`` gives ``(("x", 0), 1)`` and ``(("x", 1), 2)``. A container for which
+    ``stop(path, container)`` is true is not traversed, but returned as one value.
     """
 
     def walk(x: Any, path: Path, above: tuple[int, ...]) -> Iterator[tuple[Path, Any]]:
@@ -50,7 +54,8 @@ def leaves(batch: Any, stop: Stop = never) -> Iterator[tuple[Path, Any]]:
 def mapped(fn: Callable[[Path, Any], Any], batch: Any, stop: Stop = never) -> Any:
     """Return a copy of the batch with ``fn(path, value)`` in place of each value of ``leaves``.
 
-    An object in which nothing changes is not copied.
+    Containers keep their types where possible. An object whose attributes do not change is not
+    copied.
     """
 
     def walk(x: Any, path: Path, above: tuple[int, ...]) -> Any:
@@ -64,7 +69,11 @@ def mapped(fn: Callable[[Path, Any], Any], batch: Any, stop: Stop = never) -> An
 
 
 def children(x: Any) -> dict[Any, Any] | None:
-    """Return the values in ``x`` by key, position or name; None if it is not a container."""
+    """Return the values in ``x`` by key, position or attribute name; None if there are none inside.
+
+    Mappings, lists, tuples and objects whose attributes contain any of these or tensors count as
+    containers.
+    """
     if isinstance(x, Tensor | np.ndarray | str | bytes | int | float | None):
         return None
     if isinstance(x, Mapping):
@@ -76,7 +85,10 @@ def children(x: Any) -> dict[Any, Any] | None:
 
 
 def attributes(x: Any) -> dict[Attribute, Any]:
-    """Return the attributes of an object by name; none for classes, functions and modules."""
+    """Return the attributes of an object by name, including slots and fields of a dataclass.
+
+    There are none for classes, callables (such as modules) and objects of built-in types.
+    """
     if isinstance(x, type) or callable(x) or type(x).__module__ == "builtins":
         return {}
     names = [f.name for f in dataclasses.fields(x)] if dataclasses.is_dataclass(x) else []
@@ -98,9 +110,9 @@ def _opens(value: Any) -> bool:
 
 
 def _beside(x: Mapping) -> dict[Attribute, Any]:
-    """Return the sequences and tensors that a mapping of a custom class has as attributes.
+    """Return the lists, tuples and tensors that a mapping has as attributes, beside its items.
 
-    They are in addition to its items, such as the encodings of a tokenizer's batch.
+    For example the encodings of transformers' ``BatchEncoding``. A plain dict has none.
     """
     kept = getattr(x, "__dict__", {})
     return {

@@ -12,10 +12,11 @@ from torch.utils.data import DataLoader
 
 
 class Order:
-    """The generators of a DataLoader and its samplers, and their states at the start of the epoch.
+    """The random generators that draw the order of items, with their states at the epoch's start.
 
     These are the generators that were passed to the DataLoader and its samplers, and torch's
-    default generator, from which they draw if none was passed.
+    default generator, from which they draw if none was passed. From the states a resumed program
+    draws the same order again.
     """
 
     def __init__(self, loader: DataLoader) -> None:
@@ -25,16 +26,17 @@ class Order:
     def state(self, began: bool) -> list[Tensor]:
         """Return the generators' states as uint8 tensors, the default generator's first.
 
-        With ``began`` they are the states at the start of the running epoch, otherwise the present
-        ones, between two epochs.
+        With ``began``, in the middle of an epoch, they are the states at its start, from which its
+        order was drawn. Otherwise, between two epochs, they are the present ones.
         """
         return [each.clone() for each in self._began] if began else self._states()
 
     def load(self, states: list[Tensor], began: bool) -> None:
-        """Restore the states that ``state`` returned.
+        """Restore the states that ``state`` returned for the same ``began``.
 
-        Between two epochs (``began=False``) the default generator is left alone: the program draws
-        from it and restores it, and the next order is drawn from its state then.
+        With ``began`` they are only kept, for ``drawn(again=True)``. Otherwise the generators get
+        them at once, except torch's default generator: the program draws from it as well, and
+        restores it itself.
         """
         if len(states) != 1 + len(self._given):
             raise ValueError(
@@ -51,8 +53,9 @@ class Order:
     def drawn(self, again: bool) -> Iterator[None]:
         """Context manager around the start of an epoch, in which its order is drawn.
 
-        With ``again`` the order is drawn from the states at the start of the epoch. Afterwards the
-        default generator gets its state back, because the program draws from it as well.
+        With ``again``, in a resumed epoch, the order is drawn from the states that the generators
+        had at its start. Then the default generator gets its present state back, because the
+        program draws from it as well.
         """
         if not again:
             self._began = self._states()
@@ -71,7 +74,7 @@ class Order:
 
 
 def set_epoch(loader: DataLoader, epoch: int) -> None:
-    """Call ``set_epoch`` on the samplers that have it."""
+    """Call ``set_epoch(epoch)`` on those samplers of ``loader`` that have this method."""
     for sampler in _samplers(loader):
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch)

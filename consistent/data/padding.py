@@ -25,9 +25,9 @@ Pad = Mapping[str, float] | float | None
 
 @dataclass(frozen=True)
 class Padding:
-    """Fill value for padding: a number, or one for each key of the batch.
+    """How to pad: the fill value, one for all fields or one for each key of the batch.
 
-    It goes after the values, or before them with ``front``.
+    It goes after the values of an item, or before them with ``front``.
     """
 
     values: Mapping[str, float] | float
@@ -52,9 +52,10 @@ class Padding:
 
 
 def padding_of(collate: Any, pad: Pad) -> Padding | None:
-    """Return the padding that ``pad`` gives, completed from the tokenizer in the collate function.
+    """Return how to pad: by ``pad``, and for what it lacks, by the tokenizer in ``collate``.
 
-    Returns None if there is neither.
+    ``pad`` is that of ``data.loader``, and ``collate`` the collate function. Returns None if there
+    is neither ``pad`` nor a tokenizer.
     """
     tokenizer = next(_tokenizers(collate, 3), None)
     front = getattr(tokenizer, "padding_side", "right") == "left"
@@ -66,7 +67,10 @@ def padding_of(collate: Any, pad: Pad) -> Padding | None:
 
 
 def longest(notes: list[BatchNote]) -> dict[Path, tuple[int, ...]]:
-    """Return, for each field, the smallest sizes that hold the items of every rank."""
+    """Return, by path of the field, the sizes to which all ranks pad their items.
+
+    In each dim it is the largest size of any rank, as their ``notes`` say.
+    """
     found = {}
     for index, field in enumerate(notes[0].fields):
         found[field.path] = tuple(map(max, zip(*(note.fields[index].sizes for note in notes))))
@@ -74,14 +78,21 @@ def longest(notes: list[BatchNote]) -> dict[Path, tuple[int, ...]]:
 
 
 def check_padding(notes: list[BatchNote], padding: Padding) -> None:
-    """Raise, on every rank, if a field must be padded and ``padding`` has no value for it."""
+    """Raise ValueError, on every rank, if a field must be padded and there is no value for it.
+
+    A field must be padded if its sizes differ between the ranks' ``notes``.
+    """
     for index, field in enumerate(notes[0].fields):
         if len({note.fields[index].sizes for note in notes}) > 1:
             padding.of(field.path)
 
 
 def padded(batch: Any, sizes: Mapping[Path, tuple[int, ...]], padding: Padding) -> Any:
-    """Return the batch with the dims of each item filled up to ``sizes``."""
+    """Return the batch with the dims of each item filled up to ``sizes``.
+
+    ``sizes`` is the result of ``longest``. A field of shape (2, 5) whose sizes are (7,) becomes one
+    of shape (2, 7).
+    """
 
     def fill(path: Path, x: Any) -> Any:
         if not isinstance(x, Tensor | np.ndarray) or not x.ndim or path not in sizes:
@@ -100,7 +111,7 @@ def padded(batch: Any, sizes: Mapping[Path, tuple[int, ...]], padding: Padding) 
 
 
 def _of_tokenizer(tokenizer: Any, collate: Any) -> dict[str, float]:
-    """Return the values with which the collators of transformers pad each key."""
+    """Return, by key of the batch, the values with which the collators of transformers pad."""
     ids = tokenizer.pad_token_id
     labels = getattr(collate, "label_pad_token_id", -100)
     found = {
@@ -116,7 +127,11 @@ def _of_tokenizer(tokenizer: Any, collate: Any) -> dict[str, float]:
 
 
 def _tokenizers(x: Any, depth: int) -> Iterator[Any]:
-    """Yield the tokenizers that a collate function is, has as attributes, or refers to."""
+    """Yield the tokenizers that can be reached from a collate function ``x``.
+
+    It may be a method of one, have it as an attribute, or refer to it by a global or closure
+    variable. Such references are followed at most ``depth`` times.
+    """
     if callable(getattr(type(x), "pad", None)) and isinstance(
         getattr(x, "pad_token_id", None), int
     ):

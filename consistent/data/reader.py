@@ -20,9 +20,11 @@ Read = tuple[BatchNote, Collated, Drawn]
 
 
 class BatchReader:
-    """One pass of this rank over the DataLoader ``inner``.
+    """One pass of this rank over the DataLoader ``inner``, which reads its part of each batch.
 
-    An error while reading becomes a note, because the other ranks wait for this rank's note.
+    With each part comes a note, a summary for comparison with the other ranks' parts. An error
+    while reading is returned as a note and not raised, because the other ranks wait for a note.
+    ``share`` is this rank's part of a batch; None if it reads whole batches.
     """
 
     def __init__(self, inner: DataLoader, share: Share | None, epoch: int) -> None:
@@ -53,9 +55,10 @@ class BatchReader:
                 self._first = self._next()
 
     def next(self) -> Read:
-        """Return (note for the other ranks, this rank's part of the batch, its counts).
+        """Return (note for the other ranks, this rank's part of the next batch, counts of items).
 
-        The note's kind says whether there is a batch.
+        The note's kind is "batch", "end" of the data, or "error"; only with "batch" is there a
+        part.
         """
         first, self._first = self._first, None
         return self._next() if first is None else first
@@ -103,7 +106,10 @@ class OwnNumbers:
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Restore the program's random stream inside the context, because samplers draw from it."""
+        """Context manager in which the default generator has the program's random stream.
+
+        It is entered whenever the sampler draws indices, which must be the same on all ranks.
+        """
         self._swap()
         try:
             yield

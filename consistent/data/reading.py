@@ -24,10 +24,10 @@ STRIDE = 1_000_003  # between seeds of shares, so that seed + worker of two shar
 
 
 class Drawn(NamedTuple):
-    """Counts of a batch that was drawn.
+    """Counts of the items of one batch.
 
-    ``count`` is its items over all ranks, ``own`` this rank's items (None if the batch is read
-    whole), and ``order`` a checksum of the indices.
+    ``count`` is the number of its items over all ranks, ``own`` that of this rank's part (None if
+    every rank reads the whole batch), and ``order`` a checksum of all its indices.
     """
 
     count: int
@@ -36,10 +36,10 @@ class Drawn(NamedTuple):
 
 
 class ShareSampler:
-    """Sampler that yields the indices of this rank's share of each batch of ``source``.
+    """Sampler that yields the indices of this rank's part of each batch of ``source``.
 
-    It appends the counts of the whole batch to ``drawn``. It runs in the main process, in the order
-    in which batches arrive.
+    ``source`` yields the indices of whole batches. For each, the counts are appended to ``drawn``,
+    from which the reader takes them when the batch arrives. Samplers run in the main process.
     """
 
     def __init__(self, source: Iterable, share: Share | None) -> None:
@@ -80,7 +80,11 @@ def _count(batch: Any) -> int:
 
 
 def after(batches: Iterable, skip: int) -> Iterator[Any]:
-    """Yield the batches that follow the first ``skip`` items."""
+    """Yield the batches of ``batches``, which are lists of indices, after the first ``skip`` items.
+
+    Raises ValueError if the position is inside a batch. torch's own ``BatchSampler`` can divide the
+    rest of the items again, so that there any position will do.
+    """
     if not skip:
         yield from batches
     elif type(batches) is BatchSampler:  # skips single items: the batch size may have changed
@@ -97,7 +101,10 @@ def after(batches: Iterable, skip: int) -> Iterator[Any]:
 
 
 def check_border(seen: int, skip: int) -> None:
-    """Raise ValueError if the saved position is inside a batch."""
+    """Raise ValueError if a saved position is inside a batch.
+
+    The position is after ``skip`` items, and the batch that reaches it ends after ``seen`` items.
+    """
     if seen > skip:
         raise ValueError(
             f"data.loader: the saved position is after {skip} items, and a batch ends after {seen} "
@@ -108,7 +115,10 @@ def check_border(seen: int, skip: int) -> None:
 
 
 class StreamPart(NamedTuple):
-    """This rank's collated share of a batch of a stream, with the items of both."""
+    """This rank's collated part of a batch of a stream.
+
+    ``count`` is the number of items of the batch, ``own`` that of the part.
+    """
 
     batch: Any
     count: int
@@ -116,9 +126,10 @@ class StreamPart(NamedTuple):
 
 
 class ShareOfStream(IterableDataset):
-    """Batches of an ``IterableDataset``, of which each rank collates its share.
+    """Data set of this rank's parts of the batches of an ``IterableDataset``.
 
-    Every rank reads the whole stream, because a stream has no indices to divide.
+    Every rank reads the whole stream, because a stream has no indices to divide, and collates only
+    its part of each batch.
     """
 
     def __init__(

@@ -18,17 +18,18 @@ from ..spec import NdSbp, Placement, Split, piece
 
 @dataclass(frozen=True)
 class Share:
-    """One rank's share of every batch.
+    """The part of every batch that one rank reads.
 
     ``cuts`` has (number of parts, index of this part) for each axis that splits dim 0, outer axis
-    first.
+    first. Rank 3 of a (2, 2) placement with ``(S(0), S(0))`` has ``((2, 1), (2, 1))``. Without
+    cuts it is the whole batch.
     """
 
     cuts: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def at(cls, coordinate: tuple[int, ...], placement: Placement, sbp: NdSbp) -> Share:
-        """Return the share of the rank at ``coordinate``."""
+        """Return the share of the rank at ``coordinate`` in the layout (``placement``, ``sbp``)."""
         return cls(
             tuple(
                 (parts, index)
@@ -38,7 +39,7 @@ class Share:
         )
 
     def of(self, count: int) -> tuple[int, int]:
-        """Return (start, size) of this share of ``count`` items."""
+        """Return (start, size) of this share of a batch of ``count`` items."""
         start = 0
         for parts, index in self.cuts:
             first, count = piece(count, parts, index)
@@ -54,10 +55,10 @@ class Share:
         return found
 
     def take(self, items: list) -> tuple[list, int]:
-        """Return (this rank's items, how many of them count).
+        """Return (the items of a batch that this rank reads, how many of them are its part).
 
-        An empty share reads the first item, because only a collated item tells the dtypes and
-        shapes of its tensors.
+        If its part is empty, the result is (first item, 0): the rank reads one item all the same,
+        to know the dtypes and shapes of the tensors.
         """
         start, size = self.of(len(items))
         return (items[start : start + size] if size else items[:1]), size

@@ -47,8 +47,9 @@ torch_function = _C.torch_function
 def enter_methods(cls: Any) -> None:
     """Make the methods of ``cls`` that have a row in the rule table call the hook directly.
 
-    This includes operators. Torch's own methods call ``__torch_function__`` too, but only after
-    parsing their arguments.
+    Called once, with the class of global tensors. Operators such as ``__add__`` are among the
+    methods. Torch's own methods also call ``__torch_function__``, but only after parsing their
+    arguments, so the direct call is faster.
     """
     for name, base in inspect.getmembers(torch.Tensor, inspect.ismethoddescriptor):
         if name not in vars(cls) and table.find(resolve(base).name) is not None:
@@ -59,7 +60,9 @@ def enter_methods(cls: Any) -> None:
 def enter_functions() -> None:
     """Make the functions of torch's namespaces that dispatch knows call the hook directly.
 
-    Each function stays the same object, because other code finds functions by identity.
+    These are functions such as ``torch.add``, ``F.linear`` or ``torch.linalg.det`` whose op has a
+    row in the rule table or a handler. Each function object stays the same and changes in place,
+    because other code finds functions by identity.
     """
     for space in ("_VariableFunctions", "_nn", "_linalg", "_fft", "_special"):
         for _, function in inspect.getmembers(getattr(torch._C, space), inspect.isbuiltin):
@@ -69,7 +72,10 @@ def enter_functions() -> None:
 
 
 def set_up(cls: Any) -> None:
-    """Hand the C++ hook the class of global tensors and the functions that it calls."""
+    """Give the C++ hook the class of global tensors and the Python functions that it calls.
+
+    Called once on import, before the first op on a global tensor.
+    """
     _C.set_up(
         cls, MirroredTensor, TensorSpec, Layout, resolve, make_plan, moved_view_error, op_tracers,
         alive, freshened, wrote, forward_ad, check_mode, count_lack,

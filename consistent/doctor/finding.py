@@ -21,6 +21,7 @@ class Finding:
 
     @property
     def is_to_do(self) -> bool:
+        """True if the user has to do something, so that the exit status is not 0."""
         return bool(self.cure) and not self.optional
 
 

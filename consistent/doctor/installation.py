@@ -98,9 +98,9 @@ print(said)
 
 
 def _loads() -> Iterator[Finding]:
-    """Check that ``import consistent`` loads the native modules.
+    """Check, in another process, that ``import consistent`` loads the native modules.
 
-    It is done in another process, because a wrong build may crash.
+    A wrong build may crash the process that imports it.
     """
     above = Path(__file__).resolve().parents[2]
     path = os.pathsep.join(filter(None, [str(above), os.environ.get("PYTHONPATH")]))
@@ -174,7 +174,8 @@ def _variables(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
 def _cache() -> Iterator[Finding]:
     """Check the user's cache folder, in which timings and compiled steps are stored.
 
-    It is the folder of ``mirrored/transports/tuning/own_files.py``.
+    It is the folder of ``mirrored/transports/tuning/own_files.py``, which a process neither reads
+    nor writes if others may write to it.
     """
     root = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     if not root.is_absolute():

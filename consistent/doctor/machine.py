@@ -34,9 +34,10 @@ def cores() -> int:
 
 
 def _container(name: str) -> Iterator[str]:
-    """Yield the content of the file ``name`` (such as "cpu.max") of this container's cgroup.
+    """Yield the content of the file ``name`` of this process's cgroup, and of each cgroup above it.
 
-    Then yield that of each cgroup above it, whose limits apply too. "" stands for a missing file.
+    Such a file, like "cpu.max", has a limit of the container; those of cgroups above apply too. ""
+    stands for a missing file.
     """
     lines = (_read(PROC / "self/cgroup") or "").splitlines()
     own = next((line[3:].strip("/") for line in lines if line.startswith("0::")), "")
@@ -62,9 +63,9 @@ def crowded(ranks: int, threads: int, count: int) -> Finding | None:
     """Return a finding if the ranks of this host, or their threads, exceed its cores; else None.
 
     Args:
-        ranks: the ranks on this host.
-        threads: the threads of each rank.
-        count: the cores that they may use.
+        ranks: number of ranks on this host.
+        threads: number of threads of each rank.
+        count: number of cores that they may use.
     """
     if ranks > count:
         return Finding(
@@ -139,7 +140,7 @@ def _shared_memory() -> Iterator[Finding]:
 def _left_behind() -> Iterator[Finding]:
     """Find shared memory segments in /dev/shm whose creators are dead.
 
-    The next group of ranks of the same user removes them.
+    They take memory until the next group of ranks of the same user removes them.
     """
     space = _inode(PROC / "self/ns/pid")
     left = []
@@ -158,7 +159,7 @@ def _left_behind() -> Iterator[Finding]:
 
 
 def _started(pid: int) -> int:
-    """Return when a process started, in clock ticks; 0 if it has ended."""
+    """Return when process ``pid`` started, in clock ticks; 0 if it has ended."""
     fields = (_read(PROC / str(pid) / "stat") or "").rpartition(")")[2].split()
     return int(fields[19]) if len(fields) > 19 and fields[0] not in "ZX" else 0
 
@@ -173,7 +174,7 @@ def _inode(path: Path) -> int:
 def _clock() -> Iterator[Finding]:
     """Check that the clock is plausible and agrees with the times that files get.
 
-    Checkpoints of several hosts are ordered by their step, but logs and leases by the clock.
+    Logs and leases of several hosts are compared by the clock; checkpoints are not.
     """
     with tempfile.TemporaryFile() as file:
         skew = abs(os.fstat(file.fileno()).st_mtime - time.time())

@@ -28,7 +28,7 @@ CHECKS: dict[str, Sequence[Check]] = {
 
 
 def main(words: Sequence[str]) -> int:
-    """Run all checks and print the findings; return the exit status.
+    """Run all checks and print the findings; return the exit status (``status``).
 
     ``words`` are the command's arguments: none, or ``--json`` to print JSON.
     """
@@ -47,7 +47,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def status(found: dict[str, list[Finding]]) -> int:
-    """Return the exit status for the findings of each section.
+    """Return the exit status for ``found``, the findings of each section.
 
     It is 0 if all is well, 1 if there is something to do, 2 if the self-test of two ranks failed.
     """

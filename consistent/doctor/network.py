@@ -47,7 +47,12 @@ def _name() -> Iterator[Finding]:
 
 
 def _addresses(name: str) -> list:
-    """Return what a name resolves to; raise TimeoutError if a name server does not answer."""
+    """Return what a host name resolves to, as ``socket.getaddrinfo`` does.
+
+    Raises:
+        TimeoutError: a name server does not answer within ``_LOOKUP_S`` seconds.
+        OSError: the name has no address.
+    """
     found: Future[list] = Future()
 
     def look_up() -> None:
@@ -62,7 +67,10 @@ def _addresses(name: str) -> list:
 
 
 def _several(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether this process is a rank of a job on several hosts, as far as it is told."""
+    """Return whether this process is a rank of a job on several hosts.
+
+    The launcher's variables tell: a job of more ranks than this host has is on several.
+    """
     if not all(environ.get(name) for name in _LAUNCHED):
         return False
     return environ["WORLD_SIZE"] != (environ.get("LOCAL_WORLD_SIZE") or environ["WORLD_SIZE"])
@@ -111,7 +119,7 @@ def _interfaces(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
 def _meeting(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     """Check MASTER_ADDR and MASTER_PORT, where the first rank of a job listens for the others.
 
-    The port must be free before the job starts.
+    The address must resolve, and the port must be free before the job starts.
     """
     port = environ.get("MASTER_PORT")
     if port is None:

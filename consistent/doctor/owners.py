@@ -14,13 +14,16 @@ _AGAIN = f"`pip uninstall consistent {NAME}`, then install {NAME} again."
 
 
 def check(consistent: Path, mirrored: Path) -> None:
-    """Warn about conflicting installations of the packages in the two folders.
+    """Warn if another installation conflicts with the packages that are imported.
 
-    Raises ImportError if the folders are not of one installation.
+    Called by ``import consistent``.
 
     Args:
         consistent: the folder that the package ``consistent`` is imported from.
         mirrored: the folder that the package ``mirrored`` is imported from.
+
+    Raises:
+        ImportError: the two folders are not of one installation.
     """
     if consistent.parent != mirrored.parent:
         raise ImportError(
@@ -33,10 +36,10 @@ def check(consistent: Path, mirrored: Path) -> None:
 
 
 def troubles(consistent: Path) -> Iterator[Finding]:
-    """Yield a finding for each distribution that conflicts with the folder ``consistent``.
+    """Yield a finding for each installed distribution that conflicts with ``consistent``.
 
-    These are other distributions that own this folder, and installations of this package in another
-    folder.
+    ``consistent`` is the folder of the package. In conflict are another distribution that has
+    installed files into this folder, and an installation of this package in another folder.
     """
     for other in distributions(name="consistent"):
         if _folder(other) == consistent and _installs(other):
@@ -60,8 +63,8 @@ def _folder(distribution: Distribution) -> Path:
 
 
 def _installs(distribution: Distribution) -> bool:
-    """Return whether a distribution has installed files of the package ``consistent``.
+    """Return whether a distribution has itself installed files of the package ``consistent``.
 
-    An editable installation has only a path to them.
+    An editable installation has not: it has only a path to them.
     """
     return any(file.parts[0] == "consistent" for file in distribution.files or ())

@@ -29,6 +29,7 @@ _WARNED = (
 
 
 def check() -> Iterator[Finding]:
+    """Run the self-test, and yield what its ranks did, how they reach each other, and warnings."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         error = _run(folder)

@@ -8,7 +8,10 @@ from mirrored import whole_files
 
 
 def write(path: str | Path, text: str | bytes) -> Path:
-    """Write ``text`` to ``path`` atomically, and create missing folders."""
+    """Write ``text`` to ``path`` and return the path; missing folders are created.
+
+    The file is replaced atomically, so readers never see a part of it.
+    """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     data = text if isinstance(text, bytes) else text.encode("utf-8", "backslashreplace")

@@ -13,8 +13,13 @@ _Span = tuple[int, int, str]  # first line, last line, qualified name
 
 @dataclass
 class Function:
-    """Function of the user's code, and those of its lines that were met while the program was
-    observed."""
+    """Function of the user's code, and the numbers of those of its lines that something refers to.
+
+    Args:
+        file, name: its file and qualified name.
+        first: its first line.
+        lines: numbers of the lines, such as those whose ops a report lists.
+    """
 
     file: str
     name: str
@@ -22,10 +27,10 @@ class Function:
     lines: list[int] = field(default_factory=list)
 
     def source(self, most: int = 4) -> Iterable[tuple[int, str] | None]:
-        """Yield (number, text) of each source line from the first to the last line met.
+        """Yield (number, text) of source lines, from the function's first to the last of ``lines``.
 
-        Where more than ``most`` consecutive lines were not met, they are left out, and None is
-        yielded instead.
+        More than ``most`` consecutive lines that are not in ``lines`` are left out, and None is
+        yielded instead of them.
         """
         met, given = sorted(set(self.lines)), linecache.getlines(self.file)
         shown = {*met, self.first}
@@ -44,11 +49,11 @@ class Function:
 
 
 def functions(places: Iterable[tuple[str, int, str]]) -> list[Function]:
-    """Return the functions that contain the source lines ``places``, in the order first met.
+    """Return the functions that contain the given source lines, in the order first met.
 
     Args:
-        places: (file, line, function name) of each place. The name is used as it is if the file
-            cannot be read or has changed since.
+        places: (file, line, function name) of each source line. The name is used as it is if the
+            file cannot be read or has changed since.
     """
     found: dict[tuple[str, str, int], Function] = {}
     for file, line, name in places:
@@ -62,7 +67,7 @@ def functions(places: Iterable[tuple[str, int, str]]) -> list[Function]:
 
 
 def _around(file: str, line: int) -> tuple[int, str] | None:
-    """Return (first line, name) of the innermost function around a line of ``file``, or None."""
+    """Return (first line, qualified name) of the innermost function around a line; None if none."""
     inside = [(first, name) for first, last, name in _spans(file) if first <= line <= last]
     # Of nested functions the innermost has the largest first line.
     return max(inside, default=None)

@@ -15,20 +15,22 @@ _SITE = re.compile(r"(.+?):(\d+)(?= in |$)")  # a folder's name may contain " in
 
 
 def site_of(where: str) -> str:
-    """Return the ``file:line`` part of a place, which may be ``file:line in function``."""
+    """Return ``file:line`` of a source location ``file:line in function``."""
     found = _SITE.match(where)
     return found[0] if found else where
 
 
 def short_site(where: str) -> str:
-    """Shorten ``/folder/train.py:12`` to ``train.py:12``. Text such as ``in function`` after it is
-    removed."""
+    """Shorten ``/folder/train.py:12`` to ``train.py:12``.
+
+    Text such as ``in function`` after it is removed.
+    """
     found = _SITE.match(where)
     return f"{Path(found[1]).name}:{found[2]}" if found else where
 
 
 def source_line(where: str) -> str:
-    """Return the text of the line at ``file:line``, or "" if there is none."""
+    """Return the text of the source line at ``file:line``; "" if there is none."""
     found = _SITE.match(where)
     return linecache.getline(found[1], int(found[2])).strip() if found else ""
 
@@ -39,15 +41,18 @@ def times(text: str, count: int) -> str:
 
 
 def layout_text(spec: TensorSpec | None, dtype: torch.dtype, shape: Sequence[int]) -> str:
-    """Return a tensor's dtype, shape and layout as text: ``f32[4, 8] S(0)`` with a spec, or
-    ``float32[4, 8]`` for a plain tensor (None)."""
+    """Return a tensor's dtype, shape and layout as text.
+
+    Examples: ``f32[4, 8] S(0)`` for a global tensor, whose ``spec`` is given; ``float32[4, 8]`` for
+    a plain tensor, with ``spec`` None.
+    """
     if spec is None:
         return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
     return str(spec).partition(" on ")[0]
 
 
 def sbp_text(spec: TensorSpec) -> str:
-    """Return the SBP of each axis as text: ``S(0), B``."""
+    """Return the SBPs of all placement axes as text, such as ``S(0), B``."""
     return ", ".join(map(str, spec.sbp))
 
 

@@ -1,5 +1,6 @@
-"""OneFlow's early API as a thin layer over this library, ``import consistent.flow as flow``, so
-that the programs of its documents run (docs/from_seeds.md).
+"""OneFlow's early API as a thin layer over this library: ``import consistent.flow as flow``.
+
+The programs of OneFlow's documents run with it (docs/from_seeds.md).
 
 Every name that is not defined here is torch's: ``flow.matmul`` is ``torch.matmul``, ``flow.float``
 is ``torch.float``.

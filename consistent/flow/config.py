@@ -72,8 +72,11 @@ def machines() -> int:
 
 
 def devices() -> Placement:
-    """Return the placement of jobs that choose none: the first ranks of each machine, on one
-    axis."""
+    """Return the placement of jobs that choose none: the first ranks of each machine, on one axis.
+
+    The number of ranks on each machine, and the device type, are those set here. By default they
+    are all ranks, and "cuda" if there are GPUs.
+    """
     here = ranks_per_machine()
     count = _config.per_machine or here
     ranks = [machine * here + k for machine in range(machines()) for k in range(count)]

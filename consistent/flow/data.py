@@ -27,7 +27,11 @@ _FILES = (
 
 
 class Digits(NamedTuple):
-    """Images f[n, 1, 28, 28] in 0..1, of torch's default dtype, and labels i64[n]."""
+    """Handwritten digits: images and their labels, for training and for tests.
+
+    Images are of shape [n, 1, 28, 28] and torch's default dtype, with values from 0 to 1. Labels
+    are int64 of shape [n].
+    """
 
     train_images: Tensor
     train_labels: Tensor
@@ -104,9 +108,10 @@ def _batches(images: Tensor, labels: Tensor, size: int, repeats: int, limit: int
 
 
 class Batches(Sequence[np.ndarray]):
-    """Sequence of batches of equal size; an incomplete last batch is left out.
+    """Sequence of batches of equal ``size``; an incomplete last batch is left out.
 
-    ``limit`` ends iteration after that many batches, counted over all passes; None sets no limit.
+    Batch k is ``values[order[k * size : (k + 1) * size]]``. ``limit`` ends iteration after that
+    many batches, counted over all passes; None sets no limit.
     """
 
     def __init__(self, values: np.ndarray, order: np.ndarray, size: int, limit: int | None):
@@ -144,8 +149,10 @@ def _bundled(seed: int) -> Digits:
 
 
 def _scaled(images: Tensor, largest: int) -> Tensor:
-    """Convert n images with values up to ``largest``, of any size, to floats [n, 1, 28, 28] in
-    0..1."""
+    """Convert images [n, height, width] with values up to ``largest`` to [n, 1, 28, 28] in 0..1.
+
+    Images of another size than 28 x 28 are interpolated.
+    """
     x = images.to(torch.get_default_dtype()).unsqueeze(1) / largest
     if x.shape[-2:] == (SIDE, SIDE):
         return x

@@ -1,5 +1,4 @@
-"""``flow.layers``: layers that create their own variables; layers of equal names share them, in all
-jobs."""
+"""``flow.layers``: layers that create their own variables, shared by all layers of one name."""
 
 from __future__ import annotations
 
@@ -31,10 +30,12 @@ def dense(
     name: str | None = None,
     model_distribute: Sbp = B,
 ) -> Any:
-    """Apply a dense layer, ``...i, oi + o -> ...o`` in einsum notation.
+    """Apply a dense layer: ``inputs @ weight.T + bias``, then ``activation``.
 
-    ``model_distribute`` is the layout of its variables: ``distribute.split(axis=0)`` splits the
-    output features over the devices, the default replicates them.
+    In einsum notation the product is ``...i, oi + o -> ...o``. ``units`` is the number of output
+    features. ``model_distribute`` is the layout of the layer's variables:
+    ``distribute.split(axis=0)`` splits the output features over the devices, and the default
+    replicates them. Calls with the same ``name`` share the variables.
     """
     make = _maker("Dense", name, inputs, trainable, model_distribute)
     weight = make("weight", (units, inputs.shape[-1]), kernel_initializer)
@@ -60,9 +61,11 @@ def conv2d(
     name: str | None = None,
     model_distribute: Sbp = B,
 ) -> Any:
-    """Apply a 2d convolution, ``nchw, oiuv + o -> noxy`` in einsum notation.
+    """Apply a 2d convolution as ``torch.nn.functional.conv2d`` does, then ``activation``.
 
-    ``model_distribute`` is the layout of its variables, as in ``dense``.
+    ``inputs`` are [n, channels, height, width], and ``filters`` is the number of output channels.
+    ``padding`` is "VALID" (none) or "SAME" (``ceil(n / stride)`` outputs). ``model_distribute`` is
+    the layout of the layer's variables, as in ``dense``.
     """
     make = _maker("Conv2D", name, inputs, trainable, model_distribute)
     kernel, stride, dilation = pair(kernel_size), pair(strides), pair(dilation_rate)

@@ -50,8 +50,10 @@ def max_pool2d(
     padding: str,
     name: str | None = None,
 ) -> Any:
-    """Return the largest value of each window (2d max pooling); ``padding`` is "SAME" or
-    "VALID"."""
+    """Return the largest value of each window of ``ksize`` (2d max pooling).
+
+    ``padding`` is "VALID" (none) or "SAME" (``ceil(n / stride)`` outputs).
+    """
     kernel, stride = pair(ksize), pair(strides)
     x, pads = same(input, padding, kernel, stride, value=float("-inf"))
     return F.max_pool2d(x, kernel, stride, pads)
@@ -61,8 +63,8 @@ def max_pool2d(
 def dropout(x: Any, rate: float, name: str | None = None) -> Any:
     """Set elements to zero with probability ``rate``, and divide the rest by 1 - rate.
 
-    The mask depends only on an element's position in the logical tensor: it is the same under both
-    views and on any number of devices.
+    Whether an element is dropped depends on its index in the logical tensor, and not on its rank.
+    So the result is the same on any number of devices, and in the consistent and mirrored views.
     """
     if not isinstance(x, MirroredTensor):
         return F.dropout(x, rate)

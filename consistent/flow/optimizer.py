@@ -1,5 +1,4 @@
-"""``flow.optimizer``: descriptions of optimizers, from which a job creates the torch optimizer that
-takes its step."""
+"""``flow.optimizer``: descriptions of optimizers, from which a job makes torch's optimizers."""
 
 from __future__ import annotations
 
@@ -17,9 +16,11 @@ Schedule = Callable[[int], float]
 
 @dataclass(frozen=True, init=False)
 class PiecewiseConstantScheduler:
-    """Learning rate ``values[k]`` up to step ``boundaries[k]``, then the last value.
+    """Learning rate that is constant between ``boundaries``, called with the step.
 
-    Steps count from 0.
+    It is ``values[k]`` up to and including step ``boundaries[k]``, and the last value after the
+    last boundary. Steps count from 0: ``PiecewiseConstantScheduler([10], [0.1, 0.01])`` gives 0.1
+    for steps 0 to 10.
     """
 
     boundaries: tuple[int, ...]
@@ -43,13 +44,15 @@ class PiecewiseConstantScheduler:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """Description of an optimizer; a job makes torch's optimizer from it and keeps its state."""
+    """Description of an optimizer, from which a job makes torch's optimizer when it first trains.
+
+    ``lr_scheduler(step)`` returns the learning rate of a step.
+    """
 
     lr_scheduler: Schedule
 
     def minimize(self, loss: Any) -> None:
-        """Register ``loss``: the running job takes an optimizer step for it after its function has
-        returned.
+        """Register ``loss``, for which the running job takes a step when its function has returned.
 
         The gradient is that of the mean of ``loss`` over all its elements on all devices. The step
         changes the variables that the job has used.
@@ -85,8 +88,9 @@ class Adam(Optimizer):
 
 
 def add_loss(loss: Any) -> None:
-    """Minimise ``loss`` with the optimizer that ``function_config().train`` describes.
+    """Register ``loss`` to be minimised by the optimizer that ``function_config().train`` sets.
 
-    Programs call this ``losses.add_loss``.
+    It is called in a job's function, as ``losses.add_loss``. The step is taken when the function
+    has returned.
     """
     session.running_in("losses.add_loss").add_loss(loss)

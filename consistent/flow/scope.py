@@ -1,5 +1,7 @@
-"""``flow.scope``: context managers for the placement on which ops run, and for the view (whole
-batches or one part per device) of jobs."""
+"""``flow.scope``: context managers for the placement on which ops run, and for the view of jobs.
+
+The view says whether a job takes and returns whole batches or lists with one part per device.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ class PlacementScope:
 
 
 class View:
-    """Choice between whole batches and one part per device as arguments and results of jobs.
+    """Choice of what a job takes and returns: whole batches, or a list with a part per device.
 
     It is passed to ``function_config().default_logical_view``, or entered as a context manager
     around calls of jobs.
@@ -63,7 +65,7 @@ class View:
 def consistent_view() -> View:
     """Return the view in which a job takes and returns whole batches.
 
-    Inside, they are global tensors: a placement and a layout (SBP) say which rank holds what.
+    In the job's function they are global tensors, split over the devices.
     """
     return View("consistent")
 
@@ -71,16 +73,17 @@ def consistent_view() -> View:
 def mirrored_view() -> View:
     """Return the view in which a job takes and returns lists with one part per device.
 
-    The model has a copy on each device.
+    Each device has a copy of the model's variables, and gradients are averaged.
     """
     return View("mirrored")
 
 
 def placement(device_tag: str, machine_device_ids: str | Sequence[str]) -> PlacementScope:
-    """Return a scope that runs ops on the devices ``machine_device_ids``.
+    """Return a context manager inside which ops run on the devices ``machine_device_ids``.
 
-    Devices are written ``"machine:device"`` or ``"machine:first-last"``, counted from 0, or as a
-    list of such texts.
+    They are written ``"machine:device"`` or ``"machine:first-last"``, counted from 0, or as a list
+    of such texts: ``"0:0-3"`` are the first four devices of the first machine. ``device_tag`` is
+    "gpu" (or "cuda") or "cpu".
 
     Raises:
         ValueError: the text is not of that form, or the launcher started no such rank.

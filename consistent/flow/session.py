@@ -17,8 +17,10 @@ from .scope import ViewName, current_placement
 
 
 class Minimizer(Protocol):
-    """Protocol of optimizer descriptions, from which a job makes a torch optimizer
-    (``flow.optimizer``)."""
+    """Protocol of descriptions from which a job makes a torch optimizer.
+
+    The classes of ``flow.optimizer`` implement it.
+    """
 
     @property
     def lr_scheduler(self) -> Callable[[int], float]: ...
@@ -28,8 +30,18 @@ class Minimizer(Protocol):
 
 @dataclass
 class JobRun:
-    """State of one call of a job: its placement, and the variables and losses that it has used so
-    far."""
+    """State of one call of a job, to which ops, layers and losses in its function add.
+
+    Attributes:
+        job: the job's name.
+        view: "consistent" or "mirrored".
+        placement: where the job runs.
+        dtype: the dtype of its variables.
+        names: how many layers without a name there were so far, by kind of layer.
+        used: the variables used so far, by name.
+        losses: the losses to minimise.
+        optimizer: the description of the optimizer; None if none was given.
+    """
 
     job: str
     view: ViewName
@@ -41,7 +53,10 @@ class JobRun:
     optimizer: Minimizer | None = None
 
     def add_loss(self, loss: Any, optimizer: Minimizer | None = None) -> None:
-        """Register ``loss``, whose mean is minimised after the job's function has returned."""
+        """Register ``loss``, for whose mean the job takes a step when its function has returned.
+
+        ``optimizer`` describes the optimizer. Raises ValueError if the job has another one already.
+        """
         if optimizer is not None and self.optimizer not in (None, optimizer):
             raise ValueError(
                 f"minimize: job {self.job} has the optimizer {self.optimizer}, and now {optimizer} "
@@ -79,7 +94,7 @@ def running_in(what: str) -> JobRun:
 
 @contextmanager
 def start(run: JobRun) -> Iterator[JobRun]:
-    """Make ``run`` the job call in progress inside the ``with`` block."""
+    """Make ``run`` the job call in progress inside the ``with`` block, where its function runs."""
     _runs.append(run)
     try:
         yield run
@@ -88,9 +103,10 @@ def start(run: JobRun) -> Iterator[JobRun]:
 
 
 def place() -> Placement:
-    """Return the placement of a new variable or tensor.
+    """Return the placement for a new variable or tensor.
 
-    This is the innermost scope's placement, else the job's, else all devices.
+    It is that of the innermost entered scope, else that of the running job, else all devices that
+    ``flow.config`` selects.
     """
     run = running()
     return current_placement() or (run.placement if run else config.devices())

@@ -17,7 +17,7 @@ from . import session
 
 
 class CheckPoint:
-    """Initializer, saver and loader of all variables.
+    """Object that initializes, saves and loads all variables of the program.
 
     Each variable is saved whole, in a file of its own, so that a program on other devices can load
     it.
@@ -79,10 +79,10 @@ def _file(folder: Path, name: str) -> Path:
 
 
 def _agree(what: str, fault: str) -> None:
-    """Wait for all ranks, and raise on all of them if one has a fault; ``fault`` is "" on ranks
-    without.
+    """Wait for all ranks, and raise OSError on all of them if any has a fault. A collective.
 
-    ``what`` names the method, for the message.
+    ``fault`` describes this rank's fault, and is "" if it has none. ``what`` names the method, for
+    the message.
     """
 
     def failed(faults: list[str]) -> OSError:

@@ -1,5 +1,4 @@
-"""``flow.typing``: declarations of a job's arguments (placeholders), and the classes of its
-results.
+"""``flow.typing``: declarations of a job's arguments (placeholders), and classes of its results.
 
 ``Numpy`` stands for a whole batch, ``ListNumpy`` for a list with one part per device. As a return
 annotation they say which of the two a job returns; its results are objects of these classes.
@@ -19,8 +18,12 @@ from .scope import ViewName
 
 @dataclass(frozen=True)
 class Placeholder:
-    """Declared shape and dtype of an argument of a job, for the whole batch or for each device's
-    part."""
+    """Declaration of an argument of a job: its shape and dtype.
+
+    In the view "consistent" they are those of the whole batch, which is split over the devices
+    along ``batch_axis`` (None: replicated). In the view "mirrored" they are those of the part of
+    each device.
+    """
 
     view: ViewName
     shape: tuple[int, ...]
@@ -29,7 +32,10 @@ class Placeholder:
 
 
 class Numpy(np.ndarray):
-    """Result of a job as one numpy array; ``get()`` and ``numpy()`` exist for older programs."""
+    """Result of a job as one numpy array; as a return annotation, a whole batch.
+
+    ``get()`` and ``numpy()`` exist for programs that wait for results.
+    """
 
     @staticmethod
     def Placeholder(  # noqa: N802  (the documents' name)
@@ -46,18 +52,18 @@ class Numpy(np.ndarray):
         return array.view(np.ndarray)[()] if array.ndim == 0 else array.view(np.ndarray)
 
     def get(self) -> Numpy:
-        """Return the result itself; it is complete when the call returns."""
+        """Return the array itself: a job's results are complete when its call returns."""
         return self
 
     def numpy(self) -> np.ndarray:
-        """Return the result as a plain array."""
+        """Return the result as a plain ``np.ndarray``."""
         return self.view(np.ndarray)
 
     ndarray = numpy
 
 
 class ListNumpy(list):
-    """Result of a job as a list with one numpy array per device."""
+    """Result of a job as a list with one numpy array per device; also a return annotation."""
 
     @staticmethod
     def Placeholder(  # noqa: N802
@@ -67,7 +73,7 @@ class ListNumpy(list):
         return Placeholder("mirrored", tuple(shape), dtype)
 
     def get(self) -> ListNumpy:
-        """Return the result itself."""
+        """Return the list itself: a job's results are complete when its call returns."""
         return self
 
     def numpy_list(self) -> list[np.ndarray]:
@@ -78,24 +84,28 @@ class ListNumpy(list):
 
 
 class Several(tuple):
-    """The results of a job that returns more than one."""
+    """Tuple of the results of a job that returns several."""
 
     def get(self) -> Several:
-        """Return the results themselves."""
+        """Return the tuple itself: a job's results are complete when its call returns."""
         return self
 
 
 def FixedTensorDef(  # noqa: N802
     shape: Sequence[int], dtype: torch.dtype = torch.float32, name: str | None = None
 ) -> Placeholder:
-    """Return ``Numpy.Placeholder(shape, dtype)``, to be used as the default value of an
-    argument."""
+    """Return ``Numpy.Placeholder(shape, dtype)``, as the default value of a job's argument.
+
+    ``name`` is ignored.
+    """
     return Numpy.Placeholder(shape, dtype)
 
 
 def MirroredTensorDef(  # noqa: N802
     shape: Sequence[int], dtype: torch.dtype = torch.float32, name: str | None = None
 ) -> Placeholder:
-    """Return ``ListNumpy.Placeholder(shape, dtype)``, to be used as the default value of an
-    argument."""
+    """Return ``ListNumpy.Placeholder(shape, dtype)``, as the default value of a job's argument.
+
+    ``name`` is ignored.
+    """
     return ListNumpy.Placeholder(shape, dtype)

@@ -22,14 +22,21 @@ from .whole_numbers import whole_numbers
 
 
 def gathered(shard: Shards, x: Tensor, counts: Sequence[int]) -> list[Tensor]:
-    """Gather the ``x`` of every rank, in rank order, where rank k has ``counts[k]`` rows. Not
-    differentiable."""
+    """Gather the tensor ``x`` of each rank on every rank, as a list in rank order.
+
+    Rank k has ``counts[k]`` rows; the other dims are equal. The ranks are those of the form. Not
+    differentiable.
+    """
     shapes = [(n, *x.shape[1:]) for n in counts]
     return current().all_gather(x.contiguous(), shapes, shard.ranks)
 
 
 def numbers(shard: Shards, own: Sequence[int], device: torch.device) -> list[list[int]]:
-    """Return the integers ``own`` of every rank, one list per rank in rank order."""
+    """Return the integers ``own`` of every rank, one list per rank in rank order.
+
+    With ``own`` ``[3]`` on rank 0 and ``[5]`` on rank 1 it is ``[[3], [5]]``. ``device`` is that of
+    the tensor by which they travel.
+    """
     mine = torch.tensor([own], device=device)
     every = torch.cat(gathered(shard, mine, [1] * len(shard.ranks)))
     # A simulation takes every rank to have this rank's integers.
@@ -40,7 +47,8 @@ def numbers(shard: Shards, own: Sequence[int], device: torch.device) -> list[lis
 def evened(
     shard: Shards, x: Tensor, held: Sequence[int], pieces: Sequence[tuple[int, int]]
 ) -> Tensor:
-    """Redistribute rows that ranks hold in unequal numbers, and return this rank's balanced piece.
+    """Redistribute rows that ranks hold in unequal numbers; return this rank's balanced piece.
+
     Differentiable.
 
     Args:

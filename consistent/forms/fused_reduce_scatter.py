@@ -22,8 +22,9 @@ from .registry import Shards, form
 
 @dataclass(frozen=True, slots=True)
 class Boxed:
-    """Source of the ranks' addends of an operand, for ``reduce_from``: their sum is the last step
-    of boxing ``src`` to ``dst``.
+    """Source of the addends of a P operand, whose sum is the last step of boxing it.
+
+    A ``PartsSource`` for ``reduce_from``. The operand is boxed from ``src`` to ``dst``:
 
     ```
     forward    src ------> dst, but for the sum
@@ -45,7 +46,10 @@ class Boxed:
 
 @form(FORM)
 def fused_reduce_scatter(shard: Shards) -> Tensor:
-    """Compute rms_norm of this rank's part of a P operand, in one pass over the ranks' addends."""
+    """Compute this rank's part of rms_norm of a P operand, in one pass over the ranks' addends.
+
+    It replaces a reduce-scatter of the operand and a separate rms_norm.
+    """
     src, eps = shard.specs[0], shard.get("eps")
     # rms_norm's default eps.
     eps = torch.finfo(shard.tensors[0].dtype).eps if eps is None else eps

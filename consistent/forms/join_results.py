@@ -17,8 +17,10 @@ from .registry import Shards
 
 
 def slot(shard: Shards) -> tuple[int, int]:
-    """Return (index of this rank among the ranks that the form joins, number of these ranks). The
-    order is that in which the axes would split a dim."""
+    """Return (index of this rank among the ranks that the form joins, number of these ranks).
+
+    They are the ranks along the axes of the form, in the order in which these would split a dim.
+    """
     shape = [shard.placement.shape[axis] for axis in shard.axes]
     index = 0
     for axis, n in zip(shard.axes, shape, strict=True):
@@ -28,13 +30,17 @@ def slot(shard: Shards) -> tuple[int, int]:
 
 def stack(shard: Shards, x: Tensor) -> Tensor:
     """Gather the result ``x`` of each rank, of shape [...], into [ranks, ...] on every rank.
-    Differentiable."""
+
+    Differentiable.
+    """
     return _laid(shard, x, B)
 
 
 def parted(shard: Shards, x: Tensor, dims: Sequence[int] = ()) -> Tensor:
-    """Return the ranks' results as [ranks, ...]. If the op's result is split, only this rank's part
-    of each is sent.
+    """Stack the ranks' results as [ranks, ...], and keep this rank's part of the op's result.
+
+    If the op's result is not split, the part is all of it and this is ``stack``. Otherwise a rank
+    sends to each other one only that one's part. Differentiable.
 
     Args:
         shard: the call.
@@ -49,8 +55,10 @@ def parted(shard: Shards, x: Tensor, dims: Sequence[int] = ()) -> Tensor:
 
 
 def _laid(shard: Shards, x: Tensor, entry: Sbp) -> Tensor:
-    """Box the ranks' results, stacked along a new dim 0 that is split over the ranks, to
-    ``entry``."""
+    """Stack the ranks' results ``x`` along a new dim 0, boxed to ``entry``: B, or a split.
+
+    Before boxing, each rank holds its own row of the stack.
+    """
     rows, after = (
         tuple(e if a in shard.axes else B for a in range(shard.placement.ndim))
         for e in (S(0), entry)
@@ -62,7 +70,9 @@ def _laid(shard: Shards, x: Tensor, entry: Sbp) -> Tensor:
 
 def own_part(shard: Shards, x: Tensor, dims: Sequence[int] = ()) -> Tensor:
     """Return this rank's part of ``x``, the whole result, if the op's result is split; else ``x``.
-    ``dims`` are as in ``parted``."""
+
+    ``dims`` are as in ``parted``.
+    """
     entry = shard.outs[0].sbp[shard.axes[0]]
     if not isinstance(entry, Split):
         return x
@@ -71,12 +81,15 @@ def own_part(shard: Shards, x: Tensor, dims: Sequence[int] = ()) -> Tensor:
 
 
 def _kept(x: Tensor, dims: Sequence[int]) -> list[int]:
+    """Return the dims of ``x`` that are not in ``dims``; dim i of the op's result is the i-th."""
     return [d for d in range(x.ndim) if d not in dims]
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which torch accumulates results of ``dtype``: float32 for half
-    precision."""
+    """Return the dtype in which torch accumulates values of ``dtype``.
+
+    It is float32 for float16 and bfloat16, else ``dtype``.
+    """
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
@@ -86,9 +99,11 @@ def wide(x: Tensor) -> Tensor:
 
 
 def summed(shard: Shards, addend: Tensor) -> Tensor:
-    """Return the result of which each rank has the addend ``addend``, in the dtype of the op's
-    result. If that is P, the addend itself is returned; otherwise the addends are all-reduced
-    before rounding."""
+    """Return the op's result from the addends of the ranks, in the dtype of the op's result.
+
+    If the result is P, it is this rank's ``addend`` itself. Otherwise the addends are all-reduced
+    before they are rounded to that dtype.
+    """
     out = shard.outs[0]
     if out.sbp[shard.axes[0]].is_partial:
         return addend.to(out.dtype)
@@ -96,8 +111,10 @@ def summed(shard: Shards, addend: Tensor) -> Tensor:
 
 
 def restored(x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
-    """Insert the reduced ``dims`` into ``x`` as dims of size 1, unless ``keepdim`` has kept
-    them."""
+    """Insert the reduced ``dims`` into ``x`` as dims of size 1, unless ``keepdim`` has kept them.
+
+    Shape [2, 3] with ``dims=[1]`` becomes [2, 1, 3].
+    """
     for d in () if keepdim else sorted(dims):
         x = x.unsqueeze(d)
     return x

@@ -20,8 +20,10 @@ kinds: dict[str, type[Exception]] = {}
 
 
 def need_in_range(index: Tensor, size: int, name: str, ndim: int = 1) -> None:
-    """Raise the error that torch raises for op ``name`` unless every index is valid for ``size``
-    items. ``ndim`` is the number of dims of the indexed tensor."""
+    """Raise the error of torch's op ``name`` unless every index is valid for ``size`` items.
+
+    ``ndim`` is the number of dims of the indexed tensor.
+    """
     by_rows = name == "index_add" and ndim > 1
     kind = RuntimeError if by_rows or name in _RUNTIME_ERRORS else IndexError
     low = -size if name in _COUNT_FROM_THE_END else 0
@@ -29,8 +31,10 @@ def need_in_range(index: Tensor, size: int, name: str, ndim: int = 1) -> None:
 
 
 def need(ok: Tensor, text: str, kind: type[Exception] = RuntimeError) -> None:
-    """Raise ``kind`` with ``text`` unless ``ok`` is True. In a recorded step the check is an op,
-    which every run repeats."""
+    """Raise ``kind`` with ``text`` unless the one-element tensor ``ok`` is True.
+
+    While a step is recorded, the check is an op, which every run of the recorded step repeats.
+    """
     kinds[text] = kind
     try:
         torch._assert_async(ok, text)  # pyright: ignore[reportPrivateImportUsage]

@@ -17,11 +17,17 @@ from ..spec import Coordinate, Placement, TensorSpec
 
 @dataclass(slots=True)
 class Shards:
-    """Call of an op on this rank, as a form gets it.
+    """The call of an op on this rank: the argument that each form gets.
 
-    It has the function to run (``run``), the op's arguments with this rank's plain shards in place
-    of global tensors, the specs of operands and outputs, and ``axes``, the placement axes for which
-    the form has to communicate.
+    Args:
+        run: torch's function for the op.
+        call: the call as it was planned, with placeholders for its tensors.
+        axes: the placement axes for which the form has to communicate.
+        tensors: this rank's shards of the operands, as plain tensors.
+        specs: specs of the operands.
+        outs: specs of the outputs.
+        args: positional arguments of the call, with shards in place of global tensors.
+        kwargs: named arguments, likewise.
     """
 
     run: Callable[..., Any]
@@ -34,7 +40,10 @@ class Shards:
     kwargs: Mapping[str, Any]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the call's argument called ``name``, with shards in place of global tensors."""
+        """Return the call's argument called ``name``, with shards in place of global tensors.
+
+        It is found whether it was passed by position or by name; ``default`` if it was not passed.
+        """
         return argument(self.call, self.args, self.kwargs, name, default)
 
     @property
@@ -52,13 +61,18 @@ class Shards:
         return self.outs[index].local_shape(self.coordinate)
 
     def region(self, index: int = 0) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return (starts, sizes) of operand ``index``'s shard in the logical tensor."""
+        """Return (starts, sizes) of operand ``index``'s shard in the logical tensor.
+
+        Rows 2 and 3 of a [4, 3] tensor: ``((2, 0), (2, 3))``.
+        """
         return self.specs[index].region(self.coordinate)
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """World ranks among which the form communicates, this rank included, in the order of a
-        split."""
+        """World ranks among which the form communicates, this rank included.
+
+        They are the ranks along ``axes``, in the order in which these would split a dim.
+        """
         at = list(self.coordinate or (0,) * self.placement.ndim)
         found = []
         for places in itertools.product(*(range(self.placement.shape[a]) for a in self.axes)):
@@ -73,23 +87,32 @@ class Shards:
         return [spec.region(self.placement.coordinate_of(rank)) for rank in self.ranks]
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum ``x`` over the ranks along the form's axes. Differentiable; the backward is a sum
-        too."""
+        """Sum ``x`` over the ranks along the form's axes.
+
+        Differentiable; the backward is a sum too.
+        """
         return differentiable.sum_over(x, self.placement, self.axes)
 
     def max(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the elementwise maximum over the ranks along the form's axes. Not
-        differentiable."""
+        """Return the elementwise maximum over the ranks along the form's axes.
+
+        Not differentiable.
+        """
         return differentiable.max_over(x, self.placement, self.axes)
 
     def min(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the elementwise minimum over the ranks along the form's axes. Not
-        differentiable."""
+        """Return the elementwise minimum over the ranks along the form's axes.
+
+        Not differentiable.
+        """
         return differentiable.min_over(x, self.placement, self.axes)
 
     @property
     def is_first(self) -> bool:
-        """True on the first rank along the form's axes, for what only one rank may add to a sum."""
+        """True on the rank at coordinate 0 of each of the form's axes.
+
+        It adds what only one rank may add to a sum over the ranks. Also true outside the placement.
+        """
         at = self.coordinate
         return at is None or all(at[axis] == 0 for axis in self.axes)
 

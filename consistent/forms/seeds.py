@@ -4,6 +4,8 @@ from __future__ import annotations
 
 
 def signed(seed: int) -> int:
-    """Return the 64 bits of a seed as a signed integer. Seeds reach up to 2^64, and torch's ints
-    only to 2^63."""
+    """Return the 64 bits of a seed as a signed integer: ``2**64 - 1 -> -1``.
+
+    Seeds reach up to 2^64, and torch's ints only to 2^63.
+    """
     return (seed + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -21,9 +21,11 @@ def has_values(x: Tensor) -> bool:
 
 
 def whole_numbers(x: Tensor, otherwise: Callable[[], list[int]] | None = None) -> list[int]:
-    """Return the values of the 1-d tensor ``x`` as ints. In a simulation, where ``x`` has no
-    values, return ``otherwise()``; without ``otherwise``, read them one by one, which a simulation
-    answers or rejects."""
+    """Return the values of the 1-d tensor ``x`` as ints.
+
+    In a simulation, where ``x`` has no values, return ``otherwise()``. Without ``otherwise`` the
+    values are read one by one, which the simulation answers or rejects.
+    """
     if has_values(x):
         return x.tolist()
     return [int(n) for n in x] if otherwise is None else otherwise()

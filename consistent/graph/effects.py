@@ -28,21 +28,26 @@ from .program import StageTransfer
 
 
 def version(x: torch.Tensor) -> int:
-    """Return the version counter of ``x``, shared by its views; -1 for an inference tensor."""
+    """Return torch's version counter of ``x``, which each in-place write increases.
+
+    A tensor shares it with its views. -1 for an inference tensor, which has none.
+    """
     with HookOff():  # read the attributes of torch.Tensor, past the hook of global tensors
         return -1 if x.is_inference() else x._version
 
 
 def versions(given: Any) -> list[int]:
-    """Return the version counter of each tensor among a call's arguments, to find writes."""
+    """Return the version counter of each tensor among a call's arguments ``given``.
+
+    Taken before and after the call, they tell whether it wrote in place.
+    """
     return [version(x) for x in tensors_in(given)]
 
 
 def writes_by_name(name: str, kwargs: dict[str, Any]) -> bool:
     """Return whether a call writes into its first argument or ``out``, judged by its name.
 
-    Such names end with one underscore or assign (``__setitem__``); ``out=`` in ``kwargs`` counts
-    too.
+    ``add_`` and ``__setitem__`` do, ``add`` does not, unless ``out=`` is among ``kwargs``.
     """
     if name == "requires_grad_":
         return False
@@ -52,7 +57,14 @@ def writes_by_name(name: str, kwargs: dict[str, Any]) -> bool:
 
 @dataclass(slots=True)
 class _Copy:
-    """Copy, on the ranks of one stage, of a value that another stage or the whole program made."""
+    """Copy of a value on the ranks of a stage that did not make it.
+
+    Args:
+        source: number of the value in the program.
+        stage: the stage that has the copy.
+        x: the copy.
+        version: its version counter when it was last looked at, to find writes.
+    """
 
     source: int
     stage: int
@@ -61,7 +73,12 @@ class _Copy:
 
 
 class Writes:
-    """Detector of in-place writes by one stage that another stage would not see."""
+    """Detector of in-place writes by one stage that another stage would not see.
+
+    The recorder of a program tells it of each tensor that a stage sends or gets (``sent``,
+    ``copied``), calls ``look`` after each call, and ``check_read`` before a value is read.
+    ``program`` is the name in error messages.
+    """
 
     def __init__(self, program: str) -> None:
         self._program = program
@@ -74,17 +91,20 @@ class Writes:
         self._sent.append((x, version(x), move))
 
     def copied(self, source: int, stage: int, x: torch.Tensor) -> None:
-        """Note that ``x`` is the copy of the value ``source`` that ``stage`` has."""
+        """Note that ``stage`` has the copy ``x`` of the value number ``source``."""
         self._copies.append(_Copy(source, stage, x, version(x)))
 
     def look(self, name: str, where: str) -> None:
-        """Check which noted tensors the call that has just run wrote into.
+        """Check which of the noted tensors the call that has just run wrote into.
 
-        A write into a stage's own copy is remembered for ``check_read``. ``name`` and ``where`` are
-        the call and its source line.
+        A write into a stage's own copy is remembered for ``check_read``.
+
+        Args:
+            name: the name of the call.
+            where: its source line.
 
         Raises:
-            RuntimeError: the call wrote into a tensor that was moved to another stage before.
+            RuntimeError: the call wrote into a tensor that was sent to another stage before.
         """
         for x, before, move in self._sent:
             if version(x) != before:
@@ -99,10 +119,16 @@ class Writes:
                 self._written[copy.source] = copy.stage, f"{name} at {where}"
 
     def check_read(self, value: int, stage: int | None, name: str, where: str) -> None:
-        """Raise if ``stage`` reads ``value`` after another stage wrote into a copy of its own.
+        """Raise if a call reads a value of which another stage has changed its own copy.
+
+        Args:
+            value: number of the value.
+            stage: the stage that reads it.
+            name: the name of the call that reads it.
+            where: its source line.
 
         Raises:
-            RuntimeError: another stage has written.
+            RuntimeError: another stage has written into its copy.
         """
         if value not in self._written:
             return
@@ -116,10 +142,14 @@ class Writes:
 
 
 class RefusingDraws(TorchDispatchMode):
-    """Dispatch mode that raises where random numbers are drawn between the modules of stages.
+    """Dispatch mode that raises if random numbers are drawn between the modules of stages.
 
-    A call on plain tensors is run by every stage that needs its result, or once with known values
-    while the step is recorded, so stages would not draw the same numbers.
+    Calls on plain tensors there are run by every stage that needs the result, or once while the
+    step is recorded, so stages would not draw the same numbers.
+
+    Args:
+        program: the name of the program, for the error.
+        name, where: the call that runs in this mode, and its source line.
     """
 
     def __init__(self, program: str, name: str, where: str) -> None:
@@ -141,7 +171,7 @@ class RefusingDraws(TorchDispatchMode):
 
 
 def _without_dropout(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Return whether this call of ``func`` has ``dropout_p=0``, so that attention draws nothing."""
+    """Return whether this call of ``func`` has ``dropout_p=0``: attention then draws nothing."""
     for at, argument in enumerate(func._schema.arguments):
         if argument.name == "dropout_p":
             # The tag says that the op may draw; without dropout it does not.

@@ -41,8 +41,7 @@ class Value:
 
     Args:
         spec: the spec that the op or input gave it.
-        kind: what made it, such as INPUT or OP; CONSTANT if it was made by something that is not an
-            op.
+        kind: what made it: INPUT, PARAMETER, BUFFER, OP, or CONSTANT, if none of these did.
         tracked: whether backward computes its gradient.
         name: name of a parameter, buffer or input.
         fixed: layout of an input that was global already, which the search for layouts must keep.
@@ -88,7 +87,11 @@ class Op:
 
 
 class GlobalOps:
-    """Recorder that numbers the global tensors it meets; ``values`` gets a ``Value`` of each."""
+    """Recorder that numbers the global tensors of a step and describes its ops by these numbers.
+
+    Callbacks of a ``Tracer`` call it while the step runs. ``values`` gets a ``Value`` of each
+    tensor, at the index that is its number.
+    """
 
     def __init__(self, values: list[Value]) -> None:
         self.values = values
@@ -97,7 +100,7 @@ class GlobalOps:
     def known(self, x: Any) -> int | None:
         """Return the number of the tensor ``x``, or None if it has none.
 
-        It has none, too, if its spec has changed since it was numbered.
+        A tensor whose spec has changed since it was numbered has none either.
         """
         found = self._numbers.get(id(x))
         # An id may be reused by a later object: the weak reference tells.
@@ -106,19 +109,27 @@ class GlobalOps:
         return found[1] if self.values[found[1]].spec is x._spec else None
 
     def number(self, x: Any) -> int:
-        """Return the number of the tensor ``x``, which is a constant if no recorded op made it."""
+        """Return the number of the tensor ``x``, which becomes a CONSTANT if it has none."""
         known = self.known(x)
         return self.new(x, CONSTANT) if known is None else known
 
     def new(self, x: Any, kind: str, name: str = "") -> int:
-        """Number the tensor ``x`` as a value just made by ``kind``, and return the number."""
+        """Number the tensor ``x`` as a new value, made by ``kind``, and return the number."""
         self.values.append(Value(x._spec, kind, bool(x.requires_grad), name))
         number = len(self.values) - 1
         self._numbers[id(x)] = weakref.ref(x), number
         return number
 
     def op(self, plan: Any, given: Sequence[Any], out: Any) -> Op:
-        """Return the ``Op`` for an op that has run, from the arguments of ``Tracer.on_op_end``."""
+        """Return the ``Op`` for an op that has run, and number its results.
+
+        The arguments are those of ``Tracer.on_op_end``.
+
+        Args:
+            plan: how the op was carried out.
+            given: its arguments, of which only global tensors count.
+            out: its result.
+        """
         given = [x for x in given if is_global(x)]
         ins = tuple(map(self.number, given))
         call: Call = plan.call
@@ -137,7 +148,10 @@ class GlobalOps:
         return Op(plan.name, kind, call, row, ins, outs, tuple(map(_is_tracked, given)), view)
 
     def move(self, x: Any, moved: Any) -> Op:
-        """Return the ``Op`` for a ``to_global``, from the arguments of ``Tracer.on_to_global``."""
+        """Return the ``Op`` for ``moved = x.to_global(...)``, and number the result.
+
+        The arguments are those of ``Tracer.on_to_global``.
+        """
         ins, outs = (self.number(x),), (self.new(moved, OP),)
         operand, made = Operand(0, x._spec), moved._spec
         call = Call("to_global", (operand,), {}, (operand,), (Out(made.shape, made.dtype),))

@@ -24,7 +24,11 @@ _CLOSED = (
 
 
 class ArgumentsSnapshot:
-    """Snapshot of the objects in a module's arguments, to find those that the call changes."""
+    """Snapshot of the objects in a module's arguments, taken before the module is called.
+
+    It finds objects in which the module keeps tensors, such as a cache of keys and values:
+    recording a program then raises. ``given`` is the call's (args, kwargs).
+    """
 
     def __init__(self, given: Any) -> None:
         self._given = given
@@ -33,16 +37,20 @@ class ArgumentsSnapshot:
         self._sizes = {id(x): len(x) for x in grow}
 
     def hidden(self, known: Container[int]) -> Any:
-        """Return an argument object with a recorded tensor where ``map_tensors`` does not look.
+        """Return an argument object that holds a recorded tensor where it is overlooked, or None.
 
-        ``known`` has the ids of recorded tensors. None if there is no such object.
+        Arguments are searched for tensors in lists, tuples, dicts and the like, and not in
+        attributes of other objects, such as a cache. ``known`` has the ids of recorded tensors.
         """
         seen = {id(x) for x in tensors_in(self._given)}
         found = [x for x in self._before if x in known and x not in seen]
         return self._holder(set(found)) if found else None
 
     def changed(self) -> Any:
-        """Return an argument object that has gained tensors or changed its length, or None."""
+        """Return an argument object that has gained tensors or changed its length, or None.
+
+        It is asked after the call of the module.
+        """
         for key, size in self._sizes.items():
             if len(self._before[key]) != size:
                 return self._before[key]
@@ -54,7 +62,7 @@ class ArgumentsSnapshot:
         return self._holder(new) if new else None
 
     def _holder(self, tensors: set[int]) -> Any:
-        """Return the outermost argument object that holds one of ``tensors``, which are ids."""
+        """Return the argument from which one of ``tensors`` can be reached; ``tensors`` are ids."""
         for x in _opened(self._given):
             if any(key in tensors for key, _ in _reached(x)):
                 return x
@@ -62,7 +70,7 @@ class ArgumentsSnapshot:
 
 
 def _opened(value: Any) -> Iterator[Any]:
-    """Yield each argument of a call from ``value``, which is its (args, kwargs)."""
+    """Yield each argument of a call, positional and by keyword, from its (args, kwargs)."""
     for x in _inside(value):
         yield from _inside(x)
 
@@ -85,6 +93,10 @@ def _reached(value: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _inside(x: Any) -> list[Any]:
+    """Return the values of the attributes of ``x``, and its items if it is a container.
+
+    Tensors, modules, functions and the like are not looked into.
+    """
     if isinstance(x, _CLOSED):
         return []
     found = list(getattr(x, "__dict__", {}).values())

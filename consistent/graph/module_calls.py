@@ -15,9 +15,10 @@ def module_calls(
     enter: Callable[[str, tuple, dict[str, Any]], None],
     leave: Callable[[str, Any], None],
 ) -> Iterator[None]:
-    """Note each call of the named ``modules`` that is made inside the block.
+    """Call ``enter`` and ``leave`` around each call of ``modules`` that is made inside the block.
 
     Args:
+        modules: (name, module) of each module; hooks on it are removed at the end.
         enter: (name, args, kwargs), before a call.
         leave: (name, result), after a call.
     """

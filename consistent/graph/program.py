@@ -31,7 +31,10 @@ Read = Callable[[], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """Reference, among the arguments of a line, to a value of the program by its number."""
+    """Reference to a value of the program by its number.
+
+    It stands in place of a tensor among the arguments of a line, and prints as in ``%3``.
+    """
 
     index: int
 
@@ -40,7 +43,11 @@ class Ref:
 
 
 class Here:
-    """Placeholder, among the arguments of a line, for the device of the rank that runs the line."""
+    """Placeholder for the device of the rank that runs the line, among the arguments of a line.
+
+    A program is recorded on ``meta``, and ``torch.zeros(3, device=...)`` runs on each rank's
+    device.
+    """
 
     def __repr__(self) -> str:
         return "device"
@@ -55,9 +62,11 @@ class ProgramValue:
 
     Args:
         spec: spec of a global tensor; None for a plain tensor.
+        shape, dtype, requires_grad: as of the tensor; the shape is logical.
         stage: stage that makes it; None for a plain tensor, which any rank makes for itself.
-        read: returns the tensor if no line makes it: a parameter, or a tensor that the program
-            uses.
+        read: returns the tensor if no line makes it: a parameter, or another tensor from before the
+            step. None for a value that a line makes.
+        name: name of a parameter.
     """
 
     spec: TensorSpec | None
@@ -78,8 +87,6 @@ class ProgramLine:
         mode: (whether gradients were recorded, autocast) during the call; None if both are as at
             the start of the step.
         draws: number of random ops before it, and number of random ops in it.
-        by_values: a module has read values, so that its results may have other shapes in another
-            run.
     """
 
     name: str
@@ -93,12 +100,14 @@ class ProgramLine:
     draws: tuple[int, int] = (0, 0)
     where: str = ""  # the user's file and line
     writes: bool = False  # into one of its arguments
-    by_values: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
     """Question about tensor values, such as ``mask.all()``, whose answer the program depends on.
+
+    Before a program is used for another batch, its questions are asked again, and it is used only
+    if the answers are the same.
 
     Args:
         line: the call that asked; its results are not tensors.
@@ -113,7 +122,15 @@ class Question:
 
 @dataclass(slots=True)
 class StageTransfer:
-    """Transfer of a value from one pipeline stage to another."""
+    """Transfer of a value from one pipeline stage to another, also called a move.
+
+    Args:
+        index: its number among the moves of the program.
+        source: number of the value that is sent.
+        out: number of the value that arrives.
+        src, dst: the two stages.
+        where: the user's source line.
+    """
 
     index: int  # among the moves of the program
     source: int  # the value that is sent
@@ -128,6 +145,13 @@ class StagesProgram:
     """Recorded step: its lines, moves and values, in the order in which they were recorded.
 
     Args:
+        name: the name in error messages.
+        values: the tensors; their index is their number.
+        lines: the calls of modules and torch functions.
+        moves: transfers between stages.
+        inputs: numbers of the tensors among the arguments of the step.
+        losses: numbers of the tensors on which the step calls backward.
+        result: what the step returns, with a ``Ref`` for each tensor.
         draws: number of random ops in the program.
         reads: questions about values that follow from its inputs; the program serves only inputs
             that give all the same answers.

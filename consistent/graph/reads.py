@@ -34,43 +34,59 @@ _NO_VALUES = frozenset(
 
 
 def is_followed(x: torch.Tensor) -> bool:
-    """Return whether the values of argument ``x`` are kept while a step is recorded or simulated.
+    """Return whether the values of ``x``, an argument of a step, are kept while it is recorded.
 
-    They then answer questions about ``x`` and about what is computed from it.
+    They then answer questions about ``x`` and about what is computed from it. Kept are integers and
+    bools, if they are not too many. A simulation asks the same.
     """
     return not x.is_meta and may_be_followed(x.dtype, x.numel())
 
 
 def may_be_followed(dtype: torch.dtype, numel: int) -> bool:
-    """Return whether values of this dtype and number are kept if the inputs they come from are."""
+    """Return whether values of this dtype and number of elements are kept, as in ``is_followed``.
+
+    They are if they are integers or bools, and not too many.
+    """
     return not (dtype.is_floating_point or dtype.is_complex) and numel <= KNOWN
 
 
 def is_answer(name: str, out: Any) -> bool:
-    """Return whether the result ``out`` of the function ``name`` reveals values of a tensor."""
+    """Return whether the result ``out`` of the function ``name`` reveals values of a tensor.
+
+    ``x.item()`` does, ``x.size()`` does not, and neither does a result that is a tensor.
+    """
     return name not in _NO_VALUES and out is not None and not tensors_in(out)
 
 
 def same_answer(a: Any, b: Any) -> bool:
-    """Return whether two answers to one question, numbers or lists or arrays, are the same."""
+    """Return whether two answers to one question are the same: numbers, lists, or arrays of numpy.
+
+    A recorded program serves other inputs only if they give the same answers.
+    """
     if hasattr(a, "tobytes") and hasattr(b, "tobytes"):  # arrays of numpy
         return a.shape == b.shape and a.tobytes() == b.tobytes()
     return type(a) is type(b) and bool(a == b)
 
 
 def as_it_is(answer: Any) -> Any:
-    """Return a copy of an answer that the step may write into, a list or array, else the answer."""
+    """Return ``answer``, copied if it is a list or array, which the step may change."""
     return deepcopy(answer) if isinstance(answer, list) or hasattr(answer, "tobytes") else answer
 
 
 def answer_text(answer: Any) -> str:
-    """Return the text of an answer, by which ranks compare their answers."""
+    """Return the text of an answer, by which ranks compare their answers.
+
+    Arrays of numpy are written in full.
+    """
     array = hasattr(answer, "tobytes") and hasattr(answer, "tolist")
     return repr(answer.tolist() if array else answer)  # numpy elides long ones
 
 
 def shapes(*given: torch.Tensor) -> list[tuple[int, ...]]:
-    """Return the shapes of tensors, as an answer to record where values decide shapes."""
+    """Return the shapes of tensors, to keep as an answer where values decide shapes.
+
+    The shape of ``x[mask]`` is one.
+    """
     return [tuple(x.shape) for x in given]
 
 
@@ -79,16 +95,17 @@ def result_by_values(
 ) -> Any:
     """Return the result of ``func`` on ``meta`` where the shapes in it follow from known values.
 
-    Only whole numbers and truth values decide shapes here: masks, indices, repetitions, lengths.
-    The values of the others are not needed.
+    For ``x[mask]`` with a known mask it has one row for each True, and x need not be known. Only
+    integers and bools can decide shapes: masks, indices, repetitions, lengths.
 
     Args:
+        func: the function that is called.
         given: (args, kwargs) of the call.
         value_of: returns the value of a tensor, or None if it is not known.
 
     Returns:
-        The result; None if a value that may decide a shape is not known, or if the result itself
-        is a value and not all operands are known.
+        The result; None if a value that may decide a shape is not known, or if the result itself is
+            a value and not all operands are known.
     """
     known = {id(x): value_of(x) for x in tensors_in(given)}
     missing = [x for x in tensors_in(given) if known[id(x)] is None]
@@ -112,8 +129,10 @@ def result_by_values(
 
 
 def shapes_by_values(func: Any, args: tuple, kwargs: dict[str, Any]) -> list[tuple[int, ...]]:
-    """Return the shapes in the result of a call: global tensors and those on ``meta`` lack values,
-    the others have them."""
+    """Return the shapes of the tensors in ``func(*args, **kwargs)``, see ``result_by_values``.
+
+    Values of global tensors and of tensors on ``meta`` are not known; those of others are.
+    """
 
     def value_of(x: torch.Tensor) -> torch.Tensor | None:
         return None if x.is_meta or is_global(x) else x
@@ -136,8 +155,8 @@ def _zeros(x: torch.Tensor) -> torch.Tensor:
 def decides_shapes(func: Any, given: tuple, out: Any) -> bool:
     """Return whether values of arguments may decide the shapes in ``out``, the result of ``func``.
 
-    ``func`` is run on ``given``, its (args, kwargs) without values (on meta): values decide if it
-    fails or returns other shapes.
+    ``func`` is run on ``given``, its (args, kwargs) without values (on meta). If it fails or
+    returns other shapes, values do decide.
     """
     args, kwargs = map_each(given, torch.device, lambda _: torch.device("meta"))
     try:

@@ -23,7 +23,7 @@ from ..movement import plain_values
 from ..movement.differentiable import spread
 from ..movement.world import device_of, my_coordinate
 from ..spec import NdSbp, Placement, SbpLike, TensorSpec
-from ..spec.nested import map_each, map_tensors, tensors_in
+from ..spec.nested import each_in, map_each, map_tensors, tensors_in
 from ..spec.tracer import Tracer, set_aside
 from .effects import RefusingDraws, Writes, version, versions, writes_by_name
 from .kept import ArgumentsSnapshot
@@ -60,6 +60,9 @@ def record(
     """Return the program of ``step(*args, **kwargs)``, recorded without computing or communicating.
 
     Args:
+        name: the name in error messages.
+        step: the function to record.
+        args, kwargs: its arguments, of which only shapes and known integer values are used.
         modules: all modules that the step calls.
         stages: stage number -> placement.
         stage_of: returns the stage that a module is part of; a call of such a module is one line.
@@ -95,8 +98,8 @@ def record(
 class _Recorder(TorchFunctionMode):
     """Torch-function mode that notes the calls of a step as lines of a ``StagesProgram``.
 
-    It keeps the stand-in (tensor without values) of each value alive, because values are found by
-    the ids of their stand-ins.
+    Tensors of the step are stand-ins (without values). They are kept alive, because the number of a
+    value is found by the id of its stand-in.
     """
 
     def __init__(
@@ -129,7 +132,7 @@ class _Recorder(TorchFunctionMode):
     def listening(
         self, modules: list[torch.nn.Module], stage_of: Callable[[torch.nn.Module], int | None]
     ) -> ExitStack:
-        """Enter a context in which calls are recorded, and return it to be closed.
+        """Start to record calls, and return a context whose end stops it.
 
         Recorded are calls of torch functions, of the modules of stages, of ``to_global`` and of
         backward.
@@ -159,7 +162,10 @@ class _Recorder(TorchFunctionMode):
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Record nothing inside the block, such as calls that belong to a line already recorded."""
+        """Record nothing inside the block, such as calls that belong to a line already recorded.
+
+        The run of a stage's module is one line, whatever it calls.
+        """
         self._passing += 1
         try:
             yield
@@ -230,6 +236,7 @@ class _Recorder(TorchFunctionMode):
         if values is None and writes and stage is None:
             # All known values, as any of them may be a view of what was written.
             self._lost |= set(self._constants)
+            self._inside.clear()
         inputs = {id(x): self._known[id(x)] for x in tensors_in(given)}
         outs: list[int] = []
         with self.quiet():
@@ -247,7 +254,7 @@ class _Recorder(TorchFunctionMode):
             return made
 
         out = map_tensors(out, result)
-        if outs or writes or (by_inputs and is_answer(name, out)):
+        if outs or writes or module or (by_inputs and is_answer(name, out)):
             noted = map_tensors(given, lambda x: Ref(self._known[id(x)]))
             noted = map_each(noted, torch.device, lambda d: HERE if d == _META else d)
             mode = self._mode()
@@ -255,8 +262,7 @@ class _Recorder(TorchFunctionMode):
             line.mode = None if mode == self._around else mode
             line.draws = before, self.draws() - before
             line.writes, line.where = writes, self.line
-            line.by_values = module and self._by_values
-            if outs or writes:
+            if outs or writes or module:
                 self.program.lines.append(line)
             else:
                 self._read(line, out)
@@ -264,15 +270,18 @@ class _Recorder(TorchFunctionMode):
             known = map_tensors(
                 given, lambda x: x if self._value_of(x) is None else Ref(self._known[id(x)])
             )
-            line = ProgramLine("shapes", shapes_by_values, (func, *known), {}, (), None)
-            self._read(line, shapes(*tensors_in(out)))
+            known = map_each(known, torch.device, lambda d: HERE if d == _META else d)
+            self._ask(shapes_by_values, (func, *known), shapes(*tensors_in(out)))
         if sized:
-            refs = tuple(map(Ref, outs))
-            self._read(ProgramLine("shapes", shapes, refs, {}, (), None), shapes(*tensors_in(out)))
+            self._ask(shapes, tuple(map(Ref, outs)), shapes(*tensors_in(out)))
         return out if values is None else map_each(out, torch.device, lambda _: _META)
 
     def _read(self, line: ProgramLine, found: Any) -> None:
         self.program.reads.append(Question(line, len(self.program.lines), as_it_is(found)))
+
+    def _ask(self, function: Callable[..., Any], args: tuple, found: Any) -> None:
+        """Note that the program holds only where ``function(*args)`` returns ``found``."""
+        self._read(ProgramLine(function.__name__, function, args, {}, (), None), found)
 
     def _follow(self, given: tuple, writes: bool) -> bool:
         """Return whether the result of a call on ``given`` follows from the step's inputs.
@@ -293,9 +302,10 @@ class _Recorder(TorchFunctionMode):
             self._by_inputs.add(id(made))
 
     def _values_of(self, given: tuple) -> tuple | None:
-        """Return the arguments with values in place of stand-ins; None if a value is not known.
+        """Return a call's arguments with values in place of stand-ins; None if one is not known.
 
-        Calls on known values are run, because their results may decide what the program does.
+        With them the call is run, because its results may decide what the program does, as
+        ``mask.all()``.
         """
         if any(self._value_of(x) is None for x in tensors_in(given)):
             return None
@@ -304,19 +314,30 @@ class _Recorder(TorchFunctionMode):
 
     def _shapes_of(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Return what ``Tracer.shapes_of`` does, and note that the call needed values."""
-        value_of = self._inside.get if self._is_inside else self._value_of
-        found = result_by_values(func, (args, kwargs), value_of)
+        if self._is_inside:
+            found = self._inside.shapes_of(func, args, kwargs)
+            if found is not None:
+                question = self._inside.shapes_question(func, args, kwargs)
+                self._ask_inside(*question, shapes(*tensors_in(found)))
+            return found
+        found = result_by_values(func, (args, kwargs), self._value_of)
         self._by_values |= found is not None
         return found
 
     def _read_inside(self, x: Any) -> torch.Tensor | None:
         """Return the value of a global tensor that a stage's module reads, if it is known.
 
-        Between modules there is no answer: a program would have to ask again.
+        The program asks again, since what the module returns, draws and writes may depend on it.
+        Between modules a global tensor has no answer.
         """
         value = self._inside.get(x) if self._is_inside else None
-        self._by_values |= value is not None
+        if value is not None:
+            self._ask_inside(*self._inside.value_question(x), value.numpy())
         return value
+
+    def _ask_inside(self, function: Callable[..., Any], args: tuple, found: Any) -> None:
+        if each_in(args, Ref):  # else it follows from what is no argument
+            self._ask(function, args, found)
 
     def _value_of(self, x: torch.Tensor) -> torch.Tensor | None:
         return None if id(x) in self._lost else self._constants.get(id(x))
@@ -365,10 +386,11 @@ class _Recorder(TorchFunctionMode):
         )
 
     def _enter(self, x: torch.Tensor, stage: int, made_by: str = "") -> Any:
-        """Record a line that makes a plain tensor a global one of ``stage``, and return its result.
+        """Record a line that makes the plain tensor ``x`` a global one; return its result.
 
-        Each rank keeps its part. Every rank has the plain tensor, or every rank of the stage if a
-        module (``made_by``) made it.
+        ``stage`` is the stage whose module uses it, or has made it. Each rank keeps its part, since
+        every rank has the whole tensor. If a module made it (its name is ``made_by``), only the
+        ranks of the stage have it.
         """
         source = self._known[id(x)]
         self._effects.check_read(source, stage, "a module", self.line)
@@ -382,14 +404,14 @@ class _Recorder(TorchFunctionMode):
             given = ((x,), {"spec": spec} | ({"made_by": made_by} if made_by else {}))
             self._entered[key] = self._run("entered", entered, given, stage)
             if known is not None and id(x) not in self._lost:
-                self._inside.put(self._entered[key], known)
+                self._inside.put(self._entered[key], known, Ref(source))
             self._effects.copied(source, stage, self._entered[key])
         return self._entered[key]
 
     # -- moves -------------------------------------------------------------------------------------
 
     def _at(self, x: torch.Tensor, stage: int, what: str) -> Any:
-        """Return ``x`` in a form that ``stage`` can use: a global tensor of another stage is moved.
+        """Return ``x`` for use in ``stage``: a global tensor of another stage is moved there.
 
         ``what`` is the call that uses it, for errors.
         """
@@ -480,7 +502,10 @@ class _Recorder(TorchFunctionMode):
     # -- values ------------------------------------------------------------------------------------
 
     def input(self, x: torch.Tensor) -> Any:
-        """Return a stand-in for an argument of the step, and note the argument as an input."""
+        """Return a stand-in for a tensor among the step's arguments, and note it as an input.
+
+        Values of integers and bools are kept, to answer questions.
+        """
         made = stand_in(x)
         stage = self._stage_on(x._spec.placement) if is_global(x) else None  # type: ignore[attr-defined]
         self.program.inputs.append(self._value(made, stage))
@@ -489,18 +514,23 @@ class _Recorder(TorchFunctionMode):
         return made
 
     def ref(self, x: torch.Tensor) -> Any:
-        """Return the reference to a tensor that the step returns."""
+        """Return the ``Ref`` for a tensor that the step returns."""
         index = self._known[id(self._own(x))]
         self._effects.check_read(index, self.program.values[index].stage, "the result", self.line)
         return Ref(index)
 
     def draws(self) -> int:
-        """Return the number of random ops since the recording began."""
+        """Return the number of random ops so far, since the recording began."""
         return generator.get_state().counter - self._drawn
 
     def _own(self, x: torch.Tensor) -> Any:
-        """Return ``x`` if a recorded call made it; a tensor from before the recording is replaced
-        by its stand-in."""
+        """Return the stand-in for a tensor that a call uses, or ``x`` itself if it is one.
+
+        A tensor from before the recording gets a stand-in at its first use.
+
+        Raises:
+            RuntimeError: something made ``x`` that is not recorded.
+        """
         if id(x) in self._known:
             known = self.program.values[self._known[id(x)]].spec
             if known is not (x._spec if is_global(x) else None):  # type: ignore[attr-defined]
@@ -528,6 +558,10 @@ class _Recorder(TorchFunctionMode):
         return made
 
     def _known_real(self, x: torch.Tensor) -> Any:
+        """Return the stand-in for a tensor from before the step.
+
+        The program reads the tensor itself when it runs.
+        """
         key = (-1, id(x), 0)
         if key not in self._entered:
             if x.requires_grad and not is_global(x):
@@ -569,7 +603,10 @@ class _Recorder(TorchFunctionMode):
         return [self._known[id(x)] for x in tensors_in(given)]
 
     def _latest(self, given: Any) -> int | None:
-        """Return the last stage that made a global tensor in ``given``; None if all are plain."""
+        """Return the last stage that made a global tensor in ``given``; None if all are plain.
+
+        A call outside the modules of stages runs in this stage.
+        """
         made_in = [self._stage_of(x) for x in tensors_in(given) if is_global(x)]
         return max((stage for stage in made_in if stage is not None), default=None)
 
@@ -579,7 +616,7 @@ class _Recorder(TorchFunctionMode):
     def _check_target(self, name: str, given: tuple, stage: int) -> None:
         """Raise if a call of ``stage`` writes into a tensor that another stage made.
 
-        Later lines of that other stage would read the old values.
+        Later lines of that stage would read its own tensor, which the write has not changed.
         """
         for x in tensors_in((given[0][:1], given[1].get("out"))):
             if is_global(x) and (made := self._stage_of(x)) != stage:
@@ -595,9 +632,10 @@ class _Recorder(TorchFunctionMode):
 
 
 def entered(x: torch.Tensor, spec: TensorSpec, made_by: str = "") -> Any:
-    """Return a plain tensor, which every rank has, as a global one: each rank keeps its part.
+    """Return the plain tensor ``x`` as a global one with ``spec``: each rank keeps its part of it.
 
-    Ranks compare the tensor first if a module made it (``made_by``).
+    Programs run it where a plain tensor enters a stage. If a module made the tensor (``made_by`` is
+    its name), ranks first compare that they have the same.
 
     Raises:
         RuntimeError: the ranks' tensors differ, or have another shape than when recorded.
@@ -611,6 +649,7 @@ def entered(x: torch.Tensor, spec: TensorSpec, made_by: str = "") -> Any:
 
 
 def _check_made(x: torch.Tensor, spec: TensorSpec, made_by: str) -> None:
+    """Raise if ``x``, which a module made, is not as recorded, or differs between ranks."""
     if x.shape != spec.shape or x.dtype != spec.dtype:
         raise RuntimeError(
             f"{made_by}: it returns a plain tensor, {x.dtype}{list(x.shape)}, and one of "

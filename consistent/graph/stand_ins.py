@@ -19,14 +19,20 @@ from ..spec import TensorSpec
 
 
 def stand_in(x: torch.Tensor) -> Any:
-    """Return a tensor on ``meta`` with the shape, dtype and layout of ``x``."""
+    """Return a tensor on ``meta`` in place of ``x``, with its shape, dtype and ``requires_grad``.
+
+    For a global tensor it is a global one with the same spec.
+    """
     if not is_global(x):
         return torch.empty_like(x, device="meta").requires_grad_(x.requires_grad)
     return of_spec(x._spec, x.requires_grad)  # type: ignore[attr-defined]
 
 
 def of_spec(spec: TensorSpec, requires_grad: bool = False) -> Any:
-    """Return a global tensor without values, such as a rank outside the placement has."""
+    """Return a global tensor with this spec and without values.
+
+    It is what a rank outside the placement has in place of the tensor.
+    """
     shape = spec.local_shape(None)
     local = torch.empty(shape, dtype=spec.dtype, device="meta", requires_grad=requires_grad)
     return attach(local, spec)
@@ -36,7 +42,8 @@ def of_spec(spec: TensorSpec, requires_grad: bool = False) -> Any:
 def swapped(modules: Iterable[torch.nn.Module]) -> Iterator[dict[int, Any]]:
     """Replace the global parameters and buffers of ``modules`` by stand-ins inside the block.
 
-    Yields a dict: id of a stand-in -> (module, key). A tensor of several modules has one stand-in.
+    Yields {id of a stand-in: (module, key of the parameter)}. A tensor that several modules share
+    has one stand-in.
     """
     kept: list[tuple[dict, str, Any]] = []
     places: dict[int, Any] = {}
@@ -63,12 +70,13 @@ def swapped(modules: Iterable[torch.nn.Module]) -> Iterator[dict[int, Any]]:
 def outside(why: str, size: int | None = None, plan_each: bool = False) -> Iterator[None]:
     """Run the block as a rank outside all placements, which computes and sends nothing.
 
-    It draws none of the program's random numbers, and its plans are dropped afterwards.
+    Programs are recorded and simulated so. It draws none of the program's random numbers, and its
+    plans are dropped afterwards.
 
     Args:
         why: text of the error that is raised where it would send.
         size: number of ranks of the world; None for the current number.
-        plan_each: plan each call for its own sizes.
+        plan_each: plan each call for its own sizes, so that no plan serves several sizes.
     """
     transport = current()
     following = Outside(transport, why, transport.size if size is None else size)

@@ -43,7 +43,8 @@ from .whole import whole
 def as_one_process() -> PartialState:
     """Make accelerate and transformers treat this rank as the only process of a job.
 
-    Of all ranks, rank 0 prints and writes.
+    They then divide no batches and average no gradients themselves. Rank 0 remains the main
+    process, which prints and writes. Returns accelerate's state object.
     """
     # All instances of PartialState share their attributes, so this changes those of the libraries.
     state = PartialState()
@@ -83,7 +84,8 @@ class Accelerator(accelerate.Accelerator):
     def take_over(cls, made: accelerate.Accelerator, spread: Spread) -> None:
         """Turn an Accelerator that another library has made into one of this class, in place.
 
-        ``spread`` has the layout for models and batches.
+        The adapter of transformers' ``Trainer`` calls it. ``spread`` says how models and batches
+        are laid out.
         """
         made.__class__ = cls
         made.__dict__["_spread"] = spread
@@ -139,9 +141,9 @@ class Accelerator(accelerate.Accelerator):
         return whole(tensor)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """Return ``input_data`` with plain whole tensors, cut to the items of the last batch.
+        """Return ``input_data`` with plain whole tensors in place of global ones, on every rank.
 
-        accelerate's own method does the cut.
+        accelerate's own method then drops the items that only fill up the last batch.
         """
         return super().gather_for_metrics(whole(input_data), use_gather_object)
 
@@ -188,7 +190,10 @@ class Accelerator(accelerate.Accelerator):
 
 
 class PreparedLoader(DataLoaderStateMixin):
-    """Loader of global batches that tells accelerate the batch size and which batch is last."""
+    """Loader of global batches, in the form that ``Accelerator.prepare`` returns.
+
+    It wraps ``made``, and tells accelerate the batch size and which batch is the last.
+    """
 
     def __init__(self, made: Loader) -> None:
         self.batches = made
@@ -219,11 +224,11 @@ class PreparedLoader(DataLoaderStateMixin):
 
 
 def _plain(given: DataLoader, shard: Any, together: bool) -> DataLoader:
-    """Return a plain DataLoader of ``given``'s data in the order that accelerate has chosen.
+    """Return a plain DataLoader of the data of ``given``, in the order that accelerate has chosen.
 
-    ``shard`` is the loader that accelerate has made, from which the batch sampler is taken. It is
-    not used itself, because it overrides the iteration of a DataLoader. ``together`` is whether
-    each rank reads whole batches.
+    ``shard`` is the loader that accelerate has made from ``given``. Only its batch sampler is used:
+    it has an iteration of its own, which ``consistent.data.loader`` refuses. ``together`` is
+    whether each rank reads whole batches.
     """
     options: dict[str, Any] = {
         name: getattr(given, name)

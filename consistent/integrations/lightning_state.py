@@ -15,10 +15,11 @@ from .whole import whole
 
 
 class KeptLoops(lightning.Callback):
-    """Callback that keeps the state of a Trainer's loops, loaders and callbacks in an elastic job.
+    """Callback that stores the state of a Trainer's loops, loaders and callbacks after each step.
 
-    The ``job`` returns it if training continues after the loss of a rank. This is the last
-    callback, so that at the end of a batch the others have run.
+    It is stored in an elastic ``job``. If a rank is lost, training continues with a new Trainer,
+    which gets that state from the job. This is the last callback, so that at the end of a batch
+    the others have run.
     """
 
     def __init__(self, job: Job) -> None:
@@ -48,7 +49,7 @@ class KeptLoops(lightning.Callback):
     def on_train_batch_start(self, *args: Any) -> None:
         """Restore the random state of the last step, before the first batch of a restored Trainer.
 
-        Setting up its loaders has drawn random numbers since.
+        It was restored before, but setting up the loaders has drawn random numbers since.
         """
         if self._random:
             RandomState().load_state_dict(self._random)

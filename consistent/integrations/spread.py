@@ -14,7 +14,7 @@ from ..spec import Placement, SbpLike
 
 @dataclass(frozen=True)
 class Spread:
-    """Arguments that lay out the model and batches of a training loop.
+    """How an adapter lays out the model and batches of another library's training loop.
 
     ``placement`` and ``plan`` are those of ``consistent.parallelize``; ``sbp``, ``whole`` and
     ``pad`` those of ``consistent.data.loader``.

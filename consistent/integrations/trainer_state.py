@@ -19,7 +19,10 @@ from .whole import whole
 
 
 class KeptTrainer:
-    """State of a Trainer that an elastic job keeps: its position, losses, callbacks.
+    """Keeper of a Trainer's state (position, losses, callbacks) in an elastic ``job``.
+
+    It stores the state after each step. If a rank is lost, training continues with a new Trainer,
+    which gets that state.
 
     Attributes:
         goes_on: whether this Trainer continues after a step that an earlier Trainer has finished.
@@ -55,7 +58,8 @@ class KeptTrainer:
     def put_back_random(self) -> None:
         """Restore the random state of the last step.
 
-        Preparing the data of the restored Trainer has drawn random numbers since.
+        Call it before the first batch: it was restored before, but preparing the data has drawn
+        random numbers since.
         """
         RandomState().load_state_dict(self._random)
 
@@ -90,9 +94,10 @@ class KeptTrainer:
 
 
 def _callbacks(trainer: Any) -> dict[str, Any]:
-    """Return the states of the Trainer's callbacks by class name, as its checkpoints have them.
+    """Return the states of the Trainer's callbacks and control, by class name.
 
-    A class with several callbacks has a list of states.
+    This is the form in which the Trainer's checkpoints have them. For a class with several
+    callbacks it is a list of states.
     """
     found: dict[str, Any] = {}
     for each in [*trainer.callback_handler.callbacks, trainer.control]:

@@ -81,8 +81,8 @@ class GlobalTensors:
     def _init_training_state(self, max_steps: int, steps: int, *args: Any) -> tuple[int, int]:
         """Return (finished epochs, finished batches of the next epoch), at which training begins.
 
-        In an elastic job they are those of the last step, if there was one, and the Trainer's state
-        is restored.
+        It replaces the Trainer's method, which is called at the start of training. In an elastic
+        job with a finished step it also restores the Trainer's state after that step.
         """
         found = super()._init_training_state(max_steps, steps, *args)  # type: ignore[misc]
         if self._kept is None:
@@ -141,7 +141,11 @@ class GlobalTensors:
             self._kept.commit(self)
 
     def _finalize_training(self, *args: Any, **options: Any) -> Any:
-        """Finalize as the Trainer does, with the losses of all steps since the job began."""
+        """Finalize as the Trainer does, with the losses of all steps since the job began.
+
+        If all steps were finished before a rank was lost, no epoch is run again, and the losses
+        are restored here.
+        """
         if self._kept is not None:  # no epoch ran if all steps had been finished before
             self._kept.put_back_losses(self)
         return super()._finalize_training(*args, **options)  # type: ignore[misc]
@@ -191,7 +195,10 @@ class GlobalTensors:
 
 
 class _Saved:
-    """Stand-in for the optimizer that returns its whole, unsharded state to be written."""
+    """Object whose ``state_dict()`` is ``state``; it replaces the Trainer's optimizer for a save.
+
+    The Trainer writes ``self.optimizer.state_dict()``, and should write the unsharded state.
+    """
 
     def __init__(self, state: Any) -> None:
         self._state = state

@@ -31,9 +31,9 @@ def whole(x: Any) -> Any:
 
 
 def whole_on_first(x: Any) -> Any:
-    """Return ``x`` with whole tensors for global ones on rank 0, and None elsewhere. A collective.
+    """Return ``x`` with whole plain tensors in place of global ones on rank 0, None on other ranks.
 
-    Other ranks hold at most one whole tensor at a time, so this takes less memory than ``whole``.
+    A collective. It takes less memory than ``whole``: other ranks hold one whole tensor at a time.
     """
     first = current().rank == 0
     found = mapped(

@@ -25,10 +25,14 @@ _MOST_JOINT = 64  # combinations of signatures on all axes; beyond, only one axi
 def op_options(
     problem: Problem, values: Sequence[Value], op: Op, joint: Iterable[Sequence[Signature]]
 ) -> list[Option]:
-    """Return the options of ``op`` in ``problem``, one for each of the layouts that ``joint`` has.
+    """Return the options of ``op`` in ``problem``: the layouts that it may take, with their costs.
+
+    Of several combinations with the same layouts only the cheapest is returned.
 
     Args:
+        problem: the layout problem, for its cost model.
         values: the values of the step.
+        op: the op.
         joint: combinations of one signature per mesh axis. Those that split a tensor in a way that
             no rank can hold, such as one custom cut inside another, are left out.
     """
@@ -40,6 +44,7 @@ def op_options(
 def _op_option(
     problem: Problem, values: Sequence[Value], op: Op, signatures: Sequence[Signature]
 ) -> Option:
+    """Return the option of ``op`` in which it takes ``signatures``, one for each mesh axis."""
     layouts, sent = layouts_of(signatures), [s.nbytes for s in signatures]
     seconds, kept = cost_of_op(problem.costs, values, op, layouts, sent)
     return Option(*layouts, seconds, problem.counted(kept, sum(sent)), tuple(signatures))
@@ -54,9 +59,14 @@ def cost_of_op(
 ) -> tuple[float, int]:
     """Return (seconds of forward and backward, bytes kept for backward) of an op in these layouts.
 
-    ``layouts`` are those of its operands and of its results. ``sent`` has, for
-    each mesh axis, the bytes that the op's implementation itself sends, apart from boxing its
-    operands.
+    Seconds of boxing its operands are not included: they are on the edges of the problem.
+
+    Args:
+        costs: the machine's cost model.
+        values: the values of the step.
+        op: the op.
+        layouts: those of its operands and of its results.
+        sent: for each mesh axis, the bytes that the op's form itself sends.
     """
     seconds, kept = 0.0, 0
     if not op.view:
@@ -70,8 +80,10 @@ def cost_of_op(
 
 
 def cheapest(options: Iterable[Option]) -> list[Option]:
-    """Return the cheapest of several options with equal layouts; the order is otherwise
-    unchanged."""
+    """Return ``options`` with only the cheapest of those with equal layouts, in their order.
+
+    The cheapest holds the fewest bytes, and among equals takes the fewest seconds.
+    """
     best: dict[tuple, Option] = {}
     for option in options:
         key = option.ins, option.outs
@@ -86,9 +98,13 @@ def joint(
 ) -> list[tuple[Signature, ...]]:
     """Return the combinations of one signature per mesh axis that a single call can run.
 
-    In each of them one form (an op's own implementation on shards) serves all axes, and no tensor
-    has two kinds of partial value, such as a sum and a maximum. With ``around``, and if there are
-    many combinations, only those that differ from it on one axis at most.
+    A call runs one form, for all axes, and no tensor may have two kinds of partial value, such as a
+    sum and a maximum.
+
+    Args:
+        axes: for each mesh axis the signatures to combine.
+        around: a combination. If there are many, only those are returned that differ from it on one
+            axis at most.
     """
     if around is None or math.prod(map(len, axes)) <= _MOST_JOINT:
         found: Iterable[tuple[Signature, ...]] = itertools.product(*axes)
@@ -104,6 +120,7 @@ def _is_one_way(chosen: Sequence[Signature]) -> bool:
 def _neighbours(
     base: Sequence[Signature], axes: Sequence[Sequence[Signature]]
 ) -> list[tuple[Signature, ...]]:
+    """Return ``base``, and the combinations that differ from it on one axis."""
     found = [tuple(base)]
     for axis, options in enumerate(axes):
         found += [(*base[:axis], s, *base[axis + 1 :]) for s in options]

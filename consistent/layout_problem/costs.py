@@ -16,26 +16,31 @@ from ..spec import NdSbp, Placement, TensorSpec
 
 @lru_cache(maxsize=1 << 10)
 def axis_ranks(placement: Placement, axis: int) -> Ranks:
-    """Return the ranks of the first group along a mesh axis, which stands for all of its groups."""
+    """Return the ranks along a mesh axis at coordinate 0 of the other axes.
+
+    Costs of messages along the axis are estimated for this group alone.
+    """
     return placement.axis_ranks(axis, (0,) * placement.ndim)
 
 
 @lru_cache(maxsize=1 << 10)
 def _ranks_of(*placements: Placement) -> Ranks:
+    """Return all ranks of some placements, in ascending order."""
     return tuple(sorted({int(rank) for each in placements for rank in each.ranks.ravel()}))
 
 
 def _taking_part(step: Step, placement: Placement) -> Ranks:
+    """Return the ranks that exchange messages in a step of boxing, for the cost of their links."""
     if isinstance(step, Exchange):
         return _ranks_of(step.src.placement, step.dst.placement)
     return axis_ranks(placement, step.axis)
 
 
 def sending_seconds(costs: CostModel, placement: Placement, sent: Sequence[int]) -> float:
-    """Return the seconds of the message that an op itself sends.
+    """Return the seconds of the message that an op's form sends; 0 if it sends nothing.
 
     ``sent`` has the bytes for each mesh axis. They are counted as one message over the slowest of
-    the axes.
+    the axes that send.
     """
     axes = [axis for axis, nbytes in enumerate(sent) if nbytes]
     if not axes:
@@ -46,8 +51,10 @@ def sending_seconds(costs: CostModel, placement: Placement, sent: Sequence[int])
 
 
 def boxing_seconds_on(costs: CostModel, src: TensorSpec, dst: TensorSpec) -> float:
-    """Return the seconds of boxing from ``src`` to ``dst``, with the Python time of its
-    messages."""
+    """Return the seconds of boxing a value from ``src`` to ``dst`` on the machine of ``costs``.
+
+    They include the time of Python for starting its messages.
+    """
     seconds, moves, placement = 0.0, plan(src, dst), src.placement
     for move in moves:
         seconds += move.seconds_on(costs, _taking_part(move, placement))
@@ -56,8 +63,10 @@ def boxing_seconds_on(costs: CostModel, src: TensorSpec, dst: TensorSpec) -> flo
 
 
 def start_seconds(costs: CostModel, src: TensorSpec, dst: TensorSpec) -> float:
-    """Return the part of the seconds of boxing from ``src`` to ``dst`` that messages of several
-    tensors share: the start of the slowest message, with its Python time."""
+    """Return the seconds to start the slowest message of boxing ``src`` to ``dst``; 0 without one.
+
+    If boxings of several tensors are sent as one message, they share this time.
+    """
     starts = [
         costs.message_seconds(move.message, 0, _taking_part(move, src.placement))
         for move in plan(src, dst)
@@ -70,16 +79,20 @@ def shares(grid: Sequence[int], sbps: Sequence[NdSbp]) -> int:
     """Return among how many ranks the work of an op is divided.
 
     A mesh axis divides the work if any of the op's tensors is split along it; on other axes all
-    ranks compute the same. ``grid`` has the size of each axis.
+    ranks compute the same. On a (2, 4) grid with splits along the second axis alone it is 4.
+
+    Args:
+        grid: the size of each mesh axis.
+        sbps: the nd-sbps of the op's operands and results.
     """
     return math.prod(n for a, n in enumerate(grid) if any(sbp[a].is_split for sbp in sbps))
 
 
 def flops_of(call: Call) -> int:
-    """Return the additions and multiplications of a matrix product on the logical (unsharded)
-    tensors.
+    """Return the floating-point operations of a matrix product on the unsharded tensors.
 
-    The result is 0 for ops that are limited by memory alone.
+    Products are matmul, convolution, attention and the like. Other ops give 0: their time is that
+    of reading and writing memory.
     """
     formula = _FORMULAS.get(call.name)
     if formula is None or not call.outs or len(call.operands) < 2:
@@ -108,6 +121,7 @@ def _convolution(shapes: Sequence[flops.Shape], out: flops.Shape) -> int:
 
 
 def _by_time(shapes: Sequence[flops.Shape], out: flops.Shape) -> int:
+    """Return the flops of conv_tbc, whose weight is (taps, channels in, channels out)."""
     x, (steps, channels, made) = shapes[0], shapes[1]  # of conv_tbc, unlike other convolutions
     return flops.convolution(x, (made, steps, channels), out, False)
 

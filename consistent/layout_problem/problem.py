@@ -29,8 +29,9 @@ class Option:
         ins, outs: layouts of its operands and of its results.
         seconds: seconds of its work in forward and backward; of a parameter, seconds of reducing
             its gradient and of the optimizer.
-        nbytes: bytes that a rank holds for it.
-        axes: its signature on each mesh axis.
+        nbytes: bytes that a rank holds for it until backward (or what else ``Problem.counted``
+            limits).
+        axes: its signature on each mesh axis; empty if it is not an op.
     """
 
     ins: tuple[NdSbp, ...]
@@ -51,11 +52,13 @@ class Node:
     """One part of the step (an op, an input or a result), with the layouts that it may take.
 
     Args:
+        name: the name of the op, parameter or input.
+        options: the layouts, of which a solution takes one.
         ins, outs: numbers of the values that it reads and makes.
-        alike: nodes with equal keys are parts of equal blocks and take equal options; None for a
-            node outside of blocks.
+        alike: a key for nodes of repeated blocks, such as equal layers: nodes with equal keys take
+            the same option. None for a node outside of blocks.
         in_place: whether the node writes its first operand in place, or makes a view of it that is
-            written later, so that boxing the operand, which writes a copy, is forbidden.
+            written later. Boxing would make it write a copy, so it is forbidden.
     """
 
     name: str
@@ -68,14 +71,17 @@ class Node:
 
 @dataclass(frozen=True)
 class Edge:
-    """Connection from output number ``have`` of node ``maker`` to operand number ``want`` of node
-    ``reader``, which reads it.
+    """Connection from the node that makes a value to a node that reads it.
+
+    The value is boxed on it if the two nodes' options have different layouts for it.
 
     Args:
+        maker, have: index of the node that makes the value, and which of its outputs it is.
+        reader, want: index of the node that reads it, and which of its operands it is.
         spec: shape, dtype and placement of the value.
         back: whether its gradient moves in the other direction in backward.
         gathered: whether it is a parameter that is gathered again in backward, instead of keeping
-            the gathered copy.
+            the gathered copy until then.
     """
 
     maker: int
@@ -89,8 +95,10 @@ class Edge:
 
 @dataclass
 class Problem:
-    """Layout problem of a step. A solution is a list with the index of the chosen option of each
-    node."""
+    """Layout problem of a step: nodes with their options, edges, and what they cost.
+
+    A solution is a list with the index of the chosen option of each node.
+    """
 
     costs: CostModel
     nodes: list[Node] = field(default_factory=list)
@@ -101,9 +109,10 @@ class Problem:
     def add(
         self, node: Node, values: Sequence[Value], tracked: Sequence[bool] | None = None
     ) -> None:
-        """Add a node, and an edge for each of its operands, which earlier nodes make.
+        """Add a node, and an edge for each of its operands, which nodes added before make.
 
         Args:
+            node: the node.
             values: the values of the step.
             tracked: for each operand, whether a gradient flows back to it; by default, to each
                 value that is tracked.
@@ -119,39 +128,48 @@ class Problem:
         self.made.update({v: (len(self.nodes) - 1, i) for i, v in enumerate(node.outs)})
 
     def counted(self, kept: int, sent: int) -> int:
-        """Return the bytes of an op that a solution is limited by: here those that it keeps for
-        backward, and not those that it sends."""
+        """Return which bytes of an op count towards the limit of ``solve``.
+
+        They are those that it keeps for backward (``kept``). A subclass may count those that its
+        form sends (``sent``) instead.
+        """
         return kept
 
     def boxing(self, edge: Edge, have: NdSbp, want: NdSbp) -> tuple[float, int]:
-        """Return (seconds, bytes held until backward) of boxing the value of ``edge`` from ``have``
-        to ``want``.
+        """Return (seconds, bytes held until backward) of boxing the value of ``edge``.
 
-        A value that its reader writes must not be boxed, which costs more than any step.
+        Args:
+            edge: the edge.
+            have: the layout in which the value is made.
+            want: the layout in which it is read. Another one than ``have`` is forbidden if the
+                reader writes the value in place: it then costs ``never``.
         """
         if have != want and edge.want == 0 and self.nodes[edge.reader].in_place:
             return self.never, 0
         return box(self.costs, edge.spec, have, want, edge.back, edge.gathered)
 
     def have(self, edge: Edge) -> list[NdSbp]:
-        """Return the layout in which the value of ``edge`` is made, for each option of the
-        maker."""
+        """Return the layout of the value of ``edge`` for each option of the node that makes it."""
         return [option.outs[edge.have] for option in self.nodes[edge.maker].options]
 
     def want(self, edge: Edge) -> list[NdSbp]:
-        """Return the layout in which the value of ``edge`` is read, for each option of the
-        reader."""
+        """Return the layout of the value of ``edge`` for each option of the node that reads it."""
         return [option.ins[edge.want] for option in self.nodes[edge.reader].options]
 
     @cached_property
     def never(self) -> float:
-        """Seconds of an impossible boxing: more than the work of any solution."""
+        """Seconds that a forbidden boxing costs: more than all work of any solution.
+
+        So a solution has one only if there is no other.
+        """
         return 10.0 + 10 * sum(max(o.seconds for o in node.options) for node in self.nodes)
 
     @cached_property
     def tables(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Costs of boxing on each edge, as (seconds, bytes) arrays indexed by (maker's option,
-        reader's option)."""
+        """Costs of boxing on each edge, as a pair of arrays: seconds and bytes.
+
+        Each is indexed by (option of the maker, option of the reader).
+        """
         made = []
         for edge in self.edges:
             pairs = [[self.boxing(edge, a, b) for b in self.want(edge)] for a in self.have(edge)]
@@ -160,8 +178,10 @@ class Problem:
         return made
 
     def cost(self, solution: Sequence[int]) -> tuple[float, int]:
-        """Return (seconds of the step, bytes that a rank holds) if each node takes its option in
-        ``solution``."""
+        """Return (seconds of the step, bytes that a rank holds) of a solution.
+
+        They are the sums over the chosen option of each node, and the boxing on each edge.
+        """
         seconds, nbytes = 0.0, 0
         for node, index in zip(self.nodes, solution, strict=True):
             seconds += node.options[index].seconds
@@ -184,8 +204,13 @@ def box(
 ) -> tuple[float, int]:
     """Return (seconds, bytes held until backward) of boxing a value from ``have`` to ``want``.
 
-    ``back`` adds the boxing of its gradient. If ``gathered`` and the value becomes replicated on
-    some axis, it is boxed once more in backward, and no copy is held until then.
+    Args:
+        costs: the machine's cost model.
+        spec: shape, dtype and placement of the value.
+        have, want: layouts before and after.
+        back: add the boxing of its gradient, from the dual of ``want`` to the dual of ``have``.
+        gathered: if the boxing only gathers, it is done once more in backward, and no copy is held
+            until then.
     """
     if have == want:
         return 0.0, 0
@@ -200,9 +225,9 @@ def box(
 
 
 def may_gather(have: NdSbp, want: NdSbp) -> bool:
-    """Return whether boxing from ``have`` to ``want`` only gathers: ``want`` is replicated on each
-    axis where they differ.
+    """Return whether boxing from ``have`` to ``want`` leaves a tensor B on each axis it changes.
 
-    Only then may a parameter be stored as ``have`` and gathered before each use.
+    ``(S(0), S(1)) -> (S(0), B)`` does, ``S(0) -> S(1)`` does not. Only then may a parameter be
+    stored as ``have`` and gathered before each use.
     """
     return all(w is h or w.is_broadcast for h, w in zip(have, want, strict=True))

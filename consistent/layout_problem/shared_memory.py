@@ -16,12 +16,14 @@ from ..graph.global_ops import MOVE, Op
 
 
 class AliasedValues:
-    """Record of the writes in place of a step.
+    """Record of which values of a step share memory, and of the writes in place into it.
+
+    A search asks it which values must not be boxed, since a write would then go to a copy.
 
     Args:
         ops: (position in the program, op) for each op, in order.
-        same: pairs of values that are one tensor, as the operand and the result of
-            ``contiguous()`` may be.
+        same: pairs of values that are one tensor, as the operand and the result of ``contiguous()``
+            may be.
     """
 
     def __init__(self, ops: Iterable[tuple[int, Op]], same: Iterable[tuple[int, int]] = ()) -> None:
@@ -40,17 +42,23 @@ class AliasedValues:
             self._last[self._memory(v)] = at
 
     def is_written_after(self, v: int, at: int) -> bool:
-        """Return whether an op after position ``at`` writes into the memory of value ``v``."""
+        """Return whether an op after position ``at`` writes into the memory of value ``v``.
+
+        The write may go through another value that shares the memory, such as a view.
+        """
         return self._last.get(self._memory(v), -1) > at
 
     def must_stay(self, op: Op, at: int) -> bool:
-        """Return whether the first operand of an op must not be boxed: the op writes it, or returns
-        a view that a later op writes."""
+        """Return whether the first operand of ``op``, at position ``at``, must not be boxed.
+
+        It must not if the op writes it, or returns a view of memory that a later op writes.
+        """
         if not op.ins:
             return False
         return op.call.inplace or (_is_view(op) and self.is_written_after(op.ins[0], at))
 
     def _memory(self, v: int) -> int:
+        """Return the value that stands for all that share the memory of ``v`` (a union-find)."""
         while (other := self._first.get(v, v)) != v:
             v = other
         return v

@@ -22,8 +22,11 @@ _WITH_BACKWARD = 3
 def may_be(signature: Signature, call: Call, parts: int) -> bool:
     """Return whether a search may choose ``signature`` on an axis of ``parts`` ranks.
 
-    Every rank must get something of each split tensor, a tensor that is written in place must keep
-    its layout, and nothing may be a partial maximum, which has no gradient.
+    It may not if
+
+    * a rank would get nothing of a split tensor,
+    * a tensor that is written in place would change its layout, or
+    * a tensor would be P(max) or P(min), which have no gradient.
     """
     if any(e.is_extreme for e in (*signature.ins, *signature.outs)):
         return False
@@ -35,22 +38,28 @@ def may_be(signature: Signature, call: Call, parts: int) -> bool:
 
 
 def has_one_form(chosen: Sequence[Signature]) -> bool:
-    """Return whether the signatures use at most one form, so that one call can serve all mesh
-    axes."""
+    """Return whether the signatures, one per mesh axis, use at most one form.
+
+    One call runs one form, the local code in place of the op, for all axes.
+    """
     return len({s.form for s in chosen if s.form is not None}) < 2
 
 
 def layouts_of(chosen: Sequence[Signature]) -> tuple[tuple[NdSbp, ...], tuple[NdSbp, ...]]:
-    """Return the layouts over all mesh axes (nd-SBPs) of every operand and of every output."""
+    """Return the nd-SBPs of every operand and of every output, from one signature per mesh axis.
+
+    Of ``mm``: ``S(0), B -> S(0)`` and ``B, S(1) -> S(1)`` give ((S(0), B), (B, S(1))), ((S(0),
+    S(1)),).
+    """
     ins = tuple(zip(*(s.ins for s in chosen), strict=True))
     return ins, tuple(zip(*(s.outs for s in chosen), strict=True))
 
 
 def chosen_on(axis: int, choice: Choice, options: Sequence[Signature]) -> Signature | None:
-    """Return the signature among ``options`` that ``choice`` takes on mesh axis ``axis``; None if
-    there is none.
+    """Return the signature among ``options`` that ``choice`` takes on mesh axis ``axis``, or None.
 
-    Of several equal signatures, this is the one whose form sends least.
+    ``choice`` has the layouts and the form that a run would choose. Of several signatures with
+    these, the one whose form sends least is returned.
     """
     ins, outs = (tuple(sbp[axis] for sbp in side) for side in (choice.ins, choice.outs))
     form = choice.form if axis in choice.form_axes else None
@@ -65,15 +74,16 @@ def work(
     layouts: tuple[Sequence[NdSbp], Sequence[NdSbp]],
     tracked: bool,
 ) -> tuple[float, int]:
-    """Return (seconds of an op's work, bytes of its results) on each rank, if its tensors have
-    ``layouts``.
+    """Return (seconds of an op's work, bytes of its results) on each rank.
 
     The seconds that any op takes to start are left out: they are the same in all layouts.
 
     Args:
+        costs: the machine's cost model.
+        call: the op.
         specs: specs of its operands and of its results, in any layouts.
         layouts: the layouts of its operands and of its results.
-        tracked: whether the seconds of its backward are included.
+        tracked: whether the seconds of its backward are included: twice those of forward.
     """
     taken, made = (
         sum(spec.with_sbp(sbp).largest_nbytes for spec, sbp in zip(*side, strict=True))

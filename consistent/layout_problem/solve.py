@@ -28,9 +28,12 @@ _TIE = 1e-6
 
 
 class DoesNotFitInMemory(ValueError):
-    """Error: every solution holds more bytes than allowed.
+    """Raised by ``solve`` if every solution holds more bytes than allowed.
 
-    ``solution`` is the one that holds the fewest bytes, and ``least`` is their number.
+    Attributes:
+        least: the bytes of the solution that holds the fewest.
+        memory: the bytes allowed.
+        solution: the solution that holds the fewest.
     """
 
     def __init__(self, least: int, memory: int, solution: Sequence[int]) -> None:
@@ -39,10 +42,11 @@ class DoesNotFitInMemory(ValueError):
 
 
 def solve(problem: Problem, memory: int | None = None) -> list[int]:
-    """Return the index of the chosen option for each node.
+    """Return the index of the chosen option for each node, so that the step takes the least time.
 
     Args:
-        memory: the most bytes that a rank may hold.
+        problem: the layout problem.
+        memory: the most bytes that a rank may hold; None for no limit.
 
     Raises:
         ImportError: scipy is not installed.
@@ -59,7 +63,11 @@ def solve(problem: Problem, memory: int | None = None) -> list[int]:
 
 
 class _Integers:
-    """Integer program of a layout problem: variables, costs, and linear constraints."""
+    """Integer program of a layout problem: variables, costs, and linear constraints.
+
+    The top of this file has its formulas. Costs are ``seconds`` (in microseconds) and ``nbytes``,
+    by variable.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -72,15 +80,15 @@ class _Integers:
         self._edges()
 
     def _new(self, seconds: float, nbytes: float) -> int:
+        """Add a variable with these costs, and return its index."""
         self.seconds.append(seconds * _MICRO)
         self.nbytes.append(nbytes)
         return len(self.seconds) - 1
 
     def _options(self) -> list[int]:
-        """Create the ``x`` variables, one per option, and return the index of each node's first
-        one.
+        """Create the ``x`` variables, one per option; return the index of each node's first one.
 
-        Nodes of equal blocks get the same variables.
+        Nodes that must take the same option (``Node.alike``) get the same variables.
         """
         shared: dict[Any, int] = {}
         firsts = []
@@ -101,7 +109,11 @@ class _Integers:
         return firsts
 
     def _edges(self) -> None:
-        """Create the ``y`` variables; edges between the same variables at equal cost share them."""
+        """Create the ``y`` variables, which select the boxing on edges.
+
+        Edges that connect the same variables at equal cost share them, with the cost times their
+        number.
+        """
         counts: dict[tuple, list[Any]] = {}
         for edge in self.problem.edges:
             key = (self._first[edge.maker], edge.have, self._first[edge.reader], edge.want)
@@ -110,6 +122,7 @@ class _Integers:
             self._edge(edge, count)
 
     def _edge(self, edge: Edge, count: int) -> None:
+        """Create the ``y`` variables of ``edge``, which stands for ``count`` edges."""
         have = _by_layout(self.problem.have(edge), self._first[edge.maker])
         want = _by_layout(self.problem.want(edge), self._first[edge.reader])
         costs = {
@@ -131,14 +144,15 @@ class _Integers:
             self._equal([y[a, b] for a in have], xs)
 
     def _equal(self, ys: Sequence[int], xs: Sequence[int]) -> None:
+        """Add the constraint that the variables ``ys`` and the variables ``xs`` have equal sums."""
         self._rows.append({**dict.fromkeys(ys, 1.0), **dict.fromkeys(xs, -1.0)})
         self._sums.append(0.0)
 
     def best(self, costs: Sequence[float], memory: int | None) -> list[int] | None:
-        """Return the solution with the least sum of ``costs``; None if none fits in ``memory``
-        bytes.
+        """Return the solution with the least sum of ``costs``; None if none fits in ``memory``.
 
-        ``costs`` are ``seconds`` or ``nbytes`` of the variables.
+        ``costs`` are ``self.seconds`` or ``self.nbytes``. ``memory`` is in bytes; None for no
+        limit.
         """
         optimize, sparse = _scipy()
         cells = [(r, c, v) for r, row in enumerate(self._rows) for c, v in row.items()]
@@ -171,9 +185,10 @@ class _Integers:
 
 
 def _by_layout(layouts: Sequence[NdSbp], first: int) -> dict[NdSbp, list[int]]:
-    """Return layout -> indices of the variables whose option has this layout.
+    """Return {layout: indices of the variables of the options that have it}.
 
-    ``first`` is the index of the variable of ``layouts[0]``.
+    ``layouts`` has the layout of each option of a node, and ``first`` is the index of the variable
+    of the first option.
     """
     found: dict[NdSbp, list[int]] = {}
     for i, sbp in enumerate(layouts):

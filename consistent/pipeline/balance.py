@@ -14,6 +14,8 @@ def best_ends(
 ) -> list[int] | None:
     """Return the end of each stage that minimizes the time of the slowest; None if nothing fits.
 
+    [1, 2, 3, 3] in 2 stages -> [3, 4], or [2, 4] if 3 units do not fit in the memory of stage 0.
+
     The minimum is found by bisection on a time limit for every stage. Under a fixed limit, a stage
     that begins later can end no earlier. It is therefore enough to extend each stage as far as it
     can go, one after another: the limit can be kept if the last stage reaches the last unit.
@@ -47,7 +49,11 @@ def _fastest(
 ) -> list[int] | None:
     """Return the ends under the least time limit that can be kept, found by bisection.
 
-    ``low`` is a limit below which no stages can stay; the others are as for ``_ends``.
+    Args:
+        sums: the prefix sums of the units' seconds, beginning with 0.
+        stages: the number of stages.
+        room: (stage, begin, most) -> the furthest end up to ``most`` that memory allows.
+        low: a limit below which no stages can stay.
     """
     high, near = sums[-1], _NEAR * sums[-1]
     best = _ends(sums, stages, room, high)
@@ -67,7 +73,10 @@ def _fastest(
 
 
 def _last_that_fits(low: int, high: int, fits: Callable[[int], bool]) -> int:
-    """Return the greatest number from ``low``, which fits, to ``high`` that fits, by bisection."""
+    """Return the greatest number from ``low`` to ``high`` that fits, by bisection.
+
+    ``low`` is returned without a test. If a number fits, all smaller ones must.
+    """
     if low < high and fits(high):
         return high
     while low < high:
@@ -82,8 +91,9 @@ def _last_that_fits(low: int, high: int, fits: Callable[[int], bool]) -> int:
 def even_ends(seconds: Sequence[float], stages: int) -> list[int]:
     """Return the ends of ``best_ends`` without a memory limit.
 
-    Among equally fast choices, the last stage takes as many units as it can. The stages before it
-    are then cut in the same way.
+    Several choices may be equally fast, as only the slowest stage counts. Then the last stage takes
+    as many units as it can, then the stage before it as many of the others, and so on: [4, 1, 1, 1,
+    1] in 3 stages -> [1, 2, 5].
     """
     sums, ends = [0.0, *accumulate(seconds)], [len(seconds)]
     for count in range(stages, 1, -1):
@@ -95,6 +105,7 @@ def even_ends(seconds: Sequence[float], stages: int) -> list[int]:
 
 
 def _slowest(sums: Sequence[float], ends: Sequence[int]) -> float:
+    """Return the seconds of the slowest stage."""
     return max(sums[b] - sums[a] for a, b in zip([0, *ends], ends, strict=False))
 
 

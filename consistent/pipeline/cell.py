@@ -20,6 +20,9 @@ from .split_backward import SplitBackward
 class Cell:
     """One stage's run of one micro-batch, with the tensors kept between forward and backward.
 
+    A schedule calls ``forward``, and later ``backward``, or its halves ``backward_of_inputs`` and
+    ``backward_of_weights``. Gradients of parameters are added to their ``.grad``.
+
     Attributes:
         results: value index -> the detached value, of the values that the program returns and this
             stage computes.
@@ -72,6 +75,10 @@ class Cell:
         return going
 
     def _enter(self, move: int, index: int, local: torch.Tensor, tracked: bool) -> Any:
+        """Return the global tensor for a value that arrived, with the shard ``local``.
+
+        If gradients are ``tracked`` it has a leaf below it, in which backward leaves its gradient.
+        """
         spec = self._program.spec(index)
         if not (tracked and self._program.values[index].requires_grad):
             return attach(local.detach(), spec)
@@ -79,6 +86,7 @@ class Cell:
         return attach(_Arrive.apply(leaf, (local.detach(),)), spec)
 
     def _get(self, env: dict[int, Any], index: int) -> Any:
+        """Return the value ``index``: computed (in ``env``), or else read, as a parameter."""
         if index in env:
             return env[index]
         read = self._program.values[index].read
@@ -98,21 +106,7 @@ class Cell:
                 f"{len(line.outs)} when the program was recorded.\n  Stages are connected as "
                 "recorded.\n  Let a module give the same structure for each micro-batch."
             )
-        if line.by_values:
-            self._check_shapes(line, found)
         env.update(zip(line.outs, found, strict=True))
-
-    def _check_shapes(self, line: ProgramLine, found: Sequence[torch.Tensor]) -> None:
-        for index, x in zip(line.outs, found, strict=True):
-            shape = tuple(self._program.values[index].shape)
-            if tuple(x.shape) != shape:
-                raise RuntimeError(
-                    f"{line.name}, at {line.where}, gives a tensor of shape {tuple(x.shape)}, and "
-                    f"gave one of {shape} when it was recorded: it depends on values that the "
-                    "module reads.\n  What follows between the modules of stages is recorded once "
-                    "for each shape of a batch.\n  Pad to one shape, or read the values between "
-                    "the modules, where other values are recorded again."
-                )
 
     def call(self, line: ProgramLine, env: dict[int, Any]) -> Any:
         """Return the result of one line, with its arguments taken from ``env``."""
@@ -127,7 +121,9 @@ class Cell:
             return line.target(*args, **kwargs)
 
     def _as_recorded(self, x: Any, index: int) -> Any:
-        """Return ``x`` in the layout that was recorded, which the receiving stages expect.
+        """Return the value ``x``, number ``index``, in the layout that the receiving stages expect.
+
+        It is the recorded layout.
 
         Raises:
             RuntimeError: ``x`` is plain, or its shape or dtype is not the recorded one.
@@ -147,16 +143,19 @@ class Cell:
 
     @property
     def wants(self) -> list[int]:
-        """Return the indices of the values that left and whose gradients backward needs."""
+        """Return the numbers of the values whose gradients ``backward`` needs.
+
+        They are the values that were sent to other stages and require grad.
+        """
         return list(self._roots)
 
     def backward(
         self, grads: Mapping[int, torch.Tensor], give: Callable[[int, torch.Tensor], None]
     ) -> None:
-        """Run the whole backward, and give each input's gradient away as soon as it is ready.
+        """Run the whole backward, and give away each input's gradient as soon as it is ready.
 
-        Input gradients are handed over from hooks, before the engine waits for reductions of
-        parameter gradients that are under way. The stage before can thus start earlier.
+        Hooks do so before the engine waits for reductions of parameter gradients that are under
+        way, so that the stage before can start earlier.
 
         Args:
             grads: for each value in ``wants``, the shard of its gradient, in the dual of its spec.
@@ -182,6 +181,8 @@ class Cell:
     def backward_of_inputs(self, grads: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """Run the first half of backward, which computes only the gradients of the stage's inputs.
 
+        ``grads`` is as for ``backward``.
+
         Returns:
             move index -> the shard of the gradient; zeros where backward does not reach an input.
         """
@@ -193,12 +194,16 @@ class Cell:
         return found
 
     def backward_of_weights(self) -> None:
-        """Run the second half of backward, which computes the gradients of the parameters."""
+        """Run the second half of backward, which adds up the gradients of the parameters.
+
+        It must follow ``backward_of_inputs``.
+        """
         assert self._split is not None
         self._split.of_weights()
         self._split = None
 
     def _seeded(self, grads: Mapping[int, torch.Tensor]) -> tuple[list[Any], list[Any]]:
+        """Return (tensors that backward starts from, their gradients; None for a loss)."""
         roots: list[Any] = [loss for loss in self._losses if loss.requires_grad]
         seeds: list[Any] = [None for _ in roots]
         for index, x in self._roots.items():
@@ -209,9 +214,10 @@ class Cell:
 
 
 class _Arrive(torch.autograd.Function):
-    """Autograd function that makes the received shard a non-leaf tensor above a leaf.
+    """Autograd function that returns the received shard as a non-leaf tensor above a leaf.
 
-    The leaf collects the gradient of the input; the model may write to the non-leaf in place.
+    The leaf gets the gradient of the input, to be sent back. The model may write in place into the
+    non-leaf, which torch forbids for a leaf.
     """
 
     @staticmethod

@@ -25,7 +25,7 @@ from .balance import even_ends
 
 @dataclass(frozen=True)
 class Unit:
-    """A named module that is not divided between stages."""
+    """A named module that belongs as a whole to one stage."""
 
     name: str
     module: nn.Module
@@ -43,7 +43,7 @@ class Cut:
     Args:
         stages: the units of each stage.
         owners: name -> (module, stage) of the modules that contain units and have parameters of
-            their own.
+            their own, beside those of the units.
     """
 
     stages: tuple[tuple[Unit, ...], ...]
@@ -53,9 +53,12 @@ class Cut:
 def by_names(model: nn.Module, names: Sequence[str]) -> Cut:
     """Cut a model so that a new stage begins at each named module.
 
+    ["blocks.2", "norm"] gives three stages. The names must be in the order in which the modules are
+    defined.
+
     Raises:
         ValueError: a name is not a module of the model or names its first part, or the names are
-            not in the order in which the modules are defined.
+            not in that order.
     """
     known = dict(model.named_modules())
     for name in names:
@@ -91,6 +94,8 @@ def balanced(
 ) -> Cut:
     """Cut ``units`` into ``count`` stages so that the most expensive stage is as cheap as possible.
 
+    ``cost`` returns the cost of a unit: its seconds, or its number of parameters.
+
     Raises:
         ValueError: there are fewer units than stages.
     """
@@ -109,9 +114,9 @@ def balanced(
 def parts(model: nn.Module, count: int) -> list[Unit]:
     """Return the units that a cut into ``count`` stages can choose from, in definition order.
 
-    A module is divided into its children if it contains a list of modules and has more than one
-    stage's share of the parameters. Modules without such lists stay whole, since their children are
-    often called in another order than they are defined in.
+    A module is divided into its children if it contains a list of modules, such as ``blocks``, and
+    has more than ``1 / count`` of the parameters. Modules without such lists stay whole, since
+    their children are often called in another order than they are defined in.
     """
     total = sum(p.numel() for p in model.parameters())
 
@@ -124,6 +129,11 @@ def parts(model: nn.Module, count: int) -> list[Unit]:
 
 
 def _units(model: nn.Module, opens: Callable[[str, nn.Module], bool]) -> list[Unit]:
+    """Return the largest modules of ``model`` for which ``opens(name, module)`` is False.
+
+    Modules without children, which cannot be divided, are units too. Modules without a forward are
+    always divided.
+    """
     found: list[Unit] = []
 
     def visit(name: str, module: nn.Module) -> None:
@@ -141,7 +151,10 @@ def _units(model: nn.Module, opens: Callable[[str, nn.Module], bool]) -> list[Un
 
 
 def _owners(model: nn.Module, stages: Sequence[Sequence[Unit]]) -> dict[str, tuple[nn.Module, int]]:
-    """Return the modules outside the units that own parameters, with their first unit's stage."""
+    """Return {name: (module, stage)} of the modules outside the units that own parameters.
+
+    The stage is that of the first unit inside the module.
+    """
     stage_of = [(unit.name, stage) for stage, units in enumerate(stages) for unit in units]
     inside = {id(m) for units in stages for unit in units for m in unit.module.modules()}
     found = {}

@@ -40,6 +40,8 @@ MOST = 16  # recorded programs that an engine caches; another one drops the olde
 class Engine:
     """Runner of a staged program, with the cache of the programs that it recorded.
 
+    Both ``consistent.nn.pipeline`` and steps that mark their modules with stages run by one.
+
     Args:
         name: the name in error messages.
         placements: the placement of each stage, in order.
@@ -63,7 +65,7 @@ class Engine:
     )  # the newest at the end
 
     def table(self, count: int) -> Schedule:
-        """Return the schedule's table for ``count`` micro-batches.
+        """Return the schedule's table (the actions of each placement) for ``count`` micro-batches.
 
         Raises:
             ValueError: the schedule cannot run this number of micro-batches, or runs a stage on
@@ -92,6 +94,10 @@ class Engine:
         needs_loss: bool = True,
     ) -> Any:
         """Return the result of ``step(*args, **kwargs)`` on a batch, run in micro-batches.
+
+        The step is recorded as a program, unless a program from an earlier run fits the
+        micro-batch. Then each rank runs its stages' parts of the programs, and the micro-batches'
+        results are joined.
 
         Args:
             step: the function to record and run.
@@ -204,6 +210,11 @@ class Engine:
     def _has_losses(self, programs: list[StagesProgram], trains: bool, needed: bool) -> bool:
         """Return whether the programs have a backward to run.
 
+        Args:
+            programs: the programs of the micro-batches.
+            trains: whether gradients are recorded.
+            needed: whether a step without backward is an error.
+
         Raises:
             RuntimeError: backward was called where no gradients are recorded, or is missing where
                 it is needed.
@@ -224,12 +235,22 @@ class Engine:
         return bool(found)
 
     def _layout(self, stage: int, shape: tuple[int, ...], rows: int) -> NdSbp:
+        """Return the nd-sbp in which a plain tensor of ``shape`` enters ``stage``.
+
+        A tensor with a row for each sample (``rows``) is split along the batch's axes. Others are
+        B.
+        """
         axes = self.splits[stage] if shape and shape[0] == rows else ()
         return tuple(S(0) if axis in axes else B for axis in range(self.placements[stage].ndim))
 
     # -- after the schedule ------------------------------------------------------------------------
 
     def _result(self, given: MicroBatch, found: dict[int, Any]) -> Any:
+        """Return what the step returns for one micro-batch.
+
+        ``found`` has the values that stages on this rank computed. Values of other stages are
+        global tensors without data here, and plain values are computed by every rank.
+        """
         program = given.program
         plain = [i for i in refs(program.result) if program.values[i].stage is None]
         if plain:  # plain results are computed by every rank, also outside the stages
@@ -245,10 +266,11 @@ class Engine:
         )
 
     def _follow_gradients(self, programs: list[StagesProgram]) -> None:
-        """Give parameters of other stages a meta gradient if their own stage has computed one.
+        """Give parameters of other stages a gradient without data if their own stage has one.
 
-        All ranks thus agree on which parameters have a gradient. The layouts are gathered from all
-        ranks once for each set of programs, and then cached.
+        So all ranks agree on which parameters have a gradient, and run the same ops on them in an
+        optimizer. The layouts are gathered from all ranks once for each set of programs, and then
+        cached.
         """
         params: list[Any] = list(
             dict.fromkeys(p for m in self.modules() for p in m.parameters(recurse=False))
@@ -270,7 +292,11 @@ class Engine:
     # -- agreement ---------------------------------------------------------------------------------
 
     def _agree(self, args: tuple, kwargs: dict[str, Any], count: int) -> None:
-        """Raise on every rank if the batches of the ranks differ in shapes or micro-batches.
+        """Raise on every rank if the ranks are about to run batches of different shapes.
+
+        Args:
+            args, kwargs: the whole batch.
+            count: the number of micro-batches, which must be the same too.
 
         Raises:
             RuntimeError: the message lists the batch of each rank.
@@ -294,7 +320,7 @@ class Engine:
         agree(note, differ, fits=lambda notes: alike([each[:2] for each in notes]))
 
     def _agree_on_values(self, programs: list[StagesProgram]) -> None:
-        """Raise on every rank if input values lead the ranks to different programs.
+        """Raise on every rank if values of the inputs have led the ranks to different programs.
 
         Raises:
             RuntimeError: an answer that a program depends on differs between ranks.
@@ -316,15 +342,20 @@ class Engine:
 
 
 def _unlike(programs: list[StagesProgram]) -> list[StagesProgram]:
+    """Return the different programs among those of the micro-batches."""
     return list(dict.fromkeys(programs))
 
 
 def _share(scale: Callable[[Any], Any], share: float) -> Callable[[Any], Any]:
+    """Return a function that weights a loss by ``share`` before it is passed to ``scale``.
+
+    ``share`` is the part of the batch's rows that the micro-batch has.
+    """
     return lambda loss: scale(loss if share == 1 else loss * share)
 
 
 def _shown(given: Any) -> str:
-    """Return the ``repr`` of arguments, with tensors as their shape and dtype."""
+    """Return the ``repr`` of arguments, with tensors as their shape and dtype, as a cache key."""
     return repr(map_tensors(given, _text))
 
 
@@ -339,7 +370,7 @@ def _is_graded(p: Any) -> bool:
 
 
 def _parameters(modules: list[torch.nn.Module]) -> tuple:
-    """Return what a program depends on of parameters, as a part of its cache key.
+    """Return what a program depends on of the modules' parameters, as a part of its cache key.
 
     These are ``requires_grad``, dtype and shape of each parameter: moves of gradients between
     stages depend on them.
@@ -351,9 +382,9 @@ def _parameters(modules: list[torch.nn.Module]) -> tuple:
 def _state(modules: list[torch.nn.Module]) -> tuple:
     """Return the plain attributes of modules, as a part of the program's cache key.
 
-    Counts numbers, booleans, strings and None, each with its type since 1 equals True, of the
-    modules whose code is recorded op by op. Modules inside a stage are called, not recorded, and
-    are left out.
+    Code between the modules of stages is recorded once, and may branch on ``self.causal`` or the
+    like. Counted are numbers, booleans, strings and None, each with its type since 1 equals True.
+    Modules inside a stage are called, not recorded, and are left out.
     """
     kinds = (int, float, bool, str, type(None))
     inside = {id(m) for top in modules if stage_of(top) is not None for m in top.modules()}

@@ -17,8 +17,9 @@ from .part import Part
 def fits(program: StagesProgram, inputs: Sequence[Any]) -> bool:
     """Return whether code that branches on tensor values would branch on ``inputs`` as recorded.
 
-    Each value that the code read while it was recorded is computed again and compared. The inputs
-    have the shapes and dtypes of the recording. They are not written to.
+    If it would, ``program`` serves them; otherwise another one is recorded. Each value that the
+    code read while it was recorded is computed again and compared. The inputs have the shapes and
+    dtypes of the recording. They are not written to.
     """
     if not program.reads:
         return True
@@ -41,7 +42,10 @@ def fits(program: StagesProgram, inputs: Sequence[Any]) -> bool:
 
 
 def _needed(program: StagesProgram) -> list[tuple[int, ProgramLine]]:
-    """Return the lines on plain tensors that compute the values read, with their positions."""
+    """Return the lines that compute the values that the program depends on, with their positions.
+
+    They are lines on plain tensors, which every rank can run.
+    """
     needed = {i for read in program.reads for i in refs((read.line.args, read.line.kwargs))}
     found = []
     for at, line in reversed(list(enumerate(program.lines))):

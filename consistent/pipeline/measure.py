@@ -22,8 +22,8 @@ def measured(
 ) -> tuple[list[Unit], Callable[[Unit], float]]:
     """Return the units in call order, and a function from a unit to its forward seconds.
 
-    Rank 0 takes the least of ``RUNS`` runs and sends the times to the other ranks, so every rank
-    must call this.
+    Rank 0 takes the least of ``RUNS`` runs of ``model`` on ``sample`` and sends the times to the
+    other ranks, so every rank must call this.
 
     Raises:
         RuntimeError: the model does not take the sample.
@@ -41,6 +41,7 @@ def measured(
 
 
 def _once(model: torch.nn.Module, units: Sequence[Unit], sample: Any) -> dict[str, float]:
+    """Return {name of a unit: the seconds of its forward} of one run of the model."""
     found: dict[str, float] = {}
     begun: dict[str, float] = {}
 
@@ -60,7 +61,7 @@ def _once(model: torch.nn.Module, units: Sequence[Unit], sample: Any) -> dict[st
 
 
 def _now() -> float:
-    """Return the time once GPUs have finished: launches return before the work is done."""
+    """Return the time in seconds, once GPUs have finished what was launched."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     return time.perf_counter()

@@ -22,7 +22,8 @@ from ..spec.nested import map_tensors, tensors_in
 def rows_of(what: str, given: Any) -> int:
     """Return the number of rows (the size of dim 0) of the batch in ``given``.
 
-    A tensor may have a single row instead, which holds for the whole batch.
+    A tensor may have a single row instead, which holds for the whole batch. Tensors without dims
+    are ignored. ``what`` is the caller's name, for errors.
 
     Raises:
         ValueError: there is no tensor with rows, or tensors have different numbers of rows.
@@ -46,6 +47,8 @@ def rows_of(what: str, given: Any) -> int:
 def cuts(what: str, rows: int, count: int) -> list[tuple[int, int]]:
     """Return (start, size) of each micro-batch; sizes differ by at most one row.
 
+    10 rows in 4 -> (0, 3), (3, 3), (6, 2), (8, 2). ``what`` is the caller's name, for errors.
+
     Raises:
         ValueError: there are fewer rows than micro-batches.
     """
@@ -58,9 +61,9 @@ def cuts(what: str, rows: int, count: int) -> list[tuple[int, int]]:
 
 
 def cut(given: Any, rows: int, start: int, size: int) -> Any:
-    """Return ``given`` with each tensor of ``rows`` rows narrowed to ``start : start + size``.
+    """Return one micro-batch of ``given``: ``size`` rows of each tensor, from ``start`` on.
 
-    Global tensors keep their SBP. Other tensors stay as they are.
+    Only tensors with ``rows`` rows are cut; others stay as they are. Global tensors keep their SBP.
     """
     if size == rows:
         return given
@@ -99,6 +102,7 @@ def joined(what: str, results: Sequence[Any], sizes: Sequence[int]) -> Any:
 
 
 def _joined(what: str, parts: list[Any], sizes: Sequence[int]) -> Any:
+    """Return one tensor of the batch's result from its ``parts``, one for each micro-batch."""
     total = sum(sizes)
     if all(x.ndim == 0 for x in parts):
         if not (parts[0].is_floating_point() or parts[0].is_complex()):

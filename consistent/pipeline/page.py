@@ -27,7 +27,15 @@ def page(
     placements: Sequence[Placement],
     modules: Iterable[Any],
 ) -> str:
-    """Return the HTML page of ``program`` and of its schedule, drawn by ``picture``."""
+    """Return the HTML page of a pipeline: its schedule, and what each stage does.
+
+    Args:
+        name: the name in the title.
+        program: the program of one micro-batch.
+        picture: the drawing of the schedule.
+        placements: the placement of each stage.
+        modules: the modules of the model, for the bytes of their parameters.
+    """
     table, held = picture.table, _parameters(modules, len(placements))
     parts = [part_of(program, stage) for stage in range(len(placements))]
     longest = max((_held(value) for value in program.values), default=0)
@@ -63,6 +71,11 @@ def page(
 def _stage(
     program: StagesProgram, part: Part, placement: Placement, held: int, longest: int
 ) -> str:
+    """Return the HTML of one stage: its moves and lines, in order.
+
+    ``held`` are the bytes of its parameters, and ``longest`` those of the largest value of the
+    program, which has the longest bar.
+    """
     rows = [_move(program, move, f"from stage {move.src}", longest) for move in part.entering]
     before = ""
     for line in part.lines:
@@ -117,10 +130,12 @@ def _sbp(value: ProgramValue) -> str:
 
 
 def _whole(value: ProgramValue) -> int:
+    """Return the bytes of the whole tensor."""
     return math.prod(value.shape) * value.dtype.itemsize
 
 
 def _held(value: ProgramValue) -> int:
+    """Return the bytes that the first rank holds of a value."""
     return _whole(value) if value.spec is None else _of_first(value.spec)
 
 
@@ -130,7 +145,7 @@ def _of_first(spec: TensorSpec) -> int:
 
 
 def _parameters(modules: Iterable[Any], stages: int) -> list[int]:
-    """Return the bytes of the parameters on the first rank of each stage."""
+    """Return the bytes of the parameters on the first rank of each of ``stages`` stages."""
     found: list[dict[int, int]] = [{} for _ in range(stages)]
     for module in modules:
         stage = stage_of(module)

@@ -16,7 +16,7 @@ class Part:
         stage: the index of the stage; -1 for none.
         lines: the lines in order; lines on plain tensors alone are run by every stage that needs
             them.
-        entering: the moves from other stages into this one.
+        entering: the moves (transfers of a value) from other stages into this one.
         leaving: index of a value -> the moves that send it to other stages.
         losses: the indices of the values that backward begins at.
         results: the indices of the values that the program returns and this stage computes.
@@ -33,8 +33,8 @@ class Part:
 def part_of(program: StagesProgram, stage: int | None) -> Part:
     """Return the part of ``program`` that ``stage`` runs.
 
-    With None, return the part that belongs to no stage: the lines on plain tensors that compute
-    returned values.
+    With None, return what every rank runs to return plain values: the lines on plain tensors that
+    compute them.
     """
     part = Part(-1 if stage is None else stage)
     if stage is not None:
@@ -62,14 +62,13 @@ _VIEWS = frozenset(
 
 
 def check_written(program: StagesProgram) -> None:
-    """Raise if code between the stages' modules writes to an existing plain tensor, as to a buffer.
+    """Raise if code between the stages' modules writes to a plain tensor from before the step.
 
-    Such a line may run in several stages of one rank, and on some ranks not at all, so the tensor
-    would get different values on different ranks.
+    A buffer of the model is one. Such a line may run in several stages of one rank, and on some
+    ranks not at all, so the tensor would get different values on different ranks.
 
     Raises:
-        RuntimeError: a line outside the modules of stages writes to a plain tensor that was made
-            before the step.
+        RuntimeError: a line outside the modules of stages writes to such a tensor.
     """
     before = {i for i, value in enumerate(program.values) if value.read and value.spec is None}
     for line in program.lines:
@@ -90,7 +89,10 @@ def check_written(program: StagesProgram) -> None:
 
 
 def _written(line: ProgramLine) -> Any:
-    """Return the arguments that ``line`` writes to in place, running statistics of norms too."""
+    """Return the arguments that ``line`` writes to in place.
+
+    batch_norm and instance_norm write running statistics, although their names do not say so.
+    """
     if line.writes:
         return line.args[:1], line.kwargs.get("out")
     given = dict(enumerate(line.args)) | line.kwargs

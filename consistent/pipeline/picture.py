@@ -23,9 +23,10 @@ _LINE, _UNIT = 34.0, 26.0
 
 
 class SchedulePicture(Picture):
-    """Picture of the actions of each placement over time, as text or as a drawing.
+    """Picture of what each placement does over time, as text or as a drawing.
 
-    An action is shown as its letter and the number of its micro-batch, as wide as it is long.
+    An action is shown as its letter and the number of its micro-batch, ``F0``, as wide as it is
+    long.
     """
 
     def __init__(self, table: Schedule) -> None:
@@ -51,7 +52,10 @@ class SchedulePicture(Picture):
     def _row(
         self, line: tuple[Action, ...], start: float, stop: float, unit: int, colour: bool
     ) -> str:
-        """Return the text of one placement's actions between the times ``start`` and ``stop``."""
+        """Return the text of one placement's actions between the times ``start`` and ``stop``.
+
+        A forward takes ``unit`` characters.
+        """
         parts, at = [], start
         for action in line:
             began, end = self.played.times[action]
@@ -102,6 +106,7 @@ class SchedulePicture(Picture):
         )
 
     def _names(self) -> list[str]:
+        """Return the name of each line, such as "stages 0, 2"."""
         stages = map(self._stages, range(len(self.table.lines)))
         return [f"stage{'s' if len(s) > 1 else ''} {', '.join(map(str, s))}" for s in stages]
 
@@ -110,6 +115,7 @@ class SchedulePicture(Picture):
         return [s for s, line in enumerate(self.table.line_of) if line == k]
 
     def _kinds(self) -> list[str]:
+        """Return the kinds of actions that occur in the schedule, for the legend."""
         met = {action.kind for line in self.table.lines for action in line}
         return [kind for kind in _STYLES if kind in met]
 

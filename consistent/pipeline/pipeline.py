@@ -210,6 +210,7 @@ class Pipeline:
         return self.model(*args, **kwargs)
 
     def _trained(self, args: tuple, kwargs: dict, target: Any, rows: int, outputs: bool) -> Any:
+        """Run forward, loss and backward of a micro-batch: the step that the engine records."""
         out = self.model(*args, **kwargs)
         loss = loss_of(self.model, self._loss, out, target)
         if self._reduction == "sum":
@@ -222,7 +223,8 @@ class Pipeline:
 def loss_of(model: nn.Module, loss: Loss | None, out: Any, target: Any) -> Any:
     """Return the loss of the model output ``out``.
 
-    Without ``loss`` it is the output's attribute ``loss``, or the output itself.
+    It is ``loss(out, target)``. Without ``loss`` it is the output's attribute ``loss``, or else the
+    output itself. ``model`` is for the error.
 
     Raises:
         ValueError: the loss is not a tensor without dims.
@@ -250,7 +252,7 @@ def _as_is(loss: Any) -> Any:
 
 
 def mark(model: nn.Module, names: Sequence[str]) -> None:
-    """Mark the named modules, so that their activations are recomputed in backward.
+    """Mark the modules ``names`` of ``model``, whose activations are recomputed in backward.
 
     Raises:
         ValueError: a name is not a module.
@@ -270,6 +272,7 @@ def mark(model: nn.Module, names: Sequence[str]) -> None:
 def _cut(
     model: nn.Module, placements: Sequence[Placement], split: Any, schedule: str, sample: Any
 ) -> Cut:
+    """Return the cut of ``model`` that ``split`` asks for, see ``pipeline``."""
     if split != "auto":
         if isinstance(split, str):
             raise ValueError(
@@ -289,7 +292,8 @@ def _cut(
 def _placed(placements: Sequence[Placement], count: int, schedule: str) -> list[Placement]:
     """Return the placement of each of ``count`` stages.
 
-    ``placements`` has one for each stage, or one for each line of the schedule.
+    ``placements`` has one for each stage, or distinct ones, over which the schedule distributes the
+    stages in its own order: P0, P1 for 4 stages -> P0, P1, P0, P1, or P0, P1, P1, P0.
 
     Raises:
         ValueError: the placements do not fit the schedule, two of them share only some ranks, or a
@@ -306,6 +310,7 @@ def _placed(placements: Sequence[Placement], count: int, schedule: str) -> list[
 
 
 def _check_ranks(placements: Sequence[Placement]) -> None:
+    """Raise if a rank of the world is in no placement."""
     inside = {rank for p in placements for rank in p.ranks.ravel().tolist()}
     left = sorted(set(range(current().size)) - inside)
     if left:

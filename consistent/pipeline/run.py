@@ -47,7 +47,7 @@ class MicroBatch:
     Args:
         program: the program recorded for its shapes.
         inputs: the tensors among its arguments.
-        draws: the count of random ops when it begins.
+        draws: the count of random ops when it begins, so that it draws the same in any schedule.
         scale: is applied to a loss before backward; None if there is no backward.
     """
 
@@ -59,7 +59,7 @@ class MicroBatch:
 
 @dataclass
 class Run:
-    """State of a schedule that runs on this rank.
+    """Execution of a schedule on this rank: its state and its actions.
 
     Args:
         table: the schedule.
@@ -87,7 +87,10 @@ class Run:
 
     @property
     def line(self) -> tuple[Action, ...]:
-        """Return the actions of this rank, in order; none if the rank is in no stage."""
+        """Return the actions (forwards and backwards) of this rank, in order.
+
+        They are those of all stages on its placement; none if the rank is in no stage.
+        """
         for stage, placement in enumerate(self.placements):
             if my_coordinate(placement) is not None:
                 return self.table.lines[self.table.line_of[stage]]
@@ -140,17 +143,19 @@ class Run:
             self._cells.pop((action.stage, action.micro_batch)).backward_of_weights()
 
     def _syncing(self, action: Action) -> Any:
-        """Return a context for one backward that sums gradients over ranks only in the last one.
+        """Return a context for one backward that sums gradients over ranks if it is the last.
 
-        Earlier backwards of a stage accumulate gradients on each rank.
+        Earlier backwards of the stage, for other micro-batches, only add to each rank's own
+        gradient.
         """
         done = self._backwards[action.stage] = self._backwards.get(action.stage, 0) + 1
         return nullcontext() if done == len(self.batch) else no_sync()
 
     def _gradients(self, action: Action, cell: Cell) -> dict[int, Tensor]:
-        """Return the gradient of each activation that left the stage, by the activation's index.
+        """Return the gradient of each value that the stage sent to others, by the value's number.
 
-        It is the sum of the gradients from all stages that used the activation.
+        It is the sum of the gradients from all stages that used the value. Only values whose
+        gradient backward needs have one.
         """
         m, found = action.micro_batch, {}
         for index in cell.wants:
@@ -162,7 +167,10 @@ class Run:
         return found
 
     def _ways_back(self, action: Action) -> dict[int, Callable[[Tensor], None]]:
-        """Return, by move, functions that send the gradients of the stage's inputs back."""
+        """Return {move: function that sends the gradient of the input it brought back}.
+
+        ``Cell.backward`` calls them with the shard of the gradient.
+        """
         program, part = self.batch[action.micro_batch].program, self._part(action)
         found: dict[int, Callable[[Tensor], None]] = {}
         for move in part.entering:
@@ -176,14 +184,24 @@ class Run:
     def _give(
         self, key: Key, move: StageTransfer, local: Tensor, src: TensorSpec, dst: TensorSpec
     ) -> None:
+        """Send the shard ``local`` to the stage at the other end of ``move``.
+
+        Args:
+            key: what it is: value or gradient, move, and micro-batch.
+            move: the transfer between the two stages.
+            local: this rank's shard.
+            src, dst: specs of the tensor here and there. On one placement it is boxed and kept.
+        """
         if src.placement == dst.placement:
             self._here[key] = box(local, src, dst)
         else:
             self._sent += between.send(local, src, dst, _label(key, move))
 
     def _expect(self, action: Action) -> None:
-        """Start to receive the tensors that ``action`` reads and that ranks of other placements
-        send."""
+        """Start to receive the tensors that ``action`` will read.
+
+        Those from stages on its own placement need no message.
+        """
         m, kind = action.micro_batch, action.kind
         part, program = self._part(action), self.batch[action.micro_batch].program
         if kind == "F":
@@ -203,6 +221,7 @@ class Run:
             self._coming[key] = between.receive(src, dst, _label(key, move))
 
     def _take(self, key: Key) -> Tensor:
+        """Return this rank's shard of the tensor ``key``, waiting for its message if it has one."""
         if key in self._here:
             return self._here.pop(key)
         found = self._coming[key]
@@ -214,6 +233,7 @@ class Run:
         return tracked and program.values[move.source].requires_grad
 
     def _part(self, action: Action) -> Part:
+        """Return the part of the program that an action's stage runs."""
         program = self.batch[action.micro_batch].program
         key = id(program), action.stage
         if key not in self._parts:
@@ -234,13 +254,17 @@ _METHODS = {
 
 
 def _label(key: Key, move: StageTransfer) -> str:
+    """Return the text by which sender and receiver match a message."""
     way, index, m = key
     what, a, b = ("gradient", move.dst, move.src) if way == "B" else ("value", move.src, move.dst)
     return f"{what} {index} of micro-batch {m} from stage {a} to stage {b}"
 
 
 def run_all(run: Run) -> None:
-    """Run the schedule on this rank; if it fails, make all other ranks raise, too."""
+    """Run the schedule on this rank; if it fails, make all other ranks raise, too.
+
+    A tracer with ``handle_schedule``, such as a simulation, runs it instead.
+    """
     if _HANDLE_SCHEDULE:
         return _HANDLE_SCHEDULE[-1](run)
     try:

@@ -29,7 +29,15 @@ from .table import KINDS, Action, Schedule
 
 @dataclass(frozen=True)
 class _Kind:
-    """Kind of schedule: a function that makes its table, and the stages that it needs."""
+    """Kind of schedule: a function that makes its table, and the stages that it needs.
+
+    Args:
+        make: (placements, stages, micro-batches) -> for each placement its actions, as torch has
+            them.
+        stages_per_line: stages on each placement; None for two or more.
+        style: how stages are distributed over three placements: "loop" is 0 1 2 0 1 2, "v" is 0 1 2
+            2 1 0.
+    """
 
     make: Callable[[int, int, int], Sequence[Sequence[Any]]]  # lines, stages, micro-batches
     stages_per_line: int | None  # None: two or more
@@ -37,8 +45,10 @@ class _Kind:
 
 
 def _theirs() -> Any:
-    """Return torch's module of pipeline schedules, imported here because it imports much of
-    torch."""
+    """Return the module torch.distributed.pipelining.schedules.
+
+    It is imported at the first use, because it imports much of torch.
+    """
     from torch.distributed.pipelining import schedules
 
     return schedules
@@ -47,7 +57,13 @@ def _theirs() -> Any:
 def _from_torch(cls: str, lines: int, stages: int, count: int) -> Sequence[Sequence[Any]]:
     """Return the table that torch's schedule class ``cls`` makes.
 
-    The class gets stub stages, which have only the numbers that it reads.
+    The class gets objects in place of stages that have only the numbers that it reads.
+
+    Args:
+        cls: the name of the class.
+        lines: the number of distinct placements.
+        stages: the number of stages.
+        count: the number of micro-batches.
     """
     stub = partial(SimpleNamespace, num_stages=stages, group_size=lines, group_rank=0, submod=None)
     own = [stub(stage_index=i, is_first=i == 0, is_last=False) for i in range(stages // lines)]
@@ -76,7 +92,10 @@ def _one_f_one_b(lines: int, stages: int, count: int) -> Sequence[Sequence[Any]]
 
 
 def _in_turn(lines: int, stages: int, count: int) -> Sequence[Sequence[Any]]:
-    """Return a table in which one micro-batch goes forward and backward before the next begins."""
+    """Return the table of the schedule "one at a time".
+
+    One micro-batch goes forward and backward through all stages before the next begins.
+    """
     return [[(line, kind, m) for m in range(count) for kind in "FB"] for line in range(lines)]
 
 
@@ -108,12 +127,18 @@ def check_name(name: str) -> _Kind:
 
 
 def stages_per_line(name: str) -> int:
-    """Return the number of stages that a schedule runs on each placement by default."""
+    """Return the number of stages that a schedule runs on each placement, if none is given.
+
+    It is 1 for "1f1b", and 2 for "interleaved1f1b".
+    """
     return check_name(name).stages_per_line or 2
 
 
 def lines_of(name: str, lines: int, stages: int) -> tuple[int, ...]:
-    """Return for each stage the line (index of a placement) on which the schedule runs it.
+    """Return for each stage the index of the placement on which the schedule runs it.
+
+    "interleaved1f1b" with 2 placements and 4 stages -> (0, 1, 0, 1); "zbvzerobubble" -> (0, 1, 1,
+    0).
 
     Args:
         name: the name of the schedule.
@@ -139,13 +164,20 @@ def lines_of(name: str, lines: int, stages: int) -> tuple[int, ...]:
 
 
 def _fits(kind: _Kind, lines: int, stages: int) -> bool:
+    """Return whether a schedule can run ``stages`` stages on ``lines`` placements."""
     each = kind.stages_per_line
     return stages == each * lines if each else stages % lines == 0 and stages >= 2 * lines
 
 
 @lru_cache(maxsize=64)
 def schedule(name: str, lines: int, stages: int, micro_batches: int) -> Schedule:
-    """Return the table of actions of the schedule ``name``, after checking that it is complete.
+    """Return the schedule ``name`` as a table of actions, after checking that it is complete.
+
+    Args:
+        name: the name of the schedule.
+        lines: the number of distinct placements.
+        stages: the number of stages.
+        micro_batches: the number of micro-batches.
 
     Raises:
         ValueError: the schedule cannot run this number of stages on this number of placements, or
@@ -166,7 +198,7 @@ def schedule(name: str, lines: int, stages: int, micro_batches: int) -> Schedule
 
 
 def _read(line: Sequence[Any]) -> tuple[Action, ...]:
-    """Convert one line of torch's table to our actions.
+    """Return one placement's line of torch's table as a tuple of ``Action``.
 
     Pauses are left out, and actions that torch overlaps follow one another.
     """

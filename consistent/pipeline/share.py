@@ -17,7 +17,8 @@ from .cut import Cut
 def share_of(cut: Cut, stage: int) -> nn.Module:
     """Return a module that holds the units of a stage under the names that they have in the model.
 
-    Units without parameters or saved buffers are left out.
+    It can be passed to ``parallelize``, which lays out the parameters of this stage alone. Units
+    without parameters or saved buffers are left out.
     """
     root = nn.Module()
     for name, (module, at) in cut.owners.items():
@@ -32,13 +33,16 @@ def share_of(cut: Cut, stage: int) -> nn.Module:
 
 
 def modules_of(cut: Cut, stage: int) -> list[nn.Module]:
-    """Return the modules that hold the parameters of a stage."""
+    """Return the modules that hold the parameters of a stage.
+
+    Modules that contain units are represented by one with only their own parameters.
+    """
     own: list[nn.Module] = [unit.module for unit in cut.stages[stage]]
     return own + [_holder(module) for module, at in cut.owners.values() if at == stage]
 
 
 def plans_of(model: nn.Module, plan: Any, count: int) -> list[Any]:
-    """Return the plan of each of ``count`` stages.
+    """Return the plan of each of ``count`` stages: those of a list, or one plan for all.
 
     Raises:
         ValueError: the number of plans in a list is not ``count``, or a ``Plan`` names tensors or
@@ -64,7 +68,10 @@ def _check_plan(model: nn.Module, plan: Any) -> None:
 
 
 def plan_of_share(plan: Any, share: nn.Module) -> Any:
-    """Return the entries of a plan of the whole model that concern one stage's share."""
+    """Return the entries of a plan of the whole model that name tensors or modules of ``share``.
+
+    Other plans, such as "zero3", are returned as they are.
+    """
     return plan.part(*_names(share)) if isinstance(plan, Plan) else plan
 
 
@@ -75,7 +82,10 @@ def _names(module: nn.Module) -> tuple[list[str], list[str]]:
 
 
 def batch_axes(share: nn.Module, placement: Placement) -> tuple[int, ...]:
-    """Return the axes that split the batch: those along which every parameter is used whole."""
+    """Return the axes of ``placement`` along which the batch is split.
+
+    They are those along which every parameter is used as B, as in data parallelism.
+    """
     layouts = list(plan_of(share).tensors.values())
     return tuple(
         axis for axis in range(placement.ndim) if all(each.use[axis] is B for each in layouts)
@@ -85,7 +95,8 @@ def batch_axes(share: nn.Module, placement: Placement) -> tuple[int, ...]:
 def has_state(module: nn.Module) -> bool:
     """Return whether ``module`` has parameters or buffers that are part of its state_dict.
 
-    Other buffers are constants, which every stage may use.
+    Only such modules are marked with a stage. Other buffers are constants, which every stage may
+    use.
     """
     return any(
         x is not None and key not in each._non_persistent_buffers_set
@@ -102,6 +113,7 @@ def _holder(module: nn.Module) -> nn.Module:
 
 
 def _at(root: nn.Module, path: str) -> nn.Module:
+    """Return the module at the dotted ``path`` below ``root``; missing ones are created, empty."""
     for key in path.split(".") if path else ():
         found = root._modules.get(key)
         if found is None:

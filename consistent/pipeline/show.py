@@ -11,9 +11,12 @@ from .engine import Engine
 
 
 def show(engine: Engine, micro_batches: int, path: str | Path | None) -> str:
-    """Return the schedule and the last recorded program as text.
+    """Return the schedule and the last recorded program as text, for ``Pipeline.show``.
 
-    With ``path``, also write both as an HTML page.
+    Args:
+        engine: the engine that runs the pipeline.
+        micro_batches: the number of micro-batches of the schedule.
+        path: if given, the file to write both to, as an HTML page.
 
     Raises:
         RuntimeError: no step ran yet.

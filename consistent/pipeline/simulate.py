@@ -12,16 +12,18 @@ SECONDS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 
 
 def _equal(action: Action) -> float:
+    """Return the duration of an action: a forward takes a second, and a backward two."""
     return SECONDS[action.kind]
 
 
 def _at_once(before: Action, action: Action) -> float:
+    """Return 0: sending a result takes no time."""
     return 0.0
 
 
 @dataclass(frozen=True)
 class Played:
-    """Result of a simulated schedule: the times of its actions, and the idle share.
+    """Result of simulating a schedule (``play``): the times of its actions, and the idle share.
 
     Args:
         times: action -> (begin, end) in seconds.
@@ -39,13 +41,13 @@ def play(
     seconds: Callable[[Action], float] = _equal,
     sending: Callable[[Action, Action], float] = _at_once,
 ) -> Played:
-    """Simulate ``table``, with each action run as soon as its inputs are there.
+    """Simulate ``table``: each placement runs its actions in order, as soon as inputs are there.
 
     Args:
         table: the schedule.
-        seconds: (action) -> its duration.
+        seconds: (action) -> its duration; by default a backward takes as long as two forwards.
         sending: (action, later action) -> seconds from the end of the first until the second has
-            its result.
+            its result; by default 0.
 
     Raises:
         ValueError: an action waits for one that never runs, as when actions wait in a circle.
@@ -76,6 +78,8 @@ def play(
 def _check_done(table: Schedule, done: Sequence[int], halves: set[Action]) -> None:
     """Raise if fewer actions of a line are ``done`` than it has.
 
+    ``halves`` is that of ``_halves``.
+
     Raises:
         ValueError: the message says for what the next action of the line waits.
     """
@@ -89,13 +93,19 @@ def _check_done(table: Schedule, done: Sequence[int], halves: set[Action]) -> No
 
 
 def _halves(table: Schedule) -> set[Action]:
-    """Return the actions of ``table`` that compute the first half of a backward, the gradients of
-    inputs."""
+    """Return the actions that compute only the first half of a backward (kind "I").
+
+    A stage whose next stage has such an action waits for it instead of the whole backward.
+    """
     return {action for line in table.lines for action in line if action.kind == "I"}
 
 
 def _needs(action: Action, stages: int, halves: set[Action]) -> list[Action]:
-    """Return the actions whose results ``action`` needs, on any placement."""
+    """Return the actions whose results ``action`` needs, on any placement.
+
+    A forward needs that of the stage before, and a backward needs its own forward and the backward,
+    or the first half, of the next stage.
+    """
     kind, stage, m = action
     if kind == "F":
         return [Action("F", stage - 1, m)] if stage else []
@@ -109,11 +119,11 @@ def _needs(action: Action, stages: int, halves: set[Action]) -> list[Action]:
 
 
 def check(table: Schedule) -> None:
-    """Raise if a schedule is not complete.
+    """Raise if a schedule is not complete, before it is run.
 
     Raises:
         ValueError: a stage does not run every micro-batch once forward and once backward on its own
-            line, or an action waits for one that never runs.
+            placement, or an action waits for one that never runs.
     """
     for stage in range(table.stages):
         mine = [a for a in table.lines[table.line_of[stage]] if a.stage == stage]

@@ -38,6 +38,8 @@ Node = Any
 class SplitBackward:
     """Backward from ``roots`` in two halves: to the leaves ``inputs``, then to the parameters.
 
+    ``of_inputs`` runs the first half, and ``of_weights``, any time later, the second.
+
     Args:
         roots: the tensors that backward starts from.
         seeds: the gradient of each root; None for a loss.
@@ -56,7 +58,10 @@ class SplitBackward:
         self._beside: list[tuple[GradientEdge, torch.Tensor]] = []
 
     def of_inputs(self) -> list[torch.Tensor | None]:
-        """Run the first half: return the inputs' gradients, None for those that are not reached."""
+        """Run the first half, and return the gradients of the inputs.
+
+        None for an input that backward does not reach.
+        """
         leaves = {get_gradient_edge(x).node for x in self._inputs}
         path = _leading_to(leaves, [edge.node for edge in self._edges])
         self._border = {
@@ -94,13 +99,19 @@ class SplitBackward:
             )
 
     def _keeper(self, node: Node) -> Any:
+        """Return a pre-hook of a border op that keeps the gradients it gets, for ``of_weights``."""
+
         def keep(grads: tuple[torch.Tensor | None, ...]) -> None:
             self._kept[node] = grads
 
         return keep
 
     def _from_border(self) -> list[tuple[GradientEdge, torch.Tensor]]:
-        """Return the gradients that leave the path to the inputs, each with its edge."""
+        """Return the gradients from which the second half starts, each with its edge.
+
+        A border op lies between the roots and the inputs, and also leads to parameters. The
+        gradients are those that it sends along its edges to parameters.
+        """
         uses = Counter(edge for beside in self._border.values() for edge in beside)
         found: list[tuple[GradientEdge, torch.Tensor]] = []
         shared: list[Node] = []
@@ -121,11 +132,11 @@ class SplitBackward:
     def _crossing(
         self, nodes: list[Node], beside: list[GradientEdge]
     ) -> list[tuple[GradientEdge, torch.Tensor]]:
-        """Run border ops on their kept gradients, and return the gradients that leave the path.
+        """Run border ops on their kept gradients; return what they send towards parameters.
 
         Args:
             nodes: the border ops.
-            beside: the edges from these ops that leave the path to the inputs.
+            beside: the edges from these ops that do not lead to an input.
         """
         starts = [
             (GradientEdge(node, k), torch.zeros_like(grad))
@@ -152,9 +163,10 @@ class SplitBackward:
         return found
 
     def _taker(self, node: Node, found: list[tuple[GradientEdge, torch.Tensor]]) -> Any:
-        """Return a post-hook of ``node`` that stores its gradients off the path in ``found``.
+        """Return a post-hook of a border op that adds (edge, gradient) to ``found``.
 
-        The hook sends zeros on in place of all gradients.
+        It does so for the edges that do not lead to an input. It sends zeros on in place of all
+        gradients.
         """
         beside = set(self._border[node])
 
@@ -169,7 +181,10 @@ class SplitBackward:
 
 @contextmanager
 def _without_hooks(edges: list[GradientEdge]) -> Iterator[None]:
-    """Disable the tensor hooks of the leaves at ``edges`` inside the context."""
+    """Disable the tensor hooks of the leaves at ``edges`` inside the context.
+
+    Hooks of a parameter are to see only the sum of all its gradients.
+    """
     kept: list[tuple[dict, dict]] = []
     try:
         for node in dict.fromkeys(edge.node for edge in edges):
@@ -185,7 +200,10 @@ def _without_hooks(edges: list[GradientEdge]) -> Iterator[None]:
 
 
 def _local(root: Any, given: Any) -> tuple[GradientEdge, torch.Tensor]:
-    """Return the edge in the autograd graph of the shards, and the gradient, to start from."""
+    """Return (edge, gradient) from which backward of ``root`` starts in the graph of the shards.
+
+    ``given`` is the gradient of the root; None for a loss.
+    """
     if is_global(root):
         start = seed(root, given)
         with HookOff():
@@ -194,10 +212,10 @@ def _local(root: Any, given: Any) -> tuple[GradientEdge, torch.Tensor]:
 
 
 def _leading_to(leaves: set[Node], starts: list[Node]) -> dict[Node, None]:
-    """Return the nodes from which one of ``leaves`` can be reached.
+    """Return the nodes below ``starts`` from which one of ``leaves`` can be reached.
 
-    Their order depends only on the graph, so it is the same on all ranks: the backward of some
-    nodes communicates, and ranks must communicate in one order.
+    They are nodes of the autograd graph. Their order depends only on the graph, so it is the same
+    on all ranks: the backward of some nodes communicates, and ranks must communicate in one order.
     """
     leads: dict[Node, bool] = {leaf: True for leaf in leaves}
     # A stack, not recursion: the graphs of deep models exceed Python's recursion limit.
@@ -217,5 +235,6 @@ def _leading_to(leaves: set[Node], starts: list[Node]) -> dict[Node, None]:
 def _apart(
     starts: list[tuple[GradientEdge, torch.Tensor]], path: dict[Node, None]
 ) -> tuple[list[tuple[GradientEdge, torch.Tensor]], list[tuple[GradientEdge, torch.Tensor]]]:
+    """Return the starts of backward that lead to an input (in ``path``), and the others."""
     on = [start for start in starts if start[0].node in path]
     return on, [start for start in starts if start[0].node not in path]

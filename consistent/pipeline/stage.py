@@ -22,7 +22,10 @@ _MARK = "_consistent_stage"
 
 @dataclass(frozen=True)
 class Stage:
-    """Stage of a program: its index and the placement where it runs."""
+    """Stage of a program: its index and the placement where it runs.
+
+    A batch passes the stages in the order of their index.
+    """
 
     index: int
     placement: Placement
@@ -32,7 +35,7 @@ class Stage:
 
 
 def set_stage(module: torch.nn.Module, index: int, placement: Placement) -> None:
-    """Mark ``module`` as stage ``index`` or a part of it, to run on ``placement``.
+    """Mark ``module`` as stage ``index``, or as a part of it, to run on ``placement``.
 
     Raises:
         ValueError: ``index`` is negative.
@@ -53,7 +56,7 @@ def stage_of(module: torch.nn.Module) -> Stage | None:
 
 
 def check_stages(what: str, stages: Sequence[Stage]) -> dict[int, Placement]:
-    """Return the placement of each stage, ordered by index.
+    """Return {index: placement} of the stages, ordered by index, after checking that they can run.
 
     Args:
         what: the caller's name for error messages.
@@ -85,6 +88,7 @@ def check_stages(what: str, stages: Sequence[Stage]) -> dict[int, Placement]:
 
 
 def _check_apart(what: str, placements: dict[int, Placement]) -> None:
+    """Raise if two placements share some ranks but not all."""
     items = list(placements.items())
     for k, (i, a) in enumerate(items):
         for j, b in items[:k]:

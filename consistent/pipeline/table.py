@@ -9,9 +9,10 @@ KINDS = ("F", "B", "I", "W")
 
 
 class Action(NamedTuple):
-    """Forward or backward of one micro-batch in one stage.
+    """Forward or backward of one micro-batch in one stage: what a rank does at a time.
 
-    ``kind`` is F (forward), B (backward), or I or W (backward of the inputs or the parameters).
+    ``kind`` is "F" (forward), "B" (backward), or one half of a backward: "I" computes the gradients
+    of the stage's inputs, "W" those of its parameters.
     """
 
     kind: str
@@ -29,7 +30,7 @@ class Schedule:
     Args:
         name: the name of the schedule, as the user gave it.
         lines: for each distinct placement, in the order of stages, the actions of its ranks.
-        line_of: for each stage, the index of its line.
+        line_of: for each stage, the index in ``lines`` of its placement.
         micro_batches: the number of micro-batches.
     """
 
@@ -44,6 +45,6 @@ class Schedule:
         return len(self.line_of)
 
     def forwards(self) -> Schedule:
-        """Return the schedule with only its forwards."""
+        """Return the schedule with only its forwards, for a batch without backward."""
         lines = tuple(tuple(a for a in line if a.kind == "F") for line in self.lines)
         return Schedule(self.name, lines, self.line_of, self.micro_batches)

@@ -33,7 +33,7 @@ Place = tuple[torch.nn.Module, str]
 
 @dataclass
 class _Copy:
-    """Copy that replaces a parameter in the modules of one stage while a batch runs.
+    """Copy that stands for a tied parameter in the modules of one stage while a batch runs.
 
     Args:
         home: (module, key) of the parameter in the first stage that uses it.
@@ -48,6 +48,7 @@ class _Copy:
     of: Any = None
 
     def put(self, value: Any) -> None:
+        """Make ``value`` the parameter of the stage's modules in each of ``places``."""
         for owner, key in self.places:
             owner._parameters[key] = value
             if isinstance(owner, torch.nn.RNNBase):  # its forward reads weights from a list
@@ -55,10 +56,12 @@ class _Copy:
                 owner._flat_weights = [getattr(owner, name, None) for name in names]
 
     def show(self) -> None:
-        """Put the copy in the places of the parameter.
+        """Put the copy into the stage's modules, when a batch begins.
+
+        It gets the dtype, shape and ``requires_grad`` that the parameter has then, and no values.
 
         Raises:
-            RuntimeError: the places no longer hold one global parameter.
+            RuntimeError: the modules no longer hold one global parameter in these places.
         """
         held = [owner._parameters[key] for owner, key in self.places]
         if not is_global(held[0]) or any(p is not held[0] for p in held):
@@ -79,18 +82,21 @@ class _Copy:
         self.put(self.leaf)
 
     def hide(self) -> None:
-        """Put the parameter back in its places, and drop the copy's gradient."""
+        """Put the parameter back into the stage's modules, and drop the copy's gradient."""
         if self.of is not None:
             self.put(self.of)
         self.of = self.leaf.grad = None
 
     def take_values(self) -> None:
-        """Copy the parameter's values to the copy; a collective of both stages."""
+        """Copy the parameter's values into ``leaf``; a collective of the two stages' ranks."""
         with torch.no_grad():
             self.leaf.copy_(self.of.to_global(self.leaf.placement, self.leaf.sbp))
 
     def give_gradient(self) -> None:
-        """Add the copy's gradient to that of the parameter; a collective if there is one."""
+        """Add the gradient of ``leaf`` to that of the parameter; a collective, if there is one.
+
+        Hooks of the parameter see it.
+        """
         if self.leaf.grad is None:
             return
         p, before = self.of, self.of.grad
@@ -109,7 +115,7 @@ class _Copy:
 
 
 class Tied:
-    """Copies of tied parameters of all stages.
+    """Parameters that several stages use, with the copy that each stage but the first has of them.
 
     Every rank must call all methods, in the same order.
     """
@@ -118,9 +124,10 @@ class Tied:
         self._copies = list(copies)
 
     def join(self) -> None:
-        """Restore tied parameters in all modules, and keep the stages' leaves as copies.
+        """Put tied parameters back into all modules, and keep the stages' own leaves as copies.
 
-        ``untie`` put the leaves there. Called once the stages have made their leaves global.
+        ``untie`` made the leaves. It is called when each stage has laid out its parameters as
+        global tensors, the leaves among them.
         """
         for copy in self._copies:
             owner, key = copy.places[0]
@@ -130,7 +137,7 @@ class Tied:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Put each stage's copies in its modules inside the context."""
+        """Run the block, a batch, with the stages' copies in their modules."""
         try:
             for copy in self._copies:
                 copy.show()
@@ -140,12 +147,12 @@ class Tied:
                 copy.hide()
 
     def begin(self) -> None:
-        """Copy the parameters' values to the copies, when a batch begins."""
+        """Copy the values of the parameters into the copies, at the beginning of a batch."""
         for copy in self._copies:
             copy.take_values()
 
     def end(self) -> None:
-        """Add the copies' gradients to those of the parameters, at the end of a batch."""
+        """Add the gradients of the copies to those of the parameters, at the end of a batch."""
         for copy in self._copies:
             copy.give_gradient()
 
@@ -153,7 +160,8 @@ class Tied:
 def untie(stages: Sequence[Sequence[torch.nn.Module]]) -> Tied:
     """Give each stage its own leaf for a parameter that an earlier stage holds, too.
 
-    The leaf shares the parameter's memory until the stage lays it out as a global tensor.
+    ``stages`` has the modules of each stage. The leaf shares the parameter's memory until the stage
+    lays it out as a global tensor. ``Tied.join`` undoes it.
     """
     home: dict[int, tuple[int, Place]] = {}  # id of a parameter -> its first stage and place
     found: dict[tuple[int, int], _Copy] = {}

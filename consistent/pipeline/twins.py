@@ -22,9 +22,13 @@ from .share import has_state
 
 
 class _Place(NamedTuple):
-    """Place ``parent._modules[key]`` where a twin, a shallow copy, stands for a repeated module.
+    """Where a model uses a module again, which it has used before: ``parent._modules[key]``.
 
-    ``twin_of`` maps the module and its submodules to their twins.
+    Args:
+        parent, key: the module that holds it, and the name there.
+        name: the name in the model.
+        module: the repeated module.
+        twin_of: the module and its submodules -> their twins, shallow copies that stand there.
     """
 
     parent: nn.Module
@@ -37,8 +41,9 @@ class _Place(NamedTuple):
 class Twins:
     """Twins of a model's repeated modules: a shallow copy at each use after the first.
 
-    Only modules with parameters or saved buffers get twins. Making an instance puts the twins into
-    the model. ``settled`` then removes those that the cut does not need; ``take_back`` removes all.
+    With them each use can be in another stage. Only modules with parameters or saved buffers get
+    twins. Making an instance puts the twins into the model. ``settled`` then removes those that the
+    cut does not need; ``take_back`` removes all.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -46,6 +51,10 @@ class Twins:
         self._visit(model, "", set())
 
     def _visit(self, module: nn.Module, name: str, seen: set[nn.Module]) -> None:
+        """Put a twin at each use, below ``module``, of a module that was ``seen`` before.
+
+        ``name`` is the name of ``module`` in the model.
+        """
         seen.add(module)
         for key, child in module._modules.items():
             if child is None:
@@ -59,12 +68,14 @@ class Twins:
                 self._places.append(place)
 
     def take_back(self) -> None:
-        """Put the original modules back at all places."""
+        """Put the repeated modules back in place of their twins, after an error."""
         for place in self._places:
             place.parent._modules[place.key] = place.module
 
     def settled(self, cut: Cut) -> Cut:
-        """Keep one object of each repeated module per stage, in the model and in the returned cut.
+        """Keep one object of each repeated module per stage, and return the cut with these objects.
+
+        The model gets them too. ``cut`` is the cut of the model with all twins.
 
         Raises:
             ValueError: a module that is used in several stages has persistent buffers.
@@ -95,6 +106,7 @@ class Twins:
 
 
 def _check_buffers(place: _Place, stage_of: dict[nn.Module, int]) -> None:
+    """Raise if a module with persistent buffers is in another stage than its twin."""
     for module, twin in place.twin_of.items():
         stages = stage_of.get(module), stage_of.get(twin)
         lasting = set(module._buffers) - module._non_persistent_buffers_set
@@ -112,8 +124,8 @@ def _check_buffers(place: _Place, stage_of: dict[nn.Module, int]) -> None:
 def _twin(module: nn.Module, made: dict[nn.Module, nn.Module]) -> nn.Module:
     """Return a shallow copy of ``module`` with twins of its submodules.
 
-    The dicts of hooks, parameters and buffers are copies with the same entries. ``made`` collects
-    module -> twin.
+    It has the same parameters, buffers and hooks, in dicts of its own; ``__init__`` is not run.
+    ``made`` collects {module: twin}.
     """
     if module not in made:
         twin = made[module] = object.__new__(type(module))  # without running __init__

@@ -41,7 +41,7 @@ _VERBS = {
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The redistribution (boxing) of an op's operands, and the layout change that would avoid it.
+    """The boxing (change of layout) of an op's operands, and a change that would avoid it.
 
     Args:
         op, site: the op, and the ``file:line`` of its call.
@@ -66,7 +66,7 @@ def advise(made: Plan, specs: Sequence[TensorSpec], site: str) -> Advice | None:
     There is none if the plan moved nothing, or if no better layout of the operands is known.
 
     Args:
-        made: the plan that has run.
+        made: the plan that has run, that is, what the library decided for the call.
         specs: the specs of the call's operands.
         site: the ``file:line`` of the call.
     """
@@ -104,7 +104,14 @@ def advise(made: Plan, specs: Sequence[TensorSpec], site: str) -> Advice | None:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """New layouts of some operands with which the op moves nothing."""
+    """New layouts of some operands with which an op would box nothing.
+
+    Args:
+        changes: (index of an operand, its new spec).
+        result: layouts of the results as text; "" if they stay the same.
+        later: bytes sent to reduce results that become partial through the change.
+        held: bytes of the changed operands that a rank would hold.
+    """
 
     changes: tuple[tuple[int, TensorSpec], ...]  # (operand, its new spec)
     result: str  # layouts of the results; "" if they stay the same
@@ -118,14 +125,22 @@ class _Way:
 
     @property
     def rank(self) -> tuple[int, int, bool, int]:
-        """The sort key of this way; the best way has the least."""
+        """Sort key of this way; the best way has the least."""
         return self.later, len(self.changes), bool(self.result), self.held
 
 
 def _ways(
     made: OnShards, choice: Choice, operands: Sequence[TensorSpec], nbytes: int
 ) -> Iterator[_Way]:
-    """Yield each way that sends less than ``nbytes``, found among the op's signatures."""
+    """Yield the new layouts of operands that would send less than the present ``nbytes``.
+
+    They are found among the op's signatures (layouts of operands and results that it accepts).
+
+    Args:
+        made: the plan of the call.
+        choice: the layouts that it chose.
+        operands: specs of its operands.
+    """
     row = table.find(made.name)
     by_axis = candidates(row, made.call, made.placement) if row is not None else None
     if row is None or by_axis is None:
@@ -153,10 +168,10 @@ def _ways(
 
 
 def _may_change(made: OnShards, index: int, now: TensorSpec, then: TensorSpec) -> bool:
-    """Return whether an operand may come in the layout ``then`` instead of ``now``.
+    """Return whether advice may suggest that an operand has the layout ``then`` instead of ``now``.
 
-    The target of an in-place op keeps its layout, and partial sums must be reduced somewhere in any
-    case.
+    The target of an in-place op must keep its layout. Partial sums must stay, too, since they have
+    to be reduced somewhere in any case.
     """
     if made.inplace and index == 0:
         return False
@@ -165,9 +180,10 @@ def _may_change(made: OnShards, index: int, now: TensorSpec, then: TensorSpec) -
 
 
 def _later(made: OnShards, found: Choice, choice: Choice) -> int:
-    """Return the bytes sent later to reduce results that are partial only under ``found``.
+    """Return the bytes sent to reduce results that are partial by ``found`` and not by ``choice``.
 
-    They are those of the busiest rank. ``choice`` is the choice of layouts that the op made.
+    ``choice`` is what the op chose, ``found`` what it would choose after the change. The bytes are
+    those of the busiest rank.
     """
     total = 0
     for out, then, now in zip(made.call.outs, found.outs, choice.outs, strict=True):
@@ -180,9 +196,9 @@ def _later(made: OnShards, found: Choice, choice: Choice) -> int:
 
 
 def _chosen(row: table.Row, made: OnShards, specs: Sequence[TensorSpec]) -> Choice | None:
-    """Return the layouts that the op would choose for operands of ``specs``.
+    """Return the layouts that the op of ``made`` would choose for operands of ``specs``.
 
-    Returns None if the op would then move something.
+    Return None if it would then box an operand. ``row`` has the rule of the op.
     """
     old = made.call
     operands = tuple(Operand(o.index, spec) for o, spec in zip(old.operands, specs, strict=True))
@@ -214,7 +230,7 @@ def _chosen(row: table.Row, made: OnShards, specs: Sequence[TensorSpec]) -> Choi
 
 
 def _names(call: Call) -> list[str]:
-    """Return torch's name of each operand, or its index where torch has no name."""
+    """Return the parameter name of each operand in backquotes, or ``operand 0`` without a name."""
     names = [f"operand {i}" for i in range(len(call.operands))]
     given = [*zip(call.params, call.args), *call.kwargs.items()]
     for name, value in given:

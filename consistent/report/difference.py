@@ -22,7 +22,10 @@ from .lines import Line, most_common
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A line of the first report and its counterpart in the second report; either may be None."""
+    """A line of the first report and its counterpart in the second report; either may be None.
+
+    A line is what one op did at one call site.
+    """
 
     before: Line | None
     after: Line | None
@@ -36,8 +39,8 @@ class Change:
     def kind(self) -> str:
         """The kind of the change: "new", "gone", "changed", "count" or "same".
 
-        A line is changed if its layouts, boxings or bytes per call are; its count if it only ran
-        more or less often.
+        "changed" means other layouts, boxings or bytes per call; "count" means that only the number
+        of calls differs.
         """
         if self.before is None or self.after is None:
             return "new" if self.before is None else "gone"
@@ -91,9 +94,13 @@ class Change:
 
 
 class Difference:
-    """The changes from one report to another.
+    """The changes from one report to another, as ``Report.diff`` returns them.
 
     ``print`` shows those in layouts, boxings or bytes; ``save`` writes an HTML page.
+
+    Args:
+        changes: a change for each pair of lines, also for equal ones.
+        before, after: bytes that all lines of each report send.
     """
 
     def __init__(self, changes: Sequence[Change], before: int, after: int) -> None:

@@ -11,7 +11,10 @@ _Row = tuple[str, str, str, int, str]  # kind, op, where, bytes more, the differ
 
 
 def difference_page(summary: str, rows: Sequence[_Row]) -> str:
-    """Return an HTML page with a row for each change."""
+    """Return an HTML page with a row for each change.
+
+    ``summary`` is the text under its title.
+    """
     heads = [("what", False), ("op", False), ("bytes", True), ("changes", False), ("where", False)]
     made = [
         [
@@ -36,7 +39,7 @@ def difference_page(summary: str, rows: Sequence[_Row]) -> str:
 def _marked(line: str) -> str:
     """Return a line of a change's text as HTML, with one layout on each line.
 
-    New layouts are below the old ones.
+    Of ``layouts: S(0) -> B  =>  B -> B``, what follows ``=>`` is below what precedes it.
     """
     word, _, told = line.partition(": ")
     was, arrow, now = told.partition("  =>  ")

@@ -39,7 +39,12 @@ _WHY = "explain sends nothing, and here a value is needed"
 class Candidate:
     """One signature (layouts of operands and results) along one placement axis, and its cost.
 
-    ``boxes`` are the operands that it would redistribute, such as ``0: S(0)->B``.
+    Args:
+        boxes: the operands whose layout would change, such as ``0: S(0)->B``.
+        nbytes: bytes that the busiest rank sends, to box the operands and in the op itself.
+        seconds: estimated time, by which signatures are compared; for a P result, it includes the
+            later reduction.
+        chosen: whether the op runs under this signature.
     """
 
     signature: Signature
@@ -53,7 +58,13 @@ class Candidate:
 class Explained:
     """How one op of a call runs, and the signatures that it chose from on each placement axis.
 
-    ``axes`` is empty if the op runs whole on every rank.
+    Args:
+        name: the op, or what a boxing between ops is for.
+        how: how it runs, in words.
+        operands: specs of its operands.
+        result: layouts of its results.
+        nbytes: bytes that the busiest rank sends.
+        axes: for each placement axis, the candidates; empty if the op runs whole on every rank.
     """
 
     name: str
@@ -78,7 +89,10 @@ class Explained:
 
 
 class Explanation:
-    """The ops that a call runs, in order; printing shows a table for each."""
+    """The ops that a call runs, in order; printing shows a table for each.
+
+    ``stopped`` is why planning ended before the end of the call, such as a value that it reads.
+    """
 
     def __init__(self, ops: Sequence[Explained], stopped: str = "") -> None:
         self.ops = tuple(ops)
@@ -200,7 +214,10 @@ def _explain(plan: Plan, transport: Transport) -> Explained | None:
 
 
 def why_whole(plan: OnShards) -> str:
-    """Return why every rank computes the whole op, as the end of a sentence."""
+    """Return the text ``runs whole ...``: why every rank computes all of the op.
+
+    A whole op is one for which no rule for shards fits.
+    """
     if table.find(plan.name) is None:
         return "runs whole on every rank, for it has no row"
     if plan.inplace:
@@ -215,7 +232,13 @@ def _chosen(options: Sequence[Candidate]) -> Candidate:
 def _on_axis(
     plan: OnShards, operands: Sequence[TensorSpec], options: Sequence[Signature], axis: int
 ) -> tuple[Candidate, ...]:
-    """Return the candidates on one placement axis: the chosen one first, then the cheapest."""
+    """Return the candidates on one placement axis: the chosen one first, then the cheapest.
+
+    Args:
+        plan: how the op runs.
+        operands: specs of its operands.
+        options: the signatures that the op accepts on the axis.
+    """
     choice = plan.choice
     assert choice is not None
     ins, outs = ([sbp[axis] for sbp in side] for side in (choice.ins, choice.outs))

@@ -16,7 +16,7 @@ from ..spec.tracer import Tracer
 
 
 class FollowedBoxing(NamedTuple):
-    """A boxing that belongs to no op: what it is for, from and to which spec, and its moves."""
+    """A boxing that belongs to no op: what it is for, the specs before and after, and its moves."""
 
     name: str
     src: TensorSpec
@@ -25,16 +25,17 @@ class FollowedBoxing(NamedTuple):
 
 
 class Followed:
-    """What is met while a function is followed: ops, and boxings between them.
+    """What happens while ``explain`` runs a function without values: ops, and boxings between them.
 
     The plans of ops are made for a rank outside all placements, and are discarded at the end.
 
     Attributes:
-        met: plans and boxings, in the order met.
-        tracer: observes the function.
+        met: plans of ops, and boxings, in order.
+        tracer: observes the function while it is active.
 
     Args:
-        leaves: the parameters, whose gradients ranks sum without a boxing that such a rank sees.
+        leaves: the parameters. In backward, the sums of their gradients over ranks are noted too,
+            which a rank outside the placements does not run.
     """
 
     def __init__(self, leaves: Sequence[Any]) -> None:

@@ -16,6 +16,16 @@ class Line:
 
     A compiled step also has a line where it is called, and one for each of its own lines that
     sends.
+
+    Args:
+        op, site: the op, and ``file:line`` of its call; "" in backward.
+        count: number of calls.
+        whole: whether it ran whole on every rank, although an operand was not B.
+        layouts: layouts of operands and results as text -> number of calls.
+        boxings: moves as text -> number of times.
+        nbytes: bytes that the busiest rank sends.
+        between: bytes that all ranks together send from host to host.
+        compiled: whether the line is of a compiled step.
     """
 
     op: str
@@ -35,11 +45,14 @@ class Line:
 
 
 def sbps(specs: Sequence[TensorSpec]) -> str:
-    """Return the layouts as text: ``S(0), B``, or ``(S(0), B), (B, B)`` on several axes."""
+    """Return the SBPs of ``specs`` as text: ``S(0), B``, or ``(S(0), B), (B, B)`` on two axes."""
     return ", ".join(str(s.sbp[0] if len(s.sbp) == 1 else s.sbp) for s in specs)
 
 
 def most_common(counts: Counter[str], most: int = 3) -> str:
-    """Return the ``most`` most frequent keys in one line, and how many others there are."""
+    """Return the ``most`` most frequent keys of ``counts`` as text, and how many others there are.
+
+    Example: ``3x S(0) -> B; B -> B; and 2 more``.
+    """
     shown = "; ".join(times(*item) for item in counts.most_common(most))
     return shown + (f"; and {len(counts) - most} more" if len(counts) > most else "")

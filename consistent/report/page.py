@@ -91,7 +91,7 @@ def _advice(advice: Sequence[Advice]) -> str:
 
 
 def _marked(text: str) -> str:
-    """Return ``text`` as HTML, with names in backquotes as code and layouts as labels."""
+    """Return ``text`` as HTML, with names in backquotes as code and SBPs as coloured labels."""
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", labelled(text))
 
 

@@ -24,8 +24,9 @@ from ..graph.stand_ins import stand_in
 def replaced_state(func: Callable[..., Any], given: Any) -> Iterator[list[Any]]:
     """Replace the tensors that ``func`` reaches, apart from its arguments, inside the context.
 
-    Global tensors are replaced by tensors without values, and plain ones by copies. Yields the list
-    of stand-ins that are leaves of autograd.
+    ``explain`` uses it, so that a training step leaves parameters and states unchanged. Global
+    tensors are replaced by tensors without values, and plain ones by copies. The context manager
+    yields the list of replacements that are leaves of autograd.
 
     Args:
         func: the function; modules and optimizers are found as for a compiled step.
@@ -51,9 +52,10 @@ def replaced_state(func: Callable[..., Any], given: Any) -> Iterator[list[Any]]:
 
 
 def _places(reached: Reached) -> list[Source]:
-    """Return all places that hold a tensor, but for gradients and what cannot be written to.
+    """Return where each reached tensor is kept, such as a module's attribute.
 
-    A tensor has one source. Its other places are guards.
+    Gradients are left out, and places that cannot be written to, such as tuples. A tensor that is
+    kept in several places has one source; the others are found among the guards.
     """
     others = [Source(g.store, g.key, g.path) for g in reached.guards if g.value is not ABSENT]
     found = [
@@ -65,7 +67,10 @@ def _places(reached: Reached) -> list[Source]:
 
 
 class _StandIns:
-    """Stand-ins by the tensors that they stand for: one for each."""
+    """The replacements of tensors, one for each tensor; they are made when first asked for.
+
+    ``leaves`` has those that are global leaves of autograd.
+    """
 
     def __init__(self) -> None:
         self.leaves: list[Any] = []
@@ -73,6 +78,7 @@ class _StandIns:
         self._alive: list[torch.Tensor] = []
 
     def of(self, x: torch.Tensor) -> Any:
+        """Return the tensor that replaces ``x``, with a replaced gradient if ``x`` has one."""
         if id(x) not in self._made:
             plain = not is_global(x)
             new = x.detach().clone().requires_grad_(x.requires_grad) if plain else stand_in(x)
@@ -89,7 +95,10 @@ class _StandIns:
         return self._made[id(x)]
 
     def of_state(self, state: Any) -> Any:
-        """Return an optimizer's state for the stand-ins of its parameters."""
+        """Return an optimizer's state with the replacement of each parameter as its key.
+
+        The dict of each parameter is copied, so that a step does not change the original.
+        """
         new: Any = defaultdict(dict)
         for param, values in state.items():
             tensors = isinstance(param, torch.Tensor)

@@ -103,9 +103,9 @@ class Report:
         return self._lines.setdefault((op, site), Line(op, site))
 
     def _starts(self, plan: plans.Plan) -> None:
-        """Note that an op begins, so that what its form sends counts for this op.
+        """Note that an op begins, so that boxings that run inside it count for this op.
 
-        When the op ends, the name of the caller is restored.
+        When the op ends, ``_op`` restores the name of its caller.
         """
         self._calling().append((plan, check_mode.current()))
         check_mode.calling(plan.name)
@@ -138,7 +138,7 @@ class Report:
             self._advice[key] = advise(plan, ins, site)
 
     def _calling(self) -> list[tuple[plans.Plan, str]]:
-        """Return this thread's stack of plans that are running, each with its caller's name."""
+        """Return this thread's stack of running plans, as (plan, name of the op that called it)."""
         if not hasattr(self._thread, "calling"):
             self._thread.calling = []
         return self._thread.calling
@@ -163,7 +163,7 @@ class Report:
         self.rows_of_experts.update(dict(zip(ranks, rows, strict=True)))
 
     def _program(self, what: watching.Happening, begins: bool) -> None:
-        """Note a compiled step where it is called, and each line of the step that sends."""
+        """Note an event of a compiled step: its call, or a message at one of its lines."""
         if not begins or what.kind not in ("step", "message", "start"):
             return
         whole = what.kind == "step"

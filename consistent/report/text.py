@@ -61,7 +61,7 @@ def summary(
 
 
 def _spent(timeline: Timeline) -> str:
-    """Return the sentence of the summary about the time that this rank spent."""
+    """Return the sentence of the summary about the time that this rank computed and waited."""
     spent = timeline.seconds()
     return (
         f" Rank {timeline.rank} computed for {seconds_text(spent['computing'])} and waited for "
@@ -86,7 +86,10 @@ def table(
     by_messages: int = 0,
     experts: str = "",
 ) -> str:
-    """Return the lines as a table, largest senders first, followed by the advice and the totals."""
+    """Return the lines as a table, largest senders first, followed by the advice and the totals.
+
+    ``by_messages`` and ``experts`` are those of ``summary``.
+    """
     if not lines:
         return f"{_NOTHING}\n{EMPTY}"
     rows = [_HEAD, *map(_cells, sorted(lines, key=lambda line: -line.nbytes))]
@@ -147,6 +150,9 @@ def _fit(text: str, width: int) -> str:
 
 
 def _fit_end(text: str, width: int) -> str:
-    """Return the last ``width`` characters, because the end of a path says more than its start."""
+    """Return ``text``, or its last characters if it is longer than ``width``.
+
+    The end of a file's path says more than its start.
+    """
     text = in_a_line(text)
     return text if len(text) <= width else "..." + text[3 - width :]

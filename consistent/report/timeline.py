@@ -63,7 +63,10 @@ class Event:
 
 
 class Timeline:
-    """The events of this rank, in the order in which they began."""
+    """The events of this rank, in the order in which they began.
+
+    ``left_out`` is the number of later events, which are not kept.
+    """
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -83,7 +86,10 @@ class Timeline:
         return spent
 
     def _alone(self) -> Iterator[tuple[int, int, str]]:
-        """Yield (begin, end, kind) for the spans of each event that no event inside it covers."""
+        """Yield (begin, end, kind) of the times of each event in which no event inside it runs.
+
+        Example: an op from 0 to 10 with a boxing from 4 to 6 gives op 0-4, boxing 4-6, op 6-10.
+        """
         stacks: dict[int, list[list]] = {}
         for event in self.events:
             if event.end is None:
@@ -170,8 +176,8 @@ class Timeline:
     def _end(self, key: object) -> Event | None:
         """End the innermost open event with this key, and return it; None if there is none.
 
-        Open events inside it are dropped from the stack: they run concurrently with the program, or
-        were ended by an error.
+        ``key`` is what ``_start`` got, such as the plan of an op. Open events inside it are
+        forgotten without an end: they run concurrently with the program, or were ended by an error.
         """
         now, stack = time.perf_counter_ns(), self._stack()
         for i in range(len(stack) - 1, -1, -1):

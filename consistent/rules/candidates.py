@@ -14,7 +14,8 @@ from .signature import Call, DoesNotFit, Signature
 def candidates(row: table.Row, call: Call, placement: Placement) -> list[list[Signature]] | None:
     """Return for each axis of ``placement`` the signatures that ``call`` may use.
 
-    None if the rule of ``row`` does not fit the call.
+    ``choose`` takes one of each. None if the rule of ``row`` does not fit the call: the op then
+    runs on B operands, and every rank computes all of it.
     """
     by_axis = []
     for axis in range(placement.ndim):
@@ -30,10 +31,14 @@ def candidates(row: table.Row, call: Call, placement: Placement) -> list[list[Si
 
 
 def is_allowed(option: Signature, call: Call, axis: int) -> bool:
-    """Return whether dtypes, gradients and partial operands allow ``option`` on ``axis``.
+    """Return whether ``call`` may use the signature ``option`` on placement axis ``axis``.
 
-    Each operand must be partial in one way over all axes. P(max) and P(min) are allowed only if no
-    gradient is needed, and as inputs only if an operand already has that SBP on the axis.
+    Only partial values can rule it out:
+
+    * A dtype may have no such value: bools have no P, complex numbers no P(max).
+    * An operand must be partial in one way over all axes: P and P(max) exclude each other.
+    * P(max) and P(min) are excluded if gradients are needed, and as inputs unless some operand has
+      them on this axis already.
     """
     if not any(s.is_partial for s in option.ins) and not any(s.is_partial for s in option.outs):
         return True

@@ -32,8 +32,9 @@ from .signature import Call, Out, Signature
 class Choice:
     """Chosen nd-sbp (one SBP per axis) of every operand and output of a call.
 
-    ``form`` is the form that runs the op, or None, and ``form_axes`` are the axes along which it
-    communicates.
+    Operands are boxed to ``ins`` before the op runs. ``form`` names the local code that runs in
+    place of the op, or is None if the op itself runs on the shards; ``form_axes`` are the axes
+    along which the form communicates.
     """
 
     ins: tuple[NdSbp, ...]
@@ -52,16 +53,17 @@ def choose(
     by_axis: Sequence[Sequence[Signature]],
     pin: NdSbp | None,
 ) -> Choice | None:
-    """Choose the cheapest signature of a call on each placement axis.
+    """Choose the cheapest signature of a call on each placement axis, one axis after the other.
 
     Args:
-        call: the op, for the sizes of its outputs.
+        call: the op, with its operands, and the shapes and dtypes of its outputs.
         specs: specs of the operands before boxing.
         by_axis: for each placement axis the signatures to choose from.
         pin: for an in-place op, the nd-sbp that its first operand and first output must keep.
 
     Returns:
-        The choice, or None if a pinned operand fits no signature.
+        The choice, or None if on some axis no signature keeps ``pin`` and goes with those chosen
+            before.
     """
     chosen: list[Signature] = []
     form: str | None = None
@@ -82,7 +84,10 @@ def choose(
 
 
 def choice_of(call: Call, specs: Sequence[TensorSpec], chosen: Sequence[Signature]) -> Choice:
-    """Return the choice that takes the signature ``chosen[axis]`` on each axis."""
+    """Return the ``Choice`` that takes the signature ``chosen[axis]`` on each axis.
+
+    The SBPs of each operand and output, one per axis, are put together into its nd-sbp.
+    """
     count, outs = len(specs), len(call.outs)
     ins = tuple(tuple(s.ins[i] for s in chosen) for i in range(count))
     return Choice(
@@ -95,25 +100,38 @@ def choice_of(call: Call, specs: Sequence[TensorSpec], chosen: Sequence[Signatur
 
 
 def _is_one_way(chosen: Sequence[Signature]) -> bool:
-    """Return whether every operand and output is partial in at most one way over the axes."""
+    """Return whether every operand and output is partial in at most one way over the axes.
+
+    P on one axis and P(max) on another is not allowed: a maximum of sums is not a sum of maxima.
+    """
     sides = ([s.ins for s in chosen], [s.outs for s in chosen])
     return all(is_one_way(entries) for side in sides for entries in zip(*side, strict=True))
 
 
 def can_be_cut(call: Call, placement: Placement, chosen: Sequence[Signature]) -> bool:
-    """Return whether operands and outputs can be split in these ways on the first axes together."""
+    """Return whether operands and outputs can be split by the signatures ``chosen`` together.
+
+    ``chosen`` has one signature for each of the first axes of ``placement``. It is False if a cut
+    does not fit the size of its dim, or if a later axis splits a dim that an earlier one has cut.
+    """
     pairs = [(o.shape, [s.ins[i] for s in chosen]) for i, o in enumerate(call.operands)]
     pairs += [(o.shape, [s.outs[i] for s in chosen]) for i, o in enumerate(call.outs)]
     return all(cut_fault(tuple(sbp), placement, shape) is None for shape, sbp in pairs)
 
 
 def _is_by_size(option: Signature) -> bool:
-    """Return whether other sizes could make ``option`` incorrect, or not the cheapest."""
+    """Return whether other sizes could make ``option`` incorrect, or not the cheapest.
+
+    A choice of such an option is not reused for calls of other sizes.
+    """
     return option.by_size or option.nbytes > 0 or _owes(option)
 
 
 def _owes(option: Signature) -> bool:
-    """Return whether ``option`` makes a P, to be reduced later, although no operand is P."""
+    """Return whether ``option`` makes a P (which must be reduced later) although no operand is P.
+
+    Example: ``S(1), S(0) -> P`` of a matrix product.
+    """
     return any(e.is_partial for e in option.outs) and not any(e.is_partial for e in option.ins)
 
 
@@ -125,8 +143,9 @@ def _cuts(
 ) -> list[int]:
     """Return for each output into how many pieces the axes other than the current one split it.
 
-    Axes before the current one, which are decided, count with their ``chosen`` signatures. Axes
-    after it count with the signatures that need no boxing.
+    The current axis is the first without a signature in ``chosen``. Earlier axes count as their
+    chosen signature says. Later axes count as if they took the signature that needs no boxing, if
+    there is one.
     """
     rest = range(len(chosen) + 1, len(by_axis))
     others: list[tuple[int, Signature | None]] = [*enumerate(chosen)]
@@ -141,6 +160,7 @@ def _cuts(
 def _fitting(
     options: Sequence[Signature], specs: Sequence[TensorSpec], axis: int
 ) -> Signature | None:
+    """Return the first signature that takes the operands as they are and sends nothing, or None."""
     have = tuple(spec.sbp[axis] for spec in specs)
     return next((s for s in options if s.ins == have and s.nbytes == 0), None)
 
@@ -152,6 +172,11 @@ def _cheapest(
     axis: int,
     cuts: Sequence[int],
 ) -> Signature:
+    """Return the signature among ``options`` to take on ``axis``; ``cuts`` are those of ``_cuts``.
+
+    It is the one that needs no boxing, if there is one, unless that makes a P and another signature
+    sends less; else the one with the least estimated seconds.
+    """
     fitting = _fitting(options, specs, axis)
     if fitting is not None:
         if not _owes(fitting):
@@ -174,7 +199,7 @@ def _cheapest(
 
 
 def _rounded(cost: float) -> float:
-    """Round a cost, so that sums of the same terms in another order compare as equal."""
+    """Round a cost to 9 digits: sums of the same terms in another order then compare as equal."""
     return float(f"{cost:.9g}")
 
 
@@ -185,9 +210,11 @@ def seconds(
     axis: int,
     cuts: Sequence[int],
 ) -> float:
-    """Return the estimated seconds of boxing for ``option`` on ``axis`` and of the op.
+    """Return the estimated seconds of a call if it takes the signature ``option`` on ``axis``.
 
-    ``cuts`` has for each output the number of pieces into which the other axes split it.
+    They are the seconds of boxing its operands and of all other messages (``_sending``), and of
+    reading and writing memory (``_touching``). ``cuts`` has for each output the number of pieces
+    into which the other axes split it.
     """
     return _sending(call, specs, option, axis, cuts) + _touching(call, specs, option, axis, cuts)
 
@@ -201,7 +228,8 @@ def _sending(
 ) -> float:
     """Return the seconds of boxing, of a form's messages, and of later use of the outputs.
 
-    A P among the outputs must be reduced later, and a new split may have to be gathered.
+    A P among the outputs must be reduced later, and a split may have to be gathered if no operand
+    was split. ``cuts`` is as for ``seconds``.
     """
     placement = specs[0].placement
     parts, costs = placement.shape[axis], BUILT_IN[placement.type]
@@ -232,7 +260,11 @@ def _touching(
     axis: int,
     cuts: Sequence[int],
 ) -> float:
-    """Return the seconds in which a rank reads its operands and writes its outputs."""
+    """Return the seconds in which a rank reads its shards of the operands and writes its outputs.
+
+    They are bytes divided by the bandwidth of memory. So a split is cheaper than computing the same
+    on every rank.
+    """
     placement = specs[0].placement
     held = 0.0
     for spec, want in zip(specs, option.ins, strict=True):
@@ -249,10 +281,14 @@ def _nbytes(out: Out) -> int:
 
 
 def cut_elsewhere(placement: Placement, sbp: NdSbp, axis: int) -> int:
-    """Return into how many pieces the axes other than ``axis`` split a tensor with this nd-sbp."""
+    """Return into how many pieces the axes other than ``axis`` split a tensor with this nd-sbp.
+
+    On a (2, 4) placement, (S(0), B) is in 2 pieces apart from axis 1, and in 1 apart from axis 0.
+    """
     pairs = enumerate(zip(placement.shape, sbp, strict=True))
     return math.prod(n for a, (n, entry) in pairs if a != axis and entry.is_split)
 
 
 def _held(nbytes: int, entry: Sbp, parts: int) -> float:
+    """Return the bytes that a rank holds of ``nbytes``: all, or 1 / ``parts`` if split."""
     return nbytes / parts if isinstance(entry, Split) else nbytes

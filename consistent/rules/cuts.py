@@ -38,9 +38,12 @@ _CLASSES = ("nll_loss", "cross_entropy")
 def with_cuts(
     options: Sequence[Signature], row: Row, call: Call, placement: Placement, axis: int
 ) -> list[Signature]:
-    """Return ``options`` and their variants with the cuts that operands have on ``axis``.
+    """Return ``options``, and variants of them with the cuts that operands have on ``axis``.
 
-    Options that would split an operand in an impossible way are left out.
+    A cut is an unbalanced division of a dim, such as a zigzag. If an operand is ``S(0,
+    cut="zigzag")``, the option ``S(0) -> S(0)`` gives the variant ``S(0, cut="zigzag") -> S(0,
+    cut="zigzag")``, so that the operand need not be boxed. Options by which an operand would be
+    split in an impossible way, such as a cut piece split again by a later axis, are left out.
     """
     specs = [operand.spec for operand in call.operands]
     cuts = [e.cut for s in specs if isinstance(e := s.sbp[axis], Split) and e.cut is not None]
@@ -60,7 +63,11 @@ def _fits(spec: TensorSpec, entry: Sbp, axis: int) -> bool:
 
 
 def as_cut(option: Signature, row: Row, call: Call, parts: int, cut: DimCut) -> Signature | None:
-    """Return ``option`` with ``cut`` in each of its splits; None if it does not hold for them."""
+    """Return ``option`` with ``cut`` in each of its splits; None if it does not hold for them.
+
+    It may hold if the op treats the items of the split dim independently of their position, and if
+    all split dims have one size that ``parts`` ranks can divide by ``cut``.
+    """
     if option.by_size or not _is_carried(option, row, call):
         return None
     shapes = [x.shape for x in (*call.operands, *call.outs)]
@@ -79,6 +86,11 @@ def as_cut(option: Signature, row: Row, call: Call, parts: int, cut: DimCut) -> 
 
 
 def _is_carried(option: Signature, row: Row, call: Call) -> bool:
+    """Return whether ``option`` holds for a cut too: the op must ignore positions along the split.
+
+    Without a form this follows from the row (``any_size``), or for ``x[...]`` from the subscript.
+    With a form it holds for the forms listed above.
+    """
     if not any(e.is_split for e in option.ins):
         return False
     if option.form is None and call.name == "getitem":

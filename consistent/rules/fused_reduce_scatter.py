@@ -26,8 +26,13 @@ def joins_sum(
 ) -> tuple[int, ...] | None:
     """Return the axes whose boxing is fused with ``call``; None if the call is not fused.
 
-    The boxing takes the first operand from ``specs[0]`` to ``boxed[0]``, by a reduce-scatter in the
-    end. The answer depends on the specs alone, so every rank gets the same.
+    Planning asks this after it has chosen layouts. The call is fused if its first operand is boxed
+    from ``specs[0]`` to ``boxed[0]`` with a reduce-scatter as the last step, and if the op is one
+    that gains from it. The answer depends on specs alone, so every rank gets the same.
+
+    Args:
+        specs: specs of the operands before boxing.
+        boxed: specs of the operands after boxing.
     """
     src, dst = specs[0], boxed[0]
     if src is dst or len(call.outs) != 1 or not _is_known(call):
@@ -49,6 +54,7 @@ def joins_sum(
 
 
 def _is_known(call: Call) -> bool:
+    """Return whether ``call`` is an rms_norm of its first operand, the only op that is fused."""
     if call.name != "rms_norm" or not (call.args and isinstance(call.args[0], Operand)):
         return False
     return call.args[0].index == 0 and len(call.get("normalized_shape")) > 0

@@ -69,12 +69,19 @@ OPS = _BY_ALL | _LOOK_UPS | DIVISIONS | _CHECKED_IF_ASKED | _NORMS
 
 
 def raises_inside(name: str) -> bool:
-    """Return whether the aten op ``name``, without a trailing underscore, may raise for values."""
+    """Return whether the aten op ``name``, without a trailing underscore, may raise for values.
+
+    Compiled steps ask it of each op that they run. Some of these run inside an op of the program
+    and raise in its place, as ``_linalg_check_errors`` inside ``linalg.inv``.
+    """
     return name in _INNER or name in OPS
 
 
 def may_raise(call: Call, placement: Placement) -> bool:
-    """Return whether ``call`` may raise for the values of its operands."""
+    """Return whether ``call`` may raise for the values of its operands, on this type of device.
+
+    ``linalg.inv(x)`` may, for a singular matrix; an index out of range raises only on the CPU.
+    """
     name = call.name
     if name not in OPS or not _may_raise(call):
         return False
@@ -85,8 +92,13 @@ def may_raise(call: Call, placement: Placement) -> bool:
 def may_differ(call: Call, ins: Sequence[NdSbp], by_form: bool, placement: Placement) -> bool:
     """Return whether ``call`` may raise on some ranks and not on others, so that ranks must agree.
 
-    ``ins`` are the nd-sbps of the operands. ``by_form`` says that a form runs the op: it looks at
-    this rank's part of a mask that is broadcast.
+    They may differ if an operand whose values decide is split or partial, or if some ranks have an
+    empty shard and others have not.
+
+    Args:
+        ins: the nd-sbps of the operands when the op runs.
+        by_form: whether a form runs the op. A form may look only at this rank's part of a boolean
+            mask, although every rank has the whole mask.
     """
     if not may_raise(call, placement):
         return False
@@ -99,7 +111,11 @@ def may_differ(call: Call, ins: Sequence[NdSbp], by_form: bool, placement: Place
 
 
 def may_differ_in_backward(call: Call, ins: Sequence[NdSbp], placement: Placement) -> bool:
-    """Return whether the backward of ``call`` may raise on some ranks and not on others."""
+    """Return whether the backward of ``call`` may raise on some ranks and not on others.
+
+    ``ins`` are the nd-sbps of the operands. Example: ``linalg.eig`` of equal matrices on all ranks,
+    whose gradients differ between ranks while they are P.
+    """
     if call.name in _PRODUCTS and "prod" not in (*call.args, *call.kwargs.values()):
         return False
     if call.name in _SOLVED_IN_BACKWARD | _DETERMINANTS | _PRODUCTS and (
@@ -114,9 +130,9 @@ def may_differ_in_backward(call: Call, ins: Sequence[NdSbp], placement: Placemen
 
 
 def _leaves_out(call: Call, ins: Sequence[NdSbp], placement: Placement) -> bool:
-    """Return whether a rank has an empty shard while others do not.
+    """Return whether a rank has an empty shard of an operand while others have not.
 
-    On an empty shard torch checks no index and divides by no zero.
+    On an empty shard torch checks no index and divides by no zero, so that rank does not raise.
     """
     return any(
         Layout.of(placement, sbp).leaves_out(operand.shape)
@@ -125,7 +141,10 @@ def _leaves_out(call: Call, ins: Sequence[NdSbp], placement: Placement) -> bool:
 
 
 def _deciding(call: Call) -> Sequence[int]:
-    """Return the indices of the operands whose values decide whether the op raises."""
+    """Return the indices of the operands whose values decide whether the op raises.
+
+    Of ``gather(x, 0, index)`` it is 1: the index may be out of range, and any x will do.
+    """
     name, count = call.name, len(call.operands)
     if name in _BY_SECOND:
         return range(1, 2)
@@ -137,6 +156,10 @@ def _deciding(call: Call) -> Sequence[int]:
 
 
 def _may_raise(call: Call) -> bool:
+    """Return whether this call of an op in OPS may raise, judged by its arguments.
+
+    ``div(x, 2)`` may not; ``div(x, y, rounding_mode="floor")`` may, if y holds integer zeros.
+    """
     if call.name in _BY_SECOND and len(call.operands) < 2:
         return False  # quantile(x, 0.5)
     if call.name in ("div", "divide") and call.kwargs.get("rounding_mode") is None:
@@ -158,4 +181,5 @@ def _is_order(x: object) -> bool:
 
 
 def _differs(sbp: NdSbp, placement: Placement) -> bool:
+    """Return whether ranks of ``placement`` have different values of a tensor with this nd-sbp."""
     return any(e is not B and n > 1 for e, n in zip(sbp, placement.shape, strict=True))

@@ -12,11 +12,17 @@ from ..spec import B, DimCut, NdSbp, P, S, Sbp, Split, TensorSpec
 
 
 class DoesNotFit(Exception):
-    """Raised if a row's rule does not apply to a call, which then runs whole on every rank."""
+    """Raised by rules that do not apply to a call.
+
+    The op then runs on B operands (replicated), and every rank computes all of it.
+    """
 
 
 class Operand:
-    """Placeholder for a tensor in a call. ``index`` is its position among the call's tensors."""
+    """Placeholder for a tensor in the arguments of a ``Call``: its spec, without its data.
+
+    ``index`` is its position among the call's tensors, by which signatures refer to it.
+    """
 
     __slots__ = ("index", "spec")
 
@@ -39,7 +45,10 @@ class Operand:
 
 
 def operands_in(value: object) -> list[Operand]:
-    """Return the operands in an argument ``value``, also those in nested tuples and lists."""
+    """Return the operands in an argument ``value``, also those in nested tuples and lists.
+
+    Example: ``[x, (y, 2)] -> [x, y]``.
+    """
     if isinstance(value, Operand):
         return [value]
     if isinstance(value, tuple | list):
@@ -51,9 +60,10 @@ def operands_in(value: object) -> list[Operand]:
 class Out:
     """Logical shape and dtype of one output of a call.
 
-    If values decide the first size, the output is ``data_dependent``: ``shape`` then has the
-    largest possible size, and the form returns the true one. Torch computes no gradient of a
-    ``fixed`` output.
+    Args:
+        data_dependent: the first size depends on values, as that of ``nonzero``. ``shape`` then has
+            the largest possible size, and the form that runs the op returns the true one.
+        fixed: torch computes no gradient of this output.
     """
 
     shape: torch.Size
@@ -71,9 +81,16 @@ class Out:
 class Signature:
     """Correct combination of SBPs of an op's operands and outputs, on one placement axis.
 
-    ``form`` names the function in ``forms/`` that computes the op if running it on the shards does
-    not; ``nbytes`` is what that function itself sends per rank. ``by_size`` says that the signature
-    holds for these sizes, and perhaps not for others, even if the same dims have size 1.
+    ``S(1), S(0) -> P`` is one of ``mm``.
+
+    Args:
+        ins: the SBP of each operand.
+        outs: the SBP of each output.
+        form: name of the function in ``forms/`` that computes the op on shards; None if running the
+            op itself on the shards does.
+        nbytes: bytes that the form itself sends per rank.
+        by_size: the signature holds for the sizes of this call, and perhaps not for others. (A
+            signature that is not ``by_size`` may still depend on which sizes are 1.)
     """
 
     ins: NdSbp
@@ -98,14 +115,19 @@ ALIASES: dict[str, tuple[str, ...]] = {
 
 @dataclass(slots=True)
 class Call:
-    """Call of an op, with an ``Operand`` in place of each tensor, and its logical outputs.
+    """Call of an op as rules get it, with an ``Operand`` in place of each tensor.
 
     Args:
+        name: name of the op in the table of rules.
+        args, kwargs: its arguments.
+        operands: the operands among the arguments, in order.
+        outs: shape and dtype of each output on one device.
         params: names of the positional parameters, from the op's row in the table.
         defaults: values of the parameters that a call may leave out.
+        inplace: whether the op writes into its first operand.
         tracked: whether gradients are needed, which P(max) and P(min) do not have.
-        axis: the placement axis for which signatures are made; rules that look at the present
-            layout of operands read it.
+        axis: the placement axis for which signatures are made. It is read by rules that offer more
+            for the layout that an operand has already.
         subscript: the parsed subscript in the brackets of ``x[...]``, once it has been read.
     """
 
@@ -124,13 +146,20 @@ class Call:
     def get(self, name: str, default: Any = None) -> Any:
         """Return the argument ``name``, whether passed by position or by keyword.
 
-        An argument left out is ``default``, or the op's default in the table if ``default`` is
-        None.
+        If the call leaves it out, the result is ``default``, or, if that is None too, the op's
+        default in the table.
         """
         return argument(self, self.args, self.kwargs, name, default)
 
     def dim(self, name: str = "dim", default: int | None = None, ndim: int | None = None) -> int:
         """Return the argument ``name`` as a dim of the first operand, counted from the front.
+
+        Example: -1 gives 2 if the operand has three dims.
+
+        Args:
+            name: the argument, usually "dim".
+            default: the dim if the call names none.
+            ndim: number of dims to count in, if not those of the first operand.
 
         Raises:
             DoesNotFit: the call names no dim, so that torch chooses one, as in ``softmax(x)``.
@@ -142,13 +171,16 @@ class Call:
         return value % n if n else 0  # torch accepts dims 0 and -1 of a 0-d tensor
 
     def dims(self, name: str = "dim", default: Any = None) -> tuple[int, ...]:
-        """Return the argument ``name`` as dims of the first operand; None and () mean all dims."""
+        """Return the argument ``name`` as dims of the first operand, counted from the front.
+
+        None and () mean all dims: ``sum(x)`` of a matrix gives (0, 1).
+        """
         value = dims_given(self.get(name, default))
         n = self.operands[0].ndim
         return tuple(range(n)) if value is None else tuple(v % n if n else 0 for v in value)
 
     def take(self, count: int) -> tuple[Operand, ...]:
-        """Return the operands, if there are exactly ``count``.
+        """Return the operands, for a rule that is for exactly ``count`` of them.
 
         Raises:
             DoesNotFit: there is another number of operands.
@@ -158,9 +190,10 @@ class Call:
         return self.operands
 
     def cut_split(self) -> tuple[Split, DimCut] | None:
-        """Return the first operand's split on ``axis`` and its cut, if it has a cut; else None.
+        """Return the first operand's split on ``axis`` and its cut, or None if it has no cut there.
 
-        It is None, too, if an earlier axis splits the same dim.
+        Rules of views use it to offer a signature for an operand that is ``S(0, cut="zigzag")``.
+        None too, if an earlier axis splits the same dim.
         """
         *before, entry = self.operands[0].spec.sbp[: self.axis + 1]
         if not isinstance(entry, Split) or entry.cut is None or Split(entry.dim) in before:
@@ -175,9 +208,14 @@ class Call:
         nbytes: int = 0,
         by_size: bool = False,
     ) -> Signature:
-        """Return a signature with the SBPs ``ins`` by operand index; other operands are B.
+        """Return a signature of this call, as rules make them.
 
-        A single SBP as ``outs`` serves all outputs.
+        Example: ``make({0: S(1)}, P)`` of two operands is ``S(1), B -> P``.
+
+        Args:
+            ins: SBPs by operand index; the other operands are B.
+            outs: one SBP for each output, or one for all of them.
+            form, nbytes, by_size: as in ``Signature``.
         """
         entries = tuple(ins.get(i, B) for i in range(len(self.operands)))
         if isinstance(outs, Sbp):
@@ -185,14 +223,17 @@ class Call:
         return Signature(entries, tuple(outs), form, nbytes, by_size)
 
     def whole(self) -> Signature:
-        """Return the signature in which every tensor is B (replicated), which is always correct."""
+        """Return the signature in which every tensor is B (replicated), which is always correct.
+
+        Every rule offers it first, so that any call can run.
+        """
         return self.make({}, B)
 
     def same(self, dims: Iterable[int], partial: bool = False) -> list[Signature]:
         """Return signatures that split the first operand and every output along the same dim.
 
-        There is one for each of ``dims``; other operands are B. The whole signature comes first,
-        and with ``partial`` one from P to P comes last.
+        For ``dims`` (0, 1): ``B -> B``, ``S(0) -> S(0)``, ``S(1) -> S(1)``, and ``P -> P`` if
+        ``partial``. Other operands are B.
         """
         made = [self.whole()] + [self.make({0: S(d)}, S(d)) for d in dims]
         if partial:
@@ -205,7 +246,8 @@ def argument(
 ) -> Any:
     """Return the argument ``name`` of ``call``, taken from ``args`` and ``kwargs``.
 
-    These may be the call's own, or hold shards in place of its operands.
+    Rules pass the call's own arguments. Forms pass the arguments of the run, which hold shards in
+    place of operands. ``default`` is as for ``Call.get``.
     """
     if name in kwargs:
         return kwargs[name]
@@ -221,8 +263,8 @@ def argument(
 def dims_given(value: Any) -> tuple[int, ...] | None:
     """Return an argument that names dims as a tuple; None if it means all dims.
 
-    A bool in the place of dims means something else, as in ``var(x, unbiased)``, and counts as
-    None.
+    Examples: 1 -> (1,), [0, 1] -> (0, 1), () -> None. A bool in the place of dims means something
+    else, as in ``var(x, unbiased)``, and gives None.
     """
     if value is None or isinstance(value, bool):
         return None

@@ -30,7 +30,12 @@ _CANONICAL = {alias: name for name, aliases in ALIASES.items() for alias in alia
 
 
 class Sizing(enum.IntEnum):
-    """Ways to convert the sizes among an op's arguments to those of the shard."""
+    """Computation of the local sizes among an op's arguments, for ops that take sizes.
+
+    ``x.view(8, 4)`` of a tensor split in two must run as ``view(4, 4)`` on the shard. With a
+    ``Sizing`` one cached plan serves calls of all sizes: csrc/bindings/dispatch/lookup/sizes.h
+    computes them.
+    """
 
     VIEW = 1
     EXPAND = 2
@@ -42,19 +47,20 @@ class Row:
 
     Args:
         names: space-separated op names.
-        rule: the notation; or several rules, of which the first that fits a call is taken; or a
-            function (call, parts) -> signatures for one axis of ``parts`` ranks.
+        rule: the notation ("mk, kn -> mn"); or several rules, of which the first that fits a call
+            is taken; or a function (call, parts) -> signatures for one axis of ``parts`` ranks.
         params: names of the op's positional parameters, if the rule or a form reads them, with the
             defaults of optional ones: "input dim=-1".
         along: the argument that names the dims of the rule's capital letters, or a function of the
             call.
         extremes: (call) -> signatures for P(max) and P(min) in addition to those of the rule.
         localize: (call, local input shapes, local output shapes) -> (args, kwargs) with sizes
-            rewritten for the shard, for ops that take sizes.
+            rewritten for the shard, for ops that take sizes, such as view.
         outs: (call) -> the outputs, if torch has no meta kernel or shapes depend on data; None
             leaves them to torch after all.
         composite: the op is a Python function of torch whose body reads no shape, so that it may
-            run on shards as it is; other Python functions are opened and their inner ops looked up.
+            run on shards as it is. Other Python functions are opened: their body runs on global
+            tensors, and the rows of the ops in it are used.
         by_value: the values of float arguments affect shapes or the rule; without it a plan serves
             all values.
         forward: some signatures make P(max) or P(min) from other layouts, if no gradient is needed.
@@ -107,13 +113,13 @@ class Row:
 
     @property
     def is_notation(self) -> bool:
-        """True if the rule is written in the notation."""
+        """True if the rule is written in the notation, such as "mk, kn -> mn"."""
         return bool(self.rules)
 
     def signatures(self, call: Call, parts: int) -> list[Signature]:
         """Return every signature that holds for ``call`` on an axis of ``parts`` ranks.
 
-        The whole signature comes first.
+        The one in which every tensor is B comes first.
 
         Raises:
             DoesNotFit: the row's rule does not apply to such a call.
@@ -130,22 +136,32 @@ class Row:
         return made if self.extremes is None else made + self.extremes(call)
 
     def position(self, name: str) -> int:
-        """Return the position of the parameter ``name``."""
+        """Return the position of the parameter ``name`` among the op's positional parameters."""
         return self._params.index(name)
 
     def serves_any_size(self, call: Call, ins: Sequence[NdSbp]) -> bool:
-        """Return whether the signature of ``call`` for operand SBPs ``ins`` holds for all sizes."""
+        """Return whether the signature of ``call`` for operand SBPs ``ins`` holds for all sizes.
+
+        If it does, the plan of this call is reused for calls that differ in sizes alone. (Which
+        sizes are 0 or 1 may always matter.)
+        """
         if self.is_notation:
             return True
         return self.any_size if isinstance(self.any_size, bool) else self.any_size(call, ins)
 
     def written(self, call: Call) -> tuple[int, ...]:
-        """Return the indices of the operands that the op updates in addition to its result."""
+        """Return the indices of the operands that the op updates in addition to its result.
+
+        For batch_norm in training they are those of the running mean and variance.
+        """
         self._name_arguments(call)
         return () if self.writes is None else self.writes(call)
 
     def known_outs(self, call: Call) -> tuple[Out, ...] | None:
-        """Return the outputs of ``call`` if the row computes them; None leaves them to torch."""
+        """Return shape and dtype of the outputs of ``call`` if the row has a function for them.
+
+        None leaves them to torch, which then runs the op on meta tensors.
+        """
         self._name_arguments(call)
         try:
             made = None if self.outs is None else self.outs(_ordered(call))
@@ -154,13 +170,15 @@ class Row:
         return None if made is None else tuple(made)
 
     def _name_arguments(self, call: Call) -> None:
+        """Set the names and defaults of the op's parameters in ``call``, for ``call.get``."""
         call.params, call.defaults = self._params, self._defaults
 
 
 def _in_order(call: Call) -> bool:
-    """Return whether tensors passed by keyword are in the order of the parameters.
+    """Return whether tensors passed by keyword are in the order of the op's parameters.
 
-    Rules and forms count tensors in the order of the parameters.
+    Rules and forms count operands in the order of the parameters: ``mm(mat2=b, input=a)`` does not
+    fit.
     """
     names = [name for name, value in call.kwargs.items() if operands_in(value)]
     if not names:
@@ -178,7 +196,8 @@ def _in_order(call: Call) -> bool:
 def _ordered(call: Call) -> Call:
     """Return ``call`` with its tensors in the order of the parameters, to compute its outputs.
 
-    Layouts use the call as it was made, whose operand indices count tensors in their own order.
+    Only the outputs may be computed from it. Signatures refer to operands by their order in the
+    call as it was made.
     """
     if _in_order(call):
         return call
@@ -191,7 +210,10 @@ def _ordered(call: Call) -> Call:
 
 
 def _bounds(rules: Iterable[notation.Rule]) -> bool:
-    """Return whether a rule makes P(max) or P(min) from a split dim that is reduced."""
+    """Return whether a rule makes P(max) or P(min) from a split dim that is reduced.
+
+    ``max(...D) -> ...`` does: each rank has the maximum of its shard.
+    """
     return any(
         head in ("max", "min") and any(name not in kept for name in pattern.names)
         for rule in rules
@@ -204,7 +226,11 @@ ROWS: dict[str, Row] = {}
 
 
 def add_rows(rows: Iterable[Row]) -> None:
-    """Add ``rows`` to the table; each op name may occur once."""
+    """Add ``rows`` to the table.
+
+    Raises:
+        ValueError: an op name occurs twice.
+    """
     for row in rows:
         for name in row.names.split():
             if name in ROWS:
@@ -213,5 +239,5 @@ def add_rows(rows: Iterable[Row]) -> None:
 
 
 def find(name: str) -> Row | None:
-    """Return the row of the op ``name``, or None."""
+    """Return the row of the op ``name``, or None: such an op runs on B operands on every rank."""
     return ROWS.get(name)

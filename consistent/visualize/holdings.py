@@ -25,7 +25,7 @@ class RankPart:
         nbytes: bytes of its shard.
         piece: index of the region; ranks with equal indices hold the same region.
         is_addend: whether the tensor is the sum (maximum, minimum) of what several ranks hold.
-        runs: (start, size) of the runs of each dim.
+        runs: for each dim, (start, size) of each range of consecutive indices that it holds.
         sizes: shape of its shard.
     """
 
@@ -45,7 +45,7 @@ class RankPart:
 
 
 def holding(spec: TensorSpec, at: Coordinate) -> RankPart:
-    """Return what the rank at grid coordinate ``at`` holds."""
+    """Return the part of a tensor of ``spec`` that the rank at grid coordinate ``at`` holds."""
     runs, sizes = spec.runs(at), spec.local_shape(at)
     grid = spec.placement.shape
     roles = []
@@ -69,8 +69,11 @@ def holding(spec: TensorSpec, at: Coordinate) -> RankPart:
 
 
 def region_text(spec: TensorSpec, runs: Sequence[Runs]) -> str:
-    """Return a held region as text: ``[0:4, :]``, or ``[0:2 6:8, :]`` for several runs in a dim. It
-    is ``empty`` if the rank holds nothing of a tensor that has elements."""
+    """Return a held region as text: ``[0:4, :]``, or ``[0:2 6:8, :]`` for two ranges in a dim.
+
+    It is ``empty`` if the rank holds nothing of a tensor that has elements. ``runs`` are those of
+    ``RankPart``.
+    """
     if not spec.shape:
         return "scalar"
     held = [items_in(each) for each in runs]
@@ -84,16 +87,20 @@ def region_text(spec: TensorSpec, runs: Sequence[Runs]) -> str:
 
 
 def drawn_dims(spec: TensorSpec) -> tuple[int, ...]:
-    """Return the dims that a drawing shows, at most two; the last one goes from left to right.
-    Split dims are preferred, then the last dims."""
+    """Return the dims that a drawing of the tensor shows, at most two, in ascending order.
+
+    Split dims are preferred, then the last dims. The last one goes from left to right.
+    """
     cut = list(dict.fromkeys(e.dim for e in spec.sbp if isinstance(e, Split)))
     rest = [dim for dim in reversed(range(spec.ndim)) if dim not in cut]
     return tuple(sorted([*cut, *rest][:2]))
 
 
 def spans(spec: TensorSpec, held: RankPart, dim: int | None) -> list[tuple[float, float]]:
-    """Return (begin, end) of the held runs along ``dim``, as fractions from 0 to 1 of the dim. If
-    ``dim`` is None, there is one, the whole range."""
+    """Return (begin, end) of the ranges that a rank holds along ``dim``, as fractions of the dim.
+
+    Indices 2 to 3 of 8 give (0.25, 0.5). If ``dim`` is None, the result is the whole, [(0, 1)].
+    """
     if dim is None:
         return [(0.0, 1.0)]
     n = max(1, spec.shape[dim])
@@ -101,8 +108,10 @@ def spans(spec: TensorSpec, held: RankPart, dim: int | None) -> list[tuple[float
 
 
 def sentences(spec: TensorSpec) -> list[str]:
-    """Return sentences that say what each axis of the placement does to the tensor, and how many
-    bytes a rank holds."""
+    """Return sentences, one for each axis, on what the axis does to the tensor.
+
+    The last sentence says how many bytes a rank holds.
+    """
     lines = []
     for axis, (n, entry) in enumerate(zip(spec.placement.shape, spec.sbp, strict=True)):
         names = spec.placement.axes
@@ -125,8 +134,10 @@ def share_text(share: float) -> str:
 
 
 def bytes_together(spec: TensorSpec) -> int:
-    """Return the bytes that all ranks hold together: those of the tensor once for each copy and
-    each addend."""
+    """Return the bytes that all ranks hold together.
+
+    The tensor counts once for each copy and each addend: k times on k ranks with B or P.
+    """
     times = zip(spec.placement.shape, spec.sbp, strict=True)
     return spec.nbytes * math.prod(n for n, entry in times if not entry.is_split)
 
@@ -164,8 +175,10 @@ def _number(at: Sequence[int], grid: Sequence[int]) -> int:
 
 
 def shown(n: int, most: int) -> list[int | None]:
-    """Return the indices to show out of ``n`` items where at most ``most`` fit. None stands for the
-    indices left out."""
+    """Return the indices to show out of ``n`` items where at most ``most`` fit.
+
+    None stands for those left out: ``shown(9, 4)`` gives [0, 1, None, 8].
+    """
     if n <= most:
         return list(range(n))
     if most < 3:

@@ -24,7 +24,9 @@ _LEGEND = ((0, "split"), (8, "whole on every rank"), (1, "addends"))
 
 class ModelPicture(Picture):
     """Picture of a module's parameters and buffers, by submodule, with their layouts and bytes.
-    Layers with the same structure and the same layouts share one line."""
+
+    Layers with the same structure and the same layouts share one line.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self.tree: Branch = tree_of(module)
@@ -111,7 +113,7 @@ class ModelPicture(Picture):
 def _line_of(
     row: PictureRow, columns: tuple[float, float, float, float, float], y: float
 ) -> list[Box | Words]:
-    """Return the line of a module or tensor at height ``y`` of the drawing.
+    """Return the shapes of a row's line in the drawing, at height ``y``.
 
     ``columns`` are the left ends of its name, shape, layout, bar, and number of bytes.
     """
@@ -162,8 +164,11 @@ def _line(cells: tuple[str, ...], widths: list[int], blocks: bool) -> str:
 
 
 def _style(row: PictureRow) -> int | None:
-    """Return the terminal style of a row: the colour of its tensor's kind of layout, as in the
-    drawing."""
+    """Return the index of the colour that stands for the layout of a row's tensor.
+
+    It is used in the terminal and in the drawing: 0 split, 1 addends, 8 whole. None stands for a
+    module, a plain tensor, or a tensor that is tied to another.
+    """
     spec = row.entry.spec if row.entry is not None else None
     if spec is None or row.entry is None or row.entry.tied:
         return None
@@ -172,8 +177,10 @@ def _style(row: PictureRow) -> int | None:
 
 
 def _bar(row: PictureRow, x: float, y: float, width: float) -> list[Box | Words]:
-    """Return a bar for a row: pale for the whole tensor, and in colour the share that a rank
-    holds."""
+    """Return a bar for a row: pale for the whole tensor, in colour the share that a rank holds.
+
+    Its left upper corner is at (``x``, ``y``), and the pale bar is ``width`` pixels long.
+    """
     if not row.nbytes:
         return []
     style = _style(row)

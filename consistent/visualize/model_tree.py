@@ -60,8 +60,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Module in the tree: its own tensors and its submodules. ``times`` is the number of
-    consecutive equal modules that are folded into this one."""
+    """Module in the tree: its own tensors and its submodules.
+
+    ``times`` is the number of consecutive equal modules, such as layers, that this one stands for.
+    """
 
     name: str
     kind: str
@@ -70,8 +72,10 @@ class Branch:
     times: int = 1
 
     def all_entries(self, times: int = 1) -> Iterator[tuple[int, Entry]]:
-        """Yield (number of occurrences, entry) for this module and all modules below it. ``times``
-        is the number of occurrences of this module's parent."""
+        """Yield (number of occurrences, entry) for this module and all modules below it.
+
+        ``times`` is the number of occurrences of this module's parent.
+        """
         yield from ((times * self.times, entry) for entry in self.entries)
         for branch in self.branches:
             yield from branch.all_entries(times * self.times)
@@ -98,22 +102,32 @@ class Branch:
 
     @property
     def held(self) -> int:
-        """Bytes that the fullest rank holds. Only the first rank of each placement is considered,
-        which has the largest pieces."""
+        """Bytes that the fullest rank holds.
+
+        Only the first rank of each placement is considered, which has the largest pieces.
+        """
         firsts = {placement.first_rank for placement in self.placements} or {0}
         return max(map(self.held_by, firsts))
 
 
 @dataclass(slots=True)
 class _Reading:
-    """State of building the tree of a module."""
+    """What is known while the tree of a module is built.
+
+    Args:
+        plan: plan of the module; None if it was not parallelized.
+        met: id of each tensor so far -> its full name, by which tied tensors are found.
+    """
 
     plan: Plan | None
     met: dict[int, str] = field(default_factory=dict)
 
 
 def tree_of(module: nn.Module) -> Branch:
-    """Return the tree of the submodules of ``module``, with equal layers folded."""
+    """Return the tree of the submodules of ``module``.
+
+    Consecutive equal layers, such as ``blocks.0`` to ``blocks.11``, are one branch.
+    """
     try:
         plan = plan_of(module)
     except ValueError:  # the module was not parallelized
@@ -157,13 +171,15 @@ def _entry(name: str, x: torch.Tensor, kind: bool, path: str, reading: _Reading)
 
 
 def sbp_text(sbp: NdSbp) -> str:
-    """Return an nd-sbp as text: ``S(0)`` or ``(S(0), B)``."""
+    """Return the SBPs of the axes as text: ``S(0)``, or ``(S(0), B)`` for two axes."""
     return str(sbp[0]) if len(sbp) == 1 else str(sbp)
 
 
 def _folded(branches: Sequence[Branch]) -> list[Branch]:
-    """Fold consecutive branches with equal contents whose names are numbers, such as layers of a
-    list, into one."""
+    """Replace consecutive equal branches whose names are numbers, such as layers, by one.
+
+    Branches "0", "1" and "2" of equal contents become "0-2" with ``times`` 3.
+    """
     folded: list[Branch] = []
     for branch in branches:
         last = folded[-1] if folded else None
@@ -184,7 +200,10 @@ def _follows(last: Branch, branch: Branch) -> bool:
 
 
 def _joined(branch: Branch) -> Branch:
-    """Merge a module with its submodule, if it contains one submodule and nothing else."""
+    """Return the only submodule of ``branch``, named ``a.b``, if it contains nothing else.
+
+    Otherwise return ``branch``.
+    """
     alone = branch.branches[0] if len(branch.branches) == 1 and not branch.entries else None
     if not branch.name or alone is None:
         return branch
@@ -208,7 +227,15 @@ def _bytes_at(spec: TensorSpec, at: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PictureRow:
-    """Line of a model's picture: a module with the sums over its contents, or a tensor."""
+    """Line of a model's picture: a module with the sums over its contents, or a tensor.
+
+    Args:
+        depth: depth of indentation.
+        times: number of equal modules that the line stands for.
+        shape: dtype and shape; for a module, its class.
+        held, nbytes: bytes that a rank holds, and bytes of the whole.
+        entry: the tensor; None for a module.
+    """
 
     depth: int
     name: str
@@ -224,8 +251,12 @@ def rows(branch: Branch, depth: int = 0, several: bool | None = None) -> Iterato
     """Yield the lines of the tree ``branch``, the module first.
 
     The line of a layer that occurs several times counts all of them; the lines below it describe
-    one of them. A module with one tensor and nothing else shares a line with it. If the tensors of
-    the whole model are on ``several`` placements, each line names its own.
+    one of them. A module with one tensor and nothing else shares a line with it.
+
+    Args:
+        depth: depth of indentation of the module.
+        several: whether the tensors of the whole model are on several placements, so that each line
+            names its own; None: find out.
     """
     name, kind = branch.name or branch.kind, branch.kind if branch.name else ""
     several = len(branch.placements) > 1 if several is None else several

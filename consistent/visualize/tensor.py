@@ -10,8 +10,10 @@ from .tensor_text import tensor_text
 
 
 class TensorPicture(Picture):
-    """Picture of the part of a tensor that each rank holds. Equal pieces have one colour, and
-    addends are striped."""
+    """Picture of the part of a tensor that each rank holds, made from its spec.
+
+    Equal pieces have one colour, and addends are striped.
+    """
 
     def __init__(self, spec: TensorSpec) -> None:
         self.spec = spec

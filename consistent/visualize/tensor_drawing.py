@@ -22,8 +22,10 @@ _MOST_WIDE = 680.0  # a picture of few ranks grows up to this many pixels before
 
 
 def tensor_drawing(spec: TensorSpec) -> Drawing:
-    """Return the drawing of ``spec``. For a placement of three axes or more, only the ranks at the
-    origin of the outer axes are drawn."""
+    """Return the drawing of a tensor of ``spec`` on its ranks.
+
+    For a placement of three axes or more, only the ranks at the origin of the outer axes are drawn.
+    """
     grid = spec.placement.shape
     named = len(grid) > 1
     rows = shown(grid[-2], _MOST_ROWS) if named else [0]
@@ -66,9 +68,11 @@ def tensor_drawing(spec: TensorSpec) -> Drawing:
 
 
 def _heading(spec: TensorSpec, head: str, where: str, room: int) -> tuple[list[Box | Words], float]:
-    """Return the words above the ranks of the drawing, and the height below them.
+    """Return the words above the ranks of the drawing, and the height ``y`` below them.
 
-    ``room`` is the number of letters that fit in a line.
+    Args:
+        head, where: text of the tensor (dtype, shape, SBP), and of its placement.
+        room: number of letters that fit in a line.
     """
     y = _EDGE + 6
     shapes: list[Box | Words] = [Words(_EDGE, y + 8, head, 15, bold=True)]
@@ -98,8 +102,10 @@ def _note(spec: TensorSpec) -> str:
 
 
 def _sides(spec: TensorSpec) -> tuple[float, float]:
-    """Return (width, height) of the miniature of a tensor, in the ratio of the drawn dims, within
-    limits."""
+    """Return (width, height) of the small rectangle that stands for the tensor on each rank.
+
+    They are in the ratio of the two dims that are drawn, within limits.
+    """
     dims = drawn_dims(spec)
     if len(dims) < 2:
         return _WIDE, 22.0

@@ -36,8 +36,10 @@ _Cell = Sequence[tuple[str, Style]]  # the lines of one rank: text, and its styl
 
 
 def tensor_text(spec: TensorSpec, colour: bool, width: int, blocks: bool) -> str:
-    """Return the picture of ``spec`` as text, at most ``width`` characters wide. ``blocks`` allows
-    characters beyond ASCII."""
+    """Return the picture of a tensor of ``spec`` as text, at most ``width`` characters wide.
+
+    ``blocks`` allows characters beyond ASCII, and ``colour`` terminal colours.
+    """
     out = _title(spec, width)
     fill = "█▒·" if blocks else "#/."
     for block in _blocks(spec):
@@ -48,22 +50,27 @@ def tensor_text(spec: TensorSpec, colour: bool, width: int, blocks: bool) -> str
 
 
 def block_name(spec: TensorSpec, outer: Sequence[int | None]) -> str:
-    """Return the heading of a block of ranks, such as ``axis 0 = 1, axis 1 = 0``. It has the
-    coordinates in the axes before the last two, which the ranks of the block share."""
+    """Return the heading of a block of ranks, such as ``axis 0 = 1, axis 1 = 0``.
+
+    A block shows the ranks that differ in the last two axes only. ``outer`` are their coordinates
+    in the axes before these.
+    """
     if None in outer:
         return "..."
     return ", ".join(f"{axis_name(spec, a)} = {k}" for a, k in enumerate(outer))
 
 
 def axis_name(spec: TensorSpec, axis: int) -> str:
-    """Return the placement's name of the axis, or ``axis 0`` if axes have no names."""
+    """Return the placement's name of ``axis``, or ``axis 0`` if axes have no names."""
     names = spec.placement.axes
     return names[axis] if names else f"axis {axis}"
 
 
 def direction(spec: TensorSpec) -> str:
-    """Return a text that says which dims the miniatures show from top to bottom and from left to
-    right."""
+    """Return a text that says how the dims of the tensor lie in its picture.
+
+    Example: ``dim 0 from top to bottom, dim 1 from left to right``.
+    """
     dims = drawn_dims(spec)
     if not dims:
         return "one element"
@@ -77,8 +84,10 @@ def _title(spec: TensorSpec, width: int) -> list[str]:
 
 
 def _blocks(spec: TensorSpec) -> Iterator[tuple[int | None, ...]]:
-    """Yield the coordinates of each block of ranks in the axes before the last two. ``(None,)``
-    stands for blocks that are left out."""
+    """Yield the coordinates of each block of ranks, in the axes before the last two.
+
+    ``(None,)`` stands for blocks that are left out, if there are many.
+    """
     outer = spec.placement.shape[:-2]
     count = 1
     for n in outer:
@@ -97,6 +106,10 @@ def _blocks(spec: TensorSpec) -> Iterator[tuple[int | None, ...]]:
 def _block(
     spec: TensorSpec, outer: Sequence[int | None], colour: bool, width: int, fill: str
 ) -> list[str]:
+    """Return the text lines of the ranks whose coordinates begin with ``outer``.
+
+    ``fill`` has the three characters of ``small``.
+    """
     if None in outer:
         return []
     base: Coordinate = tuple(k for k in outer if k is not None)
@@ -126,8 +139,10 @@ def _block(
 
 
 def _lines_of_ranks(spec: TensorSpec, n: int, colour: bool, width: int, fill: str) -> list[str]:
-    """Return the text lines for a placement of one axis, with as many of its ``n`` ranks side by
-    side as fit."""
+    """Return the text lines for a placement of one axis with ``n`` ranks.
+
+    As many ranks are side by side as fit in ``width``.
+    """
     cell = _cell_width(spec, (holding(spec, (k,)) for k in (0, n - 1)))
     each = max(1, (width + _GAP) // (cell + _GAP))
     cells = [
@@ -141,13 +156,20 @@ def _lines_of_ranks(spec: TensorSpec, n: int, colour: bool, width: int, fill: st
 
 
 def _cell_width(spec: TensorSpec, some: Iterator[RankPart]) -> int:
-    """Return the width of the text cell of one rank. ``some`` are the ranks whose regions have the
-    most digits."""
+    """Return the width, in characters, of the text of one rank.
+
+    ``some`` are the parts of the ranks whose regions have the most digits.
+    """
     longest = [min(_LONGEST, max(len(h.region), len(h.role))) for h in some]
     return max([WIDE, *longest])
 
 
 def _cell(spec: TensorSpec, held: RankPart, fill: str) -> _Cell:
+    """Return the text of one rank, line by line.
+
+    It has the rank's number, its small picture of the tensor, its region and bytes. ``fill`` has
+    the three characters of ``small``.
+    """
     style = held.piece
     drawn: _Cell = [(row, style) for row in small(spec, held, fill)]
     words = [held.region, held.role, bytes_text(held.nbytes)]
@@ -156,8 +178,11 @@ def _cell(spec: TensorSpec, held: RankPart, fill: str) -> _Cell:
 
 
 def small(spec: TensorSpec, held: RankPart, fill: str) -> list[str]:
-    """Return the miniature of the tensor for one rank, line by line. ``fill`` has three characters:
-    for held elements, for addends, and for the rest."""
+    """Return a picture of the tensor of a few characters, with the part ``held`` by a rank filled.
+
+    The result has a string for each line. ``fill`` has three characters: for held elements, for
+    addends, and for the rest, such as "#/.".
+    """
     dims = drawn_dims(spec)
     across = dims[-1] if dims else None
     down = dims[0] if len(dims) == 2 else None
@@ -173,16 +198,25 @@ def small(spec: TensorSpec, held: RankPart, fill: str) -> list[str]:
 
 
 def _covered(begin: float, end: float, count: int) -> range:
-    """Return which of ``count`` characters are mostly inside the part [begin, end) of the line, at
-    least one. Begin and end are fractions from 0 to 1."""
+    """Return which of ``count`` characters of a line stand for the part [begin, end) of it.
+
+    Begin and end are fractions from 0 to 1; at least one character is returned. Example: (0.5, 1.0,
+    10) gives 5 to 9.
+    """
     first = round(begin * count)
     last = max(round(end * count), first + 1)
     return range(min(first, count - 1), last)
 
 
 def _joined(name: str, cells: Sequence[_Cell], margin: int, cell: int, colour: bool) -> list[str]:
-    """Join the cells of ranks side by side, line by line, after a margin with ``name`` in its first
-    line."""
+    """Return the texts of several ranks side by side, line by line.
+
+    Args:
+        name: text in the margin of the first line.
+        cells: the text of each rank.
+        margin, cell: width of the margin and of each rank's text, in characters.
+        colour: whether to add terminal colours.
+    """
     lines = []
     for i in range(max(map(len, cells))):
         parts = [paint((name if i == 0 else "").ljust(margin), "bold", colour)]

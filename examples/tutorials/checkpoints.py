@@ -47,8 +47,9 @@ def step(model, optimizer, placement=None):
 # %% [markdown]
 # ## Save
 #
-# Two steps on four ranks, with everything in shares. Every rank calls `save`. The folder is whole
-# or it is not there: it is written under another name and renamed at the end.
+# The model trains for two steps on four ranks. Under the plan `"zero3"` each rank has one shard of
+# every parameter and of its optimizer state. Every rank calls `save`. The folder is either complete
+# or absent: it is written under another name, and renamed at the end.
 
 # %%
 four = consistent.placement("cpu", [0, 1, 2, 3])
@@ -62,8 +63,9 @@ if rank == 0:
 # %% [markdown]
 # ## Go on with fewer ranks and another plan
 #
-# The model now lies on two of the four ranks, cut within its layers. The optimizer's state follows
-# its parameters. The two other ranks call everything too; they hold nothing and know every shape.
+# The model is now on two of the four ranks, and its plan splits the weights inside its layers. The
+# optimizer's state gets the layout of its parameters. The two other ranks run the same program:
+# they hold no part of the model, and know the shape of every tensor.
 
 # %%
 two = consistent.placement("cpu", [0, 1])

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Data parallel to 3-D parallel
 #
-# One small model is trained in five ways: whole on every rank, with its optimizer state in shares,
-# cut within its layers, cut both ways on a grid, and at last cut into pipeline stages as well. The
-# model's code and the training loop are written once, and the losses are always the same.
+# One small model is trained in five ways: with data parallelism, with ZeRO-3, with tensor
+# parallelism, with data and tensor parallelism together, and at last with pipeline stages as well.
+# The model's code and the training loop are written once, and the losses are always the same.
 #
 # ```sh
 # torchrun --standalone --nproc_per_node 8 examples/tutorials/one_model_five_ways.py
@@ -60,8 +60,9 @@ if rank == 0:
 # ## Data parallel
 #
 # A placement names the ranks. `"data"` keeps every parameter whole on each of them, and the batch
-# is split along dim 0, which is written `S(0)`. The gradient of a parameter is then a sum over the
-# ranks, which backward makes.
+# is split along dim 0, which is written `S(0)`. So each rank computes the gradient of its part of
+# the batch. The gradient of a parameter is the sum of these over the ranks, which is computed in
+# backward.
 
 # %%
 all_ranks = consistent.placement("cpu", range(8))
@@ -77,7 +78,7 @@ if rank == 0:
 # %% [markdown]
 # ## ZeRO
 #
-# `"zero3"` keeps each parameter, its gradient and its optimizer state in shares. A module's
+# `"zero3"` splits each parameter, its gradient and its optimizer state over the ranks. A module's
 # parameters are gathered while it runs, and once more in backward.
 
 # %%
@@ -91,8 +92,9 @@ if rank == 0:
 # %% [markdown]
 # ## Tensor parallel
 #
-# A plan may be patterns of names. Here `up` is cut along its outputs and `down` along its inputs,
-# so that a block needs one all-reduce, and everything else stays whole (`B`).
+# A plan may also be a dict from patterns of parameter names to SBPs. Here `up` is split along its
+# outputs and `down` along its inputs, so that a block needs one all-reduce in forward. Everything
+# else stays whole (`B`).
 
 # %%
 cut = {"*.up.*": S(0), "*.down.weight": S(1)}
@@ -108,8 +110,8 @@ if rank == 0:
 # %% [markdown]
 # ## Both: a grid with two axes
 #
-# A placement may be a grid. Each of its axes has an SBP of its own: along `dp` the batch is split,
-# along `tp` the layers are.
+# A placement may be a grid. Each of its axes has an SBP of its own: the batch is split along the
+# axis `dp`, and the weights along the axis `tp`.
 
 # %%
 grid = consistent.placement("cpu", [[0, 1, 2, 3], [4, 5, 6, 7]], axes=("dp", "tp"))
@@ -128,7 +130,8 @@ if rank == 0:
 # ## All three: stages that are grids
 #
 # `pipeline` cuts the same model into stages. Each stage has its own placement, here a grid of two
-# by two, and its own plan. Four micro-batches are on their way at once.
+# by two, and its own plan. The batch is divided into four micro-batches, on which the stages work
+# at the same time.
 
 # %%
 first = consistent.placement("cpu", [[0, 1], [2, 3]], axes=("dp", "tp"))

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Pipelines
 #
-# A stage is a part of a model and the placement where it runs. An ordinary model is cut into two
-# stages here, and several micro-batches are on their way at once.
+# A *stage* is a part of a model, together with the placement where it runs. In this program an
+# ordinary model is cut into two stages. A batch is divided into micro-batches, so that both stages
+# can work at the same time, on different micro-batches.
 #
 # ```sh
 # torchrun --standalone --nproc_per_node 2 examples/tutorials/pipelines.py
@@ -25,8 +26,8 @@ expected = F.cross_entropy(model(inputs), labels).item()  # one process, for com
 # %% [markdown]
 # ## Cut it
 #
-# `["2"]` names the module at which the second stage begins. `"auto"` in its place balances stages
-# by itself.
+# `["2"]` names the module at which the second stage begins. With `"auto"` in its place, the library
+# chooses where stages begin, so that they have about equal work.
 
 # %%
 P0, P1 = consistent.placement("cpu", [0]), consistent.placement("cpu", [1])
@@ -54,8 +55,8 @@ print(f"loss {loss.item():.5f}, of one process {expected:.5f}")
 # ## Look at the schedule
 #
 # `F2` is the forward of micro-batch 2, `B2` its backward. There is one line for each placement, in
-# the order in which it works. The first stage begins with two micro-batches, so that the second
-# has work while a backward is on its way.
+# the order in which it works. The first stage begins with the forwards of two micro-batches. So the
+# second stage has another micro-batch to work on while its first gradient is sent back.
 
 # %%
 if rank == 0:

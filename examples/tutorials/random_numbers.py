@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Random numbers that never change
 #
-# A random value depends on the seed, on how many random ops came before, and on the element's
-# place in the whole tensor. It does not depend on the number of ranks or on the layout.
+# A random value depends on the seed, on how many random ops ran before, and on the element's
+# position in the whole tensor. It does not depend on the number of ranks or on the layout.
 #
 # ```sh
 # torchrun --standalone --nproc_per_node 3 examples/tutorials/random_numbers.py
@@ -35,8 +35,8 @@ for p in placements:
 # %% [markdown]
 # ## Dropout
 #
-# Each rank draws its part of one mask, so a model with dropout has the same losses on any number
-# of ranks.
+# Each rank draws its part of one dropout mask for the whole tensor. So a model with dropout has the
+# same losses on any number of ranks.
 
 # %%
 torch.manual_seed(0)
@@ -53,7 +53,8 @@ for p in placements:
 # %% [markdown]
 # ## Initial values
 #
-# `torch.nn.init` draws in the same way. Here a layer's weight is drawn again in place.
+# The functions of `torch.nn.init` draw their numbers in the same way. Here a layer's weight is
+# drawn again in place.
 
 # %%
 sums = []
@@ -68,7 +69,7 @@ if rank == 0:
 # %% [markdown]
 # ## What you must do
 #
-# **Seed alike on every rank**: `torch.manual_seed(0)`, without adding the rank; where seeds differ,
-# the first draw of a global tensor raises on every rank. A program that
-# never seeds draws from a fixed seed, alike on all ranks. Plain tensors are still drawn by torch,
-# on each rank for itself: if they should be equal, seed alike before you draw them.
+# **Use the same seed on every rank**: `torch.manual_seed(0)`, without adding the rank. If seeds
+# differ, the first draw of a global tensor raises on every rank. A program that never seeds uses a
+# fixed seed, which is the same on all ranks. Plain tensors are still drawn by torch, on each rank
+# separately. If they should be equal on all ranks, set the same seed before you draw them.

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Reading a report and removing a collective
 #
-# Nothing in a program says "communicate". A report says where it did, and how many bytes it sent.
+# Nothing in a program says "communicate". A report shows which lines sent data, and how much.
 #
 # ```sh
 # torchrun --standalone --nproc_per_node 2 examples/tutorials/reading_a_report.py
@@ -26,7 +26,7 @@ def mlp(x, w1, w2):
 # %% [markdown]
 # ## A first layout
 #
-# Both weights are cut along their outputs, dim 0. That looks natural, and it is what one would
+# Both weights are split along dim 0, their outputs. That looks natural, and it is what one would
 # write first.
 
 # %%
@@ -41,15 +41,16 @@ if rank == 0:
     print(ran)
 
 # %% [markdown]
-# Read it from the top: the lines that send most come first. `layout` is what went in and what came
-# out, `boxings` what was moved before the op ran. `where` is the line of the program. After the
-# first `linear` each rank has half of the hidden columns, and the second weight is cut in rows,
-# which does not fit. The library took the cheapest way to make it fit: it cuts the weight again, in
-# each call.
+# Read it from the top: the lines that send most come first. `layout` shows the layouts of an op's
+# inputs and outputs, `boxings` what was moved before the op ran, and `where` the line of the
+# program. After the first `linear` each rank has half of the hidden columns. The second weight is
+# split by rows, which does not fit. The library takes the cheapest way to make it fit: in each call
+# it moves the weight from `S(0)` to `S(1)`.
 #
 # ## Ask why
 #
-# `explain` plans a call without running it, and lists what else was possible.
+# `explain` plans a call without running it. It lists the layouts of the inputs among which the
+# library chooses.
 
 # %%
 hidden = F.relu(F.linear(x, w1))
@@ -57,10 +58,10 @@ if rank == 0:
     print(consistent.explain(F.linear, hidden, w2))
 
 # %% [markdown]
-# Each line is a layout that would give the right result, with what would have to be moved first.
-# The arrow marks the one that is taken. It says what to do: `S(1), S(1) -> P` moves nothing at all
-# if `w2` is cut along dim 1 from the start. Each rank then multiplies the columns that it has, and
-# gets an addend of the result.
+# Each line has layouts that would give the right result, with what would have to be moved first.
+# The arrow marks the line that is taken. The list shows what to change: `S(1), S(1) -> P` moves
+# nothing at all if `w2` is split along dim 1 from the start. Each rank then multiplies the columns
+# that it has, and gets an addend of the result.
 #
 # ## Change one word
 
@@ -73,5 +74,6 @@ if rank == 0:
     print("the result is", y.sbp)
 
 # %% [markdown]
-# Nothing was sent. The result is `P`, and it is reduced when something needs its value: a residual
-# added to it, a loss, `item()`. This is how the plan `"tensor"` cuts every pair of layers.
+# Nothing was sent. The result is `P`: each rank has an addend. It is summed over the ranks when
+# something needs its value: a residual added to it, a loss, `item()`. The plan `"tensor"` splits
+# every pair of layers in this way.

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Mirrored and consistent together
 #
-# There are two ways to see many devices. Under the *mirrored* view every rank owns a tensor of its
-# own and the program moves them by explicit calls, as with DDP. Under the *consistent* view there
-# is one tensor, of which the ranks hold pieces. A program may use both.
+# A program can treat many devices in two ways. Under the *mirrored* view every rank owns a separate
+# tensor, and the program sends data by explicit calls, as with DDP. Under the *consistent* view
+# there is one tensor, of which the ranks hold pieces. A program may use both.
 #
 # ```sh
 # torchrun --standalone --nproc_per_node 2 examples/tutorials/two_views.py
@@ -28,7 +28,7 @@ print("my element:", x.to_local().tolist(), "twice:", (x * 2).to_local().tolist(
 
 # %% [markdown]
 # An op on mirrored tensors is torch's own, and runs on this rank alone. Collectives are functions
-# of plain tensors.
+# that take plain tensors.
 
 # %%
 total = mirrored.all_reduce(x.to_local(), ranks=(0, 1))
@@ -37,15 +37,15 @@ print("sum over ranks:", total.tolist())
 # %% [markdown]
 # ## From one view to the other
 #
-# `to_global` says how the elements make up one tensor: as pieces of it, `S(0)`, or as addends,
-# `P`.
+# `to_global` makes one global tensor of the ranks' elements. Its argument says how they make it up:
+# as pieces, `S(0)`, or as addends, `P`.
 
 # %%
 pieces, addends = x.to_global(S(0)), x.to_global(P)
 print("as pieces:", pieces.full().tolist(), "as addends:", addends.full().tolist())
 
 # %% [markdown]
-# And back: every rank gets what it holds, as its own element.
+# `to_mirrored` goes back: each rank gets the part that it holds, as its own element.
 
 # %%
 back = pieces.to_global(sbp=B).to_mirrored()
@@ -54,8 +54,8 @@ print("back:", back.to_local().tolist())
 # %% [markdown]
 # ## Where this helps
 #
-# A model under DDP computes under the mirrored view; its loss over the whole batch, or a metric,
-# is written more simply under the consistent one.
+# A model under DDP computes under the mirrored view. Its loss over the whole batch, or a metric, is
+# easier to write under the consistent view.
 
 # %%
 torch.manual_seed(0)

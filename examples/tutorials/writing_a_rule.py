@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Writing a rule
 #
-# An op without a rule runs whole on every rank: right, and slow. A rule is one line that says how
-# dims of the inputs relate to dims of the output, as in einsum. This program writes one and looks
-# at what follows from it.
+# An op without a rule runs on the whole tensors on every rank, which is right and slow. A rule is
+# one line that says how dims of the inputs relate to dims of the output, as in einsum. This program
+# writes a rule and shows what the library derives from it.
 #
 # ```sh
 # torchrun --standalone --nproc_per_node 2 examples/tutorials/writing_a_rule.py
@@ -40,9 +40,9 @@ if rank == 0:
 # %% [markdown]
 # ## The rule
 #
-# `"mk, nk -> mn"`: a row of `x` for each `m`, a row of `y` for each `n`, and `k` is summed away.
-# Everything else follows from the letters. Each line below is a *signature* for one axis of the
-# placement: how the inputs lie, and how the output lies then.
+# The rule is `"mk, nk -> mn"`: there is a row of `x` for each `m`, a row of `y` for each `n`, and
+# the op sums over `k`. Everything else follows from the letters. Each line below is a *signature*
+# for one axis of the placement: SBPs of the inputs, and the SBP that the output then has.
 
 # %%
 if rank == 0:
@@ -50,13 +50,15 @@ if rank == 0:
         print(signature)
 
 # %% [markdown]
-# A letter that is kept may be split, and the other input is whole. A letter that is summed away
-# gives addends, `P`. And since the op is linear in each input, one of them may be `P` already.
+# A dim whose letter is also in the output may be split in one input; the other input is then whole.
+# If the dim that is summed over is split, each rank computes an addend, `P`. The op is linear in
+# each input, so one input may also be `P` already.
 #
 # ## Enter it
 #
-# In the library a rule is one line in the file of its family under `consistent/rules/`. Here it is
-# entered while the program runs, so the plan of the first call must be forgotten.
+# In the library a rule is one line in the file of its family under `consistent/rules/`. This
+# program adds its rule while it runs, after the op was already called. So the plan that the first
+# call has left must be removed.
 
 # %%
 add_rows([Row("inner", "mk, nk -> mn", "input other")])
@@ -83,7 +85,7 @@ if rank == 0:
         print(error)
 
 # %% [markdown]
-# A rule that can be read may still be wrong. The library's own are proven by running them: for
-# every signature the inputs are scattered, the op runs on the pieces, and outputs and gradients
-# are compared with torch on the whole. [Adding an op](../adding_an_op.md) says how to add yours to
-# that test.
+# A rule that can be parsed may still be wrong. So the library's rules are tested by running them:
+# for every signature the inputs are scattered, the op runs on the pieces, and outputs and gradients
+# are compared with torch on the whole tensors. [Adding an op](../adding_an_op.md) says how to add
+# your rule to that test.

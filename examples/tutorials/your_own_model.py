@@ -1,14 +1,14 @@
 # %% [markdown]
 # # Your own model in three lines
 #
-# A training program for one process becomes one for many ranks by three lines: a placement, one
-# call for the model, one call for the data.
+# Three lines turn a training program for one process into one for many ranks: a placement, one call
+# for the model, one call for the data.
 #
 # ```sh
 # torchrun --standalone --nproc_per_node 2 examples/tutorials/your_own_model.py
 # ```
 #
-# First the program as it is for one process: a model, its data, a loop.
+# This is the program for one process: a model, its data, a loop.
 
 # %%
 import torch
@@ -48,8 +48,8 @@ def train(model, batches):
 
 
 # %% [markdown]
-# Now the three lines. The batch size stays 25: it counts the items of all ranks together, and each
-# rank reads its part of the batch only (13 items and 12 on two ranks).
+# Now the three lines are added. The batch size stays 25, because it counts the items of all ranks
+# together. Each rank reads only its part of the batch (13 and 12 items on two ranks).
 
 # %%
 everywhere = consistent.placement("cpu", [0, 1])
@@ -68,14 +68,14 @@ print(f"loss {loss.item():.4f}")
 print(loss.sbp, "a scalar of shape", tuple(loss.shape))
 
 # %% [markdown]
-# What was decided for each parameter is a plan. It prints, it can be saved to a YAML file, edited,
-# and given to `parallelize` in place of the name.
+# A *plan* says which layout each parameter has. It can be printed, and saved to a YAML file. After
+# editing the file, you can pass the plan to `parallelize` in place of the plan's name.
 
 # %%
 print(consistent.plan_of(model))
 
 # %% [markdown]
-# To read a value on one rank only, ask for it on all ranks and print it on one: `full()` gives the
+# To use a value on one rank only, read it on all ranks and print it on one. `full()` gives the
 # whole value as a plain tensor.
 
 # %%

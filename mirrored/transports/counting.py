@@ -23,8 +23,12 @@ from .default import current, replace_current
 class Call:
     """Record of one communication call.
 
-    It has the call's name, the bytes that this rank sends in it, its ranks, whether the caller
-    waits for it at once or only starts it, and how many tensors travel together in it.
+    Attributes:
+        name: the kind of collective, such as "all_gather".
+        bytes: how many bytes this rank sends in it.
+        ranks: the ranks that take part.
+        waits: whether the caller waits for it at once; False if the call only starts it.
+        tensors: how many tensors are sent together.
     """
 
     name: str
@@ -102,7 +106,9 @@ def _all_of_it(rank: int, given: dict[str, Any]) -> int:
 
 
 def _parts_for_others(dim_name: str, sizes_name: str) -> _Sent:
-    """Return a function that counts the bytes of ``x`` without this rank's own part.
+    """Return a function that counts the bytes that a rank sends when ``x`` is cut for all ranks.
+
+    These are the bytes of ``x`` without this rank's own part.
 
     Args:
         dim_name: the argument with the dim along which ``x`` is cut.
@@ -166,12 +172,19 @@ _SIGNATURES = {name: inspect.signature(getattr(Transport, name)) for name in COU
 
 
 def given_to(name: str, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call of method ``name`` by parameter name, without defaults."""
+    """Return the arguments of a call of the transport's method ``name``, by parameter name.
+
+    Parameters that the caller left to their defaults are not included.
+    """
     return dict(_SIGNATURES[name].bind(None, *args, **kwargs).arguments)
 
 
 def call_of(rank: int, given: dict[str, Any], name: str) -> Call:
-    """Return the record of a call of the method ``name`` with the arguments ``given``."""
+    """Return the record of a call of the method ``name`` with the arguments ``given``.
+
+    ``rank`` is the calling rank. ``given`` maps parameter names to arguments, as ``given_to``
+    returns them.
+    """
     # `send` has no `ranks`, only the receiver.
     ranks = tuple(given["ranks"]) if "ranks" in given else (rank, given["to"])
     counted_as, sent = COUNTED[name]

@@ -29,7 +29,10 @@ _default: Transport | None = None
 
 
 def current() -> Transport:
-    """Return the transport of this thread: that of ``use``, else the process-wide default."""
+    """Return the transport of this thread: that of ``use``, else the process-wide default.
+
+    The default is made at the first call.
+    """
     return _thread.override or _default or _make_default()
 
 
@@ -71,8 +74,9 @@ def use(transport: Transport) -> Iterator[Transport]:
 def replace_current(transport: Transport) -> Iterator[Transport]:
     """Make ``transport`` current inside the ``with`` block, in all threads if possible.
 
-    If a ``use`` is active in this thread, only this thread is affected. Backward on CUDA runs in
-    threads of the autograd engine, and they must see ``transport`` too.
+    Unlike ``use`` it replaces the process-wide default, because backward on CUDA runs in threads of
+    the autograd engine, which must use ``transport`` too. Inside a ``use`` block only this thread
+    is affected.
     """
     global _default
     if _thread.override is not None:

@@ -43,7 +43,8 @@ _together = ""
 def raised_together(text: str) -> str:
     """Record that all members of a group now raise an error with ``text``; return ``text``.
 
-    Such an error is not counted, because the ranks are still at the same step of the program.
+    Such an error is not counted as a failure of this rank, because all ranks of the group are
+    still at the same step of the program.
     """
     global _together
     _together = text
@@ -51,7 +52,10 @@ def raised_together(text: str) -> str:
 
 
 def is_shared(error: BaseException) -> bool:
-    """Return whether ``error`` is the last one that all members of a group raised together."""
+    """Return whether ``error`` is the last one that all members of a group raised together.
+
+    It is compared by its text with that of the last ``raised_together``.
+    """
     return bool(_together) and str(error) == _together  # a MemoryError has no text
 
 
@@ -61,9 +65,9 @@ def add(number: int = 1) -> None:
 
 
 def forget() -> None:
-    """Reset the count to 0, for a new process group.
+    """Reset this process's count of failures to 0.
 
-    The ranks of a new group are at the same step.
+    It is called when a new process group begins, whose ranks are all at the same step.
     """
     add(-count_failures())
 
@@ -101,7 +105,10 @@ def count_lack(error: BaseException) -> None:
 
 
 def counts_lacks(function: F) -> F:
-    """Wrap ``function``, a collective operation, so that out-of-memory errors in it are counted."""
+    """Decorator of a collective operation: an out-of-memory error in it is counted as a failure.
+
+    The error is raised as usual.
+    """
 
     @functools.wraps(function)
     def counting(*args: Any, **kwargs: Any) -> Any:
@@ -116,7 +123,7 @@ def counts_lacks(function: F) -> F:
 
 
 def moves_count_lacks(transport: C) -> C:
-    """Class decorator of a transport: its collectives count out-of-memory errors.
+    """Class decorator of a transport: applies ``counts_lacks`` to its communication methods.
 
     Methods inherited from a class that is decorated already are left as they are.
     """
@@ -128,6 +135,9 @@ def moves_count_lacks(transport: C) -> C:
 
 
 def count_failure(error: Exception) -> None:
-    """Count ``error``, unless it is counted already or all members of its group raise it."""
+    """Add 1 to the count of failures for ``error``, which has ended an operation of several ranks.
+
+    Nothing is added if ``error`` was counted before, or if all members of its group raise it.
+    """
     if not is_shared(error) and not getattr(error, _COUNTED, False):
         add()

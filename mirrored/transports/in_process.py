@@ -32,7 +32,10 @@ class RankAborted(RuntimeError):
 
 
 class InProcessState:
-    """State that simulated ranks share: message queues, ranks that wait, and the first failure."""
+    """State that simulated ranks share: message queues, ranks that wait, and the first failure.
+
+    Simulated ranks are threads of one process; ``size`` is their number.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -54,9 +57,10 @@ class InProcessState:
             self.arrived[to].notify_all()
 
     def receive(self, source: int, to: int, what: str) -> Any:
-        """Return the next message from ``source``, which must have been sent in a call ``what``.
+        """Wait for and return the next message from rank ``source`` to rank ``to``.
 
-        Raises RuntimeError if the call has another name: the ranks make different calls.
+        ``what`` names the receiver's call. Raises RuntimeError if the message was sent in a call of
+        another name, because then the ranks make different calls.
         """
         with self.lock:
             sent, message = self._next(self.queues[source, to], source, to, what)
@@ -75,7 +79,7 @@ class InProcessState:
             self.arrived[to].notify_all()
 
     def fetch(self, source: int, to: int, label: str) -> Any:
-        """Return the next message from ``source`` under ``label``."""
+        """Wait for and return the next message that ``source`` posts to ``to`` under ``label``."""
         with self.lock:
             queue = self.labelled.setdefault((source, to, label), deque())
             message = self._next(queue, source, to, label)
@@ -85,7 +89,11 @@ class InProcessState:
         return message
 
     def _next(self, queue: deque[Any], source: int, to: int, what: str) -> Any:
-        """Wait for a message in ``queue`` and return it; the caller holds the lock."""
+        """Wait for a message in ``queue``, take it out and return it; the caller holds the lock.
+
+        ``source``, ``to`` and ``what`` (a call or a label) describe the wait for error messages.
+        Raises RankAborted if another rank fails meanwhile.
+        """
         self.waiting[to] = (source, what, queue)
         while not queue and self.failure is None:
             self._check_progress()
@@ -111,8 +119,7 @@ class InProcessState:
         )
 
     def _places(self) -> str:
-        """Return one line of an error message for each rank, which says where in the program the
-        rank is."""
+        """Return lines of an error message, one for each rank, that say where each rank is."""
         lines = []
         for rank, thread in sorted(self.threads.items()):
             said = "has returned" if rank in self.finished else place_of(thread)
@@ -140,7 +147,10 @@ class InProcessState:
 
 
 class InProcess(CheckedTransport):
-    """Transport of rank ``rank`` of a simulated ``world``."""
+    """Transport of rank ``rank`` of a simulated ``world``, whose ranks are threads.
+
+    ``run_ranks`` makes one for each thread.
+    """
 
     def __init__(self, world: InProcessState, rank: int) -> None:
         self.world = world
@@ -155,7 +165,10 @@ class InProcess(CheckedTransport):
         return self.world.size
 
     def _round(self, what: str, ranks: Ranks, messages: Sequence[Any]) -> list[Any]:
-        """Send ``messages[k]`` to ``ranks[k]``; return what each of ``ranks`` sent here."""
+        """Send ``messages[k]`` to ``ranks[k]``, and return what each of ``ranks`` sent here.
+
+        All ranks do so in one call, whose name is ``what``.
+        """
         what = f"{what} over ranks {tuple(ranks)}"
         for to, message in zip(ranks, messages, strict=True):
             self.world.send(self._rank, to, what, message)
@@ -205,7 +218,7 @@ class InProcess(CheckedTransport):
 
 
 class _Receiving:
-    """Handle of a message that will fill ``out``."""
+    """Handle of a message from ``source`` under ``label``; ``wait()`` fills and returns ``out``."""
 
     def __init__(self, transport: InProcess, out: Tensor, source: int, label: str) -> None:
         self.transport, self.out, self.source, self.label = transport, out, source, label

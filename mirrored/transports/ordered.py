@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Ordered(Wrapper):
-    """Wrapper that runs submitted calls in a thread, and makes every other call wait for them.
+    """Wrapper that runs submitted calls in a thread; other calls wait for those submitted before.
 
     ```
     program   submit 0   work   call 1 (waits for 0)   submit 2   work   result of 2
@@ -81,7 +81,7 @@ _all: weakref.WeakSet[Ordered] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """Give wrappers new pools in a forked child, which has no threads of its parent to wait for."""
+    """Give all wrappers new thread pools in a forked child, which lacks its parent's threads."""
     for each in _all:
         each._start()
 

@@ -27,7 +27,7 @@ class Outside(CheckedTransport):
         self.why = why
 
     def check(self, what: str, ranks: Ranks, *tensors: Tensor) -> int:
-        """Raise, because this process is a member of no group of ranks."""
+        """Raise RuntimeError(``why``): every call of a transport begins with this check."""
         raise RuntimeError(self.why)
 
     def _refuse(self, *_: Any, **__: Any) -> Any:

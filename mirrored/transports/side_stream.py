@@ -26,9 +26,10 @@ _streams: dict[torch.device, Any] = {}  # the side stream of each device: messag
 
 
 def callers_stream() -> AbstractContextManager[Any]:
-    """Return a context manager by which another thread uses the caller's GPU and stream.
+    """Return a context manager in which another thread uses this thread's GPU and stream.
 
-    A new thread would use the first GPU's default stream, which does not wait for the caller's.
+    Create it in the caller, and enter it in the other thread, which would otherwise use the first
+    GPU's default stream and not wait for work on the caller's stream.
     """
     if not cuda.is_initialized():  # no GPU has been used
         return nullcontext()
@@ -36,7 +37,7 @@ def callers_stream() -> AbstractContextManager[Any]:
 
 
 class Beside:
-    """One message that runs on the side stream of ``device``, in parallel with computation.
+    """One message that runs on a side stream of ``device``, in parallel with computation.
 
     Create it on the program's stream when the tensors to send are ready there: it records an event
     for which the side stream waits.
@@ -49,7 +50,7 @@ class Beside:
 
     @classmethod
     def of(cls, xs: Sequence[Tensor]) -> Beside | None:
-        """Return one for the GPU that ``xs`` are on; None if no tensor is on a GPU."""
+        """Return a ``Beside`` for the GPU that ``xs`` are on; None if no tensor is on a GPU."""
         device = next((x.device for x in xs if x.device.type == "cuda"), None)
         return None if device is None else cls(device)
 

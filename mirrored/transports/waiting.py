@@ -21,7 +21,8 @@ class Waiting(Wrapper):
     """Wrapper that times every call and passes it on to ``inner``.
 
     Attributes:
-        seconds: total time in calls, and in ``wait()`` of what calls have started.
+        seconds: total time that this rank spent in calls, and in ``wait()`` of the handles that
+            calls returned.
     """
 
     def __init__(self, inner: Transport) -> None:

@@ -173,7 +173,7 @@ class Link(threading.Thread):
 
 def through_links(fate: Fate) -> None:
     """What this process listens at is reached through a link from now on."""
-    plain = watch.Listener
+    plain = watch.RequestListener
 
     def linked(*args: Any, **kwargs: Any) -> Any:
         made = plain(*args, **kwargs)
@@ -181,4 +181,4 @@ def through_links(fate: Fate) -> None:
         made.address = replace(made.address, host=host, port=port)
         return made
 
-    watch.Listener = linked  # type: ignore[assignment,misc]
+    watch.RequestListener = linked  # type: ignore[assignment,misc]

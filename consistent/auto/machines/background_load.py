@@ -45,7 +45,8 @@ _MAIN = "from consistent.auto.machines.background_load import helper; helper()"
 class BackgroundLoad:
     """Pool of ``others`` background processes that make a call while this process times it.
 
-    If ``others`` is 0, or if the processes cannot be started, this process makes calls alone.
+    A rank of a training job shares the host with other busy ranks, and so must a timed call. If
+    ``others`` is 0, or if the processes cannot be started, this process makes calls alone.
     """
 
     def __init__(self, others: int) -> None:
@@ -57,11 +58,12 @@ class BackgroundLoad:
 
     @contextlib.contextmanager
     def beside(self, call: OpSignature | None, cold: bool = False) -> Iterator[int]:
-        """Let the other processes make ``call`` inside the ``with`` block, and yield how many of
-        them do.
+        """Let the other processes make ``call`` inside the block, and yield how many of them do.
 
-        With ``cold``, they use tensors that are in no cache (see ``replay.repeated``). If ``call``
-        is None, they make the fixed calls of ``host_speed.py``.
+        Args:
+            call: the call to make; None: the fixed calls of ``host_speed.py``, which measure the
+                host.
+            cold: whether they use tensors that are in no cache (see ``replay.repeated``).
         """
         self._begin()
         self._tell((call, cold))
@@ -114,10 +116,10 @@ def _ended(links: list[Connection], process: subprocess.Popen) -> None:
 
 
 def _start(files: list[int]) -> subprocess.Popen:
-    """Start the helper process, which listens at the first of the file descriptors ``files`` and
-    forks a process for each of the others.
+    """Start the helper process, which forks the other background processes.
 
-    It ends when this process does.
+    ``files`` are file descriptors of pipes; the helper listens at the first, and each fork at one
+    of the others. The helper ends when this process does.
     """
     given = [str(torch.get_num_threads()), *map(str, files)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -132,8 +134,10 @@ def _start(files: list[int]) -> subprocess.Popen:
 
 
 def helper() -> None:
-    """Entry point of the helper process: fork the other background processes, and serve
-    requests."""
+    """Entry point of the helper process: fork the other background processes, and serve requests.
+
+    Its command line has the number of torch threads, and then the file descriptors of ``_start``.
+    """
     threads, *files = map(int, sys.argv[1:])
     mine, *others = files
     # Each child takes one connection; this process keeps the first.
@@ -155,7 +159,11 @@ def helper() -> None:
 
 
 def _keep_on(call: OpSignature | None, cold: bool, link: Connection) -> None:
-    """Make the call repeatedly until another request arrives on ``link``."""
+    """Make ``call`` repeatedly until another request arrives on ``link``.
+
+    First answer on ``link`` whether the call could be made. ``cold`` is that of
+    ``BackgroundLoad.beside``.
+    """
     with replay.alone():
         try:
             run = replay.repeated(call, cold) if call is not None else fixed_calls

@@ -47,7 +47,11 @@ _NOT_WRITTEN = frozenset(["grads"])
 
 
 def touched_bytes(func: torch._ops.OpOverload, call: OpSignature) -> int:
-    """Return the number of bytes that the call reads plus those that it writes."""
+    """Return the bytes that a call of the op ``func`` reads plus those that it writes.
+
+    A tensor that is updated in place counts twice. For example, ``a + b`` on float32 tensors of 100
+    elements gives 3 * 400.
+    """
     name = func._schema.name.partition("::")[2]
     rows = _rows(func, name, call)
     if rows is not None:
@@ -74,8 +78,7 @@ def _new_bytes(func: torch._ops.OpOverload, call: OpSignature) -> int:
 
 
 def _rows(func: torch._ops.OpOverload, name: str, call: OpSignature) -> int | None:
-    """Return the bytes that an indexing op touches, which reads or writes only some rows of a
-    tensor.
+    """Return the bytes that an indexing op touches, of whose first tensor only some rows are used.
 
     Return None for other ops, which touch their whole tensors.
     """
@@ -94,7 +97,10 @@ def _rows(func: torch._ops.OpOverload, name: str, call: OpSignature) -> int | No
 
 
 def _adds(name: str, given: dict[str, Any]) -> bool:
-    """Return whether an indexing op adds to existing rows, so that it reads them as well."""
+    """Return whether an indexing op adds to the rows that it writes, and so reads them as well.
+
+    ``given`` has the arguments of the call by name.
+    """
     accumulate = given.get("accumulate")
     return "add" in name or "reduce" in name or bool(accumulate is not None and accumulate.value)
 
@@ -105,7 +111,7 @@ def _all_but_first(func: torch._ops.OpOverload, call: OpSignature) -> int:
 
 
 def _arguments(func: torch._ops.OpOverload, call: OpSignature) -> Iterator[tuple[Any, Any]]:
-    """Yield for each argument of the call its entry in the op's schema, and its description."""
+    """Yield (entry in the op's schema, description of the value) for each argument of the call."""
     infos = _infos(func)
     by_name = {info.name: info for info in infos}
     yield from zip(infos, call.args)

@@ -13,7 +13,7 @@ DEVICE_TYPES = ("cpu", "cuda")
 
 
 def check_machine(machine: Any) -> None:
-    """Raise a ValueError that names the first wrong figure of ``machine``."""
+    """Raise a ValueError that names the first wrong figure of ``machine``, if there is one."""
     where = f"machine {machine.name!r}"
     if machine.device_type not in DEVICE_TYPES:
         raise ValueError(
@@ -61,14 +61,20 @@ def _check_products(where: str, machine: Any) -> None:
 
 
 def positive(where: str, name: str, value: Any) -> None:
-    """Raise a ValueError unless ``value`` is a number above 0."""
+    """Raise a ValueError unless ``value`` is a finite number above 0.
+
+    ``where`` and ``name`` say in the message of which machine and which figure it is the value.
+    """
     _number(where, name, value)
     if value <= 0:
         raise ValueError(f"{where}: {name} is {value!r}; it must be above 0.")
 
 
 def not_negative(where: str, name: str, value: Any) -> None:
-    """Raise a ValueError unless ``value`` is a number that is not below 0."""
+    """Raise a ValueError unless ``value`` is a finite number that is not below 0.
+
+    ``where`` and ``name`` say in the message of which machine and which figure it is the value.
+    """
     _number(where, name, value)
     if value < 0:
         raise ValueError(f"{where}: {name} is {value!r}; it must not be negative.")

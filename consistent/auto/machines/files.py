@@ -54,7 +54,9 @@ def _plain(value: Any) -> Any:
 
 
 def from_text(text: str, where: str) -> dict[str, Any]:
-    """Parse the text of a machine's file into the arguments of ``Machine``.
+    """Parse the text of a machine's file into the arguments of ``Machine``, by name.
+
+    ``where`` is the name of the file in messages.
 
     Raises:
         ValueError: the text is not YAML, or an entry is missing, unknown or of the wrong kind.
@@ -127,7 +129,10 @@ def _points(where: str, found: Any) -> tuple[tuple[float, float], ...]:
 
 
 def number(where: str, name: str, value: Any) -> Any:
-    """Return ``value`` as a number; YAML reads 80e9, which lacks a point, as a word.
+    """Return ``value``, an entry of a file, as a number.
+
+    Text such as "80e9" is converted, because YAML reads 80e9, which lacks a point, as text.
+    ``where`` and ``name`` are the file and the entry, for the message.
 
     Raises:
         ValueError: ``value`` is not a number.

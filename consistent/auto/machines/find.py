@@ -14,8 +14,10 @@ THIS = "this"
 
 
 def machine(x: str | Path | Machine) -> Machine:
-    """Return the machine for ``x``: a built-in name ("a100-8"), a YAML file, or "this", which
-    measures this host. A ``Machine`` is returned as it is.
+    """Return the machine that ``x`` names: a built-in name, a YAML file, or "this".
+
+    Built-in names are like "a100-8"; "this" is the CPU of this host, which is measured. A
+    ``Machine`` is returned as it is.
 
     Raises:
         ValueError: there is no such name and no such file, or the file contains a wrong figure.

@@ -37,7 +37,7 @@ def _convolution_flops(args: tuple, kwargs: dict, out: Any) -> float:
 
 
 def _plain_convolution(args: tuple, kwargs: dict, out: Any) -> float:
-    """Return the flops of cudnn_convolution, which has other arguments, and is not transposed."""
+    """Return the flops of ``cudnn_convolution``, whose arguments differ; it is never transposed."""
     return flops.convolution(args[0].shape, args[1].shape, out.shape, False)
 
 
@@ -57,7 +57,10 @@ def _attention_backward(args: tuple, kwargs: dict, out: Any) -> float:
 
 
 def _last_dim(args: tuple, kwargs: dict, out: Any) -> float:
-    """Return the flops of products that sum over the last dim of the first operand."""
+    """Return the flops of a product that sums over the last dim of its first argument.
+
+    Example: [m, k] @ [k, n] gives 2 * m * k * n.
+    """
     return flops.contraction(args[0].shape, -1, out.shape)
 
 
@@ -113,8 +116,13 @@ def _formula(func: torch._ops.OpOverload) -> Callable | None:
 
 
 def flops_of(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any], out: Any) -> float:
-    """Return the multiplications and additions of the matrix products in one call; 0 if there are
-    none."""
+    """Return the multiplications and additions of the matrix products in one call of ``func``.
+
+    They are computed from shapes alone. For ops that multiply no matrices or vectors, 0.
+
+    Args:
+        args, kwargs, out: arguments and result of the call.
+    """
     own = _own(func)
     if own is not None:
         return own(args, kwargs, out)

@@ -25,8 +25,11 @@ def _operands() -> tuple[torch.Tensor, ...]:
 
 
 def fixed_calls() -> None:
-    """Make the calls by which speed is measured: matrix products, ops on a tensor that fits in a
-    cache, and one op on a tensor that is larger than most caches."""
+    """Make the calls whose seconds tell how fast the host is at the moment.
+
+    They are matrix products, ops on a tensor that fits in a cache, and one op on a tensor that is
+    larger than most caches.
+    """
     square, small, large = _operands()
     for _ in range(4):
         torch.mm(square, square)
@@ -51,11 +54,10 @@ def fixed_seconds(during: float) -> float:
 
 
 class HostSpeed:
-    """Present speed of the host, as a factor of its usual speed, by which measured times are
-    corrected.
+    """Present speed of the host relative to its usual speed, to correct measured times.
 
     Args:
-        usual: seconds that the fixed calls usually take.
+        usual: seconds that ``fixed_calls`` usually takes.
     """
 
     def __init__(self, usual: float) -> None:
@@ -64,14 +66,17 @@ class HostSpeed:
 
     @property
     def is_known(self) -> bool:
-        """True if the speed was measured a moment ago."""
+        """True if the speed was measured less than ``VALID_S`` seconds ago."""
         return time.monotonic() < self._until
 
     def look(self) -> None:
-        """Measure the present speed; it is valid for a fraction of a second."""
+        """Measure the present speed; it is valid for ``VALID_S`` seconds."""
         self._now = self.usual / fixed_seconds(NOW_S)
         self._until = time.monotonic() + VALID_S
 
     def usually(self, seconds: float) -> float:
-        """Convert ``seconds`` at the present speed to seconds at the usual speed."""
+        """Convert ``seconds``, measured at the present speed, to seconds at the usual speed.
+
+        If the host is at half its usual speed, 2 s become 1 s.
+        """
         return seconds * self._now

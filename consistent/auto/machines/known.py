@@ -50,9 +50,10 @@ def _gpu(
     nvlink: float,
     infiniband: float,
 ) -> Callable[[str, int], Machine]:
-    """Return a function that makes machines with these GPUs.
+    """Return a function of (name, ranks per host) that makes a machine with one kind of GPU.
 
     Args:
+        peak_flops: dtype -> flop/s of matrix products.
         memory: (bytes, bytes per second).
         nvlink, infiniband: bytes per second in one direction, for each GPU.
     """

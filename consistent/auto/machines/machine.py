@@ -58,8 +58,10 @@ class Machine(CostModel):
         return self
 
     def link(self, ranks: int) -> Link:
-        """Return the link (bandwidth and latency) that a world of ``ranks`` ranks on this machine
-        would measure, by which programs decide how large messages are."""
+        """Return the bandwidth and latency that ``ranks`` ranks on this machine would measure.
+
+        Programs decide by them how large messages are.
+        """
         return Link(self.latency, self.bandwidth)
 
     def save(self, path: str | Path) -> None:

@@ -33,7 +33,7 @@ class MeasurementCache:
     """Cache of numbers by name, in the file at ``path``, with one line for each.
 
     The value None records that something cannot be measured. If the file cannot be written, numbers
-    live as long as the process.
+    are kept in this process only.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,7 +42,7 @@ class MeasurementCache:
         self._read_up_to = 0
 
     def get(self, name: str, measure: Measure) -> float | None:
-        """Return the number ``name``; call ``measure`` and keep its result if there is none yet."""
+        """Return the number ``name``; if it is missing, call ``measure`` and keep the result."""
         if name not in self._known:
             with self._locked():
                 # Another process may have measured it while this one waited for the lock.
@@ -83,9 +83,9 @@ class MeasurementCache:
 
 
 def _lock(file: IO[bytes]) -> None:
-    """Wait for the exclusive lock on ``file``, but no longer than measuring takes.
+    """Wait for the exclusive lock on ``file``, for at most ``_LONGEST_S`` seconds.
 
-    If another process holds the lock for ever, as a stopped process does, this process goes on
+    If another process holds the lock for longer, as a stopped process does, this process goes on
     without the lock and measures for itself.
     """
     end = time.monotonic() + _LONGEST_S

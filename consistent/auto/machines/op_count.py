@@ -14,7 +14,10 @@ from .work import work_of
 
 
 def works(run: Callable[[], object]) -> list[Work]:
-    """Run ``run()`` and return the ``Work`` of each op in order, views included."""
+    """Run ``run()`` and return the ``Work`` (flops, bytes, description) of each op in order.
+
+    Views are included.
+    """
     with _Counting() as counting:
         run()
     return counting.found

@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 class Like(NamedTuple):
-    """Description of a tensor by dtype, sizes and strides."""
+    """Description of a tensor by dtype, sizes and strides, from which one like it can be made."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -27,7 +27,8 @@ class Like(NamedTuple):
     def nbytes(self) -> int:
         """Bytes of memory that the tensor touches.
 
-        Expanded dims and overlapping windows count once.
+        Memory that several elements share, as in expanded dims and overlapping windows, counts
+        once.
         """
         if 0 in self.shape:
             return 0
@@ -37,14 +38,16 @@ class Like(NamedTuple):
 
 
 class Same(NamedTuple):
-    """Reference to a tensor that is passed more than once, as in ``x * x``: the k-th tensor of the
-    call."""
+    """A tensor that an earlier argument of the call is too, as the second x in ``x * x``.
+
+    ``index`` counts the different tensors of the call; here it is 0.
+    """
 
     index: int
 
 
 class Many(NamedTuple):
-    """A list or tuple of descriptions."""
+    """An argument or result that is a list or tuple, with the description of each item."""
 
     items: tuple[Any, ...]
 
@@ -52,7 +55,7 @@ class Many(NamedTuple):
 class Plain(NamedTuple):
     """An argument that is a number, a string, a dtype or None.
 
-    The type is part of the description, because 1, 1.0 and True are equal in Python.
+    ``type`` is the name of its type, because 1, 1.0 and True are equal in Python.
     """
 
     type: str
@@ -66,7 +69,11 @@ class Unknown(NamedTuple):
 
 
 class OpSignature(NamedTuple):
-    """One call: the op's name with its overload, its arguments, and its result."""
+    """Description of one call: the op's name with its overload, its arguments, and its result.
+
+    Calls with equal descriptions are taken to cost the same. Values are described by ``Like``,
+    ``Same``, ``Many``, ``Plain`` and ``Unknown``.
+    """
 
     op: str
     args: tuple[Any, ...]
@@ -79,8 +86,12 @@ _NAN = math.nan  # one object: tuples compare by identity first, and NaN does no
 
 
 def described(op: str, args: tuple, kwargs: dict[str, Any], out: Any) -> OpSignature:
-    """Return the description of a call that has been made, without reading the data of its
-    tensors."""
+    """Return the description of a call that has been made, without reading its tensors' data.
+
+    Args:
+        op: name of the op, such as "aten.mm.default".
+        args, kwargs, out: arguments and result of the call.
+    """
     of = _describer()
     given = tuple(map(of, args)), tuple((key, of(value)) for key, value in kwargs.items())
     return OpSignature(op, *given, of(out))
@@ -117,7 +128,10 @@ def _plain(x: Any) -> Plain | Unknown:
 
 
 def tensors(x: Any) -> list[Like]:
-    """Return the tensors within a description; a tensor that is passed twice appears once."""
+    """Return the tensors' descriptions in ``x``, a description of a call or of an argument.
+
+    A tensor that is passed twice appears once. The result of a call is not included.
+    """
     if isinstance(x, Like):
         return [x]
     if isinstance(x, (Many, OpSignature)):
@@ -129,7 +143,10 @@ def tensors(x: Any) -> list[Like]:
 
 
 def is_known(x: Any) -> bool:
-    """Return whether a description is complete, so that the call can be made again from it."""
+    """Return whether the call can be made again from its description ``x``.
+
+    It cannot if an argument is ``Unknown``.
+    """
     if isinstance(x, OpSignature):
         return is_known(x.args) and is_known(x.kwargs)
     if isinstance(x, Many):

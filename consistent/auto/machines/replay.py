@@ -30,7 +30,7 @@ _BOUNDS = {"embedding": 0, "index_select": 0, "index": 0, "nll_loss_forward": 1}
 
 
 class CannotAgain(Exception):
-    """Error: the call cannot be made again from its description."""
+    """Error: a call cannot be made again from its description, so it cannot be timed."""
 
 
 def op_named(name: str) -> Any:
@@ -49,7 +49,7 @@ def op_named(name: str) -> Any:
 
 
 def arguments(call: OpSignature, device: str = "cpu") -> tuple[tuple, dict[str, Any]]:
-    """Return new arguments for the call on a device.
+    """Return new (args, kwargs) that fit the description ``call``, on ``device``.
 
     Floats are between 0.1 and 1.1; integers are legal indices wherever they may be used as such. On
     "meta" the tensors have no data.
@@ -80,8 +80,11 @@ def arguments(call: OpSignature, device: str = "cpu") -> tuple[tuple, dict[str, 
 
 
 def _bound(call: OpSignature) -> int:
-    """Return the bound for random integer arguments: integers below it are legal indices into every
-    tensor of the call."""
+    """Return the bound below which random integer arguments of a call are.
+
+    Integers below it are legal indices into every tensor of the call; for example, for an embedding
+    it is the number of rows of the table.
+    """
     name = call.op.split(".")[1]
     given = tensors(call)
     floats = [x for x in given if x.dtype.is_floating_point and x.shape]
@@ -107,7 +110,7 @@ def _tensor(x: Like, bound: int, generator: torch.Generator) -> Tensor:
 
 
 def shrunk(call: OpSignature, times: int) -> OpSignature:
-    """Return a smaller version of the call, for timing a call that is too large for this host.
+    """Return a description of the call on smaller tensors, for a call too large for this host.
 
     The leading dim of its largest tensor becomes ``times`` smaller, and so does every dim of that
     length, and every number of that value in a list.
@@ -132,7 +135,7 @@ def shrunk(call: OpSignature, times: int) -> OpSignature:
 
 
 def _resized(x: Like, shape: tuple[int, ...]) -> Like:
-    """Return ``x`` in another shape, with its dims in the same order in memory.
+    """Return ``x`` in another shape, without gaps, with its dims in the same order in memory.
 
     An expanded dim stays expanded.
     """
@@ -149,8 +152,10 @@ def _resized(x: Like, shape: tuple[int, ...]) -> Like:
 def repeated(call: OpSignature, cold: bool = False, device: str = "cpu") -> Callable[[], object]:
     """Return a function that makes the call once each time it runs.
 
-    It uses the same tensors each time. If ``cold``, it cycles through several sets of tensors,
-    enough that no cache holds a set any more when its turn comes again.
+    Args:
+        cold: whether to cycle through several sets of tensors, enough that no cache holds a set any
+            more when its turn comes again. Otherwise, the tensors are the same each time.
+        device: type of the device of the tensors.
 
     Raises:
         CannotAgain: the call cannot be made.
@@ -192,7 +197,7 @@ def cache_bytes() -> int:
 def timed(call: OpSignature, cold: bool = False, device: str = "cpu") -> float:
     """Return the typical seconds of the call, by making it several times.
 
-    ``repeated`` describes which tensors are used.
+    ``cold`` and ``device`` say, as in ``repeated``, which tensors are used.
 
     Raises:
         CannotAgain: the call cannot be made, or it raises.
@@ -206,7 +211,7 @@ def timed(call: OpSignature, cold: bool = False, device: str = "cpu") -> float:
 
 
 def work(call: OpSignature) -> Work:
-    """Return the ``Work`` of a call without computing anything.
+    """Return the ``Work`` (flops, bytes) of a call without computing anything, on ``meta`` tensors.
 
     Raises:
         CannotAgain: the call cannot be made, or torch does not know the shapes of its results.
@@ -226,8 +231,7 @@ def bytes_needed(call: OpSignature) -> int:
 
 
 def _span(x: Like) -> int:
-    """Return the number of elements of memory between the first and the last element of a
-    tensor."""
+    """Return how many elements of memory a tensor spans, with the gaps between its elements."""
     if 0 in x.shape:
         return 0
     return 1 + sum((n - 1) * step for n, step in zip(x.shape, x.strides))
@@ -235,9 +239,10 @@ def _span(x: Like) -> int:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Isolate the code inside the ``with`` block from the state of the program around it.
+    """Make ops inside the ``with`` block run as in a program without modes.
 
-    No mode, autocast or autograd is active inside, and the program's random state does not change.
+    No dispatch or function mode, autocast or autograd is active, and the program's random state
+    does not change.
     """
     with (
         without_modes(),

@@ -20,9 +20,9 @@ def typical_seconds(run: Callable[[], object]) -> float:
     """Return the seconds of one call: the median of a few runs, without the first call.
 
     This is not the minimum, because a step consists of many calls and takes their usual time. With
-    one torch thread, a run counts with its processor time if that is less: other programs had the
-    processor for the rest. If runs differ much, something disturbed them, so they are repeated, and
-    the least median counts.
+    one torch thread, the processor time of a run counts if it is less than the time that passed,
+    since other programs had the processor for the rest. If runs differ much, something disturbed
+    them, so they are repeated, and the least median counts.
     """
     medians = []
     for _ in range(TRIES):
@@ -34,7 +34,10 @@ def typical_seconds(run: Callable[[], object]) -> float:
 
 
 def _runs(run: Callable[[], object]) -> list[float]:
-    """Return the seconds per call in each of several runs, in ascending order."""
+    """Return the seconds per call in each of several runs, in ascending order.
+
+    A run makes a short call many times. The first call is not counted.
+    """
     found: list[float] = []
     spent, alone = 0.0, torch.get_num_threads() == 1
     first = once(run, 1, alone)[0]
@@ -48,7 +51,7 @@ def _runs(run: Callable[[], object]) -> list[float]:
 
 
 def once(run: Callable[[], object], count: int, alone: bool) -> tuple[float, float]:
-    """Time ``count`` calls, and return (seconds to report, wall-clock seconds).
+    """Make ``count`` calls, and return (seconds to report, wall-clock seconds) of all together.
 
     With ``alone``, which needs a single torch thread, processor time is reported if it is less than
     wall-clock time.

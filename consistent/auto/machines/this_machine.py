@@ -52,6 +52,13 @@ class ThisMachine(Machine):
 
     ``dataclasses.replace(machine("this"), hosts=2)`` describes two hosts like this one: ranks are
     distributed over both, and messages between ranks of different hosts use the network.
+
+    Args:
+        kept: cache of measured seconds by call.
+        company: background processes that keep the other cores busy while a call is timed.
+        pace: present speed of the host, by which measured times are corrected; None: they are not.
+        sharing: ranks per core, at least 1; times of ops are multiplied by it.
+        hosts: number of hosts.
     """
 
     kept: MeasurementCache = field(
@@ -70,8 +77,10 @@ class ThisMachine(Machine):
         return is_switched_on()
 
     def of(self, ranks: int) -> ThisMachine:
-        """Return the machine for a world of ``ranks`` ranks on its hosts; if they outnumber the
-        cores, they take turns."""
+        """Return the machine for a world of ``ranks`` ranks, distributed over its hosts.
+
+        If a host has more ranks than cores, they take turns, and ops take longer by this factor.
+        """
         here = -(-ranks // self.hosts)
         if here <= self.ranks_per_host and self.hosts == 1:
             return self
@@ -80,7 +89,7 @@ class ThisMachine(Machine):
         return replace(self, ranks_per_host=here, host_seconds=seconds, sharing=times)
 
     def message_host_seconds(self, caller: Caller, tensors: int = 1) -> float:
-        """Return the seconds of Python for a message of so many tensors.
+        """Return the seconds of Python for a message that carries ``tensors`` tensors.
 
         Where ranks outnumber cores, a message also waits until each of its ranks had a core.
         """
@@ -91,11 +100,14 @@ class ThisMachine(Machine):
         return replay.cache_bytes() / self.company.ranks
 
     def op_seconds(self, work: Work, cold: float = 0.0) -> float:
-        """Return the seconds that the call takes here.
+        """Return the seconds that the call described by ``work`` takes here.
 
         A call that cannot be made again is estimated from its bytes and flops. A call that would
         take too much memory or time is timed with a smaller leading dim, and its time is scaled by
         the ratio of the estimates.
+
+        Args:
+            cold: share of the bytes of its inputs that no cache holds, from 0 to 1.
         """
         if not isinstance(work.key, OpSignature) or work.key.op == "view":  # a simulated view
             return super().op_seconds(work) * self.sharing
@@ -109,8 +121,8 @@ class ThisMachine(Machine):
     def _longer(self, work: Work, call: OpSignature, warm: float) -> float:
         """Return how many seconds longer the call takes if its tensors are in no cache.
 
-        ``warm`` are its seconds on cached tensors. The result is not below 0, and at most the time
-        to read and write all the tensors.
+        ``warm`` are its seconds on cached tensors. The result is between 0 and the time to read and
+        write all the tensors.
         """
         longer = (self._kept(work, call, True) or warm) - warm
         return max(0.0, min(longer, self.touch_seconds(work)))
@@ -122,7 +134,7 @@ class ThisMachine(Machine):
         return self.kept.get(name, partial(self._measured, work, call, cold))
 
     def follow_seconds(self, work: Work) -> float:
-        """Return the seconds of Python that a rank outside an op's placement takes for the op.
+        """Return the seconds of Python that an op takes on a rank outside the op's placement.
 
         Such a rank runs the op on ``meta`` tensors. The time is measured, because some ops consist
         of many Python calls on ``meta``.
@@ -147,8 +159,10 @@ class ThisMachine(Machine):
         return None
 
     def _timed(self, call: OpSignature, cold: bool) -> float:
-        """Time the call in this process while the other cores make it too, as in a job that uses
-        all cores."""
+        """Time the call here while the other cores make it too, as in a job that uses all cores.
+
+        The time is converted to the usual speed of the host.
+        """
         if self.pace is not None and not self.pace.is_known:
             _look(self.pace, self.company)
         with self.company.beside(call, cold):
@@ -163,10 +177,9 @@ class ThisMachine(Machine):
         return super().op_seconds(work) <= replay.MOST_SECONDS
 
     def link(self, ranks: int) -> Link:
-        """Return the bandwidth and latency of messages between ``ranks`` ranks, by which boxing is
-        planned.
+        """Return the bandwidth and latency of messages between ``ranks`` ranks.
 
-        The link also has the known rate of local copies.
+        Boxing is planned by them. The link also has the known rate of local copies.
         """
         return self._link(tuple(range(ranks))) if ranks > 1 else super().link(ranks)
 
@@ -175,9 +188,13 @@ class ThisMachine(Machine):
         return (_link if one_host and self.shares_memory else _between)(len(ranks))
 
     def message_seconds(self, name: str, nbytes: int, ranks: Ranks) -> float:
-        """Return the seconds of one communication between these ranks.
+        """Return the seconds of a communication between ``ranks``, from latency and bandwidth.
 
         The number of cores does not matter. The figures are those by which eager boxing is planned.
+
+        Args:
+            name: the communication, such as "all_reduce".
+            nbytes: bytes that the busiest of the ranks sends.
         """
         if len(ranks) < 2:
             return 0.0
@@ -193,8 +210,10 @@ def _link(ranks: int) -> Link:
 
 @lru_cache
 def _between(ranks: int) -> Link:
-    """Return bandwidth and latency of messages, as ``ranks`` ranks without shared memory last
-    measured them."""
+    """Return bandwidth and latency of messages between ranks that do not share memory.
+
+    They are those that ``ranks`` ranks last measured, or built-in figures if there are none.
+    """
     cpu = BUILT_IN["cpu"]
     found = table.kept(ranks, table.MESSAGES)
     return Link(cpu.latency, cpu.bandwidth) if found is None else found.link
@@ -216,7 +235,7 @@ def kept_path() -> Path:
 
 @lru_cache
 def cpu_model() -> str:
-    """Return the host's name for its CPU, after the number of its cores."""
+    """Return the number of cores and the model of the CPU, such as "8 AMD EPYC 7763"."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         model = next(line.partition(":")[2] for line in lines if line.startswith("model name"))
@@ -282,14 +301,16 @@ def _on_meta(call: OpSignature) -> float | None:
 
 
 def _usual_s(company: BackgroundLoad) -> float:
-    """Return the usual seconds of the fixed calls of ``host_speed.py``, while all cores make
-    them."""
+    """Return the usual seconds of the fixed calls of ``host_speed.py``, with all cores busy."""
     with replay.alone(), company.beside(None):
         return fixed_seconds(USUAL_S)
 
 
 def _look(pace: HostSpeed, company: BackgroundLoad) -> None:
-    """Measure the present speed of the host while all cores are busy, and store it in ``pace``."""
+    """Measure the present speed of the host while all cores are busy, and store it in ``pace``.
+
+    ``company`` are the processes that keep the other cores busy.
+    """
     with replay.alone(), company.beside(None):
         pace.look()
 
@@ -318,9 +339,9 @@ def _launch_s() -> float:
 def _host_s() -> float:
     """Return the seconds of Python, autograd and dispatch that an op on global tensors adds.
 
-    This times forward and backward of a small model, and subtracts the ops themselves. The model's
-    tensors are large enough that they displace the library's code from the caches, as in a program
-    that computes.
+    Forward and backward of a small model are timed, and the times of the ops themselves are
+    subtracted. The model's tensors are large enough that they displace the library's code from the
+    caches, as in a program that computes.
     """
     from ...dispatch.plans.shards import attach
     from ...spec import B, Placement, TensorSpec

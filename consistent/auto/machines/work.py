@@ -66,10 +66,10 @@ def _new_work(
 
 
 def _weight(x: Like) -> tuple[bool, int]:
-    """Return a sort key for the tensor that determines the dtype of an op: the largest float
-    tensor.
+    """Return a sort key whose maximum is the tensor that decides the dtype of an op's ``Work``.
 
-    Integers and masks come last, because they do not determine the rate at which an op computes.
+    That is the largest float tensor. Integers and masks come last, because they do not decide how
+    fast an op computes.
     """
     return x.dtype.is_floating_point or x.dtype.is_complex, x.nbytes
 
@@ -86,8 +86,10 @@ def _packet(func: torch._ops.OpOverload) -> str:
 
 @lru_cache(None)
 def kind_of(func: torch._ops.OpOverload) -> str:
-    """Return the kind of an op ("matmul", "pointwise", ...; see ``Work``), from its schema, tags
-    and name."""
+    """Return the kind of an op, such as "matmul" or "pointwise", from its schema, tags and name.
+
+    The kinds are those of ``Work``.
+    """
     name = _packet(func)
     if func.namespace == "profiler" or name in VIEWS or name in ALLOCATES or _is_view(func):
         return "view"
@@ -107,8 +109,10 @@ def kind_of(func: torch._ops.OpOverload) -> str:
 
 
 def _is_view(func: torch._ops.OpOverload) -> bool:
-    """Return whether the op only makes views: every result aliases an argument that it does not
-    write."""
+    """Return whether the op only makes views: each result aliases an argument.
+
+    An op that writes into an argument, and returns it, is no view.
+    """
     schema = func._schema
     if any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):
         return False

@@ -17,7 +17,10 @@ _SIMULATED, _ESTIMATED = PALETTE[2], "line"
 
 
 class Bar(Protocol):
-    """Protocol of a choice that was tried, which the chart shows as one bar."""
+    """Protocol of what a chart shows as one bar: a choice that a search has tried.
+
+    ``strategies.search.Tried`` is one. ``report`` is None if its seconds are only estimated.
+    """
 
     @property
     def choice(self) -> object: ...
@@ -30,7 +33,7 @@ class Bar(Protocol):
 
 
 class CostsPicture(Picture):
-    """Bar chart of the choices that a search tried, the fastest first.
+    """Bar chart of the strategies that a search tried: the seconds of a step, the fastest first.
 
     Args:
         name: name of the search in the head line.

@@ -26,8 +26,10 @@ _THIN = 1.5  # pixels; spans with a smaller gap are drawn as one
 
 
 class StepPicture(Picture):
-    """Timeline of what each simulated rank does; the lower part of a line shows boxing that runs
-    during compute."""
+    """Timeline chart of what each simulated rank does during a step.
+
+    The lower part of a rank's line shows boxing that runs while it computes.
+    """
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
@@ -89,10 +91,10 @@ class StepPicture(Picture):
 
 
 def _merged(spans: Sequence[Span], gap: float) -> list[tuple[str, float, float]]:
-    """Return (kind, begin, end) of the spans, after joining adjacent spans of one kind.
+    """Return (kind, begin, end) of the spans to draw, with neighbours of one kind joined.
 
-    Spans count as adjacent if at most ``gap`` is between them. Actions of a pipeline schedule stay
-    separate, unless they are too short to be distinguished.
+    Spans are joined if at most ``gap`` seconds are between them. Actions of a pipeline schedule
+    stay separate, unless they are too short to be distinguished.
     """
     made: list[tuple[str, float, float]] = []
     last: dict[bool, int] = {}  # overlaps compute or not -> index of the span before

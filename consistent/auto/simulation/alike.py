@@ -30,7 +30,7 @@ Place = tuple[int, int]  # (stage, position among its ranks)
 
 @dataclass
 class Part:
-    """Events of one action of a stage; an action is, for example, the forward of one micro-batch.
+    """Events of one action of a pipeline stage, such as the forward of one micro-batch.
 
     Args:
         events: the events in order.
@@ -44,7 +44,13 @@ class Part:
 
 
 class Alike:
-    """Table that finds, for each stage, an earlier stage that equals it and was simulated."""
+    """Table of the pipeline stages that equal an earlier, simulated stage.
+
+    ``first`` maps such a stage to the earlier one. Its events are then copied instead of simulated.
+
+    Args:
+        placements: placement of each stage.
+    """
 
     def __init__(self, placements: Sequence[Placement]) -> None:
         self._ranks = [p.ranks.ravel().tolist() for p in placements]
@@ -60,18 +66,27 @@ class Alike:
     def first_forward(
         self, stage: int, kind: Hashable, program: StagesProgram, lines: Lines
     ) -> None:
-        """Look for an earlier stage of the same ``kind``, before the first forward of ``stage``
-        runs.
+        """Look for an earlier stage that equals ``stage``, which has not run yet.
 
-        Stages with equal kinds consist of the same units. ``lines`` is the stage's part of
-        ``program``.
+        This is called if the caller of the simulation gave a kind for each stage.
+
+        Args:
+            kind: kind of the stage; stages of equal kinds consist of the same units.
+            program: the recorded program of all stages.
+            lines: the part of ``program`` that the stage runs.
         """
         specs = tuple(_of_spec(program.spec(move.out)) for move in lines.entering)
         between = tuple("" if line.is_module else line.name for line in lines.lines)
         self._meet(stage, program, lines, (kind, specs, between))
 
     def look(self, stage: int, program: StagesProgram, lines: Lines, forward: Part) -> None:
-        """Look for an earlier stage with the same events in its first forward, which has run."""
+        """Look for an earlier stage whose first forward had the same events as that of ``stage``.
+
+        Args:
+            program: the recorded program of all stages.
+            lines: the part of ``program`` that the stage runs.
+            forward: events of the first forward of ``stage``, which has run.
+        """
         events = tuple(self._of_event(e, stage) for e in forward.events)
         self._meet(stage, program, lines, events)
 
@@ -99,14 +114,18 @@ class Alike:
         return None
 
     def _from(self, rank: int, stage: int) -> Place:
-        """Return the position of a rank relative to ``stage``: (distance in stages, index in its
-        stage)."""
+        """Return where a rank is relative to ``stage``: (distance in stages, index in its stage).
+
+        Example: with two ranks a stage, rank 5 relative to stage 1 gives (1, 1).
+        """
         found, position = self._places[rank]
         return found - stage, position
 
     def moved(self, part: Part, first: int, stage: int) -> Part:
-        """Return the events ``part`` of stage ``first`` as the equal stage ``stage`` has them, on
-        its own ranks."""
+        """Return a copy of the events ``part`` of stage ``first`` for the equal stage ``stage``.
+
+        The ranks in them are replaced by the corresponding ranks of ``stage`` and its neighbours.
+        """
 
         def rank(old: int) -> int:
             offset, position = self._from(old, first)
@@ -137,8 +156,10 @@ def params_of(program: StagesProgram, lines: Lines) -> list[Any]:
 
 
 def read_by(program: StagesProgram, lines: Lines) -> Iterator[Any]:
-    """Yield the parameters, buffers and other tensors of the program that a stage reads; ``lines``
-    is the stage's part of it."""
+    """Yield the parameters, buffers and other tensors of the program that a stage reads.
+
+    ``lines`` is the stage's part of ``program``.
+    """
     for line in lines.lines:
         if line.is_module:
             yield from line.target.parameters()  # type: ignore[attr-defined]
@@ -158,11 +179,13 @@ def _of_param(p: Any) -> Hashable:
 
 
 def give_gradients(like: Sequence[Any], params: Sequence[Any], empty: Any) -> None:
-    """Give gradients to those of ``params`` whose counterparts in the equal stage ``like`` have
-    some.
+    """Give gradients to the parameters of a stage that is not simulated, and so runs no backward.
 
-    ``empty`` makes a tensor without values. The stage of ``params`` is not simulated, so its
-    backward does not make gradients.
+    Args:
+        like: parameters of the equal, simulated stage, in the same order; a parameter gets a
+            gradient if its counterpart here has one.
+        params: parameters of the stage.
+        empty: function of (shape, dtype) that makes a tensor without values.
     """
     for first, p in zip(like, params, strict=True):
         if raw_grad(first) is not None and raw_grad(p) is None:

@@ -30,17 +30,16 @@ class CacheModel:
         self._last: dict[int, int] = {}
 
     def made(self, rank: int, memories: Memories) -> None:
-        """Note that ``rank`` wrote these memories."""
+        """Note that ``rank`` has written ``memories``, given as (number, bytes) pairs."""
         now = self._clocks[rank]
         for number, nbytes in memories:
             self._last[number] = now
             self._clocks[rank] += nbytes
 
     def cold(self, rank: int, memories: Memories) -> float:
-        """Note that ``rank`` reads these memories, and return the share of their bytes that is not
-        in cache.
+        """Note that ``rank`` reads ``memories``; return the share of their bytes not in its cache.
 
-        The share is between 0 and 1.
+        The share is between 0 and 1. ``memories`` are (number, bytes) pairs.
         """
         now, total, cold = self._clocks[rank], 0, 0
         for number, nbytes in memories:

@@ -23,8 +23,10 @@ from ...spec.tracer import Tracer
 
 
 class Callers:
-    """Observer of passes of autograd's engine and of optimizer steps, by which ops are told
-    apart."""
+    """Observer of a program that tells whether forward, backward or an optimizer calls an op.
+
+    The caller decides how much Python time the op takes.
+    """
 
     def __init__(self) -> None:
         self._backwards = 0  # passes of the engine that have begun: they may be nested
@@ -32,7 +34,7 @@ class Callers:
         self._records = True  # whether the module that was called last records a graph
 
     def now(self) -> Caller:
-        """Return who calls the op that runs now."""
+        """Return who calls the op that runs now: "forward", "backward" or "update"."""
         if torch.is_grad_enabled():  # also where a checkpoint runs forward again in backward
             return "forward"
         if torch._C._current_graph_task_id() != -1:
@@ -41,7 +43,10 @@ class Callers:
         return "update" if self._records or not self._in_forward else "forward"
 
     def sending(self) -> Caller:
-        """Return who sends a message now: boxing in forward does so without a graph."""
+        """Return who sends a message now: "forward", "backward" or "update".
+
+        In forward, boxing sends with grad mode off, by which ``now`` would take it for an update.
+        """
         return "forward" if self._in_forward else self.now()
 
     @property

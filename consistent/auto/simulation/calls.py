@@ -28,15 +28,20 @@ _MAKE = "what stands for blanks"
 
 
 def filled(given: Any, make: Callable[[Blank], Any]) -> Any:
-    """Return a deep copy of ``given`` in which each ``Blank``, at any depth, is replaced by the
-    tensor that ``make`` returns for it."""
+    """Return a deep copy of ``given`` in which ``make(blank)`` stands for each ``Blank``.
+
+    So a logged call can be made again with new tensors. Blanks are found at any depth.
+    """
     memo: dict[Any, Any] = {_MAKE: make}
     return copy.deepcopy(given, memo)
 
 
 @dataclass(frozen=True)
 class Blank:
-    """Description of a tensor without values, which stands for it in logged arguments."""
+    """Description of a tensor without values, which stands for it in logged arguments.
+
+    ``tracked`` tells whether the tensor required grad.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -58,7 +63,11 @@ def logged(
 ) -> AbstractContextManager[None]:
     """Log each call of the named ``modules`` that is made inside the ``with`` block.
 
-    ``memory`` tells imagined tensors, for which there are blanks in the log, from real ones.
+    Args:
+        log: gets an ``Entered`` and a ``Left`` event for each call.
+        memory: tells imagined tensors (without values), for which there are blanks in the log, from
+            real ones.
+        modules: (name, module) pairs.
     """
 
     def blank(x: Tensor) -> Any:
@@ -77,7 +86,7 @@ def logged(
 
 
 def _copied(given: Any, blank: Callable[[Tensor], Any]) -> Any:
-    """Return a copy of the arguments of a call with what ``blank`` returns for each tensor.
+    """Return a copy of a call's arguments, with ``blank(x)`` in place of each tensor x.
 
     They are copied before the module runs, because later modules may write into them, such as into
     a cache of keys.
@@ -90,8 +99,7 @@ def _copied(given: Any, blank: Callable[[Tensor], Any]) -> Any:
 
 
 class _CopyingTensors(TorchFunctionMode):
-    """Torch function mode under which ``copy.deepcopy`` replaces each tensor instead of copying
-    it."""
+    """Torch function mode under which ``copy.deepcopy`` replaces a tensor x by ``change(x)``."""
 
     def __init__(self, change: Callable[[Tensor], Any]) -> None:
         super().__init__()

@@ -14,7 +14,10 @@ from ...spec.tracer import Tracer
 
 
 class SimulatedWorld(World):
-    """World of a given number of ranks, with or without GPUs, whatever this machine has."""
+    """World of ``ranks`` ranks, with or without GPUs, against which placements are checked.
+
+    It replaces the real world, so it does not matter what this machine has.
+    """
 
     def __init__(self, ranks: int, gpus: bool) -> None:
         self._ranks, self._gpus = ranks, gpus
@@ -28,9 +31,10 @@ class SimulatedWorld(World):
 
 @contextmanager
 def simulated_world(ranks: int, gpus: bool) -> Iterator[None]:
-    """Check placements against a world of ``ranks`` ranks inside the ``with`` block.
+    """Let a program find a world of ``ranks`` ranks inside the ``with`` block.
 
-    With GPUs, autocast for GPUs becomes autocast for the CPU, where imagined tensors are.
+    Placements are checked against it. If ``gpus``, the world has GPUs, and autocast for GPUs
+    becomes autocast for the CPU, since the tensors of a simulation are CPU tensors.
     """
     autocast: Any = torch.amp.autocast_mode.autocast
     begin = autocast.__init__
@@ -49,9 +53,9 @@ def simulated_world(ranks: int, gpus: bool) -> Iterator[None]:
 
 
 class OnCpu(TorchFunctionMode):
-    """Torch function mode that keeps on the CPU what a program moves to a GPU.
+    """Torch function mode that keeps on the CPU what a program would move to or make on a GPU.
 
-    Imagined tensors are CPU tensors.
+    The tensors of a simulation are CPU tensors, also where it simulates GPUs.
     """
 
     def __torch_function__(

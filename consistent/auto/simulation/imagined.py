@@ -60,10 +60,13 @@ VIEW = Work("view", "view", torch.float32, 0.0, 0, OpSignature("view", (), (), N
 
 
 class Imagined(TorchDispatchMode):
-    """Torch dispatch mode that gives ops imagined results, and notes each op in the simulation's
-    log.
+    """Torch dispatch mode that gives ops imagined results, and notes each op in a log.
+
+    An imagined tensor is a CPU tensor whose memory is never touched, so that it has no values.
 
     Args:
+        log: gets a ``SimulatedOp`` for each op.
+        values: stands in where the program reads values.
         rank_of: function of (placement, tensors) that returns the rank that runs an op on these
             tensors; the placement of plain tensors is None.
         caller: function that returns who calls the op that runs now.
@@ -92,8 +95,11 @@ class Imagined(TorchDispatchMode):
     def empty(
         self, shape: Sequence[int], dtype: torch.dtype, receiver: int | None = None
     ) -> Tensor:
-        """Return an imagined tensor; with ``receiver``, one that arrived at this rank in a
-        message and may be written in place."""
+        """Return an imagined tensor of this shape and dtype.
+
+        With ``receiver``, it is one that arrived at this rank in a message, and may be written in
+        place.
+        """
         self._passing += 1
         try:
             made = _vast(tuple(shape), dtype)
@@ -154,7 +160,13 @@ class Imagined(TorchDispatchMode):
         return out
 
     def _note(self, func: Any, call: tuple, rank: int, placement: Any, cold: float) -> None:
-        """Log one op of ``rank``; ``call`` is (args, kwargs, result)."""
+        """Log one op of ``rank``.
+
+        Args:
+            call: (args, kwargs, result).
+            placement: placement of the global tensors in it; None if there are none.
+            cold: share of its inputs that no cache holds.
+        """
         if placement is not None:  # work counts shards, not logical shapes
             call = map_tensors(call, _shard)
         work = work_of(func, *call)
@@ -166,7 +178,7 @@ class Imagined(TorchDispatchMode):
         return 0.0 if self._recency is None else self._recency.cold(rank, self._memories(given))
 
     def _belong(self, given: Iterable[Tensor], placement: Any) -> None:
-        """Count the memory of global tensors for the ranks of their placements."""
+        """Attribute the memory of global tensors in ``given`` to the ranks of their placements."""
         for x in given if placement is not None else ():
             if is_global(x):
                 self._give(x, self._rank_of(x._spec.placement, ()))  # type: ignore[attr-defined]
@@ -230,8 +242,10 @@ def _strided(x: ResultShape) -> Tensor:
 
 
 def _vast(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return an imagined tensor of this shape that is not a view, because a received tensor may be
-    written in place."""
+    """Return an imagined tensor of this shape, which may be larger than the memory of this machine.
+
+    It is no view, because torch then lets a received tensor be written in place.
+    """
     nbytes = torch.Size(shape).numel() * dtype.itemsize
     if nbytes < _VAST:
         return torch.empty(shape, dtype=dtype, device="cpu")
@@ -255,10 +269,9 @@ def _shard(x: Tensor) -> Tensor:
 
 
 def _is_known(func: Any, made: Any) -> bool:
-    """Return whether the values of an op's results can be computed, because recorders follow such
-    values on real tensors.
+    """Return whether an op on real tensors may be computed, because programs may read its results.
 
-    The values of ``empty`` and of random ops are never known.
+    ``made`` describes these results. The values of ``empty`` and of random ops are never known.
     """
     if torch.Tag.nondeterministic_seeded in func.tags or "empty" in func._schema.name:
         return False

@@ -21,13 +21,16 @@ _BY_POSITION = ("_foreach_", "_fused_", "_amp_foreach_")
 
 
 class RankShare:
-    """The positions of an op's lists that one rank computes; all of them if ``at`` is None."""
+    """What one rank computes of an op on lists of tensors.
+
+    ``at`` has the positions in the lists; None stands for all of them.
+    """
 
     def __init__(self, rank: int, at: Sequence[int] | None = None) -> None:
         self.rank, self._at = rank, at
 
     def of(self, values: Any) -> Any:
-        """Return arguments or results of the op, with this rank's positions of each list."""
+        """Return arguments or results of the op, with only this rank's positions of each list."""
         if self._at is None:
             return values
         if _is_list(values):
@@ -40,9 +43,9 @@ class RankShare:
 def shares(
     func: torch._ops.OpOverload, args: tuple, rank_of: Callable[[Sequence[Tensor]], int]
 ) -> list[RankShare] | None:
-    """Return the share of each rank in an op on lists; None for other ops.
+    """Return what each rank computes of an op on lists of tensors; None for other ops.
 
-    ``rank_of`` returns the rank that holds the tensors of one position.
+    ``rank_of`` returns the rank that holds the tensors at one position of the lists.
     """
     if not func._schema.name.partition("::")[2].startswith(_BY_POSITION):
         return None

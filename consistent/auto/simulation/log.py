@@ -11,9 +11,11 @@ from ...cost_model.model import Caller
 
 @dataclass(slots=True)
 class SimulatedOp:
-    """One torch op on shards, run by ``rank``.
+    """Event: ``rank`` runs one torch op on its shards.
 
     Args:
+        work: the ``Work`` of the call, from which a machine computes its seconds.
+        where: line of the program that called it.
         placement: placement of its tensors, if they are global; ranks outside the placement run the
             op on ``meta``.
         cold: the share of its inputs that no cache holds, 0 to 1.
@@ -30,16 +32,18 @@ class SimulatedOp:
 
 @dataclass(slots=True)
 class Message:
-    """One call of a collective or point-to-point communication.
+    """Event: a rank makes one call of a collective or point-to-point communication.
 
     Args:
         rank: the rank that makes the call.
+        name: name of the communication, such as "all_reduce".
         bytes: bytes that it sends.
         ranks: the ranks that take part.
+        where: line of the program that sends it.
         start, wait: number of an asynchronous message that begins or ends here; 0 for calls that do
             both at once.
         tensors: number of tensors that travel together in it.
-        caller: who sends it, as of an ``SimulatedOp``.
+        caller: who sends it, as in ``SimulatedOp``.
     """
 
     rank: int
@@ -57,7 +61,7 @@ class Message:
 class Held:
     """Event: ``rank`` allocates (``bytes`` > 0) or frees (``bytes`` < 0) a block of memory.
 
-    ``number`` identifies the memory.
+    ``number`` identifies the memory; ``message`` tells whether it is the result of a message.
     """
 
     rank: int
@@ -68,8 +72,10 @@ class Held:
 
 @dataclass(slots=True)
 class Mark:
-    """Event: the program reaches a point, which is "forward", "step" (of an optimizer) or
-    "built"."""
+    """Event: the program is at a point that divides the log into steps.
+
+    ``what`` is "forward" (a forward begins) or "step" (an optimizer step has ended).
+    """
 
     what: str
 
@@ -88,8 +94,10 @@ class Entered:
 
 @dataclass(slots=True)
 class Left:
-    """Event: a call of the module ``name`` ends; ``out`` has a ``calls.Blank`` for each imagined
-    tensor of its result."""
+    """Event: a call of the module ``name`` ends.
+
+    ``out`` has a ``calls.Blank`` for each imagined tensor of its result.
+    """
 
     name: str
     out: list[Any]
@@ -97,19 +105,24 @@ class Left:
 
 @dataclass(slots=True)
 class Scheduled:
-    """Event: a pipeline schedule ran one step; ``run`` (``stages.Followed``) has the events of its
-    actions."""
+    """Event: a pipeline schedule ran one step.
+
+    ``run``, a ``stages.FollowedSchedule``, has the events of its actions.
+    """
 
     run: Any
 
 
 @dataclass
 class Log:
-    """Events of a simulation in order, and how often the program read values."""
+    """Events of a simulation in order, and how often the program read values.
+
+    The timeline and the peak of memory are computed from the events.
+    """
 
     events: list[Any] = field(default_factory=list)
     read: dict[str, int] = field(default_factory=dict)  # values that were taken for 0, by line
 
     def reads(self, what: str) -> None:
-        """Note that the program read a value, at the line ``what``."""
+        """Note that the program read a value that does not exist; ``what`` has method and line."""
         self.read[what] = self.read.get(what, 0) + 1

@@ -14,7 +14,10 @@ _T = torch.Tensor
 
 
 class Memory:
-    """Recorder of when the memory of imagined tensors is allocated and freed."""
+    """Recorder that logs when the memory of imagined tensors is allocated and freed.
+
+    Each memory (storage) gets a number. Views of one storage have the same number.
+    """
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -43,9 +46,10 @@ class Memory:
             self._refs[number] = weakref.ref(storage, lambda _: self._gone(address, number))
 
     def give(self, number: int, rank: int) -> None:
-        """Count the memory ``number`` for ``rank``, from its allocation on.
+        """Attribute the memory ``number`` to ``rank``, from its allocation on.
 
-        A tensor is made before it is known to be the shard of a placement that ``rank`` is in.
+        A tensor is made before it is known of which placement it is a shard, and so before its rank
+        is known.
         """
         self._held[number].rank = rank
 

@@ -16,16 +16,18 @@ KINDS = ("parameters", "gradients", "optimizer", "activations", "boxing")
 
 @dataclass
 class Peak:
-    """Bytes that a rank holds at its peak, in total and by kind."""
+    """Bytes that a rank holds at its peak, in total and by kind (one of ``KINDS``)."""
 
     bytes: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
 
 
 def peaks(events: Sequence[Any], begin: int, kinds: Mapping[int, str]) -> dict[int, Peak]:
-    """Return the peak memory of each rank from event number ``begin`` on, for the report.
+    """Return rank -> the peak of the memory that it holds, from event number ``begin`` on.
 
-    ``kinds`` maps the number of a memory that lasts between steps to its kind, such as parameters.
+    Args:
+        events: all events of the simulation, since earlier ones allocate what is held in the step.
+        kinds: number of a memory that lasts between steps -> its kind, such as "parameters".
     """
     best = _highest(events, begin)
     at: dict[int, list[int]] = {}
@@ -86,7 +88,7 @@ def _by_kind(
 
 
 def in_flight(run: FollowedSchedule) -> dict[int, tuple[int, int]]:
-    """Return rank -> (activation bytes, gradient bytes) at the peak of their sum during a schedule.
+    """Return rank -> (activation bytes, gradient bytes) when their sum is largest in a schedule.
 
     Activation bytes are those that forwards keep until their backward, those that are held only
     within an action, and messages that arrive meanwhile for the next actions.
@@ -120,7 +122,10 @@ def _last(run: FollowedSchedule) -> int:
 
 
 def _gradients(run: FollowedSchedule, stage: int) -> int:
-    """Return the bytes of gradients that the first backward of a stage allocates."""
+    """Return the bytes of gradients that the first backward of a stage allocates.
+
+    They are what is held after all actions of its first micro-batch, but not before.
+    """
     first = _last(run) == 0
     kinds = [kind for kind in "FBIW" if (kind, stage, first) in run.parts]
     return max(0, sum(net(run.parts[kind, stage, first]) for kind in kinds))

@@ -59,7 +59,7 @@ class SimulatedStep:
 
     @property
     def slowest(self) -> Track:
-        """Timeline of the slowest rank, the one with the least idle time."""
+        """Timeline of the slowest rank, which is the one that waits least for other stages."""
         return max(self.timeline.tracks.values(), key=lambda t: (t.now - t.idle, -t.rank))
 
     @property
@@ -134,7 +134,8 @@ class SimulatedStep:
 def report(log: Log, machine: Machine, ranks: int, kinds: Mapping[int, str]) -> SimulatedStep:
     """Return the report of the last step in ``log``, on a world of ``ranks`` ranks of ``machine``.
 
-    ``kinds`` maps the number of a memory that lasts between steps to its kind.
+    ``kinds`` maps the number of a memory that lasts between steps to its kind, such as
+    "parameters".
     """
     begin, end = _last_step(log.events)
     events = log.events[begin:end]
@@ -178,8 +179,10 @@ def _last_step(events: list[Any]) -> tuple[int, int]:
 
 
 def _sent(events: list[Any], machine: Machine) -> dict[str, Counter[int]]:
-    """Return "inside" and "between" hosts -> followed rank -> bytes that it sends over these
-    links."""
+    """Return the bytes that each rank sends over links inside its host and between hosts.
+
+    The result maps "inside" and "between" to a counter of bytes by rank.
+    """
     sums = {"inside": Counter[int](), "between": Counter[int]()}
 
     def add(found: list[Any], times: int) -> None:

@@ -17,7 +17,7 @@ _T = torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class ResultShape:
-    """Description of a tensor that an op returns: what is needed to make an imagined tensor."""
+    """Size, stride and dtype of a tensor that an op returns, from which an imagined one is made."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -85,8 +85,10 @@ def _described(x: Any) -> Any:
 
 
 def each(value: Any, f: Callable[[Any], Any]) -> Any:
-    """Return ``value`` with ``f`` applied to every leaf, that is, to all but lists, tuples and
-    dicts."""
+    """Return ``value`` with ``f`` applied to every leaf of its lists, tuples and dicts.
+
+    Example: ``each([1, (2, None)], str)`` returns ``["1", ("2", "None")]``.
+    """
     if type(value) is list or type(value) is tuple:
         return type(value)([each(x, f) for x in value])
     if type(value) is dict:

@@ -42,7 +42,12 @@ _T = torch.Tensor
 
 
 class Simulation:
-    """A simulation in progress, which ``simulate`` yields; ``report()`` returns its results."""
+    """A simulation in progress, which ``simulate`` yields; ``report()`` returns its results.
+
+    Args:
+        machine, ranks: the machine, and the number of ranks of the world.
+        log: the events of the program.
+    """
 
     imagined: Imagined
     """The mode that makes the tensors of the program."""
@@ -90,7 +95,7 @@ def simulate(
 ) -> Iterator[Simulation]:
     """Run a program as on ``ranks`` ranks inside the ``with`` block, in this process alone.
 
-    Nothing is computed, sent or allocated.
+    No message is sent, and large tensors are neither computed nor allocated.
 
     ```
     with consistent.simulate(ranks=4096, machine="a100-8") as sim:
@@ -213,8 +218,10 @@ def _note(
 
 @contextmanager
 def _own_numbers() -> Iterator[None]:
-    """Restore the state of torch's random generator after the ``with`` block, so that a simulation
-    does not change the numbers that the program draws later."""
+    """Restore the state of torch's random generator after the ``with`` block.
+
+    A simulation then does not change the numbers that the program draws later.
+    """
     state = torch.get_rng_state()
     try:
         yield
@@ -227,8 +234,12 @@ def _noting(
 ) -> Callable[[Any, str], None]:
     """Return a function of (tensors, kind) that notes which memory lasts between steps.
 
-    ``kinds`` gets the kind (parameters, gradients, ...) of each memory. That of global tensors
-    counts for the ranks of their placements.
+    Args:
+        kinds: dict into which the function puts the kind ("parameters", "gradients", ...) of each
+            memory, by its number.
+        imagined: the mode that numbers the memory.
+        rank_in: function of a placement that returns the rank to which the memory of its global
+            tensors is attributed.
     """
 
     def note(tensors: Any, kind: str) -> None:
@@ -247,7 +258,7 @@ def _noting(
 def _marks(log: Log, note: Callable[[Any, str], None]) -> Iterator[None]:
     """Log where forwards begin and optimizer steps end, inside the ``with`` block.
 
-    ``note`` is told the tensors that last between steps.
+    ``note`` is called with the tensors that last between steps: parameters, gradients and states.
     """
     running = False
 

@@ -42,8 +42,10 @@ class FollowedSchedule:
     """Pipeline schedule with the recorded events of each kind of action.
 
     Args:
-        parts: (kind of action, stage, whether it is the last micro-batch) -> events of the action.
+        table: the schedule, that is, which actions run in which order.
+        placements: placement of each stage.
         ranks: the rank of each stage that was simulated.
+        parts: (kind of action, stage, whether it is the last micro-batch) -> events of the action.
     """
 
     table: Schedule
@@ -68,6 +70,7 @@ def played(
     """Simulate each pipeline schedule that runs inside the ``with`` block, and add it to ``log``.
 
     Args:
+        transport, imagined: transport and dispatch mode of the simulation.
         note: function of (tensors, kind) that is told the parameters and buffers of all stages.
         kinds: function that returns the kind of each stage, or an empty sequence if kinds are not
             known.
@@ -83,7 +86,10 @@ def played(
 
 
 class _Follow(Run):
-    """Runner that runs only the first and the last micro-batch, on all stages."""
+    """Runner of a pipeline schedule that runs only its first and last micro-batch.
+
+    It runs them on all stages, except on stages that equal an earlier one.
+    """
 
     def __init__(self, run: Run, log: Log, transport: Simulated, imagined: Imagined) -> None:
         super().__init__(run.table, run.placements, run.batch)
@@ -92,6 +98,11 @@ class _Follow(Run):
         self._part_now = Part()
 
     def all(self, kinds: Sequence[Hashable] = ()) -> None:
+        """Simulate the schedule, and put one ``Scheduled`` event in the log in place of its events.
+
+        Only events that outlast it stay: points of the program, and memory that is still held.
+        ``kinds`` is the kind of each stage, or empty.
+        """
         begin, parts = len(self._log.events), {}
         last = self.table.micro_batches - 1
         alike = Alike(self.placements)
@@ -123,8 +134,7 @@ class _Follow(Run):
             results.update(self.results[last] if m else self.results[0])
 
     def lasting(self) -> Iterator[Any]:
-        """Yield the parameters and buffers of all stages, also of those that equal another stage
-        and will not run."""
+        """Yield the parameters and buffers of all stages, also of stages that are not simulated."""
         for stage in range(self.table.stages):
             lines = self._part(Action("F", stage, 0))
             yield from filter(is_global, read_by(self.batch[0].program, lines))
@@ -138,8 +148,10 @@ class _Follow(Run):
         return self._part_now
 
     def _repeat(self, alike: Alike, parts: dict[tuple[str, int, bool], Part]) -> None:
-        """Add the events of stages that equal a simulated stage, and give their parameters
-        gradients."""
+        """Add to ``parts`` the events of stages that equal a simulated stage.
+
+        Their parameters get gradients, since no backward makes them.
+        """
         program = self.batch[0].program
         for stage, first in alike.first.items():
             for (kind, other, is_last), part in list(parts.items()):
@@ -154,8 +166,10 @@ class _Follow(Run):
                     give_gradients(like, own, self._imagined.empty)
 
     def _order(self, m: int) -> list[Action]:
-        """Return the actions of micro-batch ``m``, each after the actions whose results it
-        needs."""
+        """Return the actions of micro-batch ``m``, each after those whose results it needs.
+
+        Forwards of all stages come first, then backwards from the last stage to the first.
+        """
         kinds = {(action.kind, action.stage) for line in self.table.lines for action in line}
         stages = range(self.table.stages)
         made = [Action("F", stage, m) for stage in stages]
@@ -208,8 +222,10 @@ _METHODS = {
 
 
 def _lasting(events: list[Any]) -> list[Held]:
-    """Return the events of memory that is still held at the end, and of older memory that was
-    freed."""
+    """Return the allocations that are not freed in ``events``, and frees of older memory.
+
+    These change what is held after a schedule; the others cancel out.
+    """
     held = [e for e in events if isinstance(e, Held)]
     taken = {e.number for e in held if e.bytes > 0}
     gone = {e.number for e in held if e.bytes < 0}

@@ -32,7 +32,10 @@ class Span:
 
     Args:
         kind: "compute", "boxing" (the rank waits for a message), "wire" (a message during other
-            work) or the name of an action of a pipeline stage.
+            work) or the kind of an action of a pipeline stage, such as "F".
+        name: the op, message or action.
+        where: line of the program.
+        bytes: bytes that are sent in it.
     """
 
     rank: int
@@ -46,7 +49,12 @@ class Span:
 
 @dataclass
 class Track:
-    """Timeline of one rank, and its clocks (Python, device and wires) in seconds."""
+    """Timeline of one rank, to which events are appended in order, and sums of its seconds.
+
+    ``now`` is when the device is done with what was appended, and ``host`` when Python is.
+    ``compute``, ``exposed``, ``hidden`` and ``idle`` are the seconds of computing, of boxing that
+    the rank waits for, of boxing meanwhile, and of waiting for other stages.
+    """
 
     rank: int
     now: float = 0.0
@@ -76,7 +84,7 @@ class Track:
         self.spans.append(Span(self.rank, "compute", event.work.op, begin, self.now, event.where))
 
     def follow(self, event: SimulatedOp, machine: Machine) -> None:
-        """Append an op on a placement that the rank is not in, which costs Python time only."""
+        """Append an op on a placement that the rank is not in; it costs Python time only."""
         seconds = machine.follow_seconds(event.work)
         self.now += seconds
         self.compute += seconds
@@ -130,7 +138,11 @@ class Track:
 
 @dataclass
 class Timeline:
-    """Timelines of all simulated ranks."""
+    """Timelines of all simulated ranks.
+
+    ``bubble`` is the share of a pipeline schedule in which placements are idle, and ``schedule``
+    its name; "" without a schedule.
+    """
 
     tracks: dict[int, Track] = field(default_factory=dict)
     bubble: float = 0.0  # the share of a schedule in which placements stand idle, 0 to 1
@@ -153,7 +165,7 @@ class Timeline:
 
 
 def timeline(events: Iterable[Any], machine: Machine) -> Timeline:
-    """Return the timeline of ``events`` on ``machine``."""
+    """Return what each simulated rank does at which time, if ``events`` run on ``machine``."""
     made = Timeline()
     for event in events:
         if isinstance(event, SimulatedOp):
@@ -211,8 +223,10 @@ def _schedule(made: Timeline, run: FollowedSchedule, machine: Machine) -> None:
 
 
 def alone(events: list[Any], rank: int, machine: Machine) -> Track:
-    """Return the timeline of one action of ``rank`` as if it began at time 0, to get its
-    seconds."""
+    """Return the timeline of one action of ``rank`` as if it began at time 0.
+
+    It is used to get the seconds of the action.
+    """
     made = Track(rank)
     for event in events:
         if isinstance(event, SimulatedOp):

@@ -38,12 +38,14 @@ class Simulated(Transport):
     grid's origin, which has the largest shards.
 
     Args:
+        size: number of ranks of the world.
+        rank: the rank to be; None for one rank of each placement.
         empty: function of (shape, dtype, receiver) that makes a tensor without values, which
             arrived at the rank ``receiver``.
         holder: function that returns the rank that holds a tensor; None for real tensors.
         note: function called with the rank, name, bytes and ranks of each message.
-        links: function of a kind of device that returns the cost of messages.
-        shared: function that returns whether ranks read each other's memory.
+        links: function of a device type that returns bandwidth and latency of messages.
+        shared: function of ranks that returns whether they read each other's memory.
     """
 
     rank: Any = 0
@@ -70,6 +72,7 @@ class Simulated(Transport):
     # -- who it is ---------------------------------------------------------------------------------
 
     def rank_in(self, placement: Any) -> int:
+        """Return the rank as which this process acts in ``placement``."""
         if self._fixed or placement.coordinate_of(self.rank) is not None:
             return self.rank
         self._stood_for.add(placement.first_rank)
@@ -80,7 +83,7 @@ class Simulated(Transport):
 
     @contextmanager
     def acting_in(self, placement: Placement) -> Iterator[None]:
-        """Make this process the rank that represents ``placement`` inside the ``with`` block."""
+        """Make this process the rank that represents ``placement``, inside the ``with`` block."""
         before = self.rank, self._acts
         self.rank, self._acts = self.rank_in(placement), True
         try:
@@ -100,8 +103,10 @@ class Simulated(Transport):
         return self.rank
 
     def _me(self, ranks: Ranks, tensors: Iterable[Tensor] = ()) -> int:
-        """Return which of ``ranks`` this process acts as when it sends ``tensors``: the one that
-        holds them, its own rank, or the first."""
+        """Return as which of ``ranks`` this process sends ``tensors``.
+
+        That is the rank that holds them, or this process's rank, or the first of ``ranks``.
+        """
         found = self.rank_with(tensors)
         return found if found in ranks else self.rank if self.rank in ranks else ranks[0]
 
@@ -115,12 +120,15 @@ class Simulated(Transport):
         self._note(rank, call.name, call.bytes, call.ranks, tensors=call.tensors)
 
     def _begin(self, name: str, made: Any, arriving: list[Tensor], **given: Any) -> _UnderWay:
-        """Log the begin of an asynchronous message, and return the handle that logs its end.
+        """Log the begin of an asynchronous message, and return its handle, which logs the end.
+
+        The end is logged by ``wait()``.
 
         Args:
+            name: the transport method.
             made: result of the message, which ``wait()`` returns.
             arriving: tensors that are held until then.
-            given: arguments of the transport method ``name``.
+            given: arguments of the method.
         """
         call = call_of(me := self._me(given["ranks"], _data(given)), given, name)
         self._begun += 1
@@ -353,11 +361,10 @@ class Simulated(Transport):
         sizes: Sequence[Sequence[int]],
         ranks: Ranks,
     ) -> tuple[list[list[int]], list[Tensor]]:
-        """Return the shapes of this rank's shards of the sums, and the tensors received to compute
-        them.
+        """Return (shapes of this rank's parts of sums over ranks, tensors received for the sums).
 
-        Such tensors are received only if the ranks do not share memory. Holding them makes the
-        simulated peak of memory correct.
+        The sums are those of a reduce-scatter of ``xs``. Tensors are received only if the ranks do
+        not share memory. Holding them makes the simulated peak of memory correct.
         """
         each = zip(xs, dims, sizes, strict=True)
         shapes = [resized(x.shape, dim, self._own(own, ranks)) for x, dim, own in each]
@@ -394,7 +401,7 @@ class Simulated(Transport):
 
 
 def _data(given: dict[str, Any]) -> Iterator[Tensor]:
-    """Yield the tensors among the arguments of a transport method, by parameter name."""
+    """Yield the tensors among the arguments of a transport method; ``given`` has them by name."""
     if given.get("x") is not None:
         yield given["x"]
     yield from given.get("xs", given.get("pieces", ()))
@@ -402,7 +409,10 @@ def _data(given: dict[str, Any]) -> Iterator[Tensor]:
 
 
 class _UnderWay:
-    """Handle of an asynchronous message: ``wait()`` logs the end and frees the received tensors."""
+    """Handle of an asynchronous message; ``wait()`` returns ``x``.
+
+    It also logs the end by ``end()``, and frees the tensors ``arriving``.
+    """
 
     def __init__(self, x: Tensor, end: Callable[[], None], arriving: list[Tensor]) -> None:
         self._x, self._end, self._arriving = x, end, arriving

@@ -29,12 +29,13 @@ _WHOLE = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 
 class Values:
-    """Source of substitutes for the values that a program reads.
+    """Source of substitutes for the values that a simulated program reads.
 
     Args:
+        log: notes each such read.
         bound: share of the input, above 0 and at most 1, that an op keeps if the size of its result
             depends on values that are not known; if None, such ops raise.
-        value_of: returns a tensor that has values, and None for one that has not.
+        value_of: function of a tensor that returns it if it has values, and None if it has not.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Values:
         return func in _READS
 
     def read(self, func: Any, args: tuple) -> Any:
-        """Return the substitute for the value that the op returns to Python.
+        """Return the substitute for the value that the op returns to Python: 0.0 or False.
 
         Raises:
             RuntimeError: the value is an integer, and sizes may depend on it.
@@ -63,8 +64,10 @@ class Values:
         return func in _SIZED and (func is not _aten.index.Tensor or _has_mask(args[1]))
 
     def shape_of(self, func: Any, args: tuple, kwargs: dict[str, Any], shapes: Shapes) -> Any:
-        """Return the op's results as descriptions (``ResultShape``), with the bound as size where
-        it depends on values that are not known.
+        """Return the results of an op, with a ``ResultShape`` in place of each tensor.
+
+        Where a size depends on values that are not known, the share ``bound`` of the largest
+        possible size is taken.
 
         Raises:
             RuntimeError: the size depends on values and there is no bound, or torch does not know
@@ -162,8 +165,11 @@ _TO_PYTHON = frozenset(
 
 
 class Reading(TorchFunctionMode):
-    """Torch function mode that intercepts methods which return values to Python without running an
-    op."""
+    """Torch function mode that notices methods, such as ``tolist()``, that read values.
+
+    They run no op that a dispatch mode would see. On a tensor without values, the read is logged,
+    and a read of integers raises.
+    """
 
     def __init__(self, memory: Any, log: Log) -> None:
         super().__init__()

@@ -36,7 +36,7 @@ Optimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of one unit, on one rank, for one micro-batch.
+    """Simulated cost of one unit, such as a layer, on one rank for one micro-batch.
 
     Args:
         forward, backward: seconds.
@@ -62,8 +62,10 @@ class Cost:
     issued: float = 0.0
 
     def recomputed(self) -> Cost:
-        """Return the cost with activation checkpointing: forward runs again in backward, and only
-        the result is kept."""
+        """Return the cost with activation checkpointing: forward runs again in backward.
+
+        Only the result is then kept until backward.
+        """
         return replace(
             self,
             backward=self.backward + self.forward,
@@ -76,10 +78,12 @@ class Costs:
     """Simulator of the costs of units under one plan, on a tensor-parallel group of ranks.
 
     Args:
+        machine: the machine that is simulated.
         ranks: number of ranks of the group.
         plan: name of the strategy along the group's axis, such as "tensor".
         loss: the loss, as passed to the search.
         optimizer: function that makes an optimizer from parameters.
+        bound: share of elements that an op keeps if that depends on values; see ``simulate``.
     """
 
     def __init__(
@@ -95,7 +99,9 @@ class Costs:
         self._loss, self._optimizer, self._bound = loss, optimizer, bound
 
     def of(self, model: nn.Module, calls: Iterable[tuple[Any, UnitCall]]) -> dict[Any, Cost]:
-        """Return the cost of each of ``calls``, which are (key, call of a unit) pairs, by key.
+        """Return the cost of each call of a unit, simulated on the group.
+
+        ``calls`` are (key, call) pairs; the result maps each key to its cost.
 
         Raises:
             ValueError: the plan does not fit a unit.

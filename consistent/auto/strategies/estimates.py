@@ -32,7 +32,7 @@ class StrategyChoice:
         zero: "data", "zero1", "zero2" or "zero3", along the data-parallel axis.
         rows: rows of a micro-batch on each data-parallel rank.
         micro_batches: number of micro-batches that a rank runs in a step.
-        recompute: whether repeated units are computed again in backward.
+        recompute: whether forwards of units, such as repeated layers, run again in backward.
     """
 
     stages: int
@@ -54,8 +54,7 @@ class StrategyChoice:
 
     @property
     def is_plain(self) -> bool:
-        """True for a strategy with one axis of ranks, and without stages, micro-batches or
-        recomputation."""
+        """True for data or tensor parallelism alone, whole batches, and no recomputation."""
         alone = self.micro_batches == 1 and not self.recompute
         return alone and self.stages == 1 and 1 in (self.tensor, self.data)
 
@@ -75,8 +74,8 @@ class StrategyEstimate:
     """Estimated seconds of a step and memory of a rank, for one choice.
 
     Args:
-        ends: index of the unit after the last one of each stage.
         nbytes: the most bytes that a rank holds.
+        ends: for each stage, the index of the unit after its last one.
     """
 
     choice: StrategyChoice
@@ -89,6 +88,8 @@ def estimate(
     choice: StrategyChoice, costs: Sequence[Cost], machine: Machine, memory: float
 ) -> StrategyEstimate | None:
     """Return the estimate of a step of ``choice``; None if it does not fit in ``memory`` bytes.
+
+    Units are distributed over stages so that the slowest stage is as fast as possible.
 
     Args:
         costs: costs of the units in order; the last one includes the loss.
@@ -116,6 +117,11 @@ def smallest(choice: StrategyChoice, costs: Sequence[Cost], machine: Machine) ->
 
 
 class _Step:
+    """Seconds and bytes of a step of ``choice``, for any division of the units into stages.
+
+    ``costs`` are those of the units, in order.
+    """
+
     def __init__(self, choice: StrategyChoice, costs: Sequence[Cost], machine: Machine) -> None:
         self.choice, self.costs, self.machine = choice, costs, machine
         self.group = tuple(range(0, choice.data * choice.tensor, choice.tensor))
@@ -134,8 +140,7 @@ class _Step:
         self._adds = choice.data > 1 and choice.micro_batches > 1
 
     def nbytes(self, stage: int, begin: int, end: int) -> int:
-        """Return the peak bytes of a rank of ``stage`` if it has the units from ``begin`` to before
-        ``end``."""
+        """Return the peak bytes of a rank of ``stage`` if it has the units ``costs[begin:end]``."""
         # Under 1F1B a stage has as many micro-batches in flight as stages follow it, itself
         # included.
         flight = min(self.choice.micro_batches, self.choice.stages - stage)
@@ -160,9 +165,11 @@ class _Step:
         return sum(times) + (self.choice.micro_batches - 1) * max(times) + sends + last
 
     def _last(self, costs: Sequence[Cost]) -> float:
-        """Return the seconds after the last micro-batch of a stage with these units: gradient
-        reductions that are not hidden, the optimizer step, and the all-gather of parameters under
-        ZeRO."""
+        """Return the seconds after the last micro-batch of a stage with these units.
+
+        These are gradient reductions that backward does not hide, the optimizer step, and the
+        all-gather of parameters under ZeRO.
+        """
         zero = self.choice.zero
         name = "all_reduce" if zero in ("data", "zero1") else "all_to_all"
         each = [self._shared(name, c.trained) for c in costs]
@@ -179,8 +186,11 @@ class _Step:
         return reductions + step + self._shared("all_gather", after)
 
     def _lasting(self, cost: Cost) -> float:
-        """Return the bytes of a unit that each rank holds between steps: parameters, gradients and
-        optimizer state."""
+        """Return the bytes of a unit that each rank holds between steps.
+
+        These are parameters, gradients and optimizer state; those that ZeRO shards are divided by
+        the number of data-parallel ranks.
+        """
         choice, data = self.choice, self.choice.data
         params, grads, state = float(cost.params), float(cost.trained), float(cost.state)
         if choice.zero != "data":
@@ -192,8 +202,10 @@ class _Step:
         return params + grads + state
 
     def _shared(self, name: str, nbytes: int) -> float:
-        """Return the seconds of a collective over the data-parallel ranks, on ``nbytes`` of
-        each."""
+        """Return the seconds of the collective ``name`` over the data-parallel ranks.
+
+        ``nbytes`` is the size of the whole tensor; 0 seconds if there is one rank.
+        """
         n = len(self.group)
         if n == 1 or not nbytes:
             return 0.0
@@ -217,8 +229,7 @@ def _sums(values: Sequence[float]) -> list[float]:
 
 
 class Highest:
-    """Table that returns the maximum over any range of ``values`` in constant time (a sparse
-    table)."""
+    """Sparse table that returns ``max(values[begin:end])`` for any range in constant time."""
 
     def __init__(self, values: Sequence[int]) -> None:
         self._rows = [list(values)]  # row k: the maximum of each 2**k adjacent values

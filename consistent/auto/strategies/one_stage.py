@@ -27,7 +27,10 @@ from ...spec.nested import arguments_of, map_tensors
 class OneStage:
     """A parallelized model with the interface of a ``Pipeline``; ``model`` is the module itself.
 
+    ``Strategy.apply`` returns it for a strategy without stages and micro-batches.
+
     Args:
+        placement: placement on which the model runs.
         plan: plan of the whole model.
         loss: loss function, as passed to ``consistent.nn.pipeline``.
         checkpoint: names of the modules whose forward is recomputed in backward.
@@ -50,7 +53,10 @@ class OneStage:
         self._again = [m for m in model.modules() if is_recomputed(m)]
 
     def step(self, batch: Any, target: Any = None, *, outputs: bool = False) -> Any:
-        """Run forward and backward of a batch, as ``Pipeline.step`` does."""
+        """Run forward and backward of a batch, as ``Pipeline.step`` does, and return the loss.
+
+        With ``outputs``, return (loss, result of the model).
+        """
         args, kwargs = arguments_of(batch)
         args, kwargs, target = self._given((args, kwargs, target))
         with recomputing(self._again):
@@ -66,8 +72,11 @@ class OneStage:
             return self.model(*args, **kwargs)
 
     def _given(self, given: Any) -> Any:
-        """Return the global tensors of a batch that every rank has whole; each rank keeps its own
-        rows."""
+        """Return ``given`` with a global tensor for each tensor of the batch.
+
+        Every rank passes the whole batch. A tensor with its number of rows becomes S(0) along the
+        axes that split the batch, and each rank keeps its own rows. Other tensors become B.
+        """
         rows = rows_of(type(self.model).__name__, given)
         return map_tensors(given, lambda x: self._laid_out(x, rows))
 

@@ -37,6 +37,7 @@ class Tried:
     """A strategy that the search tried, with its seconds and memory.
 
     Args:
+        choice: the strategy, as numbers.
         seconds: seconds of a step.
         nbytes: the most bytes that a rank holds.
         report: the simulated step; None if the numbers are only estimates.
@@ -139,6 +140,11 @@ def search(
 
 
 class _Search:
+    """One search, with the costs that it has simulated so far.
+
+    The arguments are those of ``search``.
+    """
+
     def __init__(
         self,
         model: nn.Module,
@@ -216,9 +222,9 @@ class _Search:
     ) -> list[StrategyEstimate]:
         """Return the estimates in the order in which whole steps should be simulated.
 
-        The ``simulated`` best come first, then plain strategies (one axis, no stages) that are not
-        far behind, then the rest. Plain strategies move up because small programs have many
-        overheads that an estimate does not know.
+        The ``simulated`` best come first, then plain strategies (one kind of parallelism, no
+        micro-batches) that are not far behind, then the rest. Plain strategies move up because
+        small programs have many overheads that an estimate does not know.
         """
         near = [e for e in fitting[simulated:] if e.seconds <= _FAR * fitting[0].seconds]
         plain = [e for e in near if e.choice.is_plain]
@@ -262,8 +268,9 @@ class _Search:
     def _sizes(self, rows: int, stages: int) -> list[int]:
         """Return the sizes of micro-batches to try, in rows, the largest first.
 
-        Powers of two are preferred. Without stages smaller micro-batches gain nothing, so all rows
-        at once are tried too if they are few.
+        ``rows`` is the number of rows of a data-parallel rank. Powers of two are preferred. Without
+        pipeline stages smaller micro-batches gain nothing, so all rows at once are tried too if
+        they are few.
         """
         sizes = [n for n in reversed(_divisors(rows)) if n <= _ROWS]
         sizes.sort(key=lambda n: n & (n - 1) != 0)
@@ -306,7 +313,10 @@ class _Search:
     def _by_name(
         self, followed: FollowedUnits, rows: int, found: Mapping[Any, Cost]
     ) -> dict[str, Cost]:
-        """Return unit name -> its cost, summed over its calls; the last unit includes the loss."""
+        """Return unit name -> its cost, summed over its calls; the last unit includes the loss.
+
+        ``found`` has the cost of each (rows, kind of call).
+        """
         made: dict[str, Cost] = {unit.name: Cost() for unit in self.units}
         for call in followed.calls:
             name = call.name or followed.calls[-2].name
@@ -332,10 +342,10 @@ class _Search:
         return self._recomputed[key]
 
     def _repeated(self, rows: int) -> list[str]:
-        """Return the units that recomputation applies to: those of which the model has several
-        equal ones.
+        """Return the names of the units that are recomputed in backward, if a choice recomputes.
 
-        If there are none, these are all units with child modules.
+        These are the units with child modules of which the model has several equal ones, such as
+        its layers; if there are none, all units with child modules.
         """
         kinds: dict[Any, list[str]] = {}
         for call in self._follow(rows).calls[:-1]:
@@ -424,8 +434,10 @@ class _Search:
         return choice.tensor, choice.sequence, choice.rows
 
     def _least(self, choices: Sequence[StrategyChoice]) -> int | None:
-        """Return the bytes that the least demanding of ``choices`` needs; None if none has known
-        costs."""
+        """Return the bytes that the least demanding of ``choices`` needs.
+
+        None: none of them has known costs.
+        """
         sizes = [
             smallest(choice, costs, self.machine)
             for choice in choices
@@ -435,9 +447,10 @@ class _Search:
 
 
 def _added(a: Cost, b: Cost, with_params: bool) -> Cost:
-    """Return the summed cost of two calls of one unit.
+    """Return the summed cost ``a`` + ``b`` of two calls of one unit.
 
-    With ``with_params``, the parameters of ``b`` count too; otherwise they are those of ``a``.
+    ``with_params`` tells whether the parameters of ``b`` count too; otherwise both calls use those
+    of ``a``.
     """
     return replace(
         a,

@@ -172,11 +172,12 @@ def strategy_for(
     repeated: Sequence[str],
     device: str,
 ) -> Strategy:
-    """Return the ``Strategy`` of a choice for ``model``.
+    """Return ``choice`` as a ``Strategy`` for ``model``, with names of modules and a plan.
 
     Args:
         split: names of the units at which stages begin, without the first.
         repeated: names of the units to recompute in backward, if the choice recomputes.
+        device: "cpu" or "cuda".
     """
     made = Strategy(
         device,

@@ -31,6 +31,7 @@ class UnitCall:
 
     Args:
         name: name of the unit; "" is the loss.
+        kind: key that is equal for calls of equal cost: ops, shapes and arguments, and parameters.
         given: (args, kwargs), with a ``Blank`` in place of each imagined tensor.
         out: the ``Blank`` of each tensor of the result.
     """
@@ -55,8 +56,7 @@ class FollowedUnits:
 
 
 def units_of(model: nn.Module, stages: int) -> list[Unit]:
-    """Return the units that can be distributed over ``stages`` stages, in the order of
-    definition."""
+    """Return the modules that can be distributed over ``stages`` stages, in order of definition."""
     return [unit for unit in parts(model, max(stages, 2)) if unit.name]
 
 
@@ -68,10 +68,14 @@ def follow(
     machine: Machine,
     bound: float | None,
 ) -> FollowedUnits:
-    """Run the model on imagined tensors, and return the calls of its units and of the loss.
+    """Run the model in a simulation of one rank, and return the calls of its units and of the loss.
 
     Args:
+        units: the parts of ``model`` whose calls are recorded.
+        loss: loss function, as passed to ``consistent.nn.pipeline``.
         given: (args, kwargs, target) of a micro-batch.
+        machine: the machine that is simulated.
+        bound: share of elements that an op keeps if that depends on values; see ``simulate``.
     """
     with simulate(1, machine, bound=bound) as sim:
         model = imagined_copy(sim, model)
@@ -85,8 +89,10 @@ def follow(
 
 
 def imagined_copy(sim: Simulation, module: nn.Module) -> nn.Module:
-    """Return a copy of ``module`` whose parameters and buffers have no values and take no
-    memory."""
+    """Return a copy of ``module`` with imagined parameters and buffers.
+
+    They have no values and take no memory.
+    """
     memo: dict[int, Any] = {}
     for x in (*module.parameters(), *module.buffers()):
         made = sim.imagined.empty(x.shape, x.dtype)
@@ -124,7 +130,10 @@ def _calls_in(events: Sequence[Any], model: nn.Module) -> list[UnitCall]:
 
 
 class _Loss(nn.Module):
-    """The loss as a module, whose calls are logged like those of units."""
+    """The loss as a module, so that its call is logged like those of units.
+
+    ``value(out, target)`` computes it.
+    """
 
     def __init__(self, value: Callable[[Any, Any], Any]) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ from . import parameters
 
 @dataclass
 class Contents:
-    """Tensors and values to be saved.
+    """What one ``save`` stores of its objects: ``collect`` fills it, and the writer reads it.
 
     Args:
         tensors: name -> tensor, global or plain.
@@ -44,9 +44,10 @@ class Contents:
     _names: dict[int, str] = field(default_factory=dict)  # id -> name: one object has one name
 
     def enter(self, x: torch.Tensor, path: Trail) -> str:
-        """Add the tensor ``x`` found under the keys ``path``; return its name, keys joined by ".".
+        """Add the tensor ``x`` found under the keys ``path``; return its name.
 
-        A tensor that was added before gets the new name as an alias.
+        The name is the keys joined by ".": ``("model", "fc.weight") -> "model.fc.weight"``. If the
+        same tensor was added before, the new name becomes an alias of the old one.
 
         Raises:
             ValueError: the name is taken, or the tensor cannot be written.
@@ -85,7 +86,10 @@ def _check_kind(x: torch.Tensor, name: str) -> None:
 
 
 def kind_of(given: Any) -> str:
-    """Return the kind of an object, as in ``Contents.kinds``."""
+    """Return the kind of an object: "module", "optimizer", "state" or "value".
+
+    "state" is an object with a ``state_dict`` method that is neither a module nor an optimizer.
+    """
     if isinstance(given, torch.nn.Module):
         return "module"
     if isinstance(given, torch.optim.Optimizer):
@@ -95,10 +99,11 @@ def kind_of(given: Any) -> str:
 
 
 def state_of(name: str, given: Any, objects: Mapping[str, Any]) -> Any:
-    """Return what is saved of the object ``given`` under ``name``, such as its state dict.
+    """Return what ``save`` stores of the object ``given`` under ``name``.
 
-    ``objects`` are all objects of the save; their modules have the names of an optimizer's
-    parameters.
+    It is the state dict, and for an object without one the object itself. In an optimizer's state
+    dict parameters have names in place of numbers. The names are from the modules in ``objects``,
+    all objects of the save.
     """
     kind = kind_of(given)
     if kind == "module":
@@ -110,7 +115,7 @@ def state_of(name: str, given: Any, objects: Mapping[str, Any]) -> Any:
 
 
 def collect(objects: Mapping[str, Any]) -> Contents:
-    """Collect the tensors and values that are saved of these objects. Nothing is sent.
+    """Collect the tensors and values of ``objects``, by name, that a save stores. Sends nothing.
 
     Raises:
         TypeError, ValueError: an object contains something that cannot be stored; the message says
@@ -125,7 +130,10 @@ def collect(objects: Mapping[str, Any]) -> Contents:
 
 
 def digests(contents: Contents) -> dict[str, int]:
-    """Return a checksum of each value and plain tensor, to find those that differ between ranks."""
+    """Return a checksum of each value and plain tensor, to find those that differ between ranks.
+
+    The keys are ``"value step"`` for a value and ``"tensor model.scale"`` for a tensor.
+    """
     found = {f"value {name}": zlib.crc32(text.encode()) for name, text in contents.values.items()}
     for name, x in contents.tensors.items():
         # Other subclasses, such as DTensor, consist of pieces that differ by rank anyway.

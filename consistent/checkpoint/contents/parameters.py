@@ -17,8 +17,8 @@ Names = dict[int, list[str]]  # id of a parameter -> its names
 def names_in(objects: Mapping[str, Any]) -> Names:
     """Return the names of each parameter of the modules in ``objects``, by the parameter's id.
 
-    Each name occurs in two forms, without and with the module's name; the first form comes first if
-    there is one module, the second if there are several.
+    Each name occurs in two forms, without and with the module's key in ``objects``:
+    ``["fc.weight", "model.fc.weight"]``. If there are several modules, the second form is first.
     """
     modules = {k: m for k, m in objects.items() if isinstance(m, torch.nn.Module)}
     names: Names = {}
@@ -37,7 +37,8 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[Any]:
 def _name_of(what: str, optimizer: Any, names: Names) -> Callable[[int, Any], list[str]]:
     """Return a function that maps (k, k-th parameter of the optimizer) to the parameter's names.
 
-    ``what`` names the optimizer in errors.
+    They are those in ``names``, else the optimizer's own ``param_names``, else the number ``k`` if
+    no module was given. ``what`` names the optimizer in errors.
     """
     own = [n for group in optimizer.param_groups for n in group.get("param_names", ())]
     count = len(parameters_of(optimizer))
@@ -59,13 +60,19 @@ def _name_of(what: str, optimizer: Any, names: Names) -> Callable[[int, Any], li
 
 
 def all_names(what: str, optimizer: torch.optim.Optimizer, names: Names) -> list[list[str]]:
-    """Return the list of names of each parameter of the optimizer, in order."""
+    """Return the list of names of each parameter, in the order of ``parameters_of(optimizer)``.
+
+    ``names`` is the result of ``names_in``; ``what`` names the optimizer in errors.
+    """
     name_of = _name_of(what, optimizer, names)
     return [name_of(k, p) for k, p in enumerate(parameters_of(optimizer))]
 
 
 def named_state(what: str, optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any]:
-    """Return the optimizer's state dict with each parameter's number replaced by its first name."""
+    """Return the optimizer's state dict with each parameter's number replaced by its first name.
+
+    ``names`` is the result of ``names_in``; ``what`` names the optimizer in errors.
+    """
     told = optimizer.state_dict()
     first = [each[0] for each in all_names(what, optimizer, names)]
     groups = []
@@ -80,9 +87,11 @@ def named_state(what: str, optimizer: torch.optim.Optimizer, names: Names) -> di
 def numbered_state(
     what: str, saved: dict[str, Any], optimizer: torch.optim.Optimizer, names: Names
 ) -> dict[str, Any]:
-    """Return the saved state dict with the parameters' numbers in ``optimizer`` in place of names.
+    """Return the ``saved`` state dict in the form that ``optimizer.load_state_dict`` takes.
 
-    It undoes ``named_state``. A parameter may have been saved under any of its ``names``.
+    It is the inverse of ``named_state``: each name becomes the parameter's number in ``optimizer``.
+    A parameter may have been saved under any of its ``names``. ``what`` names the optimizer in
+    errors.
 
     Raises:
         ValueError: the saved state is of other parameters, or groups them differently.
@@ -111,9 +120,10 @@ def numbered_state(
 def _groups(
     what: str, saved: list[dict[str, Any]], optimizer: Any, known: dict[str, int]
 ) -> list[dict[str, Any]]:
-    """Return the saved parameter groups in the order of the optimizer's groups.
+    """Return the ``saved`` parameter groups in the order of the optimizer's groups.
 
-    ``known`` are the numbers of the parameters by name.
+    A saved group belongs to the optimizer's group with the same parameters; ``known`` has the
+    number of each parameter by name. Raises ValueError if a group of the optimizer has none.
     """
     by_members = {frozenset(known[n] for n in group["params"]): group for group in saved}
     found, start = [], 0

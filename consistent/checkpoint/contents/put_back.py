@@ -25,10 +25,11 @@ OPTIONS = ("strict", "cast", "random")  # of load, suggested for mistyped names
 
 
 class Loading:
-    """One load of a checkpoint into objects.
+    """One load of a checkpoint into objects, in three steps.
 
-    Its construction checks that they fit and fills ``targets``, the tensors to read into. After the
-    caller has read them, ``put_back`` gives the objects their state.
+    The constructor checks that the checkpoint fits the objects, and chooses the tensors to read
+    into, ``targets``. Then the caller reads these from the files. Then ``put_back`` updates the
+    objects.
 
     Args:
         stored: the checkpoint.
@@ -83,7 +84,10 @@ class Loading:
             self._faults.append(f"{name}: what is stored is not its state ({error!r})")
 
     def _others(self) -> list[str]:
-        """Return the names of stored values without an object; ``load`` returns their values."""
+        """Return the names of stored values for which the caller of ``load`` gave no object.
+
+        ``load`` returns these values.
+        """
         index = self._stored.index
         return [n for n, k in index.kinds.items() if k == "value" and n not in self._objects]
 
@@ -106,10 +110,11 @@ class Loading:
         self._modules[name] = {k: self._other_state(name, prefix, k, x) for k, x in state.items()}
 
     def _part_of(self, name: str, wanted: list[str]) -> tuple[str, set[str]]:
-        """Find the tensors of a module in the checkpoint; return (prefix, names after it).
+        """Find the tensors of the module ``name`` in the checkpoint: (prefix, names after it).
 
-        They are the tensors whose names begin with the module's name; or all tensors, if more of
-        the module's own names, ``wanted``, match that way, as in a checkpoint of one module.
+        Usually their names begin with ``f"{name}."``. A checkpoint of only one module may lack this
+        prefix. So if more of the module's names ``wanted`` are found without it, the result is
+        ("", all names).
         """
         stored, index = self._stored, self._stored.index
         prefix = f"{name}."
@@ -121,10 +126,11 @@ class Loading:
         return ("", every) if matches[1] > matches[0] or not own else (prefix, own)
 
     def _other_state(self, name: str, prefix: str, key: str, now: Any) -> Any:
-        """Return what the module's ``load_state_dict`` gets for the entry ``key`` of its state.
+        """Return what to pass to the module's ``load_state_dict`` for the entry ``key``.
 
-        ``now`` is the present entry. If it is a tensor, it is passed itself, since it is read in
-        place; for other entries it is the stored value.
+        ``now`` is the entry in the module's present state dict. A tensor is passed as it is, since
+        it is read in place. For any other entry it is the stored value, or ``now`` if none is
+        stored. ``prefix`` is that of ``_part_of``.
         """
         if isinstance(now, torch.Tensor) or not prefix or name not in self._stored.index.values:
             return now.detach() if isinstance(now, torch.Tensor) else now
@@ -148,8 +154,8 @@ class Loading:
     def _enter_state(self, name: str, p: Any, held: Any) -> None:
         """Choose the tensor to read into for the optimizer state ``name`` of parameter ``p``.
 
-        It has the layout of ``held``, the present state tensor, or else the layout in which the
-        optimizer would create it.
+        It has the layout of ``held``, the optimizer's present state tensor, if that has the stored
+        shape. Otherwise it has the layout in which the optimizer would create such a tensor.
         """
         key = self._stored.key(name)
         shape, dtype = self._stored.shape(key), self._stored.dtype(key)
@@ -167,7 +173,8 @@ class Loading:
     def _enter_setting(self, name: TensorName, held: Any) -> None:
         """Choose the tensor to read into for an optimizer's setting, such as a learning rate.
 
-        It has the layout of ``held``, the present one, or else is plain.
+        It has the layout of ``held``, the optimizer's present tensor, if that has the stored
+        shape. Otherwise it is a plain tensor.
         """
         key = self._stored.key(name)
         shape, dtype = self._stored.shape(key), self._stored.dtype(key)
@@ -180,8 +187,9 @@ class Loading:
     def _enter_value(self, name: str, now: dict[str, torch.Tensor]) -> None:
         """Choose the tensors to read into for the tensors in the stored value ``name``.
 
-        Those that the object has ``now`` under the same names are read in place; for others plain
-        tensors are made. An object with ``load_state_dict`` gets new tensors instead.
+        ``now`` are the tensors that the object has, by name. They are read in place, but for an
+        object with ``load_state_dict`` into new tensors of the same layouts. For tensors that are
+        not in ``now`` plain tensors are made.
         """
         takes_state = kind_of(self._objects.get(name)) == "state"
         for inner in self._stored.tensor_names(name):
@@ -197,7 +205,7 @@ class Loading:
     def _add(self, shown: str, key: str, target: Any) -> None:
         """Register ``target`` to be read from the stored ``key``, or record why it does not fit.
 
-        Errors and values use the name ``shown``.
+        ``shown`` is the name of the tensor in errors and in the value that contains it.
         """
         shape, dtype = self._stored.shape(key), self._stored.dtype(key)
         if target.shape != shape:
@@ -219,7 +227,10 @@ class Loading:
     # -- after reading -----------------------------------------------------------------------------
 
     def put_back(self) -> dict[str, Any]:
-        """Update the objects with what was read; return the values without an object."""
+        """Update the objects with what was read into ``targets``.
+
+        Returns the stored values for which the caller gave no object, by name.
+        """
         for target, read in self._cut:
             with torch.no_grad():
                 target.copy_(read)
@@ -249,8 +260,8 @@ class Loading:
 def like(x: Any, dtype: torch.dtype, sbp: NdSbp | None = None) -> torch.Tensor:
     """Return an empty tensor with the shape and layout of ``x``, to read a stored tensor into.
 
-    ``sbp`` is used in place of the layout of ``x``, on the same placement. The shard of each rank
-    is one box, as reading requires.
+    ``sbp``, if given, replaces the SBP of ``x``. Reading requires that each rank's shard is one box
+    of the tensor, so cuts such as ``S(0, cut="zigzag")`` become the plain ``S(0)``.
     """
     if not is_global(x):
         return torch.empty_like(x, dtype=dtype)
@@ -259,9 +270,10 @@ def like(x: Any, dtype: torch.dtype, sbp: NdSbp | None = None) -> torch.Tensor:
 
 
 def _beside(stored: Any, held: Any) -> Iterator[tuple[TensorName, Any]]:
-    """Yield each tensor in a stored value, together with what the object has at the same place.
+    """Yield (tensor name, what the object has there) for each tensor in a stored value.
 
-    ``stored`` and ``held`` are traversed together; the second item is None where ``held`` lacks it.
+    ``stored`` and ``held`` are nested dicts and lists that are traversed together. Where ``held``
+    has no such key or index the second item is None.
     """
     if isinstance(stored, TensorName):
         yield stored, held
@@ -276,9 +288,9 @@ def _beside(stored: Any, held: Any) -> Iterator[tuple[TensorName, Any]]:
 
 
 def _is_in_place(module: torch.nn.Module, state: dict[str, Any]) -> bool:
-    """Return whether the state consists only of the module's own parameters and buffers.
+    """Return whether all entries of ``state`` are the module's own parameters and buffers.
 
-    They are read in place, so ``load_state_dict`` is not needed.
+    These were read in place, so ``load_state_dict`` need not be called.
     """
     held = module.state_dict(keep_vars=True)
     tensors = [*module.parameters(), *module.buffers()]

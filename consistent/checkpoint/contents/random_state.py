@@ -12,7 +12,7 @@ from ...forms.random import generator
 
 
 class RandomState:
-    """States of the random generators of torch, Python and numpy.
+    """Access to the states of the random generators of torch, Python and numpy, for save and load.
 
     The state of torch's generator contains the count of random ops on global tensors. So these ops
     continue where they were on any number of ranks. Random numbers that a rank draws for itself
@@ -21,7 +21,7 @@ class RandomState:
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the present states, by the library whose generator it is."""
+        """Return the states of the generators, by "torch", "python", "numpy" and perhaps "cuda"."""
         # The count is written and read here, because the patched torch functions do so only once
         # a global tensor exists, and a program may load before it makes one.
         count = generator.count(torch.default_generator)

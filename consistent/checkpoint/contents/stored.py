@@ -16,22 +16,31 @@ _RANK = "@rank"
 
 
 def on_rank(name: str, rank: int) -> str:
-    """Return the name under which ``rank`` saves its version of a tensor that differs by rank."""
+    """Return the name under which ``rank`` saves its version of a tensor that differs by rank.
+
+    ``on_rank("mask", 3) -> "mask@rank3"``.
+    """
     return f"{name}{_RANK}{rank}"
 
 
 def without_rank(name: str) -> str:
-    """Return a name without the suffix that ``on_rank`` adds."""
+    """Return a name without the suffix that ``on_rank`` adds: ``"mask@rank3" -> "mask"``."""
     base, at, rank = name.rpartition(_RANK)
     return base if at and rank.isdigit() else name
 
 
 class TensorName(str):
-    """Placeholder in a value for a tensor of the checkpoint: the name of the tensor."""
+    """Name of a tensor of the checkpoint, which stands for it in a value that is decoded alone.
+
+    ``Stored.value`` returns such values while the tensors are not read yet.
+    """
 
 
 class Stored:
-    """A checkpoint, with the versions of values and tensors that one rank reads.
+    """The contents of a checkpoint, as the rank that reads them sees them.
+
+    Of values and tensors that differed between the ranks that saved them, it gives this rank's
+    version.
 
     Args:
         index: what the checkpoint contains.
@@ -44,12 +53,15 @@ class Stored:
 
     @property
     def tensors(self) -> list[str]:
-        """The names of all tensors."""
+        """The names of all tensors in the checkpoint, such as "model.fc.weight"."""
         return list(self._tensors)
 
     @property
     def names(self) -> list[str]:
-        """The names that ``save`` was called with, or with which names of tensors begin."""
+        """The names of the objects in the checkpoint, such as "model", sorted.
+
+        They are those that ``save`` was called with, or the first parts of tensors' names.
+        """
         return sorted({*self.index.values, *(key.split(".")[0] for key in self._tensors)})
 
     def shape(self, key: str) -> torch.Size:
@@ -64,7 +76,8 @@ class Stored:
         """Return the value called ``name`` in the encoded form that ``values.encode`` wrote.
 
         Raises:
-            ValueError: each rank saved a different value, and the number of ranks was another one.
+            ValueError: the value differed between the ranks that saved it, and another number of
+                ranks loads it.
         """
         text = self.index.values[name]
         if not self._differs(name):
@@ -85,7 +98,8 @@ class Stored:
     def key(self, name: str) -> str:
         """Return the name in the file of the tensor that is called ``name`` in a value.
 
-        They differ if each rank saved its own version.
+        If each rank saved its own version, it is ``on_rank(name, k)``, for this rank's number k if
+        there are as many ranks as there were, and else for k = 0.
         """
         if name not in self.index.differing:
             return name
@@ -98,7 +112,6 @@ class Stored:
     def value(self, name: str, tensors: dict[str, torch.Tensor] | None = None) -> Any:
         """Return the decoded value called ``name``.
 
-        Its tensors are taken from ``tensors``, by name; without it each is represented by a
-        ``TensorName``.
+        ``tensors`` gives the tensors in it by name. Without it, a ``TensorName`` stands for each.
         """
         return decode(self.text(name), TensorName if tensors is None else tensors.__getitem__)

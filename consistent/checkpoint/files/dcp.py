@@ -38,7 +38,10 @@ _MOST_LEVELS = 60  # of a value in the dictionary that was saved
 
 @dataclass(frozen=True)
 class StoredByDcp:
-    """Location of a tensor or value: file name, offset of the first byte, number of bytes."""
+    """Location of a piece of a tensor, or of a value, in a folder that DCP wrote.
+
+    It is the file's name, the offset of the first byte and the number of bytes.
+    """
 
     file: str
     at: int
@@ -142,7 +145,10 @@ def _stored(told: Record, name: str, folder: str, sizes: dict[str, int]) -> Stor
 
 
 def _check_apart(places: Any) -> None:
-    """Raise ValueError if two entries share bytes, by which a small file could fill memory."""
+    """Raise ValueError if two of ``places`` overlap in their file.
+
+    With overlaps, a small malicious file could describe more data than memory holds.
+    """
     end, last = 0, ""
     for each in sorted(places, key=lambda p: (p.file, p.at, p.nbytes)):
         if each.file == last and each.at < end:
@@ -154,9 +160,10 @@ def _check_apart(places: Any) -> None:
 
 
 def _check_count(found: dict, size: int) -> None:
-    """Raise ValueError if the tensors have more pieces in total than the index has bytes.
+    """Raise ValueError if the tensors in ``found`` have more pieces than the index has bytes.
 
-    A pickle can refer to one list of pieces many times, and so describe many pieces in few bytes.
+    ``size`` is the number of bytes. A pickle can refer to one list of pieces many times, and so
+    describe more pieces than memory holds in few bytes.
     """
     lists = [each.field("chunks", ()) for each in found.values() if isinstance(each, Record)]
     if sum(len(each) for each in lists if isinstance(each, list)) > size:
@@ -164,7 +171,7 @@ def _check_count(found: dict, size: int) -> None:
 
 
 class _Place:
-    """Placeholder for a tensor in a nested value."""
+    """Placeholder for the tensor ``key`` in a nested value, while the index is read."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -213,13 +220,20 @@ def _size(given: Any, key: str) -> torch.Size:
 
 
 class _Nested:
-    """Builder of the nested dictionaries and lists that were saved, from values and their paths."""
+    """Builder of the nested dictionaries and lists that were saved, from values and their paths.
+
+    The index of DCP is flat. ``put(("opt", "groups", 0, "lr"), 0.1)`` alone gives
+    ``{"opt": {"groups": [{"lr": 0.1}]}}``.
+    """
 
     def __init__(self) -> None:
         self._top: _Level = _Level()
 
     def put(self, path: Any, value: Any) -> None:
-        """Add a value at its path. An int in the path is an index of a list."""
+        """Add ``value`` at its path of keys. An int in the path is an index of a list.
+
+        Raises ValueError if the path is malformed or leads through another value.
+        """
         if type(path) is not tuple or not 0 < len(path) <= _MOST_LEVELS:
             raise ValueError(f"the path of a value is not a tuple of at most {_MOST_LEVELS} keys")
         level = self._top
@@ -232,7 +246,7 @@ class _Nested:
         level[path[-1]] = value
 
     def value(self) -> dict[str, Any]:
-        """Return the dictionary that was put together."""
+        """Return the dictionary that the calls of ``put`` describe."""
         if not all(isinstance(key, str) for key in self._top):
             raise ValueError("what was saved is not a dictionary of texts")
         return {key: _made(each) for key, each in self._top.items()}
@@ -260,7 +274,10 @@ def _made(level: Any) -> Any:
 
 
 def _encode_places(value: Any, path: tuple[str, ...]) -> Any:
-    """Encode a nested value as ``values.encode`` does, with a ``_Place`` for each tensor."""
+    """Encode a nested value as ``values.encode`` does, where a ``_Place`` stands for each tensor.
+
+    ``path`` are the keys that lead to ``value``.
+    """
     if isinstance(value, _Place):
         return {"$tensor": value.key}
     if isinstance(value, dict) and all(isinstance(k, str) for k in value):

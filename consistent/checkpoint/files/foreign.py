@@ -65,9 +65,9 @@ def _files_of(path: str) -> list[str]:
 
 
 def files_named(path: str) -> list[str]:
-    """Return the files of a model that an index file of transformers lists.
+    """Return the names of the files that the index file ``path`` of transformers lists.
 
-    All are in the folder of the index.
+    For example ``["model-00001-of-00002.safetensors", ...]``, in the folder of the index.
 
     Raises:
         ValueError: ``path`` is not such an index.
@@ -76,7 +76,7 @@ def files_named(path: str) -> list[str]:
 
 
 def weight_map(path: str) -> dict[str, str]:
-    """Return the name of the file that contains each tensor, as transformers' index lists it.
+    """Return {tensor: file that contains it} from the index file ``path`` of transformers.
 
     Raises:
         ValueError: ``path`` is not such an index, or lists a file of another folder.
@@ -96,7 +96,11 @@ def weight_map(path: str) -> dict[str, str]:
 
 
 def _header(path: str) -> dict[str, dict[str, Any]]:
-    """Return dtype, shape, offset and byte count of each tensor in a safetensors file."""
+    """Return, by name, what the header of a safetensors file says of each tensor.
+
+    It is a dict with its "dtype", "shape", "at" (the offset in the file) and "nbytes". Raises
+    ValueError if the file is damaged.
+    """
     size = os.path.getsize(path)
     try:
         with checked.opened(path) as file:
@@ -130,7 +134,8 @@ def _place(key: str, told: dict[str, Any], start: int) -> dict[str, Any]:
 def _check_apart(found: dict[str, dict[str, Any]], start: int, size: int) -> None:
     """Raise ValueError unless the tensors fill the file without gaps, as the format requires.
 
-    ``start`` is where the data begins, ``size`` the size of the file.
+    ``found`` is as ``_header`` returns it, ``start`` where the data begins, ``size`` the size of
+    the file.
     """
     end = start
     for told in sorted(found.values(), key=lambda each: (each["at"], each["nbytes"])):
@@ -145,7 +150,10 @@ def _check_apart(found: dict[str, dict[str, Any]], start: int, size: int) -> Non
 
 
 class InMemory(Reader):
-    """Reader of a ``torch.save`` file whose tensors were loaded, or mapped, into memory before."""
+    """Reader of a checkpoint whose tensors are in memory already, as ``torch_file`` makes it.
+
+    The entries of its index are the tensors themselves.
+    """
 
     def piece(self, stored: MetadataIndex, chunk: ChunkStorageMetadata, box: Box) -> torch.Tensor:
         return narrowed(self.index.tensors.storage_data[stored], box)
@@ -171,9 +179,9 @@ def torch_file(path: str) -> Reader:
 
 
 def _index_of(held: Mapping[Any, Any], file: str) -> Index:
-    """Build the index of the nested dictionary ``held`` that ``file`` contains.
+    """Return the index of the nested dictionary ``held``, which was loaded from ``file``.
 
-    Tensors at its top level belong to one module.
+    A tensor at its top level gets the kind "tensor": the file may be the state dict of one module.
     """
     index = Index(Metadata({}, storage_data={}))
     room = Room(os.path.getsize(file))
@@ -193,9 +201,9 @@ def _index_of(held: Mapping[Any, Any], file: str) -> Index:
 
 
 def kind_of(value: Any) -> str:
-    """Return the kind of a stored value, as in ``Index.kinds``; for a tensor it is "tensor".
+    """Return the kind of a value in another library's checkpoint, for ``Index.kinds``.
 
-    A tensor may belong to a module.
+    It is "tensor" for a tensor, "state" for a dictionary, and "value" for anything else.
     """
     if isinstance(value, torch.Tensor):
         return "tensor"

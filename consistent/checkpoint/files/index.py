@@ -49,6 +49,10 @@ class Index:
             in ``differing``, a list with one value for each rank.
         tensors: the tensors and their pieces; ``storage_data`` gives the ``Where`` of each piece.
         aliases: a further name of a tensor -> its name in ``tensors``.
+        differing: names of values and tensors that differed between ranks, of which each rank's
+            version is stored.
+        ranks: the number of ranks that saved the checkpoint.
+        serial: its number among the saves into its folder; the latest has the highest.
     """
 
     tensors: Metadata
@@ -64,7 +68,10 @@ class Index:
     crc32: int = 0  # checksum of the text; 0 for other formats
 
     def place_of(self, stored: MetadataIndex) -> Any:
-        """Return where a piece of a tensor is stored; the tensor may be named by an alias."""
+        """Return where a piece of a tensor is stored; the tensor may be named by an alias.
+
+        The result is that reader's own kind of location, such as a ``Where``.
+        """
         name = self.aliases.get(stored.fqn, stored.fqn)
         return self.tensors.storage_data[MetadataIndex(name, stored.offset)]
 
@@ -231,7 +238,10 @@ def _where(key: str, told: list[Any], wanted: int, files: dict[str, int]) -> Whe
 
 
 def check_apart(places: Iterable[Where]) -> None:
-    """Raise ValueError if two pieces share bytes, by which a small file could claim much memory."""
+    """Raise ValueError if two pieces overlap in their file.
+
+    With overlaps, a small malicious file could describe more data than memory holds.
+    """
     inside = sorted((p.file, p.at, p.nbytes) for p in places if p.nbytes)
     for (file, at, nbytes), (other, start, _) in pairwise(inside):
         if file == other and at + nbytes > start:

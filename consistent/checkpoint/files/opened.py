@@ -13,7 +13,7 @@ def opened(path: str) -> Reader:
     """Return a reader of the checkpoint at ``path``, a file or folder of any supported format.
 
     Raises:
-        FileNotFoundError: there is no checkpoint in it.
+        FileNotFoundError: there is no checkpoint at ``path``.
         ValueError: the checkpoint is damaged.
     """
     if os.path.isfile(os.path.join(path, index_file.NAME)):

@@ -36,7 +36,11 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Where:
-    """Location of a piece: file name, offset of the first byte, number of bytes, checksums."""
+    """Location of a piece of a tensor in a data file.
+
+    It is the file's name, the offset of the first byte, the number of bytes, and a CRC-32 for each
+    block of 4 MiB.
+    """
 
     file: str
     at: int
@@ -52,7 +56,11 @@ def bytes_of(x: torch.Tensor) -> memoryview:
 
 
 def header_of(pieces: Sequence[tuple[str, torch.dtype, Sequence[int]]]) -> bytes:
-    """Return the header of a safetensors file with these pieces, (name, dtype, shape) each."""
+    """Return the header of a safetensors file: its length in 8 bytes, and the JSON text.
+
+    ``pieces`` are (name, dtype, shape) of the file's tensors, in order. A dtype that the format
+    does not have is written as bytes ("U8").
+    """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, dtype, shape in pieces:
@@ -69,9 +77,10 @@ def header_of(pieces: Sequence[tuple[str, torch.dtype, Sequence[int]]]) -> bytes
 
 
 def write(path: str, pieces: Sequence[tuple[str, torch.Tensor]]) -> list[Where]:
-    """Write plain tensors into a file, wait until it is on disk, and return their locations.
+    """Write (name, plain tensor) pairs into a safetensors file; return their locations in order.
 
-    The largest elements come first, so that each piece starts at a multiple of its element size.
+    Returns once the file is on disk. In the file, tensors with the largest elements come first, so
+    that each one starts at a multiple of its element size.
     """
     order = sorted(range(len(pieces)), key=lambda k: -pieces[k][1].element_size())
     places: dict[int, Where] = {}
@@ -109,7 +118,10 @@ def read(
     shape: Sequence[int],
     box: tuple[Sequence[int], Sequence[int]],
 ) -> torch.Tensor:
-    """Read the box (starts, sizes) of the piece at ``where``; the piece has this dtype and shape.
+    """Read the part ``box`` (starts, sizes) of the piece at ``where`` from the open ``file``.
+
+    ``dtype`` and ``shape`` are those of the piece. Only the blocks that contain the box are read,
+    and their checksums verified.
 
     Raises:
         ValueError: the file is too short, or its bytes are not those that were written.
@@ -130,7 +142,11 @@ def read(
 
 
 def _verified(file: BinaryIO, where: Where, begin: int, end: int) -> bytearray:
-    """Read and verify the bytes of a piece from ``begin``, the start of a block, to ``end``."""
+    """Read the bytes of a piece from ``begin`` to ``end``, and verify their checksums.
+
+    Both count from the start of the piece. ``begin`` is the start of a block, ``end`` the end of
+    one.
+    """
     data = bytearray(end - begin)
     file.seek(where.at + begin)
     rest = memoryview(data)

@@ -54,7 +54,10 @@ class Reader(StorageReader):
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Keep files open from one piece to the next, inside the context."""
+        """Context manager in which files stay open from one call of ``piece`` to the next.
+
+        The default does nothing.
+        """
         yield
 
     # -- what torch.distributed.checkpoint calls ---------------------------------------------------
@@ -80,7 +83,10 @@ class Reader(StorageReader):
         return plans
 
     def read_data(self, plan: Any, planner: Any) -> Future[None]:
-        """Read each item of the plan from the files into the planner's tensors."""
+        """Read each item of the plan from the files into the planner's tensors.
+
+        The result is a future that is done already.
+        """
         with self.reading():
             for item in plan.items:
                 stored = item.storage_index
@@ -102,9 +108,10 @@ class Reader(StorageReader):
 
 
 def planned(reader: Reader, targets: dict[str, torch.Tensor]) -> tuple[Any, Any]:
-    """Plan what this rank reads to fill ``targets``; return (plan, planner) for ``read_data``.
+    """Plan what this rank reads to fill ``targets``; return the arguments of ``read_data``.
 
-    The keys of ``targets`` are the names in the checkpoint.
+    These are (plan, planner), made by torch's own ``DefaultLoadPlanner``. The keys of ``targets``
+    are the tensors' names in the checkpoint.
     """
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(targets, reader.index.tensors)  # type: ignore[arg-type]
@@ -112,7 +119,7 @@ def planned(reader: Reader, targets: dict[str, torch.Tensor]) -> tuple[Any, Any]
 
 
 class FromPieces(Reader):
-    """Reader of the data files in one folder, in the format of ``pieces.py``."""
+    """Reader of checkpoints whose data files are safetensors files in one ``folder``."""
 
     def __init__(self, folder: str, index: Index) -> None:
         super().__init__(index)
@@ -156,7 +163,10 @@ def ours(folder: str) -> Reader:
 
 
 def add_whole(metadata: Metadata, key: str, shape: Any, dtype: torch.dtype, place: Any) -> None:
-    """Add the tensor ``key``, stored in one piece at ``place``, to ``metadata``."""
+    """Add a tensor that is stored in one piece to ``metadata``.
+
+    ``key`` is its name, and ``place`` what the reader of this format needs to find it.
+    """
     origin = torch.Size([0] * len(shape))
     metadata.state_dict_metadata[key] = TensorStorageMetadata(
         TensorProperties(dtype=dtype),

@@ -43,10 +43,12 @@ class Record:
 def records(data: bytes) -> Any:
     """Parse a pickle of protocol 2 or later without creating the objects in it.
 
-    They become numbers, texts, tuples, lists, dictionaries and records.
+    The result consists of numbers, texts, tuples, lists and dictionaries, and of a ``Record`` for
+    each object of any other class.
 
     Raises:
-        ValueError: the pickle is damaged, or contains any other operation.
+        ValueError: the pickle is damaged, or contains an operation that the index of a checkpoint
+            does not need.
     """
     try:
         return _Reader(io.BytesIO(data)).load()

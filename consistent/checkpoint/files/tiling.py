@@ -34,10 +34,10 @@ def check_pieces(key: str, found: Any) -> None:
 def _tile(shape: Sequence[int], chunks: Any) -> bool:
     """Return whether each element of a tensor of ``shape`` is in exactly one of ``chunks``.
 
-    Each dim gets a ruler with marks at random places, in order or not. The volume of a box is
-    measured by these rulers. If the pieces tile the tensor, their volumes add up to that of the
-    whole. If they do not, the difference is a nonzero polynomial of the marks, which is zero at
-    random marks once in 2 ** 55 cases. So no pieces need to be compared pair by pair.
+    Each index of a dim, where a box may begin or end, gets a random number. By these numbers, a box
+    of rows [a, b) and columns [c, d) has the volume ``(r[b] - r[a]) * (q[d] - q[c])``. If the boxes
+    tile the tensor, their volumes add up to that of the tensor. If they do not, the sums are equal
+    by chance once in 2 ** 55 cases. So the boxes need not be compared pair by pair.
     """
     rulers = [defaultdict(lambda: _drawn.randrange(_PRIME)) for _ in shape]
 

@@ -49,7 +49,10 @@ def loaded(file: str | io.BytesIO) -> Any:
 
 
 def _look(given: str | io.BytesIO) -> None:
-    """Raise ValueError for content that ``torch.save`` never writes and that could fill memory."""
+    """Raise ValueError if loading a file could fill memory, although the file is small.
+
+    That takes content that ``torch.save`` never writes, such as compressed parts.
+    """
     file: Any = open(given, "rb") if isinstance(given, str) else given
     try:
         if zipfile.is_zipfile(file):
@@ -75,10 +78,10 @@ def _look_into_zip(file: BinaryIO) -> None:
 
 
 def _look_at_pickle(file: Any) -> None:
-    """Raise ValueError for calls in the pickle that make large objects from few bytes.
+    """Raise ValueError if a pickle has calls that make large objects from few bytes.
 
-    ``weights_only`` allows two of them: ``bytearray`` of a number, and codecs from bytes to bytes,
-    nested in each other.
+    torch's ``weights_only`` allows two such calls: ``bytearray(n)``, and nested codecs that expand
+    bytes, such as a decompression.
     """
     called, texts = set(), set()
     for opcode, told, _ in pickletools.genops(file):
@@ -100,10 +103,10 @@ def _is_codec_of_bytes(name: str) -> bool:
 
 
 class Room:
-    """Limit on the bytes that may be copied from a file, which is the size of the file.
+    """Limit on the total bytes of the tensors of one file: ten times its size plus 64 MiB.
 
     A forged file may have one storage and many tensors that each cover all of it, or a tensor that
-    repeats it.
+    repeats it by a stride of 0. Copying these would fill memory.
 
     Args:
         size: bytes of the file.

@@ -34,9 +34,10 @@ _LAST_WAIT_S = 60.0  # how long a process that is about to end waits for notes o
 
 
 class Notes:
-    """Notes: messages from all ranks to rank 0 that say what each has written, or how it failed.
+    """Channel by which each rank tells rank 0 what it has written of a save, or how it failed.
 
-    They go through the process group's store, without a collective.
+    A note is such a message. Notes go through the process group's store, so that the threads that
+    send them take part in no collective.
     """
 
     def __init__(self, begun: Begun) -> None:
@@ -50,14 +51,15 @@ class Notes:
             self._store = store.part(name)
 
     def leave(self, rank: int, told: Part) -> None:
-        """Send ``told``, what this rank has written, to rank 0."""
+        """Send the note ``told`` of this ``rank`` to rank 0."""
         if self._store is not None:
             self._ask(lambda store: store.set(str(rank), json.dumps(told)))
 
     def all(self, own: Part) -> list[Part]:
         """Wait for the notes of all ranks, and return them in order of rank. Rank 0 calls this.
 
-        ``own`` is its own note.
+        ``own`` is rank 0's own note. Raises if ``is_given_up`` is set meanwhile, or if notes are
+        missing a minute after the program has ended.
         """
         names = [str(rank) for rank in range(1, self._ranks)]
         if not names:
@@ -88,10 +90,11 @@ def _taken_out(store: Any, name: str) -> Part:
 
 
 class Background:
-    """A save whose files a thread of this rank writes.
+    """A save whose files a thread of this rank writes while the program goes on.
 
-    If this rank fails before its thread runs, its thread says so to rank 0 like of an error of
-    writing. So the outcome is the same on all ranks, and none waits for the part of this one.
+    The threads of all ranks tell rank 0 what they have written, and rank 0's completes the
+    checkpoint. If this rank fails before it can write, its thread tells rank 0 of that error, so
+    that no rank waits for its part in vain.
     """
 
     def __init__(self, begun: Begun) -> None:
@@ -105,7 +108,7 @@ class Background:
         self._thread = threading.Thread(target=self._run, name="consistent-checkpoint")
 
     def start(self, prepare: Callable[[], SaveJob]) -> None:
-        """Call ``prepare`` for what this rank writes, and start the thread.
+        """Call ``prepare``, which returns what this rank writes, and start the thread.
 
         An ``Exception`` of ``prepare`` is not raised here, but by ``own_part``.
         """
@@ -148,7 +151,10 @@ class Background:
             self.written.set()  # also after an error, or own_part would wait forever
 
     def _attempt(self) -> Part:
-        """Write this rank's part; return what it has written, or how it failed."""
+        """Write this rank's part of the checkpoint; return the note for rank 0.
+
+        The note describes what was written, or is ``{"error": text}``.
+        """
         try:
             if self._job is None:
                 return {"error": str(self._error)}
@@ -178,9 +184,9 @@ class Background:
             self._thread.join()
 
     def give_up(self) -> None:
-        """Stop waiting for notes of other ranks, and end the thread.
+        """Stop waiting for notes of other ranks, and wait until this rank's thread has ended.
 
-        The checkpoint is removed if notes are missing.
+        It is called when ranks are lost. The checkpoint is removed if notes are missing.
         """
         self._notes.is_given_up = True
         self.join()

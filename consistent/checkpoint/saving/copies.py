@@ -48,9 +48,9 @@ class Copies:
         return self._held
 
     def _fits(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Return whether the memory block of the last call can be reused as it is divided.
+        """Return whether the copies of the last call have the shapes and dtypes of ``tensors``.
 
-        It can if the tensors have the same shapes and dtypes.
+        If so, they are overwritten, and the memory need not be divided again.
         """
         return len(tensors) == len(self._held) and all(
             x.shape == held.shape and x.dtype == held.dtype for x, held in zip(tensors, self._held)

@@ -27,8 +27,9 @@ _SAVING, _DELETING, _MARK = ".saving-", ".deleting-", ".in-use"
 class Begun:
     """Paths of a checkpoint that is being written into ``root``, the folder of all checkpoints.
 
-    ``own`` is a random part of the folder's name. A rank that was suspended and continues late
-    therefore cannot write into the folder of another job.
+    Its final name is ``name``, and ``serial`` its number among the saves into ``root``. Until it is
+    complete its name has the random part ``own``, so that a rank that was suspended for long cannot
+    write into the folder of another job.
     """
 
     root: str
@@ -52,7 +53,7 @@ class Begun:
         return mark_of(self.root)
 
     def file(self, name: str) -> str:
-        """Return the path of one of the checkpoint's files while it is being written."""
+        """Return the path of the checkpoint's file ``name`` while it is being written."""
         return os.path.join(self.unfinished, name)
 
 
@@ -63,6 +64,9 @@ def mark_of(root: str) -> str:
 
 def begin(root: str, step: int | None) -> Begun:
     """Create the folder to write a checkpoint into, and remove what killed saves have left.
+
+    Rank 0 calls it. ``root`` is the folder of all checkpoints of the run; ``step`` is as in
+    ``save``.
 
     Raises:
         CheckpointError: another job saves into ``root``.
@@ -91,7 +95,10 @@ def _begun(root: str, step: int | None) -> Begun:
 
 
 def finish(begun: Begun, keep: int | None) -> None:
-    """Rename a written checkpoint to its final name, and remove all but the last ``keep``."""
+    """Give a written checkpoint its final name, and remove all but the last ``keep`` checkpoints.
+
+    None keeps all. Raises CheckpointError if another job has taken over the folder.
+    """
     # The entries of the folder reach the disk before the name that declares it complete.
     sync(begun.unfinished)
     # If this process was suspended, another job may have taken over the folder meanwhile.
@@ -112,7 +119,7 @@ def finish(begun: Begun, keep: int | None) -> None:
 def give_up(begun: Begun) -> None:
     """Remove the files of a checkpoint that will not be completed.
 
-    This job also releases the folder unless it has a checkpoint in it.
+    Other jobs may save into ``begun.root`` again, unless this job has saved a checkpoint there.
     """
     shutil.rmtree(begun.unfinished, ignore_errors=True)
     owner.release(begun.mark, unless_kept=True)

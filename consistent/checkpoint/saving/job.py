@@ -76,7 +76,7 @@ def write_part(job: SaveJob) -> Part:
 
 
 def complete(job: SaveJob, parts: list[Part]) -> None:
-    """Complete the save on rank 0 after all ranks have written: write the index, rename the folder.
+    """Write the index and give the folder its final name; rank 0 calls it when all have written.
 
     ``parts`` are what ``write_part`` returned on each rank.
     """

@@ -49,6 +49,9 @@ class Owner:
     """The process that owns a folder, as its mark file describes it.
 
     Args:
+        host: the name of the process's host.
+        pid: its process id.
+        since: when it took the folder, for error messages.
         began: start time of the process as the system counts it; distinguishes processes, since a
             pid is used again.
         system: the boot of the host's system and its pid namespace; "" if unknown.
@@ -72,7 +75,10 @@ _beating: threading.Thread | None = None
 
 
 def claim(mark: str) -> None:
-    """Take or keep the ownership of the folder or file whose mark file is ``mark``.
+    """Become, or stay, the owner of the folder or file whose mark file is ``mark``.
+
+    No other job saves there then. If the file names an owner on another host, this may wait for 20
+    seconds to see whether that owner still lives.
 
     Raises:
         CheckpointError: another job owns it, and lives.
@@ -94,7 +100,11 @@ def claim(mark: str) -> None:
 
 
 def check(mark: str) -> None:
-    """Raise CheckpointError if this process no longer owns ``mark``; else keep it until it ends."""
+    """Raise CheckpointError if this process no longer owns the folder of ``mark``.
+
+    It is called before a checkpoint gets its final name. From then on ``release`` with
+    ``unless_kept`` keeps the folder, since it has a checkpoint of this job.
+    """
     if owns(mark):
         _kept.add(_real(mark))
         return
@@ -108,7 +118,7 @@ def check(mark: str) -> None:
 def release(mark: str, unless_kept: bool = False) -> None:
     """Give up the ownership of the folder whose mark file is ``mark``.
 
-    With ``unless_kept`` it is kept if this job has a checkpoint there.
+    With ``unless_kept`` the ownership stays if this job has completed a checkpoint there.
     """
     mark = _real(mark)
     if unless_kept and mark in _kept:
@@ -162,9 +172,10 @@ def _create(mark: str) -> bool:
 
 
 def _read(mark: str) -> tuple[Owner | None, int] | None:
-    """Return (owner, time of its last touch) of a mark file; None if there is no file.
+    """Return (owner, time of last modification) of a mark file; None if there is no file.
 
-    The owner is None if the content is not that of a mark, or is still being written.
+    The owner touches the file regularly, so the time shows whether it lives. The owner is None if
+    the content is not that of a mark, or is still being written.
     """
     try:
         with _opened(mark) as file:
@@ -194,9 +205,9 @@ def _opened(mark: str) -> BinaryIO:
 
 
 def _take_away(mark: str, dead: tuple[Owner | None, int]) -> None:
-    """Remove the mark of a dead owner, unless another one was written in its place since.
+    """Remove the mark of a dead owner, unless another job has written its own mark since.
 
-    ``dead`` is what ``_read`` returned.
+    ``dead`` is what ``_read`` returned for the dead owner's mark.
     """
     with _alone(os.path.dirname(mark)):
         if _read(mark) == dead:
@@ -206,10 +217,10 @@ def _take_away(mark: str, dead: tuple[Owner | None, int]) -> None:
 
 @contextmanager
 def _alone(folder: str) -> Iterator[None]:
-    """Exclude other processes from the body, by a lock on ``folder``, where there are file locks.
+    """Context manager that only one process at a time enters for ``folder``, by a file lock.
 
-    Without locks two jobs may claim the folder at once; the one that loses its mark then finds out
-    in ``check``.
+    On a file system without locks several may enter. Then two jobs may claim the folder at once,
+    and the one whose mark was replaced gets an error in ``check``.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:

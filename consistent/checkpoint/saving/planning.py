@@ -40,9 +40,12 @@ from ..contents.stored import on_rank, without_rank
 class Note:
     """Message of a rank to the others before a save, to find out what has changed or differs.
 
-    ``unchanged`` is a hash of the last announced pieces of all ranks, if this rank still has the
-    same pieces; otherwise None. ``digests`` are checksums of values and plain tensors, ``kinds``
-    and ``aliases`` as in ``Contents``, and ``options`` the options of ``save`` that must be equal.
+    Attributes:
+        unchanged: None if this rank has other pieces of tensors than when the ranks last exchanged
+            theirs. Otherwise a hash of the pieces that all ranks had then.
+        digests: checksums of its values and plain tensors, by name.
+        kinds, aliases: as in ``Contents``.
+        options: the arguments of ``save`` that must be equal on all ranks.
     """
 
     unchanged: bytes | None
@@ -54,7 +57,7 @@ class Note:
 
 @dataclass(frozen=True)
 class SaveDivision:
-    """The division of a save among the ranks.
+    """Plan of a save, as one rank sees it: which pieces of tensors it writes.
 
     Args:
         tensors: the tensors of the checkpoint and their pieces.
@@ -68,7 +71,11 @@ class SaveDivision:
 
 
 class Planner:
-    """Planner of saves, which reuses the last plan if nothing has changed."""
+    """Planner of saves, which reuses the last plan if nothing has changed.
+
+    For each save all ranks exchange their ``note_of`` and call ``hear`` with the notes of all; then
+    ``plan_of`` returns the plan.
+    """
 
     def __init__(self) -> None:
         self._now: list[tuple] = []  # what this rank saves
@@ -78,7 +85,7 @@ class Planner:
         self._last: tuple[list[str], SaveDivision] | None = None
 
     def note_of(self, contents: Contents, options: tuple[Any, ...]) -> Note:
-        """Return this rank's note (message to the others) about ``contents``. Nothing is sent."""
+        """Return this rank's note about ``contents``, for the caller to exchange; sends nothing."""
         transport = current()
         tensors = [_kind_of(name, x) for name, x in contents.tensors.items()]
         self._now = [(transport.rank, transport.size), *tensors]
@@ -86,9 +93,10 @@ class Planner:
         return Note(unchanged, digests(contents), contents.kinds, contents.aliases, options)
 
     def hear(self, what: str, contents: Contents, notes: list[Note]) -> None:
-        """Announce the pieces of all ranks to each other, if those of any rank have changed.
+        """Exchange what pieces of tensors each rank has, if those of any rank have changed.
 
-        Only then is it a collective. ``notes`` are those of all ranks.
+        Only then is it a collective. ``notes`` are those of all ranks, ``contents`` what this rank
+        saves, and ``what`` begins error messages.
         """
         # All ranks have the same notes here, so all of them take the same branch.
         said = {note.unchanged for note in notes}
@@ -101,9 +109,9 @@ class Planner:
         self._then, self._stands_for_heard = self._now, hashlib.sha256(b"".join(texts)).digest()
 
     def plan_of(self, notes: list[Note], rank: int) -> SaveDivision:
-        """Return the plan of this save for ``rank``.
+        """Return the plan of this save for ``rank``, from the ``notes`` of all ranks.
 
-        It is the same on every rank but for ``mine``.
+        All ranks compute it alike, so that nothing is sent; only ``mine`` differs between them.
         """
         first = notes[0].digests
         differing = [k for k in first if any(note.digests[k] != first[k] for note in notes)]
@@ -133,7 +141,11 @@ def _pieces_of(contents: Contents) -> list[WriteItem]:
 
 
 def check_alike(call: str, notes: list[Note]) -> None:
-    """Raise CheckpointError if the notes say that the ranks save different things."""
+    """Raise CheckpointError if the notes say that the ranks save different things.
+
+    These are other names, tensors, aliases or options of ``save``; values may differ. ``call``
+    begins the message.
+    """
     for rank, note in enumerate(notes):
         for what, of in (
             ("names", lambda n: sorted(n.kinds.items())),
@@ -167,9 +179,10 @@ def _of_rank(item: WriteItem, rank: int) -> WriteItem:
 
 
 def data_of(item: WriteItem, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Return the data of a piece that this rank writes, as a plain tensor that shares storage.
+    """Return the numbers of the piece ``item``, which this rank writes.
 
-    ``tensors`` are all tensors to be saved, by name.
+    The result is a plain tensor, a view of this rank's shard where possible. ``tensors`` are all
+    tensors to be saved, by name.
     """
     name = item.index.fqn if item.index.fqn in tensors else without_rank(item.index.fqn)
     found = find_state_dict_object(

@@ -30,15 +30,17 @@ _ASKING_GRAD_MODE = frozenset({torch.ops.aten.mkldnn_rnn_layer.default})
 
 
 def by_ops(graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
+    """Backend "ops": return a function that runs the recorded ops one by one."""
     if any(node.target in _ASKING_GRAD_MODE for node in graph.graph.nodes):
         return partial(_in_grad_mode, graph.forward)
     return graph.forward
 
 
 def _in_grad_mode(run: Run, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Call ``run`` in grad mode, as the ops were recorded.
+    """Call ``run`` in grad mode, in which its ops were recorded.
 
-    No autograd graph is made, because the inputs do not require grad.
+    Some kernels omit results that backward reads if grad mode is off, as it is while a program
+    runs. No autograd graph is made, because the inputs do not require grad.
     """
     with torch.enable_grad():
         return run(*(x.detach() for x in inputs))

@@ -35,6 +35,8 @@ _TOLD = (MESSAGE, WAIT_MESSAGE, DRAWN)
 class Form(NamedTuple):
     """The ops of a graph as comparable text, separated from the numbers that they use.
 
+    For example, graphs of equal ``text`` are recordings of a step at several batch sizes.
+
     Args:
         text: description of the ops without numbers, which is equal for graphs that may share code.
         numbers: the numbers of the graph and its inputs' sizes and strides, in the order in which
@@ -81,10 +83,14 @@ def form_of(graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Form | None:
 def fill(
     node: Node, number: Callable[[Number], Any], other: Callable[[Node], Any]
 ) -> tuple[tuple, dict[str, Any]]:
-    """Return (args, kwargs) of a node after replacing its numbers and its input nodes.
+    """Return (args, kwargs) of ``node`` with its numbers and its input nodes replaced.
 
-    Each number is replaced by ``number(x)``, each node by ``other(node)``. For messages and random
-    ops, the sizes of the results are appended as arguments.
+    ``form_of`` uses it to replace numbers by blanks, ``symbolic.py`` to replace them by symbols.
+    For messages and random ops, the sizes of the results are appended as arguments.
+
+    Args:
+        number: called with each number; its result takes the number's place.
+        other: called with each input node; its result takes the node's place.
     """
     args, kwargs = node.args, node.kwargs
     if is_item(node):
@@ -111,10 +117,11 @@ def fill(
 
 
 def lies(x: torch.Tensor, number: Callable[[int], Any]) -> tuple[list, list | None, Any]:
-    """Return how a tensor is arranged in memory, with each number replaced by ``number(x)``.
+    """Return how ``x`` is arranged in memory, with each number replaced by ``number(x)``.
 
     For a tensor without gaps, this is (sizes, dims from outermost to innermost, offset); for other
-    tensors (sizes, None, (strides, offset)).
+    tensors (sizes, None, (strides, offset)). Example: the transpose of a contiguous [2, 3] tensor
+    gives ([3, 2], [1, 0], 0).
     """
     sizes, strides, offset = list(x.size()), list(x.stride()), int(x.storage_offset())
     for order in (list(range(x.dim())), sorted(range(x.dim()), key=lambda d: -strides[d])):
@@ -125,7 +132,10 @@ def lies(x: torch.Tensor, number: Callable[[int], Any]) -> tuple[list, list | No
 
 
 def strides_of(sizes: Sequence[Any], order: Sequence[int]) -> list[Any]:
-    """Return the strides of a tensor without gaps; ``order`` lists its dims, outermost first."""
+    """Return the strides of a tensor without gaps; ``order`` lists its dims, outermost first.
+
+    Example: ``strides_of([3, 2], [1, 0])`` gives [1, 3].
+    """
     strides: list[Any] = [1] * len(sizes)
     step: Any = 1
     for dim in reversed(order):
@@ -145,8 +155,10 @@ def _target(node: Node) -> Any:
 
 
 def _together(nodes: list[Node]) -> list[int]:
-    """Return which inputs and results share memory: for each, the index of the first one in the
-    same memory."""
+    """Return which inputs and results share memory: for each, the index of the first that does.
+
+    Inputs come first, then results. [0, 1, 0] means that the third has the memory of the first.
+    """
     results: Any = nodes[-1].args[0]
     ends = [*(n for n in nodes if n.op == "placeholder"), *results]
     memories = [node.meta.get("memory", node) for node in ends]
@@ -160,7 +172,7 @@ def _modes() -> tuple:
 def _frozen(value: Any) -> Any:
     """Return ``value`` in a hashable form, as part of a form's text.
 
-    Bools and floats get their type added, since True == 1.
+    Bools and floats get their type added, since True == 1 and 2.0 == 2.
     """
     if isinstance(value, list | tuple):
         return tuple(map(_frozen, value))

@@ -98,7 +98,10 @@ class _Budget:
 
 
 class _Family:
-    """Compiled code of all graphs that have one form, that is, that differ only in numbers."""
+    """Compiled code of all graphs that have one form, that is, that differ only in numbers.
+
+    ``budget`` limits how many graphs may still be compiled.
+    """
 
     def __init__(self, budget: _Budget) -> None:
         self._budget = budget
@@ -141,10 +144,9 @@ class _Family:
 
 
 def _cannot_run() -> bool:
-    """Return whether torch's compiler would fail, because a file on the call stack has a path that
-    is not UTF-8.
+    """Return whether torch's compiler would fail, and warn if so.
 
-    It decodes the names of all files on the stack.
+    It decodes the paths of all files on the call stack as UTF-8, and fails if one is not UTF-8.
     """
     frame = sys._getframe(1)
     while frame is not None:

@@ -20,10 +20,10 @@ SETTING = "TORCHINDUCTOR_CACHE_DIR"  # torch's environment variable
 
 
 def use_own_folder() -> None:
-    """Make torch cache code in a new temporary directory if another user could have written to the
-    current one.
+    """Make torch cache compiled code in a directory that only this user can write to.
 
-    Results do not depend on the directory.
+    If that does not hold for the present cache directory, a new temporary one replaces it, with a
+    warning. Results do not depend on the directory.
     """
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 

@@ -30,8 +30,10 @@ from ..parts import module_of
 
 @torch.library.custom_op("consistent::kept", mutates_args=())
 def kept(x: Tensor) -> Tensor:
-    """Return a copy of ``x``, as an op that Inductor does not inline, so that ``x`` is computed
-    once."""
+    """Return a copy of ``x``, by an op that Inductor does not inline into its readers.
+
+    So ``x`` is computed once, and not again for each element of what is computed from it.
+    """
     return x.clone()
 
 
@@ -56,10 +58,10 @@ def _teach_inductor() -> None:
 
 
 def realize_scalars(graph: GraphModule, inputs: Sequence[Tensor]) -> GraphModule:
-    """Return ``graph`` with ``kept`` around scalars that depend on ``inputs`` where ops on larger
-    tensors read them.
+    """Return ``graph`` with ``kept`` around scalars that ops on larger tensors read.
 
-    Results and the order of ops are unchanged.
+    Only scalars that depend on ``inputs`` are meant. On devices other than the CPU, return
+    ``graph``. Results and the order of ops are unchanged.
     """
     if any(x.device.type != "cpu" for x in inputs):
         return graph

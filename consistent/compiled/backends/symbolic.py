@@ -47,8 +47,7 @@ class NotSymbolic(Exception):
 
 
 class Symbolic:
-    """Compiled code for graphs of one form, with the conditions on their numbers under which it is
-    correct.
+    """Compiled code for graphs that differ only in numbers, and the conditions on the numbers.
 
     Args:
         graph, inputs, form: the graph to compile, example inputs, and their form.
@@ -89,11 +88,15 @@ class Symbolic:
         self._guards = self._shapes.produce_guards_expression(symbols, ignore_static=False)
 
     def _given(self, numbers: tuple[Number, ...]) -> list[Any]:
-        """Return the values of the code's symbols for a graph with these ``numbers``."""
+        """Return the value of each symbol of the code, for a graph with these ``numbers``."""
         return [numbers[of[0]] for of in self._ints]
 
     def serves(self, numbers: tuple[Number, ...]) -> bool:
-        """Return whether the code is correct for a graph of this form with these numbers."""
+        """Return whether the code is correct for a graph of this form with these numbers.
+
+        Numbers that are constants of the code must be equal, and torch's guards on the others must
+        hold.
+        """
         if any(numbers[i] != number for i, number in self._fixed):
             return False
         if any(numbers[i] != numbers[of[0]] for of in self._ints for i in of):
@@ -105,10 +108,9 @@ class Symbolic:
         return guards is None or bool(self._shapes.evaluate_guards_expression(guards, given))
 
     def bound(self, form: Form) -> Run:
-        """Return the code as a callable of the inputs of the graph of ``form``, with its numbers
-        filled in.
+        """Return the code as a callable of a graph's inputs; ``form`` is the form of that graph.
 
-        ``serves(form.numbers)`` must hold.
+        The numbers of ``form`` are filled in, so ``serves(form.numbers)`` must hold.
         """
         run = self._run
         floats = [torch.tensor(form.numbers[i], dtype=self._dtypes[i]) for i in self._floats]
@@ -134,8 +136,10 @@ class _Lifted:
     original graph.
 
     Args:
+        form: form of the graph.
         ints: for each of ``symbols``, the indices in ``form.numbers`` that it replaces.
-        floats: indices of the other numbers that vary.
+        symbols: torch symbols for the integers that vary.
+        floats: indices in ``form.numbers`` of the floats that vary.
     """
 
     def __init__(

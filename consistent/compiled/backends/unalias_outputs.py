@@ -50,8 +50,10 @@ def _in_copy(
 ) -> torch.Tensor:
     """Return ``x`` as a view of a copy of its storage.
 
-    There is one copy for each recorded ``memory``, so that results of one recorded memory still
-    share theirs. ``copies`` has the copies that were made so far.
+    Args:
+        memory: the storage of this result when it was recorded. Results with the same one share a
+            copy.
+        copies: the copies made so far, to which a new one is added.
     """
     storage = x.untyped_storage()
     at = storage_of(x), memory

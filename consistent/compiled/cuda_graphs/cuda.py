@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class CudaGraphs:
-    """CUDA graphs that share one private memory pool."""
+    """Capturer of CUDA graphs, which share one private memory pool."""
 
     device = "cuda"
 

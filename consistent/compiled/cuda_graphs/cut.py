@@ -27,7 +27,7 @@ from ..opaque import DRAWN, ORDERED
 
 @dataclass
 class Step:
-    """Nodes of a segment that run together.
+    """Consecutive nodes of a segment that run in the same way.
 
     ``kind`` is "ops" (device ops, which are captured), "host" (ops on CPU tensors), or "call" (one
     message or random op, with the nodes that take its results).
@@ -38,9 +38,10 @@ class Step:
 
 
 def cut(graph: GraphModule, device: str) -> list[Step]:
-    """Return the division of a segment into steps, in order.
+    """Divide a segment into steps that run one after another, and return them.
 
-    ``device`` is the type of the device whose ops are captured.
+    Each is captured as a CUDA graph, or runs on the host, or is a message or random op. ``device``
+    is the type of the device whose ops are captured.
     """
     return _Cutting(graph, device).steps()
 
@@ -99,7 +100,7 @@ class _Cutting:
         return "" if device is None else device.type
 
     def _is_read(self, node: Node) -> bool:
-        """Return whether the host op ``node`` must wait for the device ops of the current stretch.
+        """Return whether the host op ``node`` must run after the device ops collected so far.
 
         That is the case if it writes memory that one of them has read, or reads memory that one of
         them writes.
@@ -112,7 +113,7 @@ class _Cutting:
 
 
 def _is_call(node: Node) -> bool:
-    """Return whether the op runs Python code, or draws random numbers of torch."""
+    """Return whether the op is a message or draws random numbers, so that it cannot be captured."""
     target: Any = node.target
     if target in ORDERED or target is DRAWN:
         return True

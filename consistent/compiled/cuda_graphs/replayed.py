@@ -50,7 +50,7 @@ class Capturer(Protocol):
 
 
 def replayed(backend: Backend, capturer: Callable[[], Capturer], device: str) -> Backend:
-    """Return ``backend``, extended to capture the stretches of ops on ``device`` and replay them.
+    """Return a backend that compiles by ``backend``, and runs ops on ``device`` by CUDA graphs.
 
     Args:
         capturer: makes the object that captures, anew for each capture of a segment.
@@ -67,11 +67,13 @@ def replayed(backend: Backend, capturer: Callable[[], Capturer], device: str) ->
 
 @dataclass
 class _Part:
-    """One step of a segment (a stretch of ops, host ops, or a call) as a graph module.
+    """One step of a segment (captured device ops, host ops, or a call) as a graph module.
 
     Args:
         given, own: nodes whose values it takes from other parts, and those that it passes on.
+        run: the compiled graph; None before its first run.
         captured: (function that replays, results), once captured.
+        inputs: the tensors at whose addresses the captured graph reads ``given``.
     """
 
     step: Step
@@ -84,11 +86,16 @@ class _Part:
 
 
 class Replayed:
-    """Callable that runs a segment by replaying captured graphs.
+    """Callable that runs a segment: its device ops by captured CUDA graphs, the rest as it is.
 
-    Raises:
-        Any error of its ops. An error during a capture is only a warning; the segment then runs
-        uncaptured.
+    An error during a capture is only a warning; the segment then runs uncaptured. Other errors of
+    its ops are raised.
+
+    Args:
+        graph: the segment.
+        backend: compiles the parts of it that are captured.
+        capturer: makes the object that captures, anew for each capture of the segment.
+        device: type of the device whose ops are captured.
     """
 
     def __init__(
@@ -137,8 +144,11 @@ class Replayed:
     # -- what has moved ----------------------------------------------------------------------------
 
     def _look(self, values: dict[Node, Any]) -> None:
-        """Drop all captures if a tensor that captured graphs read in place is at another address
-        now."""
+        """Drop all captures if a tensor that they read in place has moved to another address.
+
+        ``values`` are the inputs of the present call. An input that has moved is read through a
+        buffer from then on, if it may be.
+        """
         moved = [
             n
             for n, x in values.items()
@@ -209,7 +219,7 @@ class Replayed:
         return self._capturer.capture(lambda: self._plain(part, part.inputs))
 
     def _at_fixed_address(self, node: Node, x: Tensor) -> Tensor:
-        """Return the tensor that a captured graph will read as input ``x`` of node ``node``.
+        """Return the tensor that a captured graph will read as ``x``, the value of ``node``.
 
         This is ``x`` itself if its address stays the same in all calls, because a captured part
         made it or it is a parameter or state; otherwise a buffer into which each call copies ``x``.
@@ -226,8 +236,7 @@ class Replayed:
         return x.clone()
 
     def _out(self, results: list[Tensor]) -> list[Tensor]:
-        """Return the results of a replay, with copies of the tensors that the next replay would
-        overwrite."""
+        """Return ``results``, with copies of those that the next replay would overwrite."""
         ours = {
             storage_of(x)
             for part in self._parts
@@ -281,8 +290,7 @@ def _parts(graph: GraphModule, steps: list[Step], outs: list[Node]) -> list[_Par
 
 
 def _fixed(graph: GraphModule, outs: list[Node]) -> set[Node]:
-    """Return the inputs that a captured graph must read in place, even if they move, and not as
-    copies.
+    """Return the inputs that a captured graph must read in place, not from a copy.
 
     These are inputs into which an op writes, and those that share memory with a result.
     """
@@ -293,7 +301,10 @@ def _fixed(graph: GraphModule, outs: list[Node]) -> set[Node]:
 
 
 def _called(part: _Part, values: dict[Node, Any]) -> list[Any]:
-    """Run a step that is a message or a random op, and return the values that it passes on."""
+    """Run a step that is a message or a random op, and return the values that later steps read.
+
+    ``values`` has the value of each node so far.
+    """
     node, *items = part.step.nodes
     target: Any = node.target
     args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
@@ -307,10 +318,9 @@ def _address(x: Tensor) -> int:
 
 
 def _has_buffer(x: Tensor) -> bool:
-    """Return whether a copy of ``x`` would have the same strides, that is, whether ``x`` has no
-    gaps.
+    """Return whether ``x`` has no gaps, so that ``x.clone()`` has the same strides.
 
-    Only such inputs can be replaced by a buffer.
+    Only such an input can be copied into a buffer in each call.
     """
     if not has_memory(x) or x.numel() == 0:
         return has_memory(x)

@@ -22,20 +22,26 @@ from ...overlap.chunked_matmul import Boxing, box_multiply_once, multiply_box_on
 
 @dataclass(frozen=True, slots=True)
 class Summed:
-    """Callable that sums x over ranks and applies the ops that follow, such as bias, activation and
-    norm.
+    """Callable that sums x over ranks and applies the ops after the sum, by one native call.
+
+    The ops are norm(activation(scale * sum + bias + residual)), of which any may be missing.
 
     ```
     all_reduce        [n, m] P -> [n, m]       reduce_scatter    [n, m] P -> [own, m]
     ```
 
-    With reduce_scatter the result is this rank's part of the sum. Called with x, and with those of
-    bias, residual, weight and norm_bias that are ``given``. Returns the result and, with ``keeps``,
-    the input of the activation or the norm, which backward needs.
+    It is called with a list: x, then those of bias, residual, weight and norm_bias that are
+    ``given``.
 
     Args:
+        ranks: ranks over which x is summed.
+        dim: for reduce_scatter, the dim of which each rank gets a part of the sum.
         sizes: sizes of the ranks' parts along ``dim``; None for all_reduce, where every rank gets
             the whole sum.
+        epilogue: scale, activation and norm.
+        given: whether bias, residual, weight (of the norm) and norm_bias are passed, in this order.
+        keeps: whether to return, as a second result, the input of the activation and the norm,
+            which backward needs.
         dtype: dtype of the results; None: the dtype of x.
     """
 
@@ -63,9 +69,10 @@ class Summed:
 
     @contextmanager
     def _parts(self, x: Tensor) -> Iterator[tuple[list[Tensor], int, int]]:
-        """Yield (tensors, start, size) from which the kernel computes this rank's result.
+        """Yield (tensors, start, size), from which the kernel computes this rank's result.
 
-        The result is the range [start, start + size) along ``dim`` of the sum of the tensors.
+        The result is the range [start, start + size) along ``dim`` of the sum of the tensors. They
+        may be the addends of all ranks, or one tensor that the transport has summed.
         """
         transport = current()
         if self.sizes is not None:
@@ -81,14 +88,15 @@ class Summed:
 
 @dataclass(frozen=True, slots=True)
 class MultipliedSum:
-    """Callable that computes x @ w and boxes the partial product (P), such as by an all-reduce, in
-    overlapping chunks.
+    """Callable that computes x @ w, a partial product (P), and boxes it in overlapping chunks.
 
-    A bias is added to the partial products, and so is summed too. Shapes: [m, k], [k, n], [n] ->
-    the boxed tensor.
+    Called with [x, w] or [x, w, bias] of shapes [m, k], [k, n], [n]; it returns one tensor. The
+    bias is added on each rank, and so is summed too.
 
     Args:
-        lead: the sizes that the m rows have in the boxed tensor.
+        boxing: specs before and after, such as of P and B (an all-reduce), and number of chunks.
+        lead: the sizes into which the m rows are viewed, because the product had them when it was
+            recorded: all sizes of its shape but the last.
     """
 
     boxing: Boxing
@@ -101,10 +109,10 @@ class MultipliedSum:
 
 @dataclass(frozen=True, slots=True)
 class MultipliedWhole:
-    """Callable that gathers x (boxes it to B) and multiplies it with w, in overlapping chunks, and
-    adds a bias.
+    """Callable that gathers x (from S to B), and multiplies it with w in overlapping chunks.
 
-    Shapes: [m, k] S, [k, n], [n] -> [rows, n] and the gathered x.
+    Called with [x, w] or [x, w, bias] of shapes [m, k], [k, n], [n], where x is this rank's shard.
+    It returns the product [rows, n] and the gathered x.
     """
 
     boxing: Boxing

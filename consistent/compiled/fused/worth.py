@@ -33,13 +33,16 @@ def sum_wins(
     one_by_one: bool,
     shared: bool,
 ) -> bool:
-    """Return whether one kernel for the sum over ranks and the ops after it is faster than separate
-    ones.
+    """Return whether a sum over ranks and the ops after it are faster as one kernel than apart.
+
+    The result is the same on all ranks for the same arguments.
 
     Args:
         kind: "all_reduce" or "reduce_scatter".
-        ops: names of the ops after the sum.
+        ops: names of the ops after the sum, such as ("bias", "gelu").
         nbytes: bytes that a rank contributes to the sum.
+        dtype, device: dtype of the sum, and type of its device.
+        ranks: number of ranks.
         one_by_one: whether the ops would otherwise be one kernel each; a compiler makes one kernel
             of all of them.
         shared: whether ranks read each other's memory.

@@ -12,11 +12,12 @@ from ...rules.signature import Signature
 
 @dataclass
 class Chain:
-    """Recorded ops of a step for the layout search.
+    """Recorded ops of a step on global tensors: the input of the layout search.
 
     Args:
-        values: the global tensors.
-        steps: the ops, and the calls of ``to_global``, in order.
+        values: the global tensors; a ``pinned`` one must keep its layout.
+        steps: the ops, and the calls of ``to_global``, in order. They refer to values by index.
+        count: number of ops that were started; it also numbers them.
         why: the reason why their layouts cannot be chosen together; None if they can.
     """
 
@@ -27,8 +28,7 @@ class Chain:
 
     @property
     def text(self) -> str:
-        """Hash of everything that the choice of layouts depends on, to check that all ranks
-        recorded the same ops."""
+        """Hash of everything that the choice of layouts depends on, to compare between ranks."""
         parts = [f"{value.spec} {value.pinned}" for value in self.values]
         parts += [
             f"{step.name} {step.kind} {step.call} {step.ins} {step.outs} {step.tracked} "
@@ -40,7 +40,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class Decision:
-    """Chosen layouts of one op: a signature (input and output layouts) for each mesh axis.
+    """Chosen layouts of one op: a signature (SBPs of inputs and outputs) for each placement axis.
 
     ``name`` and the ``shapes`` of the operands identify the op when the step runs again.
     """

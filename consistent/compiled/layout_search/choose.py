@@ -16,10 +16,10 @@ _LEAST = 1e-6
 
 
 def chosen(chain: Chain) -> Solution | str:
-    """Return the chosen signatures (input and output layouts) of each op in ``chain``.
+    """Return the layouts for the ops of ``chain`` that send less than if each op chooses alone.
 
-    If no choice is better than choosing op by op, return the reason as a sentence for the program's
-    notes.
+    They must also be estimated to be faster. If there are none, return the reason, as text for the
+    program's notes.
     """
     if chain.why is not None:
         return chain.why

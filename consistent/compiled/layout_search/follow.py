@@ -15,8 +15,7 @@ from .listen import planned_each
 
 
 class Follower:
-    """Applies the decisions of a solution to the ops of a step, in the order in which the ops
-    start.
+    """Gives the ops of a step the layouts of ``solution``, in the order in which the ops start.
 
     If an op is not the one that its decision is for, it and all later ops choose their own layouts,
     and ``is_followed`` is false.

@@ -24,17 +24,17 @@ from .chain import Chain
 
 @contextmanager
 def planned_each(tracer: Tracer) -> Iterator[None]:
-    """Let ``tracer`` see every op inside the block.
+    """Call the hooks of ``tracer`` for every op on global tensors that runs inside the block.
 
-    Each op is planned for its own sizes, in a temporary table of plans that is discarded
-    afterwards.
+    A cached plan would skip the choice of layouts. So each op is planned for its own sizes, in a
+    temporary table of plans that is discarded afterwards.
     """
     with looked_up_in(_C.PlanTable(True)), tracer.tracing():
         yield
 
 
 class Listener:
-    """Recorder of the ops that run while it listens, as a ``Chain``."""
+    """Recorder of the ops on global tensors that run while it listens; ``chain`` is the result."""
 
     def __init__(self) -> None:
         self.chain = Chain()
@@ -59,8 +59,10 @@ class Listener:
             yield
 
     def pin(self, value: Any) -> None:
-        """Fix the present layouts of the tensors in ``value``, because code outside the ops sees
-        them."""
+        """Forbid to change the layouts of the global tensors in ``value``.
+
+        Used for tensors whose layout code outside the recorded ops sees.
+        """
         for x in tensors_in(value):
             if is_global(x):
                 self.chain.values[self._ops.number(x)].pinned = True

@@ -32,7 +32,11 @@ from .chain import Chain
 
 
 class ChainProblem(Problem):
-    """Layout problem that limits the bytes that a rank sends, instead of those that it holds."""
+    """Layout problem that limits the bytes that a rank sends, instead of those that it holds.
+
+    ``counted`` selects them: of the bytes kept and the bytes sent, the base class counts the
+    former.
+    """
 
     def __init__(self, costs: CostModel) -> None:
         super().__init__(costs)
@@ -44,8 +48,8 @@ class ChainProblem(Problem):
     def boxing(self, edge: Edge, have: NdSbp, want: NdSbp) -> tuple[float, int]:
         """Return (seconds, bytes sent) of boxing the value of ``edge`` from ``have`` to ``want``.
 
-        The boxing of its gradient in backward is included. An impossible boxing gets prohibitive
-        costs.
+        The boxing of its gradient in backward is included. An impossible boxing gets costs so high
+        that no solution contains it.
         """
         if have == want:
             return 0.0, 0
@@ -61,9 +65,10 @@ class ChainProblem(Problem):
 
 
 def problem_of(chain: Chain, costs: CostModel) -> tuple[ChainProblem, list[int]]:
-    """Return the layout problem of ``chain``, and the solution that equals choosing op by op.
+    """Return the layout problem of ``chain``, and its solution if each op chooses alone.
 
-    The nodes of the problem are the inputs of the step, then the ops of ``chain.steps``, in order.
+    A solution is the index of an option for each node. The nodes are the inputs of the step, then
+    the ops of ``chain.steps``, in order.
     """
     problem, alone = ChainProblem(costs), list[int]()
     memory = AliasedValues(enumerate(chain.steps))
@@ -81,8 +86,7 @@ def problem_of(chain: Chain, costs: CostModel) -> tuple[ChainProblem, list[int]]
 
 
 def _options(problem: Problem, chain: Chain, step: Op) -> tuple[list[Option], int]:
-    """Return the options of one op, and the index of the option that it takes when it chooses
-    alone."""
+    """Return (the options of one op, index of the one that it takes when it chooses alone)."""
     outs = [chain.values[v].spec.sbp for v in step.outs]
     if step.kind == MOVE:
         return [_fixed(outs, outs)], 0
@@ -113,9 +117,9 @@ def _fixed(ins: Sequence[NdSbp], outs: Sequence[NdSbp]) -> Option:
 
 
 def _signatures(step: Op) -> tuple[list[Signature], list[list[Signature]]]:
-    """Return (the signatures that the op takes when it chooses alone, the possible signatures).
+    """Return (signatures that the op takes when it chooses alone, all possible signatures).
 
-    Both are lists with an entry for each mesh axis.
+    Both are lists with an entry for each placement axis.
     """
     call, row = step.call, step.row
     assert row is not None

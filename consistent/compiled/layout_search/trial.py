@@ -34,13 +34,15 @@ class Listening(Around):
         return self._listener.listening(is_paused)
 
     def ended(self, kept: Any) -> None:
-        """Fix the layouts of the tensors ``kept``, which the step returns or stores, because code
-        outside sees them."""
+        """Fix the layouts of the tensors ``kept``, which the step returns or stores.
+
+        Code outside the step sees these layouts, so the search must not change them.
+        """
         self._listener.pin(kept)
 
     @property
     def chain(self) -> Chain:
-        """The ops that were noted."""
+        """The recorded ops, as the input of the search."""
         return self._listener.chain
 
 
@@ -58,8 +60,10 @@ class Following(Around):
 
 
 class Trial:
-    """Solutions that were found and not yet tried, by the number of the program that they may
-    improve."""
+    """The search for better layouts (``layouts="auto"``), from the first recording to the second.
+
+    ``pending`` has, by the number of a recorded program, the layouts to be tried in its next call.
+    """
 
     def __init__(self) -> None:
         self.pending: dict[int, Solution] = {}
@@ -81,10 +85,13 @@ class Trial:
             self.pending[number] = found
 
     def better(self, number: int, alone: Recorded, made: Any, around: Following) -> Recorded:
-        """Return the recording that sends less, the same one on all ranks.
+        """Return the recording that sends less, the same choice on all ranks.
 
-        ``alone`` is the recording in which each op chose its layouts, ``made`` the one with the
-        layouts of the solution for program ``number``.
+        Args:
+            number: number of the program for which layouts were chosen.
+            alone: the recording in which each op chose its layouts by itself.
+            made: the recording with the chosen layouts.
+            around: the hooks of the latter, which know whether all ops took the chosen layouts.
         """
         solution = self.pending.pop(number)
         other = made.program if isinstance(made, Recorded) else None
@@ -108,8 +115,10 @@ class Trial:
 
 
 def _ends(program: Program | None) -> list[Any]:
-    """Return the layouts of the tensors that a program returns or assigns, which code outside the
-    step sees."""
+    """Return the specs, as text, of the tensors that a program returns or assigns.
+
+    Code outside the step sees them, so two programs may replace each other only if they are equal.
+    """
     if program is None:
         return [None]
     places = each_in(program.result, Place)

@@ -22,10 +22,10 @@ _ROUNDS = 64
 
 
 def leave_room(trace: Trace, options: CompileOptions) -> None:
-    """Limit the bytes that other passes may keep alive to what the option ``memory`` leaves on the
-    fullest rank.
+    """Limit what later passes may keep alive, ``trace.keep_bytes``, by the option ``memory``.
 
-    All ranks use the same limit, so that they merge the same messages.
+    The limit is what the option leaves on the rank that holds most. All ranks use the same limit,
+    so that they merge the same messages. This is a collective of the world.
     """
     if options.memory is None:
         return
@@ -36,7 +36,10 @@ def leave_room(trace: Trace, options: CompileOptions) -> None:
 
 
 def bound_memory(trace: Trace, options: CompileOptions) -> None:
-    """Recompute values and repeat gathers until at most ``options.memory`` bytes are held."""
+    """Recompute values and repeat gathers until at most ``options.memory`` bytes are held.
+
+    If that is not enough, the program holds more; a note for ``show()`` says how much.
+    """
     if options.memory is None:
         return
     remove_dead(trace)
@@ -54,9 +57,9 @@ def bound_memory(trace: Trace, options: CompileOptions) -> None:
 
 
 def _regather(trace: Trace, most: int) -> int:
-    """Repeat gathers that some rank needs to repeat and all ranks can repeat, and return how many.
+    """Repeat gathers, so that this rank holds at most ``most`` bytes, and return how many.
 
-    ``most`` is the limit in bytes. This is a collective of the world.
+    A gather is repeated if some rank needs it and all ranks can. This is a collective of the world.
     """
     sent = 0
     refused: set[Repetition] = set()

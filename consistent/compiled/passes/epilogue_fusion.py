@@ -40,13 +40,14 @@ BESIDE = ("bias", "residual", "weight", "norm_bias")
 
 @dataclass
 class EpilogueMatch:
-    """The ops after a sum that match, and the arguments of the kernel that replaces them.
+    """Ops after a sum over ranks that one kernel can compute with it, and that kernel's arguments.
+
+    The kernel computes total = scale * sum + bias + residual, and then norm(activation(total)).
 
     Args:
         at: the last matched node, whose value the kernel returns.
-        total: the node that is the input of the activation and the norm; equal to ``at`` if there
-            is neither.
-        epilogue: parameters of the kernel.
+        total: the node of total; equal to ``at`` if there is no activation and no norm.
+        epilogue: scale, activation and norm.
         beside: the tensors that the ops read in addition to the sum (bias, residual, weights of the
             norm), by name.
         names: the names of the ops, for reports and for comparison between ranks.
@@ -66,8 +67,10 @@ class EpilogueMatch:
 
 
 def stretch(trace: Trace, message: Node) -> Iterator[Node]:
-    """Yield the nodes after ``message``, up to the next message or graph break, within which ops
-    may be fused with it."""
+    """Yield the nodes after ``message``, up to the next message or graph break.
+
+    Only these may be fused with the message, since messages must keep their order.
+    """
     node = message.next
     while node.op != "root" and node.target is not GRAPH_BREAK and not trace.is_ordered(node):
         yield node
@@ -75,10 +78,7 @@ def stretch(trace: Trace, message: Node) -> Iterator[Node]:
 
 
 def match_epilogue(trace: Trace, message: Node, written: set[Any]) -> EpilogueMatch | None:
-    """Return the ops after ``message``, a sum with one result, that the kernel of the sum can
-    compute.
-
-    Return None if there are none.
+    """Return the ops after ``message``, a sum, that its kernel can compute as well; None if none.
 
     Args:
         written: the memories into which any op of the graph writes.
@@ -91,7 +91,10 @@ def match_epilogue(trace: Trace, message: Node, written: set[Any]) -> EpilogueMa
 
 
 class _EpilogueMatcher:
-    """Matcher of the ops after one sum, one op at a time, as far as the kernel supports them."""
+    """Matcher of the ops after the sum ``message``, one op at a time, in the kernel's order.
+
+    ``item`` is the node of the result of the message.
+    """
 
     def __init__(self, trace: Trace, message: Node, item: Node, written: set[Any]) -> None:
         self._trace, self._message, self._written = trace, message, written
@@ -208,10 +211,10 @@ class _EpilogueMatcher:
             matched.dtype = wide
 
     def _reduced_again(self) -> bool:
-        """Match a call of the kernel itself, ``reduce_shards``, on the sum of a message.
+        """Match a call of the kernel itself, the op ``reduce_shards``, on the result of a message.
 
-        Recordings contain this form if the ops were planned to read the addends of all ranks
-        directly.
+        A recording contains it where an op was planned to read the addends of all ranks directly.
+        Return whether it was matched.
         """
         at = self._match.at
         node = self._only_user(at)
@@ -244,6 +247,10 @@ class _EpilogueMatcher:
     # -- who reads what ----------------------------------------------------------------------------
 
     def _take(self, node: Node, name: str, epilogue: Any = None, **beside: Any) -> None:
+        """Make ``node`` the last matched node, as the op ``name`` of the kernel.
+
+        ``beside`` are the tensors that it reads in addition, by name.
+        """
         matched = self._match
         matched.at, matched.names = node, (*matched.names, name)
         matched.inside.add(node)
@@ -253,7 +260,7 @@ class _EpilogueMatcher:
     def _only_user(self, node: Node) -> Node | None:
         """Return the only op that reads ``node``, so that the two can be fused.
 
-        Return None if there are several, if the op is beyond the next message, or if the value
+        Return None if there are several, if the op is after the next message, or if the value
         outlives the step or is written into.
         """
         (first, *others) = node.users or (None,)
@@ -266,11 +273,11 @@ class _EpilogueMatcher:
         return not lasts and set(node.users) <= readers
 
     def _is_beside(self, x: Any, shape: tuple[int, ...] | None, reader: Node) -> bool:
-        """Return whether ``x`` can be an additional input of the kernel, which runs where the
-        message is.
+        """Return whether ``x`` can be an additional input of the kernel.
 
-        It must have the sum's dtype and these sizes, and have the same value before the message as
-        when ``reader`` reads it.
+        It must have the dtype of the sum and, unless it is None, the shape ``shape``. The kernel
+        runs where the message is, so ``x`` must have the same value there as where ``reader`` reads
+        it.
         """
         if not isinstance(x, Node) or x.meta.get("dtype") is not self._match.at.meta["dtype"]:
             return False
@@ -282,7 +289,10 @@ class _EpilogueMatcher:
 
 
 def is_before(x: Node, message: Node) -> bool:
-    """Return whether ``x`` is computed before ``message``, or is a view of such a value."""
+    """Return whether ``x`` is computed before ``message``, or is a view of such a value.
+
+    Only then can a call in place of ``message`` read it.
+    """
     if x.op == "placeholder" or x < message:
         return True
     target = x.target

@@ -50,8 +50,9 @@ from .trace import Trace
 
 
 class Fusion(NamedTuple):
-    """Identification of a possible fusion, equal on all ranks of its message, so that they can
-    compare.
+    """A possible fusion of a message with ops next to it, described equally on all its ranks.
+
+    Ranks gather these to find the fusions that are possible on all of them.
 
     Args:
         ranks, number: ranks of the message, and its number among the messages of these ranks.
@@ -60,7 +61,8 @@ class Fusion(NamedTuple):
         device: type of the device.
         nbytes, dtype: size and dtype of what a rank contributes to a sum.
         ops: names of the ops that the kernel does after the sum.
-        specs: specs before and after the boxing of a product; None for a sum with ops after it.
+        specs: specs before and after the boxing of a matrix product; None for a sum with ops after
+            it.
     """
 
     ranks: tuple[int, ...]
@@ -79,8 +81,11 @@ _Run = Callable[[int], None]
 
 
 def fuse(trace: Trace, options: CompileOptions) -> None:
-    """Perform the fusions that are possible on all ranks of a message, and faster; with
-    ``fuse=True``, all that are possible."""
+    """Perform the fusions that all ranks of a message can perform and that are faster.
+
+    With ``fuse=True``, those that are not faster are performed too. This is a collective of the
+    world.
+    """
     if not options.fuse:
         return
     remove_dead(trace)
@@ -94,9 +99,10 @@ def fuse(trace: Trace, options: CompileOptions) -> None:
 
 
 def _chunks(found: Fusion, options: CompileOptions) -> int:
-    """Return the number of chunks in which to run the fusion; 0 if the fusion is not faster.
+    """Return the number of chunks in which to run the fusion ``found``; 0 if it is not worth it.
 
-    The result is the same on all ranks of the message.
+    A fusion of a sum with ops after it has one chunk. The result is the same on all ranks of the
+    message.
     """
     always = options.fuse is True
     if found.specs is not None:
@@ -138,8 +144,10 @@ def _fuse(trace: Trace, chosen: dict[Fusion, int]) -> int:
 
 
 def _numbered(trace: Trace) -> list[tuple[Node, int]]:
-    """Return each message with its number among the messages of the same ranks; all ranks give a
-    message the same number."""
+    """Return each message with its number among the messages of the same ranks.
+
+    A message has the same number on all its ranks, so they can name it to each other.
+    """
     met: Counter[tuple[int, ...]] = Counter()
     found = []
     for message in trace.messages():
@@ -150,6 +158,10 @@ def _numbered(trace: Trace) -> list[tuple[Node, int]]:
 
 
 def _beside(trace: Trace, message: Node, number: int) -> Iterator[tuple[Fusion, _Run]]:
+    """Yield the fusions that are possible for ``message``, each with the function that performs it.
+
+    ``number`` is that of the message, for ``Fusion``.
+    """
     call = trace.call(message)
     if not call.outs or len(trace.given(message)) != 1:
         return
@@ -211,9 +223,9 @@ def _put(
     made: list[Node],
     gone: set[Node],
 ) -> None:
-    """Replace ``message`` and the nodes ``gone`` by the fused ``call``.
+    """Put the fused ``call`` into the graph in place of ``message`` and the nodes ``gone``.
 
-    ``given`` are the nodes that it takes; its results replace the nodes ``made``.
+    ``given`` are the nodes of its inputs; its results replace the nodes ``made``, in order.
     """
     (item,) = message.users
     outs = tuple((x.meta["shape"], x.meta["dtype"], call.outs[0][2]) for x in made)

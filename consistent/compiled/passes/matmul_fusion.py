@@ -44,7 +44,8 @@ class Product:
         lead: all sizes but the last of the boxed tensor's shape on this rank.
         node: node of the product.
         inside: nodes of the product, and of the views between it and the message.
-        is_first: whether the product is before the message.
+        is_first: whether the product is before the message, whose input it is; otherwise it reads
+            the result of the message.
     """
 
     src: TensorSpec
@@ -101,8 +102,10 @@ def _can_overlap(src: TensorSpec, dst: TensorSpec) -> bool:
 def _before(
     trace: Trace, message: Node, src: TensorSpec, dst: TensorSpec, written: set[Any]
 ) -> Product | None:
-    """Return the matrix product whose result ``message`` sends, if nothing else reads it; else
-    None."""
+    """Return the matrix product whose result ``message`` sends, if nothing else reads it.
+
+    ``src`` and ``dst`` are the specs before and after the boxing. None: there is no such product.
+    """
     node: Any
     (node,) = trace.given(message)
     shape = node.meta.get("shape")
@@ -129,8 +132,10 @@ def _before(
 def _after(
     trace: Trace, message: Node, item: Node, src: TensorSpec, dst: TensorSpec
 ) -> Product | None:
-    """Return the first product that reads the gathered tensor ``item``, if it can be fused; else
-    None."""
+    """Return the first product that reads the gathered tensor ``item``, if it can be fused.
+
+    ``src`` and ``dst`` are the specs before and after the boxing. None: there is no such product.
+    """
     (x,) = trace.given(message)
     shape = item.meta["shape"]
     if shape != dst.local_shape(my_coordinate(dst.placement)):
@@ -155,9 +160,10 @@ def _after(
 
 
 def _operands(node: Any) -> list[Node] | None:
-    """Return the nodes of x, w, and the bias of the columns if there is one.
+    """Return the nodes [x, w] or [x, w, bias] of a matrix product ``mm`` or ``addmm``.
 
-    Return None if ``node`` is not a matrix product that can be fused.
+    Return None if ``node`` is no such product, or one that cannot be fused: a bias must have one
+    number for each column, and all must have one dtype.
     """
     if not isinstance(node, Node) or node.target not in _PRODUCTS or node.kwargs:
         return None
@@ -175,6 +181,8 @@ def _name(node: Node) -> str:
 
 
 def _is_kept(trace: Trace, given: list[Node], first: Node, last: Node) -> bool:
-    """Return whether nothing writes into ``given`` between the nodes ``first`` and ``last``, so
-    that the fused call may read them at either place."""
+    """Return whether nothing writes into ``given`` between the nodes ``first`` and ``last``.
+
+    The fused call may then read them at either position.
+    """
     return not trace.is_written({memory_of(x) for x in given}, first, last)

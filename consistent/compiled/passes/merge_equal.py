@@ -29,9 +29,10 @@ _BY_RANK = ("exchange", "broadcast", KIND)
 
 
 def merge_equal(trace: Trace, _: CompileOptions) -> None:
-    """Merge equal messages, in the order in which they are sent.
+    """Remove messages that equal an earlier one on the same values, and reuse the earlier result.
 
-    A gather is also removed if its tensors were gathered before, together with others.
+    A gather is also removed if its tensors were gathered before, together with others. The bytes
+    that are held longer for this are limited by ``trace.keep_bytes``.
     """
     first: dict[tuple, tuple[Node, int]] = {}  # what a result depends on -> message, its position
     left = trace.keep_bytes
@@ -74,10 +75,9 @@ def _result(trace: Trace, message: Node, i: int, like: Any) -> Node:
 
 
 def _is_same(trace: Trace, before: Node, j: int, node: Node, i: int) -> bool:
-    """Return whether result ``j`` of message ``before`` can replace result ``i`` of message
-    ``node``.
+    """Return whether result ``j`` of message ``before`` can stand for result ``i`` of ``node``.
 
-    Nothing may write into the messages' inputs between them, nor into the results.
+    Nothing may write into the inputs of ``node`` between the two messages, nor into the results.
     """
     given = {memory_of(x) for x in node.all_input_nodes}
     made = {memory_of(x) for x in (trace.results(node)[i], trace.results(before).get(j)) if x}

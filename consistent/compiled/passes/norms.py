@@ -17,12 +17,14 @@ _RMS = getattr(_aten, "_fused_rms_norm", None)
 
 @dataclass
 class Norm:
-    """A match: a norm over the last dims.
+    """A match: nodes that compute a layer norm or an RMS norm over the last dims.
 
     Args:
+        name: "layer_norm" or "rms_norm".
         out: the node of the result.
         inside: all nodes of the norm.
         normalized: number of dims that it normalizes.
+        eps, weight, norm_bias: parameters of the norm; the last two are nodes, or None.
         writes: memories into which its own nodes write.
     """
 
@@ -36,18 +38,19 @@ class Norm:
     writes: frozenset[Any] = frozenset()
 
     def epilogue(self, before: Epilogue) -> Epilogue:
+        """Return ``before``, the settings of the kernel so far, with this norm added."""
         kind = self.name.removesuffix("_norm")
         return replace(before, norm=kind, normalized=self.normalized, eps=self.eps)
 
     @property
     def beside(self) -> dict[str, Any]:
+        """The weight and bias tensors that the norm has, by name."""
         found = {"weight": self.weight, "norm_bias": self.norm_bias}
         return {name: x for name, x in found.items() if x is not None}
 
 
 def layer_norm(node: Node) -> Norm | None:
-    """Match a layer norm at ``node`` whose mean and rstd are not used, so that only its output
-    counts."""
+    """Match a layer norm at ``node`` of which only the output is read, not mean and rstd."""
     if node.target is not _aten.native_layer_norm.default:
         return None
     out = _first_alone(node)
@@ -69,15 +72,16 @@ def fused_rms_norm(node: Node) -> Norm | None:
 
 
 def _first_alone(node: Node) -> Node | None:
-    """Return the first result of ``node``, or None if another result is read too, as backward
-    would."""
+    """Return the first result of ``node``; None if another result is read too.
+
+    Backward would read others, such as the mean, which the fused kernel does not return.
+    """
     items = {user.args[1]: user for user in node.users}
     return items[0] if set(items) == {0} else None
 
 
 def rms_norm(square: Any) -> Norm | None:
-    """Match an RMS norm that is several ops, as torch runs it on the CPU, at its first op, the
-    square:
+    """Match an RMS norm of several ops, as torch runs it on the CPU; ``square`` is the first.
 
     ```
     %2 = pow(%1, 2)   %3 = mean(%2)   add_(%3, eps)   %4 = rsqrt(%3)   mul(%1, %4)   mul(.., weight)
@@ -117,8 +121,7 @@ def rms_norm(square: Any) -> Norm | None:
 
 
 def _the(node: Node, target: Any) -> Node | None:
-    """Return the op that reads ``node``, if there is only one and it is an op ``target``; else
-    None."""
+    """Return the reader of ``node`` if it is the only one and an op ``target``; else None."""
     users = list(node.users)
     return users[0] if len(users) == 1 and users[0].target is target else None
 

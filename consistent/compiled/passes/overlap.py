@@ -54,8 +54,7 @@ def overlap(trace: Trace, options: CompileOptions) -> None:
 
 
 def _overlapped(trace: Trace, most: int | None) -> int:
-    """Split messages into a start and a wait, move the two apart, and return how many messages
-    overlap with ops.
+    """Split messages into a start and a wait, and move the two apart; return how many overlap.
 
     Args:
         most: bytes that may be held at a time; None allows the present peak plus the ``_AHEAD``
@@ -82,8 +81,7 @@ def _overlapped(trace: Trace, most: int | None) -> int:
 
 
 def _reads_first(trace: Trace) -> None:
-    """Move the placeholders before all ops, as a program reads the inputs of a segment before its
-    ops run."""
+    """Move the placeholders before all ops: a segment reads its inputs before its ops run."""
     reads = [node for node in trace.graph.nodes if node.op == "placeholder"]
     for node in reversed(reads):
         next(iter(trace.graph.nodes)).prepend(node)
@@ -102,6 +100,10 @@ def _may_move(trace: Trace, node: Node) -> bool:
 
 
 def _pair(trace: Trace, node: Node, ticket: int) -> tuple[Node, Node]:
+    """Replace a message by a start and a wait next to it, and return the two.
+
+    ``ticket`` is the number by which the wait finds its message.
+    """
     with trace.graph.inserting_before(node):
         start = trace.graph.call_function(START_MESSAGE, (*node.args, ticket))
         wait = trace.graph.call_function(WAIT_MESSAGE, (*node.args, ticket))
@@ -113,8 +115,7 @@ def _pair(trace: Trace, node: Node, ticket: int) -> tuple[Node, Node]:
 
 
 def _joined(trace: Trace, start: Node, wait: Node) -> None:
-    """Turn the start of a message and its wait back into one message, if no op runs between the
-    two."""
+    """Turn a start and its wait back into one message; called if no op runs between the two."""
     with trace.graph.inserting_before(start):
         node = trace.graph.call_function(MESSAGE, start.args[:2])
     node.meta.update(start.meta)
@@ -126,7 +127,7 @@ def _joined(trace: Trace, start: Node, wait: Node) -> None:
 
 
 def _later(trace: Trace, start: Node, wait: Node, most: int) -> None:
-    """Move the wait as late as possible.
+    """Move the wait of a message as late as possible.
 
     That is just before the first op that reads a result or writes into what is sent, or the end of
     the segment. The move is undone if more than ``most`` bytes would be held.
@@ -145,10 +146,10 @@ def _later(trace: Trace, start: Node, wait: Node, most: int) -> None:
 
 
 def _earlier(trace: Trace, start: Node, wait: Node, most: int) -> None:
-    """Move the start as early as possible.
+    """Move the start of a message as early as possible.
 
-    That is just after the previous message, or after the ops that compute its inputs. The move is
-    undone if more than ``most`` bytes would be held.
+    That is just after the previous message was started, or after the ops that compute or write its
+    inputs. The move is undone if more than ``most`` bytes would be held.
     """
     needed = set(start.all_input_nodes)
     given = {memory_of(x) for x in needed}

@@ -15,8 +15,10 @@ from .trace import Trace, memory_of
 
 
 class Lifetime(NamedTuple):
-    """Lifetime of one memory: its bytes, and the positions of the first and the last node that need
-    it."""
+    """Span in which one memory is held.
+
+    It has the bytes, and the positions of the first and the last node that need the memory.
+    """
 
     bytes: int
     first: int
@@ -24,9 +26,11 @@ class Lifetime(NamedTuple):
 
 
 class Count:
-    """Lifetimes of all memories of a trace, as its graph is when this object is made.
+    """Lifetimes of all memories that a graph allocates, and the peak of the bytes held.
 
-    ``bytes`` is the peak, and ``peak`` the position of the node at which it is reached.
+    It describes the graph of ``trace`` as it is when this object is made; after a change of the
+    graph, make a new one. ``bytes`` is the peak, and ``peak`` the position of the node at which it
+    is reached.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -67,8 +71,7 @@ class Count:
         return found
 
     def _peak(self) -> tuple[int, int]:
-        """Return (largest number of bytes held at a time, position of the first node where they are
-        held)."""
+        """Return (most bytes held at a time, position of the first node where they are held)."""
         # ``last`` can be len(nodes), for memory that is held to the end.
         changes = [0] * (len(self.nodes) + 2)
         for held in self.memories.values():
@@ -82,7 +85,7 @@ class Count:
         return most, place
 
     def bytes_at(self, i: int) -> int:
-        """Return the bytes that are held while node ``i`` runs."""
+        """Return the bytes that are held while the node at position ``i`` runs."""
         return sum(h.bytes for h in self.memories.values() if h.first <= i <= h.last)
 
     def _breaks_between(self, first: int, last: int) -> bool:
@@ -90,7 +93,7 @@ class Count:
         return i < len(self._breaks) and self._breaks[i] <= last
 
     def is_same(self, memory: Any, first: int, last: int) -> bool:
-        """Return whether ``memory`` has the same content at two positions.
+        """Return whether ``memory`` has the same content at the positions ``first`` and ``last``.
 
         That is the case if nothing writes into it between them, and no graph break is between them.
         """
@@ -109,8 +112,10 @@ class Count:
 
 
 def remove_dead(trace: Trace) -> None:
-    """Remove ops whose results nothing reads, so that they are not counted; the program will not
-    contain them either."""
+    """Remove ops whose results nothing reads, so that their memory is not counted.
+
+    The program will not contain them either.
+    """
     for node in reversed(list(trace.graph.nodes)):
         needed = node.users or node in trace.lasting or node.meta.get("written")
         is_op = node.op == "call_function" and node.target is not GRAPH_BREAK

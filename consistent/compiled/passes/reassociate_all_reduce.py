@@ -23,9 +23,9 @@ _ADDS = (torch.ops.aten.add.Tensor,)
 
 
 def reassociate_all_reduce(trace: Trace, _: CompileOptions) -> None:
-    """Replace the sum of two all-reduces by one all-reduce of a sum, until no such pair is left.
+    """Replace a + b, where both are results of all-reduces, by one all-reduce of a local sum.
 
-    Neither result may have another reader.
+    This is repeated until no such pair is left. Neither result may have another reader.
     """
     changed = True
     while changed:
@@ -65,8 +65,7 @@ def _tried(trace: Trace, node: Node) -> bool:
 
 
 def _sum_of(trace: Trace, x: Any) -> Node | None:
-    """Return the message that makes ``x`` if it is a sum over ranks whose only result is ``x``;
-    else None."""
+    """Return the message whose only result is ``x``, if it is a sum over ranks; else None."""
     if not isinstance(x, Node) or len(x.users) != 1 or x.op != "call_function":
         return None
     message = x.args[0] if x.args else None

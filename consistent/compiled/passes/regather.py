@@ -28,7 +28,7 @@ from .trace import Trace, memory_of
 
 
 class Repetition(NamedTuple):
-    """Identification of a gather to repeat, which is equal on all ranks.
+    """Description of a gather to repeat, by which all ranks find it in their own graphs.
 
     Args:
         number: position of the gather among all messages.
@@ -114,7 +114,7 @@ def _is_gather(trace: Trace, node: Node) -> bool:
 def _messages(trace: Trace, count: Count) -> tuple[list[Node], list[int]]:
     """Return (messages and waits in order; for each node, how many of them are before it).
 
-    Both are used to identify messages across ranks.
+    Their positions are the same on all ranks, so ranks name gathers to each other by them.
     """
     messages: list[Node] = []
     before = []

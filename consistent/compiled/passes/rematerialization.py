@@ -15,12 +15,15 @@ _MOST = 32  # ops that recompute one value
 
 
 class Rematerialization:
-    """Recomputation of the values in one memory for later readers, as a change of the graph.
+    """Change of a graph that recomputes the values in one memory for their later readers.
 
-    It is performed at construction. If ``is_done`` is false, nothing was changed: an input of the
-    recomputation is no longer held, or was written meanwhile. ``undo`` restores the graph.
+    The memory can then be freed in between. The change is made at construction. If ``is_done`` is
+    false, nothing was changed: an input of the recomputation is no longer held, or was written
+    meanwhile. ``undo`` restores the graph.
 
     Args:
+        count: the lifetimes of the present graph.
+        memory: the memory whose values are recomputed.
         later: function that returns whether a reader shall read the recomputed values.
         may: function that returns whether an op may run a second time.
     """
@@ -67,10 +70,9 @@ class Rematerialization:
         return True
 
     def _copy(self, node: Node, before: Node) -> Node | None:
-        """Return a copy of ``node`` that is placed before ``before``, with copies of its inputs as
-        needed.
+        """Insert a copy of ``node`` before ``before``, with copies of its inputs as needed.
 
-        Return None if an input can neither be read nor recomputed at that position.
+        Return the copy; None if an input can neither be read nor recomputed at that position.
         """
         if node in self._made:
             return self._made[node]
@@ -93,9 +95,9 @@ class Rematerialization:
         return made
 
     def _is_there(self, x: Node, reader: Node, before: Node) -> bool:
-        """Return whether ``x`` can be read again at ``before`` at no cost.
+        """Return whether ``before`` can read ``x`` again without ``x`` being held for that alone.
 
-        It must be held until then in any case, and still have the value that ``reader`` read.
+        ``x`` must be held until then in any case, and still have the value that ``reader`` read.
         """
         count, memory = self._count, memory_of(x)
         first, last = count.at[reader], count.at[before]
@@ -106,7 +108,7 @@ class Rematerialization:
         return memory in count.given or count.memories[memory].last >= last
 
     def undo(self) -> None:
-        """Restore the graph."""
+        """Restore the graph as it was before this change."""
         for user, node, made in reversed(self._changed):
             user.replace_input_with(made, node)
         # In reverse order, because a node can be erased only after the nodes that read it.

@@ -73,10 +73,10 @@ def rematerialize(trace: Trace, most: int) -> int:
 
 
 def _one(trace: Trace, count: Count) -> tuple[Rematerialization, Count] | None:
-    """Recompute one value, the largest that lowers the peak: it is held at the peak and not read
-    there.
+    """Recompute one value for its readers after the peak: the largest for which that helps.
 
-    Return the change and the new count of memory; None if no value helps.
+    It helps if the peak does not rise and less is held at the node of the old peak. Return the
+    change and the new count of memory; None if no value helps.
     """
     peak = count.peak
     if peak >= len(count.nodes):
@@ -100,7 +100,8 @@ def _one(trace: Trace, count: Count) -> tuple[Rematerialization, Count] | None:
 def waiting(count: Count) -> list[Any]:
     """Return the memories that are held at the peak only to be read later, the largest first.
 
-    They are made before the peak and read after it, so recomputing them lowers the peak.
+    They are made before the peak and read after it, and the op at the peak does not use them, so
+    recomputing them for the later readers can lower the peak.
     """
     peak = count.peak
     used = {n.meta.get("memory") for n in count.nodes[peak].all_input_nodes}

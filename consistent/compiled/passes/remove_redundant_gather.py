@@ -20,7 +20,8 @@ _aten = torch.ops.aten
 def remove_redundant_gather(trace: Trace, _: CompileOptions) -> None:
     """Replace slices of gathered tensors by copies of this rank's own shard, where they are equal.
 
-    Nothing may write into the shard or the gathered tensor meanwhile.
+    A gather without other readers is removed. Nothing may write into the shard between gather and
+    slice, nor into the gathered tensor.
     """
     for node in list(trace.messages()):
         call = trace.call(node)
@@ -49,8 +50,10 @@ def remove_redundant_gather(trace: Trace, _: CompileOptions) -> None:
 
 
 def _cut(user: Node, whole: Node, dims: int) -> tuple[int, int, int] | None:
-    """Return (dim, start, end) of the slice that ``user`` takes of ``whole``; None if ``user`` is
-    no slice."""
+    """Return (dim, start, end) of the slice that ``user`` takes of ``whole``.
+
+    ``dims`` is the number of dims of ``whole``. None: ``user`` is no slice, or one with a step.
+    """
     if user.target is not _aten.slice.Tensor or user.args[0] is not whole or len(user.args) < 4:
         return None
     dim, start, end, *step = user.args[1:]

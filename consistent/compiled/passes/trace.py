@@ -13,7 +13,7 @@ from ..program import GRAPH_BREAK
 
 @dataclass(frozen=True)
 class Saved:
-    """Record of a message that a pass has removed, for reports.
+    """Record of a message that a pass has removed, for ``show()`` and reports.
 
     Args:
         text: text of the call.
@@ -30,12 +30,14 @@ class Saved:
 
 @dataclass
 class Trace:
-    """Recorded graph for the passes.
+    """Recorded graph on which the passes work, and what they note about it.
 
     Each node has in ``meta``: "memory", an identifier of the memory of its value; "written", the
     memories into which the node writes; "held", the bytes of its memory.
 
     Args:
+        graph: the nodes of all segments, with graph breaks between them.
+        calls: recorded messages and random ops by number; passes add the calls that they make.
         replaced: removed node -> the node that now has its value.
         lasting: nodes whose values the step returns or assigns, such as new gradients. They outlive
             the step, so what is done with them is not visible here.
@@ -59,12 +61,14 @@ class Trace:
         return {node: i for i, node in enumerate(self.graph.nodes)}
 
     def messages(self) -> list[Node]:
-        """Return the nodes of messages that return new tensors."""
+        """Return the nodes of messages in order, except those with a separate start and wait."""
         return [node for node in self.graph.nodes if node.target is MESSAGE]
 
     def is_ordered(self, node: Node) -> bool:
-        """Return whether the node is a message, start or wait, which all ranks must run in the same
-        order."""
+        """Return whether the node is a message, or the start or wait of one.
+
+        All ranks must run these in the same order, or they deadlock.
+        """
         return node.target in ORDERED
 
     def call(self, node: Node) -> OpaqueCall:
@@ -92,8 +96,10 @@ class Trace:
         return False
 
     def is_own(self, memories: set[Any]) -> bool:
-        """Return whether nothing writes into ``memories`` after they were made, in the step or
-        after it."""
+        """Return whether nothing writes into ``memories`` after they were made.
+
+        Values that outlive the step may be written into after it, so they count as written.
+        """
         written = (node.meta.get("written", set()) for node in self.graph.nodes)
         escaped = {memory_of(node) for node in self.lasting}
         return not memories & escaped and not any(memories & each for each in written)
@@ -119,5 +125,8 @@ class Trace:
 
 
 def memory_of(node: Any) -> Any:
-    """Return the identifier of the memory that contains a node's value; None if it has none."""
+    """Return the identifier of the memory of a node's value; None if the node has no tensor value.
+
+    Views of one tensor have the same identifier.
+    """
     return node.meta.get("memory")

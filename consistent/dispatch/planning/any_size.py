@@ -17,7 +17,22 @@ from ..plans.plan import LengthSource, OutLayout
 def out_layouts(
     row: Row, call: Call, choice: Choice, outs: Sequence[Out], placement: Placement
 ) -> tuple[OutLayout, ...] | None:
-    """Return the output layouts for a plan that serves all sizes, or None if the sizes decide."""
+    """Return the layouts of a call's outputs in a form that holds for tensors of all sizes.
+
+    The planner calls this to see whether the new plan may also be used for later calls with the
+    same op and layouts but other sizes.
+
+    Args:
+        row: the op's row in the rule table.
+        call: the call that is planned.
+        choice: the signature chosen for it, one SBP per operand and output.
+        outs: shapes and dtypes of the outputs of this call.
+        placement: the placement of the operands.
+
+    Returns:
+        One layout per output (a single one if all are equal), or None if the sizes influence the
+            plan, so that it serves only calls with the same sizes.
+    """
     if choice.form is not None or choice.by_size or not row.serves_any_size(call, choice.ins):
         return None
     made = []
@@ -34,11 +49,14 @@ def out_layouts(
 def _sources(
     row: Row, call: Call, choice: Choice, shape: torch.Size, sbp: Sequence[Sbp]
 ) -> tuple[LengthSource, ...] | None:
-    """Return, for each split dim of an output, the operand dim that is split along with it.
+    """Find, for each split dim of an output, the operand dim from which it has its length.
 
-    A signature without a form maps pieces to pieces for any number of items, so the two dims have
-    the same length. Only a view can regroup dims; for views the hook checks the sizes when it runs
-    the plan.
+    For ``x + y`` with both split along dim 0, dim 0 of the output is as long as dim 0 of ``x``.
+    Returns None if some split dim has no such operand dim.
+
+    A signature without a form maps shards to shards whatever their number of items, so the two dims
+    have the same length. Only a view can regroup dims; for views the hook checks the sizes when it
+    runs the plan.
     """
     found = []
     for dim in sorted({e.dim for e in sbp if isinstance(e, Split)}):
@@ -55,9 +73,10 @@ def _sources(
 def _source(
     call: Call, choice: Choice, size: int | None, axes: Sequence[int]
 ) -> tuple[int, int] | None:
-    """Return the (operand, dim) that ``axes`` split and that gives an output dim its length.
+    """Return the (operand, dim) whose length is that of an output dim which ``axes`` split.
 
-    The dim must have ``size`` items, unless ``size`` is None. Returns None if there is no such dim.
+    Each of ``axes`` must split this operand dim, which must have ``size`` items unless ``size`` is
+    None. Returns None if there is no such dim.
     """
     for operand, ins in zip(call.operands, choice.ins, strict=True):
         entries = {ins[axis] for axis in axes}
@@ -68,5 +87,8 @@ def _source(
 
 
 def all_whole(specs: Sequence[TensorSpec]) -> bool:
-    """Return whether all operands are replicated (B on each axis), so that sizes decide nothing."""
+    """Return whether all operands are replicated: B on each axis.
+
+    The plan is then the same for all sizes.
+    """
     return all(spec.layout.is_whole for spec in specs)

@@ -68,7 +68,10 @@ def is_on(device: str) -> bool:
 
 
 def now() -> tuple[tuple[str, bool, torch.dtype], ...]:
-    """Return the state of autocast: (device type, is it on, its dtype) for each device type."""
+    """Return the state of autocast as (device type, whether it is on, its dtype) per device type.
+
+    On a machine without CUDA: ``(("cpu", False, torch.bfloat16),)``.
+    """
     kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     return tuple((k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds)
 
@@ -96,7 +99,11 @@ def is_cast(dtype: torch.dtype) -> bool:
 def cast_first(
     run: Callable[..., Any], device: str, dtype: torch.dtype | None
 ) -> Callable[..., Any]:
-    """Wrap ``run`` to cast its tensors to ``dtype`` as autocast would, with autocast off."""
+    """Wrap ``run`` to cast its tensors to ``dtype`` and then run with autocast off.
+
+    Tensors that autocast would not cast (integers, float64) stay as they are. If ``dtype`` is None,
+    nothing is cast.
+    """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         # Not read first: this wrapper is only made while autocast is on, so it is on before and

@@ -24,10 +24,12 @@ _OWN_FLAGS = "_amp_foreach_non_finite_check_and_unscale"
 
 
 def compare_plain(plan: Plan, function: TorchFunction, args: tuple, tensors: Sequence[Any]) -> Plan:
-    """Compare the plain tensors of this call between ranks, and return ``plan``.
+    """Compare the plain tensors of this call between ranks when it is planned, and return ``plan``.
 
-    If a later call with such tensors has to be compared as well, the plan is not cached, so that
-    the next call is planned, and compared, again.
+    A plain tensor beside global ones counts as B, so its values must be equal on all ranks. If
+    later calls of this kind have to be compared as well, ``plan.kept`` is set to False: the plan is
+    not cached, and the next such call is planned and compared again. ``tensors`` are those in the
+    arguments.
     """
     if all(map(is_global, tensors)) or not any(map(is_global, tensors)):
         return plan
@@ -50,6 +52,10 @@ def compare_plain(plan: Plan, function: TorchFunction, args: tuple, tensors: Seq
 
 
 def _in_call(function: TorchFunction, tensors: Sequence[Any]) -> list[torch.Tensor]:
+    """Return the plain tensors of an ordinary op that have to be compared between ranks.
+
+    The target of in-place ops such as ``copy_`` is left out: it may be uninitialized memory.
+    """
     skipped = function.inplace and function.name in _FILLS
     return [x for x in (tensors[1:] if skipped else tensors) if not is_global(x)]
 
@@ -57,8 +63,9 @@ def _in_call(function: TorchFunction, tensors: Sequence[Any]) -> list[torch.Tens
 def _in_lists(args: tuple) -> list[torch.Tensor]:
     """Return the plain tensors of a list op that have to be compared between ranks.
 
-    They are those at a position at which another list has a global tensor. At a position where all
-    tensors are plain, each rank may have values of its own.
+    They are those that belong together with a global tensor, by being at the same index of their
+    lists. Where all tensors at an index are plain, each rank may have values of its own; 0-d
+    tensors, such as step counts, are not compared.
     """
     lists = [x for x in args if isinstance(x, tuple | list) and x]
     found: list[torch.Tensor] = []

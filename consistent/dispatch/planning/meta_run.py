@@ -25,7 +25,7 @@ MISTOLD = frozenset(
 def logical_outputs(
     run: Callable[..., Any], row: table.Row, call: Call
 ) -> tuple[tuple[Out, ...] | None, Any]:
-    """Return the shapes and dtypes of an op's outputs, found by a run on meta tensors.
+    """Return the shapes and dtypes of an op's outputs, from the rule or a run on meta tensors.
 
     The meta tensors have the logical shapes of the operands.
 
@@ -64,10 +64,11 @@ def on_meta(run: Callable[..., Any], call: Call) -> tuple[Any, list[torch.Tensor
 
 
 def is_refusal(made: Any) -> bool:
-    """Return whether a run on meta tensors failed because of this very call.
+    """Return whether a run on meta tensors failed because of the sizes or values of this call.
 
-    ``made`` is what ``on_meta`` returned. The cause is then the call's sizes, or a value that the
-    op needs. An op without a meta kernel fails for all calls, which does not count.
+    ``made`` is what ``on_meta`` returned. The planner does not cache a plan made after such a
+    failure, because a call of other sizes may succeed. An op without a meta kernel fails for all
+    calls, which does not count.
     """
     return isinstance(made, Exception) and not isinstance(made, NotImplementedError)
 
@@ -75,7 +76,9 @@ def is_refusal(made: Any) -> bool:
 def has_meta_backward(run: Callable[..., Any], call: Call) -> bool:
     """Return whether torch can run the backward of ``call`` on meta tensors.
 
-    This is True if no output requires grad, and if the op refuses the call.
+    Ranks outside the placement follow a training step on meta tensors, and use this to see if
+    autograd will work for them. It is also True if no output requires grad or if the op refuses the
+    call.
     """
     metas = [torch.empty(o.shape, dtype=o.spec.dtype, device="meta") for o in call.operands]
     leaves = [x.requires_grad_() for x in metas if x.dtype.is_floating_point or x.dtype.is_complex]

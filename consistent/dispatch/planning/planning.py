@@ -57,7 +57,7 @@ _Tensor = torch.Tensor
 def make_plan(
     function: TorchFunction, args: tuple, kwargs: dict, by_facts: bool, for_any_size: bool
 ) -> Plan:
-    """Make the plan of ``function`` called with these arguments.
+    """Make the plan of ``function`` called with these arguments; the hook caches it.
 
     Args:
         function: the resolved torch function.
@@ -85,9 +85,10 @@ def make_plan(
 
 
 def _without_row(function: TorchFunction, args: tuple, kwargs: dict) -> Plan | None:
-    """Return the plan of a call that is handled without the rule table, else None.
+    """Return the plan of a call that is not planned by a rule, else None.
 
-    The function and the names of the arguments decide that.
+    Such a call is passed to another function (``OtherCall``): a list op, a call with ``out=``, a
+    call whose arguments must first be put into another form, and functions whose ``call`` is set.
     """
     if function.call is not None:
         return OtherCall(function.name, function.call, function.kind == "open")
@@ -116,7 +117,7 @@ def _without_row(function: TorchFunction, args: tuple, kwargs: dict) -> Plan | N
 
 
 class _Planning:
-    """State of planning one call."""
+    """One call while it is planned: its operands, the op's row, and the plan's parts one by one."""
 
     def __init__(
         self, function: TorchFunction, args: tuple, kwargs: dict, tensors: list, any_size: bool
@@ -137,12 +138,18 @@ class _Planning:
             self.is_sparse = any(map(is_sparse, tensors))
 
     def _spec_of(self, t: Any) -> TensorSpec:
+        """Return the spec of ``t``; a plain tensor counts as B on the placement of the call."""
         if is_global(t):
             return t._spec
         # A plain tensor counts as B.
         return TensorSpec.laid(Layout.whole(self.placement), t.shape, t.dtype)
 
     def plan(self, by_facts: bool) -> Plan:
+        """Return the plan by the op's row, or for the op on whole tensors if it has none.
+
+        ``by_facts`` is that of ``make_plan``. Without it, the plan may be a ``ByFacts``, by which
+        the hook asks again with a longer key.
+        """
         if self.row is None:
             return self._whole()
         facts = None if by_facts else self._facts(self.row)
@@ -153,10 +160,11 @@ class _Planning:
         return plan if facts is None or plan.any_size else facts
 
     def under_autocast(self, plan: Plan) -> Plan:
-        """Return ``plan``, or a plan that casts the operands first and calls the function again.
+        """Return ``plan``, or a plan that casts the operands as autocast would and calls again.
 
-        The second is needed where torch's own casts on the shards would come too late, or where
-        ranks outside could not know the resulting dtypes.
+        The latter is needed where torch's own casts on the shards do not suffice: for forms, for
+        addends of a P tensor in a lower precision, and where ranks outside the placement would not
+        know the dtypes of the results.
         """
         device = self.placement.type
         if not isinstance(plan, OnShards) or not autocast.is_on(device):
@@ -171,6 +179,10 @@ class _Planning:
         return OtherCall(self.function.name, run)
 
     def _facts(self, row: table.Row) -> Plan | None:
+        """Return a plan that asks for a key with more facts, or None if the key is enough.
+
+        The facts are the values of floats, and whether gradients are needed.
+        """
         # The rules of P(max) and P(min) depend on the signs of numbers, and apply only without
         # gradients.
         extreme = any(e.is_extreme for spec in self.specs for e in spec.sbp)
@@ -182,7 +194,7 @@ class _Planning:
     # -- by the op's row ---------------------------------------------------------------------------
 
     def _by_row(self, row: table.Row) -> Plan:
-        """Return the plan according to the rule ``row``.
+        """Return the plan according to ``row``, the op's row in the rule table.
 
         If the rule does not fit the call, the plan runs the op on whole tensors on every rank.
         """
@@ -207,6 +219,10 @@ class _Planning:
         return plan.settle()
 
     def _choice(self, row: table.Row) -> Choice | None:
+        """Return the signature that is cheapest from the operands' layouts, or None if none fits.
+
+        A tracer that is registered for ``choose`` may choose instead.
+        """
         by_axis = candidates(row, self.call, self.placement)
         if by_axis is None:
             return None
@@ -219,10 +235,10 @@ class _Planning:
         return choose(self.call, self.specs, by_axis, pin)
 
     def _with_sum(self, choice: Choice) -> Choice:
-        """Return ``choice``, changed to fuse the reduction of the first operand if possible.
+        """Return ``choice``, with the reduction of the first operand fused into the op if possible.
 
-        Boxing the first operand may end in a sum over ranks. The fused form adds the addends inside
-        the op.
+        Boxing the first operand may end in a sum over ranks. The fused form takes the addends as
+        they are and sums inside the op.
         """
         boxed = [s.with_sbp(sbp) for s, sbp in zip(self.specs, choice.ins, strict=True)]
         axes = joins_sum(self.call, self.specs, boxed)
@@ -232,6 +248,10 @@ class _Planning:
         return replace_fields(choice, ins=ins, form=FUSED_REDUCE_SCATTER, form_axes=axes)
 
     def _chosen(self, row: table.Row, choice: Choice, data_dependent: bool) -> OnShards:
+        """Return the plan that runs the op on shards by the signature ``choice``.
+
+        ``data_dependent`` says whether the shape of some output depends on values.
+        """
         plan = self._new(OnShards if choice.form is None else ByForm)
         plan.choice = choice
         by_form = choice.form is not None
@@ -257,7 +277,10 @@ class _Planning:
         return plan
 
     def _serve_any_size(self, plan: OnShards, row: table.Row, choice: Choice) -> bool:
-        """Mark ``plan`` as serving all sizes if sizes do not affect it; return whether so."""
+        """Mark ``plan`` as one for tensors of all sizes if sizes do not affect it.
+
+        Returns whether it was marked.
+        """
         if not self.any_size or choice.form is not None:
             return False
         if any(entry.is_extreme for sbp in choice.ins for entry in sbp):
@@ -281,7 +304,11 @@ class _Planning:
         return True
 
     def _localize(self, plan: OnShards, row: table.Row) -> None:
-        """Replace logical sizes among the arguments of ``plan`` by those of this rank's shard."""
+        """Replace logical sizes among the arguments of ``plan`` by those of this rank's shard.
+
+        For ``x.view(8, 4)`` whose result is split over two ranks by ``S(0)``, torch is called with
+        (4, 4). ``row`` is the op's row, which knows which arguments are sizes.
+        """
         assert row.localize is not None and plan.choice is not None
         at, call = my_coordinate(self.placement), self.call
         ins = [
@@ -299,7 +326,9 @@ class _Planning:
     # -- whole -------------------------------------------------------------------------------------
 
     def _whole(self, kept: bool = True) -> Plan:
-        """Return a plan by which every rank computes the whole op: always correct, but slow.
+        """Return a plan by which every rank boxes the operands to B and computes the whole op.
+
+        This is correct for every op, but slow.
 
         Args:
             kept: whether another call with the same key would get this plan too. If the row does
@@ -328,6 +357,7 @@ class _Planning:
     # -- parts -------------------------------------------------------------------------------------
 
     def _new(self, kind: type[OnShards]) -> OnShards:
+        """Return an empty plan of this ``kind``, which takes plain tensors of the call as B."""
         run = same_graph(self.function.name, self.function.run)
         plan = kind(self.function.name, run, self.call, self.placement)
         plan.adopt = tuple(i for i, t in enumerate(self.tensors) if not is_global(t))
@@ -335,7 +365,10 @@ class _Planning:
         return plan
 
     def _box(self, plan: OnShards, layouts: Sequence[Layout]) -> None:
-        """Record in ``plan`` which operands are boxed to ``layouts``, and boxed back if written."""
+        """Record in ``plan`` the operands that must be boxed to get ``layouts``, one per operand.
+
+        If the op writes to an operand that is boxed, it is recorded to be boxed back afterwards.
+        """
         # Layouts are interned, so they can be compared by identity.
         pairs = enumerate(zip(self.specs, layouts, strict=True))
         plan.boxes = tuple((i, layout) for i, (spec, layout) in pairs if spec.layout is not layout)
@@ -346,11 +379,11 @@ class _Planning:
     def _follow(
         self, plan: OnShards, row: table.Row | None, unknown: bool
     ) -> outside_ranks.Follow | None:
-        """Return the function by which this rank runs the op in place of plain computing, or None.
+        """Return the function that runs the op where plain computing does not suffice, or None.
 
-        Ranks outside the placement use it to follow the op without values, and those inside to
-        announce a result to them. ``unknown`` means that only a run of the op shows the shapes of
-        its result.
+        A rank outside the placement holds no values and follows the op on ``meta`` tensors. Where
+        only a run shows the result's shape (``unknown``), the first rank of the placement sends it
+        to the ranks outside, so the function is set on the ranks inside too.
         """
         unknown = unknown or self.is_sparse
         if self.is_recorded and unknown and not plan.inplace:
@@ -376,13 +409,18 @@ class _Planning:
     def _tells_world(self, plan: OnShards, unknown: bool) -> bool:
         """Return whether ranks outside the placement must be sent the error if the op raises.
 
-        They follow the program on ``meta`` tensors, and must take the same path as the ranks
-        inside. If the result is announced to them, the announcement carries the error already.
+        They follow the program without values, and must raise where the ranks inside do. If the
+        shape of the result is sent to them (``unknown``), that message carries an error too, and no
+        other is needed.
         """
         announced = (unknown or self.is_sparse) and not plan.inplace
         return not (self.covers_world or announced) and may_raise(self.call, self.placement)
 
     def _exact(self, plan: OnShards) -> list[TensorSpec]:
+        """Return the specs of the outputs for the sizes of this very call.
+
+        A plan for all sizes has only their layouts.
+        """
         assert plan.choice is not None
         return [
             TensorSpec.of(self.placement, sbp, out.shape, out.dtype)

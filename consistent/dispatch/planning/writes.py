@@ -22,7 +22,11 @@ def written_operands(
 ) -> frozenset[int]:
     """Return the indices of the operands of ``call`` that the op writes to.
 
-    ``arguments`` are the arguments that the op's schemas mark as written, as (position, name).
+    Args:
+        arguments: (position, name) of the arguments that the op's schemas mark as written, see
+            ``written_arguments``.
+        call: the call, in whose arguments ``Operand`` placeholders stand for the tensors.
+        row: the op's row, which may know of further writes, such as to running statistics.
     """
     found: set[int] = {0} if call.inplace else set()
     for position, name in arguments:
@@ -34,6 +38,7 @@ def written_operands(
 
 
 def _operands(value: Any) -> Iterable[int]:
+    """Yield the indices of the operand placeholders in ``value``, which may be a nested list."""
     if isinstance(value, Operand):
         yield value.index
     elif isinstance(value, tuple | list):
@@ -75,7 +80,7 @@ def written_tensors(
 
 
 def _writes(argument: Any) -> bool:
-    """Return whether the op writes to this tensor argument, or to the tensors of this list.
+    """Return whether the op writes to this argument of its schema, a tensor or list of tensors.
 
     Some schemas mark a write to the list itself: ``aten::sort.Tensor`` is Python's ``list.sort``,
     not ``torch.sort``. These do not count.

@@ -33,7 +33,10 @@ def tensors_of(args: tuple, kwargs: dict) -> list[Any]:
 
 
 def with_tensors(args: tuple, kwargs: dict, tensors: Sequence[Any]) -> tuple[tuple, dict]:
-    """Return (args, kwargs) with their tensors replaced, in order, by ``tensors``."""
+    """Return (args, kwargs) with their tensors replaced, in order, by ``tensors``.
+
+    ``((x, [y]), {"dim": 0})`` becomes ``((a, [b]), {"dim": 0})`` for ``tensors`` a, b.
+    """
     source = iter(tensors)
     # Tensors are replaced inline: most arguments are tensors, and a call for each would cost time.
     new_args = [next(source) if isinstance(a, _Tensor) else _replace(a, source) for a in args]
@@ -53,7 +56,10 @@ def _replace(value: Any, source: Iterator[Any]) -> Any:
 
 
 def fill(value: Any, tensors: Sequence[Any]) -> Any:
-    """Return ``value`` with each ``Operand`` placeholder replaced by the tensor at its index."""
+    """Return ``value``, arguments of a ``Call``, with each ``Operand`` replaced by its tensor.
+
+    An ``Operand`` is the placeholder of a tensor in a plan; its ``index`` is that in ``tensors``.
+    """
     if value.__class__ is Operand:
         return tensors[value.index]
     if value.__class__ is tuple:

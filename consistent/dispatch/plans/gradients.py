@@ -19,26 +19,34 @@ raw_grad = _C.gradient
 def set_raw_grad(leaf: Any, grad: Any) -> None:
     """Store ``grad`` as the gradient of ``leaf``, without boxing or checks.
 
-    It replaces the present gradient and drops all addends that wait to be summed over ranks.
+    It replaces the gradient that ``leaf`` has, and drops gradients of ``leaf`` that have been
+    computed but not yet been summed over ranks.
     """
     _C.drop_waiting(leaf)
     _C.set_gradient(leaf, grad)
 
 
 def summed_axes(spec: TensorSpec) -> tuple[int, ...]:
-    """Return the axes over which the gradient of a leaf with ``spec`` is summed: its B axes."""
+    """Return the axes over which the gradient of a leaf with ``spec`` is summed.
+
+    These are its B axes of more than one rank: each rank there computes an addend of the gradient.
+    """
     shape = spec.placement.shape
     return tuple(axis for axis, entry in enumerate(spec.sbp) if entry is B and shape[axis] > 1)
 
 
 def lay_gradient(leaf: Any, sbp: NdSbp) -> None:
-    """Set the layout that ``leaf``'s gradient has after each backward pass, not the leaf's."""
+    """Set the layout that the gradient of ``leaf`` has after each backward pass to ``sbp``.
+
+    Without this it has the leaf's own layout. An optimizer whose state is split uses it to get
+    split gradients of a B parameter.
+    """
     leaf.__dict__[_LAYOUT] = str(sbp)
     _C.watch_if_leaf(leaf)
 
 
 def forget_gradient_layout(leaf: Any) -> None:
-    """Undo ``lay_gradient``.
+    """Undo ``lay_gradient``: the gradient of ``leaf`` has the leaf's own layout again.
 
     The caller must call ``leaves.watch_leaf`` for ``leaf`` again.
     """
@@ -48,7 +56,7 @@ def forget_gradient_layout(leaf: Any) -> None:
 def settled_spec(leaf: Any) -> TensorSpec:
     """Return the spec that the gradient of ``leaf`` has after a backward pass, all sums done.
 
-    It is the leaf's own spec with B in place of P, unless ``lay_gradient`` has set another layout.
+    It is the leaf's own spec with B in place of P, or has the layout that ``lay_gradient`` has set.
     """
     text = leaf.__dict__.get(_LAYOUT)
     return leaf._spec.settled if text is None else leaf._spec.with_sbp(_parsed(text))

@@ -22,10 +22,11 @@ RUN, FAST, BOXED, CALL, ANSWER, FACTS = range(6)
 
 
 class LengthSource(NamedTuple):
-    """The operand dim whose length gives the length of a split dim of an output.
+    """Says which operand dim gives a split dim of an output its length.
 
-    Dim ``dim`` of the output is as long as dim ``along`` of operand ``operand``, which ``parts``
-    ranks split. Plans that serve all sizes compute the logical shape of an output from it.
+    Dim ``dim`` of the output is as long as dim ``along`` of operand ``operand``, which is split
+    over ``parts`` ranks. Plans that serve all sizes compute the logical shape of an output from
+    this.
     """
 
     dim: int
@@ -37,8 +38,8 @@ class LengthSource(NamedTuple):
 class OutLayout(NamedTuple):
     """The layout of an output in a plan that serves all sizes.
 
-    ``sources`` say where split dims take their lengths from; dims without an entry are whole on
-    each rank.
+    ``sources`` say for each split dim where its logical length comes from. A dim that is not split
+    needs none: its length is that of the shard.
     """
 
     layout: Layout
@@ -49,7 +50,10 @@ Outs = tuple[TensorSpec, ...] | tuple[OutLayout, ...]
 
 
 class Plan:
-    """Cached instructions to carry out a call. Calls with equal keys share one plan."""
+    """Cached instructions to carry out a call; the hook looks a plan up by the call's key.
+
+    The attributes are read by the C++ hook, which runs the simple kinds of plan itself.
+    """
 
     kind: ClassVar[str] = "plan"
     way: int = RUN
@@ -98,7 +102,10 @@ class Answer(Plan):
 
 
 class OtherCall(Plan):
-    """Plan that passes the call's arguments unchanged to a function, which makes other calls."""
+    """Plan that passes the call's arguments unchanged to a function, which makes other calls.
+
+    Used for calls that are rewritten (``x.sum(out=y)``) and for torch's Python functions.
+    """
 
     kind = "other call"
     way = CALL
@@ -114,10 +121,11 @@ class OtherCall(Plan):
 
 
 class ByFacts(Plan):
-    """Plan that makes the hook look again with a key of more facts, since the key does not suffice.
+    """Plan that makes the hook look for another plan, by a key with more facts.
 
-    The real plan also depends on the values of floats (``by_value``), or on whether gradients are
-    needed (``by_grad``).
+    The first key holds the function, the specs and the static arguments without floats. The plan
+    that it stands for depends also on the values of floats (``by_value``) or on whether gradients
+    are needed (``by_grad``).
     """
 
     kind = "by facts"
@@ -139,7 +147,10 @@ list_ops: dict[str, Callable[..., Plan | None]] = {}
 
 @contextmanager
 def looked_up_in(table: _C.PlanTable) -> Iterator[None]:
-    """Make this thread look up and cache plans in the table ``table``, inside the context."""
+    """Make this thread look up and cache plans in the plan table ``table``, inside the context.
+
+    Used where calls must neither use nor fill the plans of the program, as in a simulated run.
+    """
     before = _C.use(table)
     try:
         yield
@@ -148,7 +159,7 @@ def looked_up_in(table: _C.PlanTable) -> Iterator[None]:
 
 
 def clear_plans() -> None:
-    """Drop all cached plans, as is needed after a change of the process group."""
+    """Drop all cached plans; called after a change of the process group."""
     plans.clear()
     plain_values.forget()
     _C.forget_functions()

@@ -33,18 +33,20 @@ _class: Any = None
 
 
 def set_class(cls: Any) -> None:
-    """Set the class, ``GlobalTensor``, that shards are retyped to."""
+    """Set the class of global tensors, ``GlobalTensor``; called by the module that defines it."""
     global _class
     _class = cls
 
 
 def is_global(x: Any) -> bool:
-    """Return whether ``x`` is a global tensor."""
+    """Return whether ``x`` is a global tensor: one of class ``GlobalTensor``."""
     return x.__class__ is _class
 
 
 def common_placement(name: str, tensors: Sequence[Any]) -> Placement:
-    """Return the placement that all global tensors among ``tensors`` share. ``name`` is the op's.
+    """Return the placement that all global tensors among ``tensors`` share.
+
+    There must be at least one. ``name`` is the op's, for the message.
 
     Raises:
         RuntimeError: the tensors are on different placements.
@@ -71,7 +73,11 @@ attach = _C.attach
 
 
 def plain(x: torch.Tensor) -> torch.Tensor:
-    """Return the shard of the global tensor ``x`` as a plain tensor, an alias with history."""
+    """Return the shard of the global tensor ``x`` as a plain tensor.
+
+    It shares memory with ``x``, and gradients flow through it. Of a sparse ``x`` that requires grad
+    it is a copy.
+    """
     with HookOff():
         try:
             return _Tensor.as_subclass(x, _Tensor)  # type: ignore[arg-type]
@@ -82,9 +88,10 @@ def plain(x: torch.Tensor) -> torch.Tensor:
 
 
 def lay_anew(x: Any, local: torch.Tensor, spec: TensorSpec) -> None:
-    """Replace the data of the object ``x`` by the shard ``local`` and its spec by ``spec``.
+    """Give the object ``x`` another shard and spec.
 
-    Tensors that shared memory with ``x`` keep the old data.
+    Used where a tensor must stay the same object, as a ``.grad`` whose layout changes when it is
+    summed over ranks. Tensors that shared memory with ``x`` keep the old data.
     """
     with HookOff():
         _Tensor.data.__set__(x, local)  # type: ignore[attr-defined]
@@ -95,7 +102,10 @@ def lay_anew(x: Any, local: torch.Tensor, spec: TensorSpec) -> None:
 
 
 def rebox(x: Any, target: TensorSpec, what: str = "to_global") -> Any:
-    """Box ``x`` to the spec ``target``; differentiable. ``what`` names the op for check mode."""
+    """Box the global tensor ``x`` to the spec ``target``; differentiable.
+
+    ``what`` is the name of the op that needs it, which check mode reports.
+    """
     check_mode.calling(what)
     return attach(box(x, x._spec, target), target)
 
@@ -109,11 +119,11 @@ def rebox_several(
     arriving: Arriving | None = None,
     coders: Coders = (),
 ) -> list[Any]:
-    """Box each global tensor to its target in as few messages as possible, as ``rebox`` does one.
+    """Box several global tensors, ``xs`` to ``targets``, in as few messages as possible.
 
     Args:
         xs, targets: the tensors, and the specs to box them to, which differ from theirs.
-        what: the op's name for check mode.
+        what: name of the op that needs it, for check mode.
         arrived, arriving, coders: as in ``box_several``.
     """
     check_mode.calling(what)
@@ -127,9 +137,11 @@ def rebox_several(
 
 
 def adopt(x: torch.Tensor, placement: Placement, what: str) -> Any:
-    """Turn a plain tensor that is the same on every rank into a B global tensor, for op ``what``.
+    """Turn a plain tensor that is equal on every rank into a B global tensor, for op ``what``.
 
-    In backward the plain tensor gets the whole gradient on every rank.
+    This is how plain operands enter a call with global ones. In backward the plain tensor gets the
+    whole gradient on every rank. A global ``x`` is returned as it is. The values are compared
+    between ranks in check mode only; ``take_in`` compares them, too.
     """
     if x.__class__ is _class:
         return x
@@ -156,23 +168,28 @@ def adopt(x: torch.Tensor, placement: Placement, what: str) -> Any:
 def take_in(x: torch.Tensor, placement: Placement, what: str) -> Any:
     """Turn a plain tensor into a B global tensor, in calls for which no plan is made.
 
-    The first tensors that ``what`` receives are compared between ranks.
+    Does what ``adopt`` does, after it has compared the values between ranks for the first tensors
+    that ``what`` receives.
     """
     compare(x, placement, what)
     return adopt(x, placement, what)
 
 
 def compare(x: torch.Tensor, placement: Placement, what: str) -> None:
-    """Compare a plain tensor between ranks the first times that ``what`` gets one of this kind.
+    """Compare the plain tensor ``x`` between the ranks of ``placement``.
 
-    Raises the error on every rank if its values differ.
+    Only the first times that ``what``, the name of a call, gets a tensor of this dtype and number
+    of dims. If the values differ, every rank raises. Nothing is done for a global ``x``.
     """
     if x.__class__ is not _class:
         plain_values.compare(what, [x], placement, (what, x.dtype, x.ndim))
 
 
 def refuse_other_views(x: Any, what: str) -> None:
-    """Raise if ``x``, used together with global tensors, is a mirrored tensor or a DTensor."""
+    """Raise if ``x``, an operand beside global tensors, is a mirrored tensor or a DTensor.
+
+    ``what`` is the name of the op.
+    """
     if x.__class__ is MirroredTensor:
         # No TypeError: Python's operators would replace its message with their own.
         raise RuntimeError(
@@ -195,9 +212,10 @@ def refuse_other_views(x: Any, what: str) -> None:
 
 
 def promote(x: torch.Tensor, placement: Placement, what: str) -> Any:
-    """Turn the plain target of an in-place op into a B tensor, as a global one is written to it.
+    """Turn the plain target of an in-place op into a B tensor when its other operand is global.
 
-    The object stays the same.
+    For ``x.add_(y)`` with a plain ``x`` and a global ``y``: the object ``x`` stays the same and
+    becomes global. ``what`` is the op's name.
 
     Raises:
         RuntimeError: the plain tensor requires grad.
@@ -219,7 +237,10 @@ def promote(x: torch.Tensor, placement: Placement, what: str) -> Any:
 
 
 def retype(out: Any, outs: tuple[TensorSpec, ...]) -> Any:
-    """Turn the plain tensors in ``out`` into global tensors with the specs ``outs``, in order."""
+    """Turn the plain tensors in ``out``, the result of an op on shards, into global tensors.
+
+    They get the specs ``outs``, in order, with the dtypes that the op has given.
+    """
     if out.__class__ is _Tensor:  # fast path: most ops return one tensor
         spec = outs[0]
         return attach(out, spec if out.dtype is spec.dtype else spec.with_dtype(out.dtype))
@@ -232,9 +253,10 @@ def retype(out: Any, outs: tuple[TensorSpec, ...]) -> Any:
 
 
 def whole_result(out: Any, placement: Placement) -> tuple[Any, tuple[TensorSpec, ...]]:
-    """Turn the results of an op on whole inputs into B tensors; return (``out``, their specs).
+    """Turn the results of an op that every rank ran on whole inputs into B tensors.
 
-    The shapes are those of the tensors, so they may depend on data.
+    Returns (``out`` with these, their specs). The shapes are those of the tensors, so they may
+    depend on data.
     """
     everywhere = (B,) * placement.ndim
 
@@ -271,7 +293,9 @@ def attach_each(
 
 
 def check_partial(what: str, spec: TensorSpec) -> None:
-    """Raise if ``spec`` is partial (P) and its dtype does not support the reduction.
+    """Raise if ``spec`` is partial and its dtype does not support the reduction.
+
+    ``what`` is the name of the call, for the message.
 
     Raises:
         ValueError: the spec is P and its dtype has no sum, or P(max) or P(min) and it has no order.

@@ -48,6 +48,9 @@ def on_all(
 ) -> T:
     """Return ``compute()``, and raise the error on all ``ranks`` if it raises on one of them.
 
+    Used for ops that refuse some values, such as a singular matrix that only one rank has in its
+    shard.
+
     Args:
         ranks: ranks that all call this.
         compute: the function to run; it may not communicate.
@@ -76,9 +79,11 @@ def on_all(
 
 
 def on_all_by_form(ranks: Ranks, compute: Callable[[], T], raises_first: bool) -> T:
-    """Do what ``on_all`` does for a ``compute`` that may communicate.
+    """Do what ``on_all`` does for a ``compute`` that may communicate: an op that runs by a form.
 
-    ``raises_first`` promises that ``compute`` raises nothing once it has begun to communicate.
+    The ranks exchange errors before the first communication too, since no rank may wait in it for
+    one that has raised. ``raises_first`` promises that ``compute`` raises nothing once it has begun
+    to communicate; then they do not exchange errors again at the end.
     """
     guard = _Guard(current(), ranks, raises_first)
 
@@ -94,7 +99,10 @@ def on_all_by_form(ranks: Ranks, compute: Callable[[], T], raises_first: bool) -
 
 @lru_cache(1 << 10)
 def ranks_of(placement: Placement) -> Ranks:
-    """Return the ranks of a placement in the order of its grid, as a tuple."""
+    """Return the ranks of a placement in the order of its grid.
+
+    ``[[0, 1], [2, 3]] -> (0, 1, 2, 3)``
+    """
     return tuple(placement.ranks.ravel().tolist())
 
 
@@ -106,7 +114,7 @@ def all_ranks() -> Ranks:
 def tell(error: Exception | None, ranks: Ranks) -> None:
     """Exchange errors between ``ranks`` and raise the first one on all of them; a collective.
 
-    ``error`` is this rank's error, or None.
+    ``error`` is this rank's error, or None if it has none to tell.
 
     Raises:
         Exception: the first error in the order of ``ranks``.
@@ -116,9 +124,10 @@ def tell(error: Exception | None, ranks: Ranks) -> None:
 
 
 def heed(notes: list[bytes], ranks: Ranks, error: Exception | None = None) -> None:
-    """Raise the first error in ``notes``, those serialized by ``ranks``; b"" means no error.
+    """Raise the first error among ``notes``, messages received from ``ranks`` in their order.
 
-    ``error``, this rank's own error, becomes its cause.
+    A note b"" means no error. ``error``, this rank's own error, becomes the cause of the raised
+    one.
     """
     for rank, note in zip(ranks, notes, strict=True):
         if note:
@@ -128,7 +137,7 @@ def heed(notes: list[bytes], ranks: Ranks, error: Exception | None = None) -> No
 
 
 def told_by(rank: int) -> str:
-    """Return the text that is appended to the error of ``rank`` when all ranks raise it."""
+    """Return the text that is added to the message of ``rank``'s error when all ranks raise it."""
     return f"\n  Rank {rank} met this in its part of the values{_EVERY_RANK}"
 
 
@@ -142,7 +151,11 @@ def note_of(error: Exception) -> bytes:
 
 
 def error_of(note: bytes, more: str = "") -> Exception:
-    """Return the error that another rank serialized by ``note_of``, with ``more`` appended."""
+    """Return the error that another rank serialized by ``note_of``.
+
+    ``more`` is appended to its text, unless the error was exchanged before. If its class cannot be
+    created from a text, it is a ``RuntimeError`` with the name of the class.
+    """
     kind, text = pickle.loads(note)
     # An error that was exchanged before, by an inner agreement, has such a text already.
     text += "" if text.endswith(_EVERY_RANK) else more
@@ -153,21 +166,27 @@ def error_of(note: bytes, more: str = "") -> Exception:
 
 
 def begin(ranks: Ranks) -> None:
-    """Notify tracers that ``ranks`` will exchange errors after the code that follows."""
+    """Notify tracers that the code that follows ends with an exchange of errors between ``ranks``.
+
+    A tracer that records a program also records this exchange.
+    """
     for notify in _ON_AGREEMENT:
         notify(ranks, True)
 
 
 def end(ranks: Ranks) -> None:
-    """Notify tracers that the code since ``begin`` has run, or errors were exchanged already."""
+    """Notify tracers that the code since ``begin`` has run.
+
+    Also called as soon as errors have been exchanged, if nothing after that can raise.
+    """
     for notify in _ON_AGREEMENT:
         notify(ranks, False)
 
 
 class _Told(BaseException):
-    """Wrapper that carries an error, which all ranks raise already, past ``on_all``.
+    """Carries an error that all ranks raise already out of ``compute``, so it is not sent again.
 
-    It is no ``Exception``, so that ``on_all`` does not catch it and send it again.
+    It is no ``Exception``, so ``on_all`` does not catch it; ``on_all_by_form`` unwraps it.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -178,8 +197,8 @@ class _Told(BaseException):
 class _Guard(Wrapper):
     """Transport wrapper that makes ``ranks`` exchange errors before a form's first communication.
 
-    If that communication is a sum of a few numbers, the errors travel in its message. ``is_last``
-    promises that nothing raises after this exchange, so that no other one follows.
+    If that communication is an all-reduce, the errors travel in its message. ``is_last`` promises
+    that nothing raises after this exchange, so that no other one follows.
     """
 
     def __init__(self, inner: Transport, ranks: Ranks, is_last: bool) -> None:

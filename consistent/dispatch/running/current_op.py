@@ -16,9 +16,11 @@ from ..plans.plan import Plan
 
 
 def current_op(frames: Sequence[FrameType]) -> str:
-    """Return ``op, src -> dst`` for a thread with these frames, innermost first; "" if in no op.
+    """Return the op that a thread is in, with the boxing that it waits in, or "" if it is in no op.
 
-    If no plan is running, the op is the function of this library that the program called.
+    For example ``add, S(0) -> B`` with shape and placement. It is shown in the report of a rank
+    that waits too long. ``frames`` are the stack frames of the thread, innermost first. If no plan
+    is running, the op is the function of this library that the program called.
     """
     op = boxing = ""
     for frame in frames:
@@ -41,9 +43,9 @@ def current_op(frames: Sequence[FrameType]) -> str:
 
 
 def _boxing(names: Mapping[str, Any]) -> str:
-    """Return the boxing ``src -> dst`` that a frame with the local variables ``names`` carries out.
+    """Return ``src -> dst`` for the boxing in a stack frame, or "" if the frame is not of a boxing.
 
-    If there are several, the first is returned.
+    ``names`` are the local variables of the frame. Of several boxings the first is shown.
     """
     routes = names.get("routes")
     if isinstance(routes, Sequence) and routes:
@@ -56,7 +58,7 @@ def _boxing(names: Mapping[str, Any]) -> str:
 
 
 def _route(src: TensorSpec, dst: TensorSpec) -> str:
-    """Return the text ``src -> dst``, in which parts that both specs share occur once."""
+    """Return the text ``src -> dst``; shape, dtype and placement occur once if both share them."""
     if src.placement != dst.placement:
         return f"{src} -> {dst}"
     before, on, placement = str(src).partition(" on ")

@@ -19,15 +19,20 @@ from ..plans.shards import plain
 
 
 def same_graph(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``function``, the op called ``name``, to record the same graph on an empty shard."""
+    """Return ``function``, wrapped if needed to record the same autograd graph on an empty shard.
+
+    ``name`` is the op that it computes. Only batch norm and ``scaled_dot_product_attention`` are
+    wrapped.
+    """
     special = {"batch_norm": _batch_norm, "scaled_dot_product_attention": _attention}.get(name)
     return function if special is None else partial(special, function)
 
 
 def _batch_norm(function: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Run batch norm in evaluation mode on a row of zeros if the shard is empty.
+    """Run batch norm on a row of zeros if the shard is empty, in evaluation mode with gradients.
 
-    Torch would scale an empty input by its first weight instead (``_batch_norm_impl_index``).
+    Torch would scale an empty input by its first weight instead (``_batch_norm_impl_index``). The
+    row is dropped from the result.
     """
     if not args:
         return _batch_norm(function, kwargs.pop("input"), **kwargs)
@@ -49,7 +54,8 @@ def _batch_norm(function: Callable[..., Any], *args: Any, **kwargs: Any) -> torc
 def _attention(function: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
     """Run attention on a row of zeros if the batch is empty and the mask requires grad.
 
-    For an empty batch torch returns zeros that do not depend on the mask.
+    For an empty batch torch returns zeros that do not depend on the mask, so the mask would get no
+    gradient on this rank. The row is dropped from the result.
     """
     given = {**dict(zip(("query", "key", "value", "attn_mask"), args)), **kwargs}
     mask, sizes = given.get("attn_mask"), torch.Tensor.size(given["query"])[:-2]

@@ -26,11 +26,11 @@ Places = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class Mods:
-    """The user functions of one ``flex_attention`` call, wrapped as one argument of an op.
+    """The ``score_mod`` and ``mask_mod`` of one ``flex_attention`` call, as one argument of an op.
 
-    All instances are equal, so plans do not depend on the functions. A plan keeps the arguments
-    that it was made with, so ``clear`` is called after a call to drop the references to the
-    functions.
+    All instances are equal, so the key of the call, and its plan, do not depend on the functions. A
+    plan keeps the arguments that it was made with, so ``clear`` is called after a call to drop the
+    references to the functions.
     """
 
     def __init__(self, score_mod: Callable | None, block_mask: Any, placement: Placement) -> None:
@@ -55,7 +55,7 @@ class Mods:
         self._read = _Reads(self._placement)
 
     def find(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Call the functions once to find what tensors they read. All ranks must do it together."""
+        """Call the functions once, on index 0, to find what tensors they read. A collective."""
         if self._block_mask is not None:
             for x in (self._block_mask.kv_num_blocks, self._block_mask.kv_indices):
                 compare(x, self._placement, "the block mask of flex_attention")
@@ -85,7 +85,8 @@ class Mods:
     def seen_blocks(self) -> Tensor | None:
         """Return a matrix on the CPU: whether any row of block i attends to any key of block j.
 
-        Returns None if there is no mask, or a single block.
+        The form skips the keys that no row attends to. Returns None if there is no mask, or a
+        single block.
         """
         mask = self._block_mask
         if mask is None or mask.kv_indices.shape[-1] == 1 == mask.kv_indices.shape[-2]:
@@ -95,14 +96,20 @@ class Mods:
         return self._blocks
 
     def scores(self, scores: Tensor, at: Places) -> Tensor:
-        """Apply ``score_mod`` to ``scores``. ``at`` are batch, head, row and key indices."""
+        """Apply ``score_mod`` to ``scores``, a block of [batch, head, row, key].
+
+        ``at`` are the batch, head, row and key indices of the block, each 1-d.
+        """
         if self._score is None:
             return scores
         with self._read:
             return _over_places(self._score, (0,))(scores, *at)
 
     def sees(self, at: Places) -> Tensor | None:
-        """Return the mask of which row may attend to which key, or None if all may."""
+        """Return the mask, by ``mask_mod``, of which row may attend to which key.
+
+        ``at`` are as in ``scores``. Returns None if every row may attend to every key.
+        """
         if self._mask is None:
             return None
         with self._read:
@@ -110,7 +117,11 @@ class Mods:
 
 
 def _over_places(function: Callable, first: tuple[int, ...]) -> Callable:
-    """Vectorize ``function``, which takes single indices, over batches, heads, rows and keys."""
+    """Vectorize a mod, which takes single indices, over batches, heads, rows and keys.
+
+    ``first`` are the ``in_dims`` of its arguments before the indices: ``(0,)`` for the score of a
+    ``score_mod``, none for a ``mask_mod``.
+    """
     # The last vmap is the outermost, over batches.
     for place in (3, 2, 1, 0):
         dims = [0 if i == place else None for i in range(4)]
@@ -119,7 +130,10 @@ def _over_places(function: Callable, first: tuple[int, ...]) -> Callable:
 
 
 class Wholes(TorchFunctionMode):
-    """Mode in which ops read the whole value of each global tensor, as a plain tensor."""
+    """Mode in which ops read the whole value of each global tensor, as a plain tensor.
+
+    Entered while user functions run that compute with plain tensors and may reach global ones.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,10 +170,10 @@ class Wholes(TorchFunctionMode):
 
 
 class _Reads(Wholes):
-    """Mode that replaces each tensor that the user functions read by a plain, whole one.
+    """Mode that replaces each tensor that the mods read by a plain tensor with all of its values.
 
-    While ``finds`` is set, plain tensors that they read are noted, too. Once it is cleared, reading
-    a global tensor that was not read before raises.
+    While ``finds`` is set, during the first call, plain tensors that they read are noted, too. Once
+    it is cleared, reading a global tensor that was not read before raises.
     """
 
     def __init__(self, placement: Placement) -> None:

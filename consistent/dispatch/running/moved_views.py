@@ -43,9 +43,10 @@ _INEXACT = frozenset((torch.int64, torch.uint64))
 
 
 class MovedView:
-    """Record of how a moved view is taken from its source, and of the value it was taken from.
+    """Record of how a moved view, a view whose data boxing has copied, is taken from its source.
 
-    It holds the source and the number of writes into it at that time.
+    It is an attribute of the view. It holds the call, the source and how often the source had been
+    written when the view was taken, to see whether the view must be taken again.
     """
 
     __slots__ = (
@@ -64,7 +65,7 @@ class MovedView:
 
         Args:
             name: name of the op.
-            run: function that takes the view.
+            run: function that takes the view, called with ``given``.
             given: (args, kwargs) of the call; the first tensor in them is the source.
             index: position of the view in the call's result, or None if it is the result.
             doubtful: whether the result may be a copy on one device, because strides decide that.
@@ -83,7 +84,10 @@ class MovedView:
             writes.forget()
 
     def fresh(self, x: Any) -> Any:
-        """Return the value of the view ``x``, taken again if its source was written since."""
+        """Return the value of the view ``x``, taken again if its source was written since.
+
+        Taking it again may communicate.
+        """
         source, version = self._source()
         if (source is not self._seen[0] or version != self._seen[1]) and not self.is_cut():
             # Checked only now, because it may communicate.
@@ -96,9 +100,8 @@ class MovedView:
     def _retaken(self, source: Any) -> Any:
         """Take the view of ``source`` again, with a gradient if the view before had one.
 
-        If the source is one of several views of a base that was written, torch refuses the
-        gradient. Then the values can still be read, and the error is raised in backward, as torch
-        does.
+        For one of several views of a base that was written, torch refuses the gradient. Then the
+        values can still be read, and the error is raised in backward, as torch does.
         """
         try:
             with torch.set_grad_enabled(self._graded):
@@ -117,9 +120,10 @@ class MovedView:
         self._seen = source, version, writes.memory(source)
 
     def is_cut(self) -> bool:
-        """Return whether the source has got other memory since, as after ``source.data = other``.
+        """Return whether the source has other memory than when the view was taken from it.
 
-        The view then stays as it is, because a view keeps the memory that it was taken from.
+        This is so after ``source.data = other``. The view then stays as it is, because on one
+        device a view keeps the memory that it was taken from.
         """
         source, _, memory = self._seen
         now = writes.memory(source)
@@ -135,8 +139,9 @@ class MovedView:
     def is_view(self) -> bool:
         """Return whether the result would be a view on one device; a collective, the first time.
 
-        If strides decide, the ranks use the answer of the rank with the largest shard, because a
-        shard may have too few elements to tell.
+        A ``reshape`` returns a view or a copy depending on strides. If strides decide, the ranks
+        use the answer of the rank with the largest shard, because a shard may have too few elements
+        to tell.
         """
         if self._doubtful:
             placement = self._tensors[0]._spec.placement
@@ -151,7 +156,7 @@ class MovedView:
         return True
 
     def _on_one_device(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return source and view as meta tensors with the memory layout of a single device."""
+        """Return (source, view) as meta tensors with the strides that they have on one device."""
         moved: Any = getattr(self._tensors[0], "_moved_view", None)
         with unseen(), HookOff():
             tensors = [on_one_device(x) for x in self._tensors]
@@ -162,15 +167,16 @@ class MovedView:
     def takes(self, value: Any) -> bool:
         """Return whether a write of ``value`` into this view can be put into the source.
 
-        It cannot for views that repeat elements, and for dtypes that ``put`` would round.
+        It cannot for views that repeat elements, such as ``expand``, and for int64 and uint64,
+        which ``put`` would round.
         """
         return self._name not in _NOT_ONE_TO_ONE and value.dtype not in _INEXACT
 
     def is_ambiguous(self) -> bool:
-        """Return whether a write into this view has no well-defined gradient.
+        """Return whether it is unclear what gradient a write into this view has.
 
-        Torch refuses to write into a view that was taken in another grad mode, and leaves writes
-        into views of ``unsafe_split`` to the responsibility of the program.
+        Such a write is refused. Torch refuses to write into a view that was taken in another grad
+        mode, and leaves writes into views of ``unsafe_split`` to the responsibility of the program.
         """
         if self._name == "detach" or not (is_recording() and self._tensors[0].requires_grad):
             return False
@@ -179,8 +185,8 @@ class MovedView:
     def put(self, value: Any) -> None:
         """Write ``value`` into the elements of the source that the view covers; differentiable.
 
-        The backward pass of the view op carries each element of ``value`` to its place in the
-        source.
+        The backward of the view op maps a gradient of the view to one of the source, with each
+        element at its position. Applied to ``value``, it gives what has to be written where.
         """
         source, tracked = self._source()[0], records((value,))
         if self._name == "detach":  # e.g. x.data, through which writes have no history
@@ -222,7 +228,11 @@ class MovedView:
 
 
 def fresh(x: Any) -> Any:
-    """Return ``x``, brought up to date if it is a moved view whose source was written since."""
+    """Return ``x``, brought up to date if it is a moved view whose source was written since.
+
+    A moved view is the result of a view op for which boxing copied the data. Called on operands
+    before an op reads them, while moved views exist.
+    """
     for notify in _BEFORE_READ:
         notify(x)
     moved: Any = getattr(x, "_moved_view", None)  # plain tensors lack the attribute
@@ -230,13 +240,19 @@ def fresh(x: Any) -> Any:
 
 
 def up_to_date(x: Any) -> Any:
-    """Return ``fresh(x)``, or None if that would take communication."""
+    """Return ``fresh(x)``, the up-to-date value of ``x``, or None if that would communicate.
+
+    For printing, which a rank may do alone.
+    """
     moved: Any = getattr(x, "_moved_view", None)
     return moved.current(x) if moved.__class__ is MovedView else x
 
 
 def freshened(args: tuple, kwargs: dict) -> tuple | None:
-    """Return (args, kwargs) with moved views brought up to date, or None if all are so already."""
+    """Return (args, kwargs) with moved views brought up to date, or None if all are so already.
+
+    The C++ hook calls it before an op, while moved views exist.
+    """
     given: list[Any] = []
     collect((args, kwargs), given)
     new = [fresh(x) for x in given]
@@ -246,9 +262,10 @@ def freshened(args: tuple, kwargs: dict) -> tuple | None:
 
 
 def remember(out: Any, plan: Any, source: Any, args: tuple, kwargs: dict) -> Any:
-    """Attach to ``out``, one or several views that boxing moved, the record of their ``source``.
+    """Make ``out``, the result of a view op for which boxing moved the data, moved views.
 
-    ``plan``, ``args`` and ``kwargs`` are those of the call that made them.
+    ``out`` is one tensor or several, taken from ``source``. ``plan``, ``args`` and ``kwargs`` are
+    those of the call that made it.
     """
     doubtful = strides_decide(plan, source, out)
     several = isinstance(out, tuple | list)
@@ -262,7 +279,7 @@ def remember(out: Any, plan: Any, source: Any, args: tuple, kwargs: dict) -> Any
 
 
 def _cut_off(view: Any) -> Any:
-    """Return ``view``, detached if autograd is not recording.
+    """Return the result ``view`` of a view op, detached if autograd is not recording.
 
     A view in a rank's own memory can require the gradient of its base even under ``no_grad``, but a
     copy that was communicated does not.
@@ -273,7 +290,10 @@ def _cut_off(view: Any) -> Any:
 
 
 def write_through(plan: Any, args: tuple, kwargs: dict, view: Any) -> Any:
-    """Run an in-place op on a copy of the moved view, and write the result into its source."""
+    """Run an in-place op on a copy of the moved view ``view``, and write the copy into its source.
+
+    ``plan`` is that of the op, ``args`` and ``kwargs`` its arguments, with ``view`` as the first.
+    """
     if _is_copy(view):
         return plan.function(*args, **kwargs)
     moved = _writable(view, plan.name)
@@ -286,7 +306,10 @@ def write_through(plan: Any, args: tuple, kwargs: dict, view: Any) -> Any:
 
 
 def put(view: Any, value: Any, name: str) -> None:
-    """Write ``value`` into the source of the moved view ``view``, for the op ``name``."""
+    """Write ``value`` into ``view``, a moved view, for the op ``name``.
+
+    The value ends up in the tensor from which the view was taken.
+    """
     if _is_copy(view):
         view.copy_(value)
     else:
@@ -296,7 +319,8 @@ def put(view: Any, value: Any, name: str) -> None:
 def _is_copy(view: Any) -> bool:
     """Return whether the moved view ``view`` turns out to be a copy on one device.
 
-    In that case it stops being a moved view.
+    This may be so for ``reshape``. In that case it stops being a moved view: writes into it do not
+    reach its source.
     """
     moved = view._moved_view
     if moved.__class__ is not MovedView or moved.is_view():
@@ -320,6 +344,7 @@ def _writable(view: Any, name: str) -> MovedView:
 
 
 def moved_view_error(name: str) -> RuntimeError:
+    """Return the error for a write into a moved view that cannot be put into the view's source."""
     return RuntimeError(
         f"{name}_: this tensor is a view on one device, but boxing had to move its data, and what "
         "is written here cannot be put into "
@@ -328,17 +353,21 @@ def moved_view_error(name: str) -> RuntimeError:
 
 
 def any_moved(args: tuple, kwargs: dict) -> bool:
-    """Return whether the list that a list op writes into, its first, contains a moved view."""
+    """Return whether the list that a list op writes into contains a moved view.
+
+    A moved view is the result of a view op for which boxing had to copy the data. The list is the
+    first argument of the op.
+    """
     given: list[Any] = []
     collect((*args, *kwargs.values())[:1], given)
     return any(getattr(x, "_moved_view", False) for x in given)
 
 
 def refuse_moved(name: str, args: tuple, kwargs: dict) -> None:
-    """Raise if a list op is about to write into a moved view.
+    """Raise if a list op is about to write into a moved view, a view whose data boxing has copied.
 
-    A list op writes into its first list; a fused step also into all others but the gradients, which
-    come second.
+    A list op writes into its first list; a fused optimizer step also into all others but the
+    gradients, which come second.
     """
     rest = (*args, *kwargs.values())[2:] if name.startswith("_fused_") else ()
     if any_moved(args, kwargs) or any_moved((rest,), {}):

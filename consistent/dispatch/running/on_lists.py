@@ -14,7 +14,8 @@ from .writes import wrote
 class OnLists(Plan):
     """Plan that calls torch's list op once, on lists of shards.
 
-    All tensors at one index of the lists share one layout.
+    Used if all tensors at one index of the lists share one layout. ``one_by_one`` is the same op as
+    a loop over the indices, for an in-place op that writes into moved views.
     """
 
     kind = "list"

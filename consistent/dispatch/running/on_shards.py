@@ -58,7 +58,10 @@ _ON_OP_BEGIN, _ON_OP_END = callbacks("on_op_begin"), callbacks("on_op_end")
 
 
 class OnShards(Plan):
-    """Plan that calls torch's function on the shards, after boxing some of them."""
+    """Plan that boxes operands to the planned layouts and calls torch's function on the shards.
+
+    The commonest kind. The planner fills in the attributes and then calls ``settle``.
+    """
 
     kind = "run"
 
@@ -89,7 +92,7 @@ class OnShards(Plan):
     def is_one_call(self) -> bool:
         """True if the plan is one call of the function plus attaching the specs of its outputs.
 
-        Plain tensors are then passed as they are.
+        The C++ hook may run such a plan itself. Plain tensors are then passed as they are.
         """
         if self.boxes or self.outside or self.follow or (self.inplace and 0 in self.adopt):
             return False
@@ -97,7 +100,10 @@ class OnShards(Plan):
 
     @property
     def is_one_call_once_boxed(self) -> bool:
-        """True if the plan is one call of the function after ``boxed`` was called."""
+        """True if the plan is one call of the function after the operands in ``boxes`` were boxed.
+
+        The C++ hook then calls ``boxed`` and does the rest itself.
+        """
         # Subclasses replace `compute` or `run`, which the hook would not call.
         if type(self) is not OnShards or self.outside or self.follow or self.is_whole:
             return False
@@ -105,7 +111,7 @@ class OnShards(Plan):
         return not (self.adopt or writes or self.template or is_view(self))
 
     def settle(self) -> OnShards:
-        """Set ``way``, how the hook runs this plan. Call this once the plan is complete."""
+        """Set ``way``, how the hook runs this plan. Call this once the other attributes are set."""
         self.adopts = bool(self.adopt)
         if not (self.may_differ or self.tells_world or self.may_differ_in_backward):
             once_boxed = BOXED if self.is_one_call_once_boxed else RUN
@@ -115,7 +121,7 @@ class OnShards(Plan):
     def boxed(self, tensors: list) -> list:
         """Box the operands listed in ``boxes``, and replace them in ``tensors`` by plain shards.
 
-        Returns ``tensors``.
+        Returns the list ``tensors``. For the simple plans the C++ hook calls it, not ``run``.
         """
         check_mode.calling(self.name)
         box_operands(tensors, self.boxes)
@@ -152,15 +158,15 @@ class OnShards(Plan):
         return out
 
     def _writes_into_plain(self) -> bool:
-        """Return whether the in-place op writes into a plain target that stays plain.
+        """Return whether the op writes in place into a plain tensor that has to stay plain.
 
-        That is so inside a user's ``autograd.Function``, whose arguments are plain. Elsewhere the
-        target becomes global.
+        That is so in user code that runs on plain tensors, such as a user's ``autograd.Function``.
+        Elsewhere the target becomes global.
         """
         return self.inplace and 0 in self.adopt and present() is not None
 
     def _put_back(self, written: Any, original: Any) -> None:
-        """Box the value that the op has written to a boxed copy back into ``original``."""
+        """Box ``written``, a boxed copy that the op has written to, back into ``original``."""
         if original._moved_view:
             moved_views.put(original, written, self.name)
             return
@@ -168,6 +174,11 @@ class OnShards(Plan):
             _Tensor.copy_(original, box(plain(written), written._spec, original._spec))
 
     def _computed(self, tensors: list, args: tuple, kwargs: dict) -> Any:
+        """Return the plain result of ``compute``, run with all that the plan wraps around it.
+
+        That is: exchanging errors between ranks, and following the op on a rank outside the
+        placement.
+        """
         if self.outside:
             # Meta kernels may be written in Python, and would read the logical shape and device of
             # a global tensor there.
@@ -197,8 +208,9 @@ class OnShards(Plan):
     def _agreed(self, compute: Callable[[], Any], world: bool) -> Callable[[], Any]:
         """Return ``compute`` wrapped so that the ranks of the placement exchange errors after it.
 
-        If the ``world`` exchanges errors anyway, ``compute`` needs no wrapper, unless it runs a
-        form: a form communicates, so its ranks exchange errors before that.
+        ``world`` says that all ranks of the world exchange errors anyway. Then no wrapper is
+        needed, unless ``compute`` runs a form: a form communicates, so its ranks exchange errors
+        before that.
         """
         ranks, form = ranks_of(self.placement), None if self.choice is None else self.choice.form
         if form is not None:
@@ -206,7 +218,10 @@ class OnShards(Plan):
         return compute if world else partial(on_all, ranks, compute)
 
     def compute(self, tensors: list, args: tuple, kwargs: dict) -> Any:
-        """Run torch's function on shards in the planned layouts; return its plain result."""
+        """Run torch's function on shards in the planned layouts; return its plain result.
+
+        ``tensors`` are the shards, which replace the tensors in ``args`` and ``kwargs``.
+        """
         assert self.function is not None
         with HookOff():
             if self.template is not None:
@@ -232,9 +247,9 @@ class OnShards(Plan):
         return retype(out, self.outs), self.outs  # type: ignore[arg-type, return-value]
 
     def _moves_views(self, first: Any) -> bool:
-        """Return whether the result would be a view on one device, but is a copy.
+        """Return whether the result is a copy that would be a view of ``first`` on one device.
 
-        It is a copy because boxing moved the data.
+        It is a copy because boxing moved the data, or ``first`` itself is such a copy.
         """
         if self.inplace or not is_view(self):
             return False
@@ -314,7 +329,8 @@ class ByForm(OnShards):
 class InPlaceOnCopy(OnShards):
     """Plan of an in-place op that cannot run on the layout of its target.
 
-    The op runs on a whole copy of the target, which is then boxed back.
+    The target is boxed to B, the op runs on this copy, and the result is boxed back into the
+    target.
     """
 
     kind = "whole"
@@ -365,9 +381,10 @@ def _any_floats(tensors: Sequence[torch.Tensor]) -> bool:
 def _typed_by_layout(
     out: Any, outs: Sequence[Any], operands: Sequence[TensorSpec]
 ) -> tuple[Any, list[TensorSpec]]:
-    """Attach specs to the results of a plan that serves all sizes.
+    """Turn the plain results of a plan that serves all sizes into global tensors.
 
-    Their logical sizes follow from the sizes of the shards, and along split dims from ``operands``.
+    ``outs`` are their layouts. The logical length of a dim is that of the shard, or of a dim of one
+    of ``operands`` if the dim is split.
     """
 
     def spec_of(position: int, x: torch.Tensor) -> TensorSpec:
@@ -381,6 +398,10 @@ def _typed_by_layout(
 def _whole_shape(
     local: torch.Size, sources: Sequence[LengthSource], operands: Sequence[TensorSpec]
 ) -> torch.Size:
+    """Return the logical shape of an output whose shard has the shape ``local``.
+
+    ``sources`` say which dims of ``operands`` the split dims of the output have their lengths from.
+    """
     if not sources:
         return local
     shape = list(local)

@@ -19,7 +19,10 @@ _HANDLE_AHEAD = callbacks("handle_ahead")  # set by modules that prefetch operan
 
 
 def box_operands(tensors: list, boxes: Sequence[tuple[int, Layout]]) -> None:
-    """Box each (index, layout) of ``boxes``, and put the plain shard into ``tensors``."""
+    """Box the operands in ``boxes``, (index in ``tensors``, target layout), before an op runs.
+
+    Their plain shards in the new layouts replace them in ``tensors``.
+    """
     routes: dict[int, Route] = {}
     for index, layout in boxes:
         src = tensors[index]._spec
@@ -37,8 +40,8 @@ def box_operands(tensors: list, boxes: Sequence[tuple[int, Layout]]) -> None:
 def _box_sent(tensors: list, routes: dict[int, Route]) -> None:
     """Box the operands whose boxing is one message that travels while this rank computes.
 
-    ``routes`` are (source spec, target spec) by index in ``tensors``. A plan's prefetching may have
-    received some of them in advance.
+    ``routes`` are (source spec, target spec) by index in ``tensors``. Some of the messages may have
+    been received in advance, if an earlier op prefetched them.
     """
     come, go_on = [None] * len(routes), None
     if _HANDLE_AHEAD:

@@ -43,7 +43,10 @@ _SHAPES_OF = callbacks("shapes_of")
 
 @dataclass(frozen=True, slots=True)
 class TensorMeta:
-    """Shape, dtype, requires_grad and layout of a tensor, without its values."""
+    """Shape, dtype, requires_grad and layout (dense or sparse) of a tensor, without its values.
+
+    Sent to ranks outside the placement, which make a meta tensor from it.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -54,8 +57,9 @@ class TensorMeta:
 def announced(first_rank: int, outside: bool) -> Follow:
     """Return a ``Follow`` by which the placement's first rank sends the result to ranks outside.
 
-    Tensors are sent as ``TensorMeta``, without values. Its call is a collective of all ranks of the
-    world, those inside the placement included. ``outside`` says whether this rank is outside.
+    Tensors are sent as ``TensorMeta``, without values. The ``Follow`` is a collective of all ranks
+    of the world, those inside the placement included. ``outside`` says whether this rank is
+    outside.
     """
 
     def follow(compute: Compute, tensors: Tensors) -> Any:
@@ -83,9 +87,11 @@ def announced(first_rank: int, outside: bool) -> Follow:
 def by_values(
     name: str, call: tuple[Callable[..., Any], tuple, dict], compute: Compute, tensors: Tensors
 ) -> Any:
-    """Follow an op whose result is known only by running it, in a process that records a program.
+    """Follow an op whose result's shape depends on values, while a program is recorded.
 
-    ``call`` is the function with its arguments, as the program passed them.
+    Recording has no values, so a recorder that knows them is asked for the shapes. ``name`` is the
+    op, ``call`` the function with its arguments, as the program passed them; ``compute`` and
+    ``tensors`` are the arguments of every ``Follow``.
 
     Raises:
         RuntimeError: no recorder knows the values that decide the shapes of the result.
@@ -109,7 +115,7 @@ def by_values(
 
 
 def on_meta(compute: Compute, tensors: Tensors) -> Any:
-    """Run the op on meta tensors, and return plain results."""
+    """Run the op on meta tensors, and return plain results; a ``Follow``."""
     # Torch may save what an op returns for its backward. If that were global, meta kernels written
     # in Python would read its logical shape.
     return map_values(compute(), torch.Tensor, plain)
@@ -118,7 +124,8 @@ def on_meta(compute: Compute, tensors: Tensors) -> Any:
 def with_node(compute: Compute, tensors: Tensors) -> Any:
     """Run the op on meta tensors, with an autograd node that replaces the op's own.
 
-    The backward pass of the op's own node would need values.
+    Used if the backward of the op's own node would need values. The replacement passes on meta
+    gradients of the right shapes.
     """
     if not records(tensors):
         return on_meta(compute, tensors)
@@ -129,12 +136,15 @@ def with_node(compute: Compute, tensors: Tensors) -> Any:
 
 
 def in_place_with_node(compute: Compute, tensors: Tensors) -> Any:
-    """Do what ``with_node`` does, for an op that writes to its first operand."""
+    """Do what ``with_node`` does, for an op that writes to its first operand; a ``Follow``."""
     return in_place(compute, tensors) if records(tensors) else on_meta(compute, tensors)
 
 
 def in_place(compute: Compute, tensors: Tensors) -> Any:
-    """Record only the node of an op that writes to its first operand, and compute nothing."""
+    """Record only the autograd node of an op that writes to its first operand; a ``Follow``.
+
+    Nothing is computed. The node lets gradients reach all operands, as the op's own does.
+    """
     target = tensors[0]
     if target.layout is not torch.strided:
         return target  # torch records no writes into sparse tensors
@@ -145,10 +155,10 @@ def in_place(compute: Compute, tensors: Tensors) -> Any:
 
 
 def as_planned(name: str, outs: Sequence[TensorSpec], differentiable: Sequence[bool]) -> Follow:
-    """Return a ``Follow`` that makes meta tensors of the specs ``outs``, which the rule gives.
+    """Return a ``Follow`` that makes meta tensors with the specs ``outs`` and computes nothing.
 
-    ``differentiable`` says which of them may require grad. They are packed as torch's op ``name``
-    packs its results.
+    Used for ops without a meta kernel whose rule gives the outputs. ``differentiable`` says which
+    of them may require grad. They are packed as torch's op ``name`` packs its results.
     """
     metas = [
         TensorMeta(spec.local_shape(None), spec.dtype, asked and spec.dtype.is_floating_point)
@@ -171,7 +181,10 @@ def _stand_in(outcome: Any, tensors: Tensors) -> Any:
 
 
 class _StandIn(torch.autograd.Function):
-    """Autograd node on ranks outside in place of the op's own: it passes on meta gradients."""
+    """Autograd node on ranks outside the placement, in place of the op's own.
+
+    Forward makes meta tensors for ``metas``, backward meta gradients in the shapes of the operands.
+    """
 
     @staticmethod
     def forward(ctx: Any, metas: tuple[TensorMeta, ...], *tensors: torch.Tensor) -> tuple:
@@ -198,7 +211,10 @@ def _has_gradients(x: torch.Tensor) -> bool:
 
 
 def map_values(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """Apply ``change`` to each instance of ``kind`` inside ``value``."""
+    """Return ``value`` with ``change`` applied to each instance of ``kind`` inside it.
+
+    ``value`` may be nested tuples, lists and dicts, which keep their types.
+    """
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, tuple) and hasattr(value, "_make"):  # a named tuple of the user's

@@ -64,6 +64,7 @@ _thread = _Thread()
 def watched(placement: Placement, compute: Callable[[], T], operand: torch.Tensor) -> T:
     """Return ``compute()``, an op on shards, and let the ranks exchange errors in its backward.
 
+    It registers hooks at those autograd nodes of the result that may raise on some ranks only.
     ``operand`` is the first operand of the op.
     """
     # Sequence numbers grow, so nodes of this op have at least this one.
@@ -81,7 +82,11 @@ def watched(placement: Placement, compute: Callable[[], T], operand: torch.Tenso
 
 
 def run(engine: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Run torch's backward ``engine``. If a watched node raises on one rank, all its ranks do."""
+    """Call ``engine``, torch's backward, so that an error of a watched node is raised on all ranks.
+
+    A node is watched if ``watched`` has registered hooks at it, and the ranks are those of its
+    placement. Any other error is raised as it is, on this rank.
+    """
     try:
         return engine(*args, **kwargs)
     except BaseException as error:
@@ -94,7 +99,10 @@ def run(engine: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 
 @contextmanager
 def _unknown_to_others(ranks: Ranks) -> Iterator[None]:
-    """Note, if the body raises an error that ``ranks`` share, that other ranks do not."""
+    """Count an error that the body raises as one that only some ranks raise.
+
+    ``ranks`` all raise it; nothing is counted if these are all ranks of the world.
+    """
     try:
         yield
     except Exception:
@@ -104,9 +112,9 @@ def _unknown_to_others(ranks: Ranks) -> Iterator[None]:
 
 
 def _made_since(first: int, out: Any) -> Iterator[torch.autograd.graph.Node]:
-    """Yield the nodes in the graph of ``out`` with sequence numbers from ``first``.
+    """Yield the autograd nodes in the graph of ``out`` that the op itself has made.
 
-    They are those that the op itself has made.
+    They have sequence numbers from ``first``, which torch would have given next before the op ran.
     """
     waiting: set[Any] = {x.grad_fn for x in tree_leaves(out) if isinstance(x, torch.Tensor)}
     seen: set[Any] = {None}
@@ -118,11 +126,13 @@ def _made_since(first: int, out: Any) -> Iterator[torch.autograd.graph.Node]:
 
 
 def _begins(ranks: Ranks, grads: Any) -> None:
+    """Hook before a watched node: note that its ``ranks`` will exchange errors."""
     _thread.telling = ranks
     begin(ranks)
 
 
 def _went_well(*grads: Any) -> None:
+    """Hook after a watched node, which is called if the node has not raised: exchange errors."""
     ranks = _ends()
     if ranks is not None:
         with _unknown_to_others(ranks):
@@ -130,10 +140,11 @@ def _went_well(*grads: Any) -> None:
 
 
 def _put_off_alike(ranks: Ranks, found: tuple[Any, ...], _: Any) -> tuple[Any, ...] | None:
-    """Make a deferred error in the gradients ``found`` of one rank one on all ``ranks``.
+    """Make an error that torch defers on one rank one on all ``ranks``; a hook after a node.
 
     Torch defers an error by a node in the graph of a gradient, which raises if the gradient is
-    differentiated again. Returns the new gradients, or None if no graph is recorded.
+    differentiated again. ``found`` are the gradients that the node returned. Returns the new
+    gradients, or None if no graph is recorded.
     """
     if not torch.is_grad_enabled():
         return None
@@ -147,7 +158,10 @@ def _put_off_alike(ranks: Ranks, found: tuple[Any, ...], _: Any) -> tuple[Any, .
 
 
 def _put_off(found: Sequence[Any]) -> dict[int, str]:
-    """Return the messages of the errors that torch has deferred, by the index of their gradient."""
+    """Return the messages of errors that torch has deferred in the gradients ``found``.
+
+    By the index of their gradient. See ``_put_off_alike``.
+    """
     errors: dict[int, str] = {}
     for index, x in enumerate(found):
         node = None if x is None else x.grad_fn
@@ -162,7 +176,7 @@ def _put_off(found: Sequence[Any]) -> dict[int, str]:
 
 
 class Refused(torch.autograd.Function):
-    """Identity whose backward raises the error ``text``.
+    """Identity whose backward raises the error ``text``, on all ``ranks``.
 
     It marks a value, or a gradient, that cannot be differentiated.
     """
@@ -181,17 +195,21 @@ class Refused(torch.autograd.Function):
 def _as_one_node(
     ranks: Ranks, matrices: torch.Tensor, found: tuple[Any, ...], given: tuple[Any, ...]
 ) -> tuple[Any, ...] | None:
-    """Replace the graph of a determinant's gradient by one node, the same on all ranks."""
+    """Replace the graph of a determinant's gradient by one node, the same on all ranks.
+
+    A hook after the determinant's node, with its gradients: ``found`` of its inputs, ``given`` of
+    its output. ``matrices`` are the input.
+    """
     if not torch.is_grad_enabled() or found[0] is None:
         return None
     return _OfDeterminant.apply(found[0].detach(), matrices, given[0], ranks), *found[1:]
 
 
 class _OfDeterminant(torch.autograd.Function):
-    """Identity on ``found``, the gradient of ``x`` that torch computed for its determinant.
+    """Identity on ``found``, the gradient of ``det(x)``, with one backward node on all ranks.
 
-    ``grad`` is the gradient of the determinant. Its backward is torch's own, after which the ranks
-    exchange errors.
+    ``found`` is what torch computed from ``x`` and ``grad``, the gradient of the determinant. The
+    backward differentiates that formula again by torch, after which the ranks exchange errors.
     """
 
     @staticmethod
@@ -221,6 +239,7 @@ def _leaf(x: torch.Tensor) -> torch.Tensor:
 
 
 def _ends() -> Ranks | None:
+    """Undo ``_begins``; return the ranks that were to exchange errors, or None."""
     ranks, _thread.telling = _thread.telling, None
     if ranks is not None:
         end(ranks)

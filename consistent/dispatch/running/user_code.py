@@ -66,9 +66,10 @@ _thread = _Thread()
 
 @contextmanager
 def running(scene: Scene, time: int = 0) -> Iterator[None]:
-    """Mark this thread as running the code of ``scene`` inside the context.
+    """Mark this thread as running the user code of ``scene`` inside the context.
 
-    ``time`` counts the runs of the same code, which draw different random numbers.
+    ``time`` numbers the runs of the same code, which draw different random numbers: 0 for forward,
+    then one more for each backward.
     """
     before, _thread.scene = _thread.scene, scene
     try:
@@ -84,7 +85,10 @@ def present() -> Scene | None:
 
 
 def write_into_plain(function: Any, args: tuple, kwargs: dict, tensors: Sequence[Any]) -> Any:
-    """Run an in-place op whose first operand is plain, with global operands gathered."""
+    """Run an in-place op whose target, the first of ``tensors``, is plain, and stays so.
+
+    Global operands are gathered, so that each rank writes the same values.
+    """
     whole = [gather(plain(t), t._spec) if is_global(t) else t for t in tensors]
     args, kwargs = with_tensors(args, kwargs, whole)
     return function(*args, **kwargs)

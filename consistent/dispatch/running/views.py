@@ -23,7 +23,10 @@ _AT_TIMES = frozenset(("reshape", "reshape_as", "flatten", "ravel"))
 
 
 def is_view(plan: Any) -> bool:
-    """Return whether the op's result would share storage with its input on one device."""
+    """Return whether the result of the op of ``plan`` shares storage with its input on one device.
+
+    For ops such as ``reshape`` the strides may decide otherwise, see ``strides_decide``.
+    """
     if plan.name != "getitem":
         return plan.name in VIEWS
     # Indexing with tensors or lists of numbers makes a copy in torch, too.
@@ -32,7 +35,11 @@ def is_view(plan: Any) -> bool:
 
 
 def strides_decide(plan: Any, source: Any, out: Any) -> bool:
-    """Return whether the strides of ``source`` decide if ``plan`` makes ``out`` as a view."""
+    """Return whether torch would return a view or a copy depending on the strides of ``source``.
+
+    True for ``reshape`` and the like where dims are joined. ``plan`` is that of the call, ``out``
+    its result.
+    """
     return plan.name in _AT_TIMES and _joins_dims(source._spec.shape, out._spec.shape)
 
 
@@ -45,7 +52,7 @@ def _joins_dims(source: Sequence[int], target: Sequence[int]) -> bool:
 
 
 def on_one_device(x: Any) -> torch.Tensor:
-    """Return a meta tensor with the strides that the whole of ``x`` would have on one device.
+    """Return a meta tensor with the shape and strides that ``x`` would have on one device.
 
     The order of its dims by stride, and the gaps between items, are those of the shard.
     """

@@ -51,13 +51,16 @@ _ON_OP_END, _WATCH_WRITES = callbacks("on_op_end"), callbacks("watch_writes")
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """Placeholder in a result for an operand, by index, that the call returned itself."""
+    """Placeholder in the result of a call for an operand that the call returned itself.
+
+    ``index`` is that of the operand. It is replaced by the caller's own tensor in the end.
+    """
 
     index: int
 
 
 class _Written(NamedTuple):
-    """An operand that the call wrote to, and its whole written value.
+    """An operand that the call wrote to: its index and its value, on whole tensors, after the call.
 
     ``counted`` says whether autograd knows of the write.
     """
@@ -74,10 +77,18 @@ def call_whole(
     kwargs: dict,
     marked: Sequence[tuple[int, str]] | None = None,
 ) -> Any:
-    """Return ``run(*args, **kwargs)`` called on whole tensors; the tensors in the result are B.
+    """Call ``run``, user code without a rule, on whole plain tensors on every rank.
 
-    ``marked`` are (position, name) of the arguments that ``run`` declares to write to, or None if
-    it declares nothing.
+    The ranks are those of the placement. Global operands are gathered before; plain tensors in the
+    result become B tensors.
+
+    Args:
+        name: name of the function, for messages.
+        run: the function.
+        args: positional arguments of the call.
+        kwargs: named arguments of the call.
+        marked: (position, name) of the arguments that ``run`` declares to write to, or None if it
+            declares nothing, so that writes must be found by comparing values.
     """
     given: list[Any] = []
     collect((args, kwargs), given)
@@ -110,7 +121,7 @@ def call_whole(
 
 
 def _begun(name: str, run: Callable[..., Any], given: list, placement: Placement) -> OnShards:
-    """Announce the call to tracers and other ranks, compare plain operands; return its plan."""
+    """Tell tracers of the call and compare its plain operands between ranks; return its plan."""
     check_mode.calling(name)
     plan = _plan(name, run, given, placement)
     for notify in _ON_OP_BEGIN:
@@ -121,7 +132,7 @@ def _begun(name: str, run: Callable[..., Any], given: list, placement: Placement
 
 
 def _plan(name: str, run: Callable[..., Any], given: list, placement: Placement) -> OnShards:
-    """Make a plan that describes the call to tracers that watch plans."""
+    """Make a plan for tracers that watch plans. It describes the call, and is not run."""
     specs = [x._spec for x in given if is_global(x)]
     call = Call(name, (), {}, tuple(Operand(i, spec) for i, spec in enumerate(specs)))
     plan, whole = OnShards(name, run, call, placement), Layout.whole(placement)
@@ -135,7 +146,10 @@ def _plan(name: str, run: Callable[..., Any], given: list, placement: Placement)
 def _marked(
     marked: Sequence[tuple[int, str]], args: tuple, kwargs: dict, given: list
 ) -> frozenset[int]:
-    """Return the indices in ``given``, the operands, of those passed for ``marked``."""
+    """Return the indices, among the operands ``given``, of the arguments that ``marked`` names.
+
+    ``marked`` is as in ``call_whole``.
+    """
     found: list[Any] = []
     for position, name in marked:
         collect((args[position] if position < len(args) else kwargs.get(name),), found)
@@ -152,7 +166,8 @@ def _run(
 ) -> tuple:
     """Gather the operands ``sources``, call ``run`` on them; return (result, operands written to).
 
-    ``marks`` are the indices of the operands that the call declares to write to, or None.
+    ``marks`` are the indices of the operands that the call declares to write to, or None if it
+    declares nothing. Operands in the result are ``_Given``.
     """
     gathered: dict[int, torch.Tensor] = {}
     for x in sources:  # a tensor that is passed twice is the same object twice inside, too
@@ -172,9 +187,10 @@ def _run(
 
 
 def _in_scene(scene: Scene, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call ``run`` as user code of ``scene``, and gather global results if others do not run it.
+    """Call ``run`` as the user code of ``scene``, and gather global tensors in its result.
 
-    Those ranks know no more of a result than its shape.
+    They are gathered only if some ranks do not run the code: these are told no more of a result
+    than its shape.
     """
     with running(scene), _recorded(scene):
         out = run(*args, **kwargs)
@@ -185,7 +201,7 @@ def _in_scene(scene: Scene, run: Callable[..., Any], *args: Any, **kwargs: Any) 
 
 @contextmanager
 def _recorded(scene: Scene) -> Iterator[None]:
-    """Explain errors of user code that a recorder runs on tensors without values."""
+    """Explain an error of user code that a recorder runs on meta tensors, which have no values."""
     try:
         yield
     except Exception as error:
@@ -200,9 +216,13 @@ def _recorded(scene: Scene) -> Iterator[None]:
 
 
 class _Watched:
-    """The gathered value of an operand, watched for writes by the call.
+    """A gathered operand, watched to find out whether the call writes to it.
 
-    ``marked`` says whether the call declares to write to it, or is None if it declares nothing.
+    Args:
+        index: index of the operand.
+        whole: its gathered value, which the call gets.
+        source: the operand itself, a global or plain tensor.
+        marked: whether the call declares to write to it; None if it declares nothing.
     """
 
     def __init__(self, index: int, whole: torch.Tensor, source: Any, marked: bool | None) -> None:
@@ -219,7 +239,7 @@ class _Watched:
                 self._before = whole.data.clone()
 
     def written(self) -> _Written | None:
-        """Return a ``_Written`` if the call has written to the tensor, else None."""
+        """Return this operand as a ``_Written`` if the call has written to it, else None."""
         counted = _writes(self._whole) != self._count
         if counted or self._marked or self._differs():
             return _Written(self.index, self._whole, counted)
@@ -240,7 +260,10 @@ def _bits(x: torch.Tensor) -> torch.Tensor:
 
 
 def _is_copy(whole: torch.Tensor, source: Any) -> bool:
-    """Return whether a write into ``whole`` does not reach the memory of ``source``."""
+    """Return whether ``whole``, gathered from ``source``, is in memory of its own.
+
+    If it is, a write into ``whole`` must be copied back into ``source``.
+    """
     if not is_global(source):
         return False
     if source._moved_view:
@@ -278,6 +301,10 @@ def _put_back(x: Any, written: _Written) -> None:
 
 
 def _land(x: Any, shard: Any, whole: torch.Tensor) -> None:
+    """Write ``whole`` into the global operand ``x``.
+
+    ``shard`` is ``x`` itself, or an alias of its shard through which autograd counts no write.
+    """
     if x._moved_view:
         spec = _everywhere(x._spec.placement, whole)
         x.copy_(attach(spread(whole, spec, alias=True), spec))
@@ -293,7 +320,7 @@ def _everywhere(placement: Placement, x: torch.Tensor) -> TensorSpec:
 def _typed(out: Any, plan: OnShards, given: list, specs: list[TensorSpec]) -> Any:
     """Turn the tensors in the result ``out`` into B tensors, and each ``_Given`` into its operand.
 
-    The specs of the new tensors are appended to ``specs``.
+    ``given`` are the operands. The specs of the new tensors are appended to ``specs``.
     """
 
     def typed(x: torch.Tensor) -> Any:

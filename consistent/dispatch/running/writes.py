@@ -18,7 +18,10 @@ _written: dict[int, int] = {}  # address of a storage -> number of writes
 
 
 def wrote(x: Any) -> None:
-    """Count a write into the global tensor ``x``."""
+    """Count a write into the memory of the global tensor ``x``.
+
+    Called after each op that writes, while moved views are alive.
+    """
     reached = memory(x)
     if reached is not None:
         _written[reached._cdata] = _written.get(reached._cdata, 0) + 1
@@ -27,7 +30,8 @@ def wrote(x: Any) -> None:
 def count(x: Any) -> tuple[int, int]:
     """Return how often the memory of ``x`` was written, as (count of this module, torch's version).
 
-    The first number includes writes by other tensors in the same memory.
+    Two calls that return the same pair had no write in between. The first number includes writes by
+    other tensors in the same memory.
     """
     reached = memory(x)
     counted = 0 if reached is None else _written.get(reached._cdata, 0)
@@ -43,7 +47,10 @@ def forget() -> None:
 
 
 def memory(x: Any) -> Any:
-    """Return the storage of ``x``'s shard, or None if it is sparse: its views are never moved."""
+    """Return the storage of the shard of ``x``, or None if ``x`` is sparse.
+
+    Views of sparse tensors are never moved, so writes to these need no count.
+    """
     with HookOff():  # reads the storage of x itself, since a plain alias would involve autograd
         return torch.Tensor.untyped_storage(x) if x.layout is torch.strided else None
 

@@ -18,12 +18,12 @@ Drawn = tuple[Any, ...]
 
 
 def canvas(title: str, note: str, lanes: Sequence[tuple[str, str]], events: Sequence[Drawn]) -> str:
-    """Return a heading, a note and a timeline as HTML.
+    """Return a heading, a note and a timeline as HTML; the page's script draws the timeline.
 
     Args:
         title: the heading.
         note: HTML of the note.
-        lanes: (name, one of the colours in style.py) of each lane.
+        lanes: (name, one of the colours in style.py) of each row of the timeline.
         events: the events to draw, see ``Drawn``.
     """
     drawn = {"lanes": [*map(_shown, lanes)], "events": [*map(_shown, events)]}

@@ -23,8 +23,10 @@ def escaped(text: object) -> str:
 
 
 def frame(title: str, lead: str, body: str) -> str:
-    """Return a complete HTML page that loads no other resources. ``lead`` is the text under the
-    title, and ``body`` is HTML."""
+    """Return a complete HTML page that loads no other resources.
+
+    ``lead`` is the text under the title, and ``body`` is HTML.
+    """
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -42,8 +44,12 @@ def numbers(shown: Sequence[tuple[object, str]]) -> str:
 
 
 def bars(rows: Sequence[tuple[str, int]], most: int = 12) -> str:
-    """Return one bar as HTML for each (name as HTML, bytes), with its share of the total. The rows
-    after the first ``most`` become one bar."""
+    """Return one bar as HTML for each row, with its bytes and its share of the total.
+
+    Args:
+        rows: (name as HTML, bytes); at least one.
+        most: number of rows to show; those after them become one bar.
+    """
     left = sum(n for _, n in rows[most:])
     shown = [*rows[:most], *([(f"{len(rows) - most} others", left)] if left else [])]
     longest, total = max(n for _, n in shown), sum(n for _, n in shown)
@@ -90,8 +96,10 @@ def stacks(
 
 
 def bar(value: int, longest: int, kind: str = "") -> str:
-    """Return a small bar with ``value`` bytes as its text, for a table cell or a line. ``longest``
-    is the value of a bar of full length, and ``kind`` its colour in style.py."""
+    """Return a small bar with ``value`` bytes as its text, for a table cell or a line.
+
+    ``longest`` is the value of a bar of full length, and ``kind`` the bar's CSS class in style.py.
+    """
     if not value:
         return ""
     share = 100 * value / max(longest, 1)
@@ -102,8 +110,10 @@ def bar(value: int, longest: int, kind: str = "") -> str:
 
 
 def search() -> str:
-    """Return a search field that hides those rows of the page's table ``lines`` that do not
-    match."""
+    """Return a search field as HTML, which hides rows of the page's table ``lines``.
+
+    The rows without the typed words are hidden.
+    """
     return (
         "<div class=tools><input id=search type=search placeholder='Search: op, file, S(0) ...' "
         "aria-label=Search><span id=found class=note></span></div>"
@@ -118,7 +128,10 @@ def labelled(text: str) -> str:
 
 
 def moved(text: str) -> str:
-    """Return a move such as ``S(0) -all_gather(0)-> B`` as HTML, with the move in grey."""
+    """Return a change of layout such as ``S(0) -all_gather(0)-> B`` as HTML.
+
+    The operation is grey, and each SBP a coloured label.
+    """
     marked = re.sub(_MOVE, r"<span class=move>\1 &rarr;</span>", escaped(text))
     return re.sub(_SBP, lambda m: _label(m[0]), marked)
 
@@ -134,13 +147,13 @@ def table(
     rows: Sequence[Sequence[str]],
     boxes: Collection[int] = (),
 ) -> str:
-    """Return a table whose rows are sorted by a column when its head is clicked.
+    """Return an HTML table whose rows are sorted by a column when its head is clicked.
 
     Args:
         name: id of the table.
         heads: (name, whether the column holds numbers) of each column.
-        rows: the cells of each row, as HTML.
-        boxes: indices of the rows to mark.
+        rows: the cells of each row, as HTML (see ``cell`` and ``number``).
+        boxes: indices of the rows to mark, such as those that send.
     """
     top = "".join(
         f'<th{" class=n" if number else ""}><button type="button">{escaped(text)}</button></th>'
@@ -157,7 +170,7 @@ def table(
 
 
 def cell(text: str, kind: str = "") -> str:
-    """Return a table cell with the HTML ``text``. ``kind`` is its CSS class."""
+    """Return a table cell with the HTML ``text``; ``kind`` is its CSS class."""
     return f'<td class="{kind}">{text}</td>' if kind else f"<td>{text}</td>"
 
 

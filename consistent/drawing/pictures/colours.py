@@ -18,7 +18,7 @@ Style = int | str | None  # index of a piece's colour, "bold" or "dim", or None 
 
 
 def colour(index: int) -> str:
-    """Return the colour of the piece with this index. Colours repeat after nine."""
+    """Return the colour of the piece with this index; colours repeat after nine."""
     return PALETTE[index % len(PALETTE)]
 
 
@@ -29,7 +29,10 @@ def paler(colour: str) -> str:
 
 
 def paint(text: str, style: Style, coloured: bool) -> str:
-    """Return ``text`` with a terminal style, or unchanged if not ``coloured``."""
+    """Return ``text`` with a terminal style, or unchanged if not ``coloured``.
+
+    ``style`` is the index of a colour, "bold", "dim" or None.
+    """
     if not coloured or style is None or not text.strip():
         return text
     codes = {"bold": "1", "dim": "2"}
@@ -38,8 +41,10 @@ def paint(text: str, style: Style, coloured: bool) -> str:
 
 
 def shows_colours() -> bool:
-    """Return whether text printed now may have colours. Standard output must be a terminal that
-    supports them, and NO_COLOR must not be set (no-color.org)."""
+    """Return whether text that is printed to standard output may have colours.
+
+    It must be a terminal that supports them, and NO_COLOR must not be set (no-color.org).
+    """
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return bool(getattr(sys.stdout, "isatty", lambda: False)())

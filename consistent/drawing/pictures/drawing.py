@@ -25,7 +25,13 @@ FONT = "ui-sans-serif,system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-seri
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Rectangle of a drawing. ``striped`` draws stripes over its colour, for addends of a sum."""
+    """Rectangle of a drawing, with its left upper corner at (x, y).
+
+    Args:
+        fill, edge: colours of the inside and of the edge; "" for none.
+        striped: whether to draw stripes over it, which mark addends of a sum.
+        title: tooltip in a browser.
+    """
 
     x: float
     y: float
@@ -39,8 +45,11 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Line of text in a drawing. ``y`` is its base line, and ``anchor`` is "start", "middle" or
-    "end"."""
+    """Line of text in a drawing.
+
+    ``y`` is its base line, and ``x`` the position of its "start", "middle" or "end", as ``anchor``
+    says.
+    """
 
     x: float
     y: float
@@ -53,7 +62,10 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Boxes and texts on a sheet, where later shapes cover earlier ones."""
+    """Boxes and texts on a sheet of ``width`` x ``height`` pixels; later shapes cover earlier ones.
+
+    ``name`` describes it for screen readers.
+    """
 
     width: float
     height: float
@@ -69,8 +81,10 @@ class Drawing:
         return self._svg(' xmlns="http://www.w3.org/2000/svg"', f"<style>{looks}</style>\n")
 
     def inside(self) -> str:
-        """Return the drawing as SVG for embedding in a page that defines the colours in ``INK``
-        itself."""
+        """Return the drawing as SVG to be embedded in an HTML page.
+
+        The page must define the colours in ``INK`` as CSS variables.
+        """
         return self._svg("", "")
 
     def _svg(self, more: str, looks: str) -> str:

@@ -16,9 +16,10 @@ _WAYS = ('.save("picture.svg")', '.save("picture.png")')
 
 
 class Picture:
-    """Result of ``visualize``. ``print`` shows its text; a notebook shows the drawing.
+    """Base class of what ``visualize`` and other functions return to be looked at.
 
-    Colours are used where standard output is a terminal and NO_COLOR is not set.
+    ``print`` shows its text, a notebook shows its drawing, and ``save`` writes a file. Text has
+    colours where standard output is a terminal and NO_COLOR is not set.
     """
 
     def text(self, *, colour: bool = False, width: int = 80, blocks: bool = True) -> str:
@@ -40,8 +41,9 @@ class Picture:
         return self.drawing().svg()
 
     def save(self, path: str | Path) -> Path:
-        """Write the picture to ``path`` as SVG, or as PNG if matplotlib is installed. Missing
-        folders are created.
+        """Write the picture to ``path`` as SVG or PNG; missing folders are created.
+
+        PNG needs matplotlib.
 
         Raises:
             ValueError: the name ends neither in .svg nor in .png.
@@ -68,5 +70,5 @@ class Picture:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Wrap ``text`` into lines of at most ``width`` characters."""
+    """Return ``text`` as lines of at most ``width`` characters; all but the first are indented."""
     return textwrap.wrap(text, width, subsequent_indent="  ") or [""]

@@ -1,5 +1,4 @@
-"""Arguments of a job: they are checked against the declared shapes and dtypes (placeholders), then
-moved to its devices."""
+"""Arguments of a job: their check against the declarations (placeholders), and their placing."""
 
 from __future__ import annotations
 
@@ -22,8 +21,12 @@ from ..typing import Placeholder
 
 
 class Arguments:
-    """Declared arguments of a job (name -> placeholder), by which the arguments of calls are
-    checked."""
+    """The declared arguments of a job, by which the arguments of its calls are checked.
+
+    Each argument in ``signature`` has a placeholder, which declares its shape and dtype, as its
+    annotation or default value. ``job`` is the job's name. Raises TypeError if an argument has no
+    placeholder.
+    """
 
     def __init__(self, job: str, signature: inspect.Signature):
         self.job = job
@@ -47,15 +50,19 @@ class Arguments:
 
     @property
     def view(self) -> ViewName | None:
-        """Name of the view that the placeholders belong to, "consistent" or "mirrored"; None for a
-        job without arguments."""
+        """Name of the placeholders' view: "consistent" or "mirrored"; None without arguments.
+
+        It says whether a job takes whole batches or a list with one part for each device.
+        """
         for placeholder in self.placeholders.values():
             return placeholder.view
         return None
 
     def read(self, args: tuple, kwargs: dict, view: ViewName, placement: Placement) -> list[Any]:
-        """Check the arguments of a call, and return them as global tensors (consistent view) or
-        mirrored tensors (mirrored view).
+        """Check the arguments of a call, and put them on the devices of ``placement``.
+
+        Returns them in order, as global tensors in the view "consistent", and as mirrored tensors
+        in the view "mirrored". A collective of the world.
 
         Raises:
             ValueError: on every rank, if on any rank an argument does not match its placeholder.
@@ -73,10 +80,10 @@ class Arguments:
         return [_placed(given[n], p, view, placement) for n, p in self.placeholders.items()]
 
     def _agree(self, fault: str) -> None:
-        """Raise on every rank if some rank has found a fault; ``fault`` is "" on a rank without
-        one.
+        """Raise ValueError on every rank if some rank has found a fault. A collective.
 
-        If a rank raised alone, the other ranks would wait for it.
+        ``fault`` describes this rank's fault, and is "" if it has none. If a rank raised alone, the
+        other ranks would wait for it.
         """
 
         def failed(faults: list[str]) -> ValueError:

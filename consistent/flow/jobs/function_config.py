@@ -49,7 +49,7 @@ class TrainConfig:
 
 
 class FunctionConfig:
-    """Settings of a job; ``flow.function_config()`` makes one."""
+    """Settings of a job, passed to ``global_function``; ``flow.function_config()`` makes them."""
 
     def __init__(self) -> None:
         self.dtype = torch.float32

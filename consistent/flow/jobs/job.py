@@ -1,5 +1,6 @@
-"""Jobs: functions with declared arguments (placeholders) that are called with numpy arrays or
-tensors, and run on many devices.
+"""Jobs: functions with declared arguments that run on many devices.
+
+They are called with numpy arrays or tensors. A declaration of an argument is a *placeholder*.
 
 ```
                    arguments              in the function    results
@@ -43,10 +44,19 @@ def global_function(
 ) -> Callable[[Callable[..., Any]], Job]:
     """Return a decorator that makes a function a job.
 
+    A job is called with whole batches or lists of parts, and runs on all devices:
+
+    ```
+    @flow.global_function(type="predict")
+    def classify(images: flow.typing.Numpy.Placeholder((100, 784))):
+        return flow.layers.dense(images, 10)
+    ```
+
     Args:
         type: "train" or "predict". In the older form this is the ``function_config``, and the job
             trains if the config has a learning rate.
-        function_config: dtype of variables, view and placement.
+        function_config: the dtype of variables, the view (whole batches or one part per device) and
+            the placement.
     """
     if isinstance(type, FunctionConfig):
         type, function_config = None, type
@@ -68,7 +78,11 @@ def global_function(
 
 
 class Job:
-    """A function of placeholders that runs on many devices; ``global_function`` makes jobs."""
+    """A function with declared arguments that runs on many devices; ``global_function`` makes it.
+
+    A job of kind "train" takes an optimizer step after the function has returned, one of kind
+    "predict" does not.
+    """
 
     def __init__(
         self,
@@ -90,8 +104,11 @@ class Job:
 
     @property
     def view(self) -> ViewName:
-        """Name of the view: that of the config if set, else that of the scope, else that of the
-        placeholders."""
+        """Name of the job's view: "consistent" (whole batches) or "mirrored" (one part per device).
+
+        It is that of the config if set, else that of the entered scope, else that of the declared
+        arguments, else "consistent".
+        """
         return self.settings.view or current_view() or self._arguments.view or "consistent"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -124,8 +141,11 @@ class Job:
         return placement
 
     def _copies(self, run: JobRun, inputs: list[Any]) -> Callable[..., Any]:
-        """Return the job's function as a data-parallel module, for the mirrored view: every rank
-        has a copy of the variables."""
+        """Return the job's function as a data-parallel module, for the mirrored view.
+
+        In it every rank has a copy of the variables, and gradients are averaged in backward. The
+        first call runs the function once with ``inputs``, to find its variables.
+        """
         size = devices.world_size()
         if run.placement.size != size:
             raise ValueError(
@@ -145,8 +165,8 @@ class Job:
     def _first_variables(self, run: JobRun, inputs: list[Any]) -> dict[str, torch.nn.Parameter]:
         """Run the function once to create its variables, and return the trainable ones by name.
 
-        The state of the random generator is restored, so the real call draws the same numbers
-        again.
+        The results are dropped. The state of torch's random generator is restored, so that the call
+        that follows draws the same numbers.
         """
         trial = JobRun(run.job, run.view, run.placement, run.dtype)
         state = torch.get_rng_state()
@@ -175,11 +195,11 @@ class Job:
         self.steps += 1
 
     def _optimizer_for(self, run: JobRun, words: Minimizer) -> torch.optim.Optimizer:
-        """Return the torch optimizer of all variables used so far, with the learning rate of this
-        step.
+        """Return the job's torch optimizer, with the learning rate of this step.
 
-        Variables that are new in this call are added to it. It has one parameter group per
-        placement.
+        It has all variables that the job has used so far: variables that are new in this call
+        (``run``) are added, as one parameter group per placement. ``words`` describes the
+        optimizer, which is made in the first call.
         """
         used = [v for v in run.used.values() if v.trainable]
         held = {id(p) for g in self._groups() for p in g["params"]}
@@ -209,7 +229,10 @@ class Job:
 
 
 class _Model(torch.nn.Module):
-    """Module around a job's function, whose parameters DataParallel keeps equal on all ranks."""
+    """Module around a job's function, so that DataParallel can average the gradients.
+
+    ``variables`` are the function's trainable variables, by name.
+    """
 
     def __init__(self, function: Callable[..., Any], variables: dict[str, torch.nn.Parameter]):
         super().__init__()

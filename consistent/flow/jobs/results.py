@@ -14,9 +14,10 @@ from ..typing import ListNumpy, Numpy, Several
 
 
 def returned(value: Any) -> Any:
-    """Convert global tensors to whole arrays, and mirrored ones to lists with one array per device.
+    """Convert the results of a job's function to numpy arrays, the same on every rank.
 
-    This is a collective.
+    A global tensor becomes one array, a mirrored tensor a list with one array per device. Lists,
+    tuples and dicts are converted item by item. A collective.
     """
     if isinstance(value, MicroBatches):
         return returned(pack(value, len(value)))

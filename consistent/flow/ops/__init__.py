@@ -1,2 +1,1 @@
-"""Helpers that all ops of ``consistent.flow`` share: placements, micro-batches, padding and
-factories."""
+"""Helpers of the ops of ``consistent.flow``: placements, micro-batches, padding and factories."""

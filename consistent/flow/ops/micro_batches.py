@@ -1,5 +1,4 @@
-"""Micro-batches, and the decorator of all ops of ``consistent.flow``, which chooses the placement
-of an op."""
+"""Micro-batches, and the decorator of all ops, which chooses the placement where an op runs."""
 
 from __future__ import annotations
 
@@ -16,7 +15,10 @@ from ..scope import current_placement
 
 
 class MicroBatches(list):
-    """List of the parts of a batch; ops of ``consistent.flow`` run on one part after the other."""
+    """List of the parts of a batch, as ``unpack`` returns it.
+
+    Ops of ``consistent.flow`` run on one part after the other, and return such a list.
+    """
 
 
 def unpack(x: Any, count: int) -> MicroBatches:
@@ -42,7 +44,7 @@ def pack(parts: MicroBatches, count: int) -> Any:
 
 
 def op(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a function as an op of ``consistent.flow``.
+    """Decorator that makes a function an op of ``consistent.flow``.
 
     The op first moves its tensors to one placement. If arguments are ``MicroBatches``, it runs once
     for each micro-batch, and returns ``MicroBatches``.
@@ -69,10 +71,11 @@ def op(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def at(x: Any, placement: Placement) -> Any:
-    """Return a global ``x`` moved to ``placement``: replicated on one device, split along dim 0
-    over several devices.
+    """Return a global tensor ``x`` moved to ``placement``.
 
-    Other values, and tensors that are there already, are returned as they are.
+    Over several devices it is split along dim 0; a tensor without dims, or on one device, is
+    replicated. Other values, and tensors that are on ``placement`` already, are returned as they
+    are.
     """
     if not isinstance(x, GlobalTensor) or x.placement == placement:
         return x
@@ -87,10 +90,11 @@ def _part(values: Any, k: int) -> Any:
 
 
 def _placement(values: list[Any]) -> Placement | None:
-    """Return the placement on which an op runs; None if no argument is a global tensor.
+    """Return the placement on which an op with the arguments ``values`` runs.
 
-    This is the placement of the innermost scope; without a scope, that of the arguments. If these
-    are on several placements, the op runs on the placement of the job.
+    It is that of the innermost entered scope; without a scope, that of the arguments. If these are
+    on several placements, it is that of the job. The result is None if no argument is a global
+    tensor.
     """
     found = {v.placement for v in values if isinstance(v, GlobalTensor)}
     if not found:

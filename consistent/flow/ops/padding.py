@@ -24,10 +24,11 @@ def same(
     dilation: tuple[int, int] = (1, 1),
     value: float = 0.0,
 ) -> tuple[Any, tuple[int, int]]:
-    """Return ``x`` and the padding that torch has to add on both sides to implement ``padding``.
+    """Return (``x``, the ``padding=`` argument for torch's op) that implement ``padding``.
 
-    "VALID" adds none. "SAME" gives ceil(n / stride) outputs. If a dim needs an odd number of
-    padding elements, one more goes to the end; ``x`` itself is then padded with ``value``.
+    "VALID" adds no padding. "SAME" gives ``ceil(n / stride)`` outputs. torch's argument adds the
+    same number on both sides of a dim. If a dim needs an odd number, ``x`` is padded here with
+    ``value``, with one element more at the end, and the argument is (0, 0).
     """
     if padding == "VALID":
         return x, (0, 0)

@@ -31,10 +31,10 @@ class placement(Placement):  # noqa: N801  (the documents' name)
 
 
 def _either(name: str) -> Callable[..., Any]:
-    """Return a factory like ``torch.<name>`` that makes plain tensors, or global ones if there is a
-    placement.
+    """Return a factory such as ``zeros``, which makes a plain or a global tensor.
 
-    The placement may be an argument or an entered scope.
+    It is ``consistent.<name>`` if a placement or SBP is passed or a placement scope is entered,
+    else ``torch.<name>``.
     """
     local, made_global = getattr(torch, name), getattr(factories, name)
 
@@ -70,9 +70,10 @@ zeros = _either("zeros")
 def to_global(
     x: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> GlobalTensor:
-    """Return ``x`` as a global tensor with another placement or layout per mesh axis (SBP).
+    """Return ``x`` as a global tensor on ``placement`` with layout ``sbp``.
 
-    A plain ``x`` is this rank's shard of the result, and needs both placement and SBP.
+    For a global ``x`` either may be left out, and stays as it is. A plain ``x`` is this rank's
+    shard of the result, and needs both.
     """
     if isinstance(x, GlobalTensor):
         return x.to_global(placement=placement, sbp=sbp, **options)

@@ -1,5 +1,4 @@
-"""Initializers of variables: functions that fill a tensor, with the same values whatever its
-layout."""
+"""Initializers of variables: functions that fill a tensor, with the same values in any layout."""
 
 from __future__ import annotations
 
@@ -14,21 +13,18 @@ Initializer = Callable[[torch.Tensor], object]
 
 
 def truncated_normal(stddev: float = 1.0, mean: float = 0.0) -> Initializer:
-    """Return an initializer that draws normal values within two deviations of the mean.
-
-    A value outside is drawn again.
-    """
+    """Return an initializer that draws normal values within two standard deviations of the mean."""
     low, high = mean - 2 * stddev, mean + 2 * stddev
     return partial(init.trunc_normal_, mean=mean, std=stddev, a=low, b=high)
 
 
 def random_normal_initializer(mean: float = 0.0, stddev: float = 1.0) -> Initializer:
-    """Return an initializer that draws normal values."""
+    """Return an initializer that draws values of a normal distribution."""
     return partial(init.normal_, mean=mean, std=stddev)
 
 
 def random_uniform_initializer(minval: float = 0.0, maxval: float = 1.0) -> Initializer:
-    """Return an initializer that draws uniform values."""
+    """Return an initializer that draws values uniformly from ``minval`` to ``maxval``."""
     return partial(init.uniform_, a=minval, b=maxval)
 
 
@@ -48,8 +44,11 @@ def ones_initializer() -> Initializer:
 
 
 def default_initializer(x: torch.Tensor) -> None:
-    """Fill ``x`` as a variable without an initializer: a vector with zeros, other tensors as
-    torch's linear and convolution layers do."""
+    """Fill ``x``, a variable for which no initializer was given.
+
+    A vector gets zeros, and other tensors the values of torch's linear and convolution layers
+    (``kaiming_uniform_``).
+    """
     if x.ndim < 2:
         init.zeros_(x)
     else:

@@ -24,7 +24,16 @@ from .initializers import Initializer, default_initializer
 
 @dataclass
 class Variable:
-    """Named parameter that jobs share, with what is needed to initialize it."""
+    """Named parameter that jobs share, with what is needed to initialize it.
+
+    Attributes:
+        name: the key by which jobs find it.
+        value: the parameter, a global tensor.
+        initializer: fills it with its initial values.
+        seed: seed for the initializer; None for the program's seed.
+        copy: plain parameter in the same storage, with which mirrored jobs compute; None before
+            the first of them.
+    """
 
     name: str
     value: Any  # the global tensor
@@ -53,15 +62,15 @@ class Variable:
             self.initializer(self.value)
 
     def load(self, whole: torch.Tensor) -> None:
-        """Copy the values of ``whole``, the unsharded tensor, which every rank has."""
+        """Set the values to those of the whole tensor ``whole``, which every rank passes."""
         with torch.no_grad():
             self.value.copy_(distribute(whole, self.value.placement, self.value.sbp))
 
     def seen_by(self, view: str) -> Any:
         """Return the tensor with which a job of ``view`` computes.
 
-        This is the global tensor ("consistent"), or a plain parameter with the same storage
-        ("mirrored").
+        It is the global tensor for "consistent", and a plain parameter with the same storage for
+        "mirrored". Raises ValueError for "mirrored" if the variable is not replicated.
         """
         if view == "consistent":
             return self.value
@@ -131,7 +140,10 @@ def get_variable(
 
 
 def _keep(variable: Variable) -> None:
-    """Give a new variable its values, initial or loaded ones, and let every job find it."""
+    """Give a new variable its values and register it, so that every job finds it by its name.
+
+    The values are those of ``CheckPoint.load`` if that was called before, else the initial ones.
+    """
     variable.initialize()
     if variable.name in session.loaded:
         found = torch.load(session.loaded[variable.name], weights_only=True, mmap=True)

@@ -28,10 +28,15 @@ from ..registry import Shards, form
 
 
 class Fetched:
-    """Position of the inputs that a rank fetched along ``dim`` for its outputs.
+    """Which inputs a rank has fetched along ``dim``, and which outputs it computes from them.
 
-    The inputs begin at index ``start`` of the logical tensor. ``low`` and ``high`` are the numbers
-    of padding elements before and after them that the outputs read past the ends of the tensor.
+    Args:
+        dim: dim of the input.
+        start: index in the logical tensor of the first fetched input.
+        low: number of padding elements that the outputs read before the start of the tensor.
+        high: the same past the end of the tensor.
+        first: index of the first of this rank's outputs in the logical output.
+        count: number of these outputs.
     """
 
     def __init__(self, dim: int, start: int, low: int, high: int, first: int, count: int) -> None:
@@ -41,7 +46,10 @@ class Fetched:
 
 @form(FORM)
 def halo(shard: Shards) -> Tensor:
-    """Fetch along each split dim where outputs read neighbouring shards, then run the op."""
+    """Fetch along each split dim where outputs read neighbouring shards, then run the op.
+
+    For a convolution with a kernel of 3 and stride 1 this is one element on each side of the shard.
+    """
     x, parts = shard.tensors[0], []
     for d in dict.fromkeys(e.dim for e in shard.specs[0].sbp if isinstance(e, Split)):
         if halo_of(shard.call, d) is not None and _is_served(shard, d):
@@ -55,8 +63,10 @@ ON_FETCHED: dict[str, Callable[[Shards, Tensor, list[Fetched]], Any]] = {}
 
 
 def again(shard: Shards, x: Tensor, **changed: Any) -> Any:
-    """Run the op on ``x`` in place of its first operand, with the arguments in ``changed``
-    replaced."""
+    """Run the op on ``x`` in place of its first operand, and with the arguments ``changed``.
+
+    ``again(shard, x, padding=0)`` calls the op with its own arguments but for input and padding.
+    """
     args, kwargs = [x, *shard.args[1:]], dict(shard.kwargs)
     kwargs.pop("input", None)
     kwargs.pop("self", None)
@@ -70,13 +80,16 @@ def again(shard: Shards, x: Tensor, **changed: Any) -> Any:
 
 
 def cropped(x: Tensor, part: Fetched, start: int) -> Tensor:
-    """Return this rank's outputs, which begin at index ``start`` of ``x``."""
+    """Return the items of ``x`` along the fetched dim that are this rank's outputs.
+
+    ``x`` is the op's result on the fetched inputs, in which the rank's own outputs begin at index
+    ``start``.
+    """
     return x.narrow(part.dim, start, part.count)
 
 
 def _is_served(shard: Shards, d: int) -> bool:
-    """Return whether this form handles the split of dim ``d``, that is, whether one of its axes
-    splits it."""
+    """Return whether the form has to fetch along dim ``d``: whether one of its axes splits it."""
     return any(shard.specs[0].sbp[a] == Split(d) for a in shard.axes)
 
 
@@ -84,6 +97,7 @@ def _is_served(shard: Shards, d: int) -> bool:
 
 
 def _fetched(shard: Shards, x: Tensor, d: int) -> tuple[Tensor, Fetched]:
+    """Fetch what this rank's outputs read along dim ``d``; return it and its description."""
     found, n = halo_of(shard.call, d), shard.specs[0].shape[d]
     assert found is not None
     at, place = place_of(shard), found.place
@@ -102,18 +116,20 @@ def _fetched(shard: Shards, x: Tensor, d: int) -> tuple[Tensor, Fetched]:
 
 
 def place_of(shard: Shards) -> Coordinate:
-    """Return this rank's coordinate. A rank outside the placement gets the coordinate of the first
-    rank, which has the largest shards."""
+    """Return this rank's coordinate in the placement.
+
+    For a rank outside the placement it is the coordinate of the first rank, which has the largest
+    shards.
+    """
     return shard.coordinate or (0,) * shard.placement.ndim
 
 
 def fetch(
     shard: Shards, x: Tensor, spec: TensorSpec, d: int, wanted: Callable[[Coordinate], Ranges]
 ) -> Tensor:
-    """Fetch the ranges along dim ``d`` that this rank wants of a tensor, concatenated in order.
-    Differentiable.
+    """Fetch ranges of the logical tensor along dim ``d``, concatenated in order; differentiable.
 
-    Where no axis splits the dim, this is a slice of the shard without communication.
+    If no axis splits the dim, this is a slice of the shard without communication.
 
     Args:
         shard: the call.
@@ -131,8 +147,10 @@ def fetch(
 
 
 def _group(spec: TensorSpec, d: int, at: Coordinate) -> list[Coordinate]:
-    """Return the coordinates of the ranks that hold the pieces of dim ``d``, in the order of the
-    pieces."""
+    """Return the coordinates of the ranks that hold the pieces of dim ``d``, in their order.
+
+    ``at`` is the coordinate of this rank, one of them.
+    """
     group = [at]
     for axis, entry in enumerate(spec.sbp):
         if entry == Split(d):
@@ -142,8 +160,11 @@ def _group(spec: TensorSpec, d: int, at: Coordinate) -> list[Coordinate]:
 
 
 class _Messages:
-    """Messages of this rank in one fetch, in order: ``sends`` are (rank, start in the shard, size),
-    ``receives`` are (rank, size)."""
+    """The messages that this rank sends and receives in one ``fetch``, in order.
+
+    ``sends`` are (rank, start in the shard, size), ``receives`` are (rank, size). They are computed
+    from the ranges that each rank holds (``own``) and wants.
+    """
 
     def __init__(
         self,
@@ -174,6 +195,7 @@ class _Messages:
 
 
 def _fetch(x: Tensor, m: _Messages) -> Tensor:
+    """Exchange the messages ``m``, and return the received pieces, concatenated."""
     if x.is_meta:
         return x.new_empty(resized(x.shape, m.dim, sum(size for _, size in m.receives)))
     sends = [(rank, x.narrow(m.dim, a, size).contiguous()) for rank, a, size in m.sends]
@@ -186,6 +208,10 @@ def _fetch(x: Tensor, m: _Messages) -> Tensor:
 
 
 def _give_back(x: Tensor, m: _Messages, n: int) -> Tensor:
+    """Return the gradient of the shard in ``_fetch`` from ``x``, that of what was fetched.
+
+    The messages ``m`` go the other way. ``n`` is the number of items of the shard.
+    """
     # One element may have been sent to several ranks: their gradients add up.
     out = x.new_zeros(resized(x.shape, m.dim, n))
     if x.is_meta:

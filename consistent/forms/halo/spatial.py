@@ -1,5 +1,7 @@
-"""Ops on images (convolution, pooling, resampling), run on inputs that the form "halo" has
-fetched."""
+"""Ops on images, such as convolution, run on inputs that the form "halo" has fetched.
+
+The others are pooling, resampling, im2col and col2im.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,10 @@ Parts = list[Fetched]
 
 
 def bordered(x: Tensor, parts: Parts, value: float) -> Tensor:
-    """Pad ``x`` with ``value`` where the fetched inputs reach past the ends of the logical
-    tensor."""
+    """Pad the fetched inputs ``x`` with ``value`` where they reach past the logical tensor's ends.
+
+    The op then runs without padding along the fetched dims.
+    """
     pad = [0, 0] * x.ndim
     for part in parts:
         k = 2 * (x.ndim - 1 - part.dim)
@@ -36,8 +40,11 @@ def bordered(x: Tensor, parts: Parts, value: float) -> Tensor:
 
 
 def _paddings(shard: Shards, x: Tensor, parts: Parts, count: int) -> list[int]:
-    """Return the ``padding`` argument for the op on ``x``, one number per plane dim. It is 0 along
-    dims that were fetched, which ``bordered`` pads."""
+    """Return the ``padding`` argument for the op on the fetched inputs ``x``.
+
+    One number for each of the ``count`` last dims: 0 along those that were fetched, which
+    ``bordered`` pads, and that of the call along the others.
+    """
     own = {part.dim for part in parts}
     first = x.ndim - count
     return [0 if first + k in own else padding_at(shard.call, k) or 0 for k in range(count)]
@@ -47,8 +54,10 @@ def _paddings(shard: Shards, x: Tensor, parts: Parts, count: int) -> list[int]:
 
 
 def _local_groups(shard: Shards, x: Tensor) -> dict[str, int]:
-    """Return the ``groups`` argument for this shard. A rank with a fraction of the channels has the
-    same fraction of the groups."""
+    """Return the ``groups`` argument of a convolution for this shard, as a dict of named arguments.
+
+    A rank with a fraction of the channels has the same fraction of the groups.
+    """
     groups, count = shard.get("groups", 1), shard.tensors[1].ndim - 2
     channels = shard.specs[0].shape[x.ndim - count - 1]
     return {} if groups == 1 else {"groups": groups * x.shape[-count - 1] // channels}
@@ -89,8 +98,11 @@ def _averaged(count: int) -> Callable[[Shards, Tensor, Parts], Tensor]:
 
 
 def _recounted(shard: Shards, out: Tensor, part: Fetched, at: int) -> Tensor:
-    """Rescale averages of avg_pool to torch's divisor. The padding that ``bordered`` added was
-    counted as elements, but torch leaves some of it out of the count."""
+    """Rescale averages of avg_pool to the divisor that torch has for the logical tensor.
+
+    On fetched inputs the padding of ``bordered`` is counted as elements, of which torch leaves out
+    some. ``at`` is the index of the fetched dim among the pooled dims.
+    """
     kernel, stride, before, _ = pool_window(shard.call, at)
     n, counted = shard.specs[0].shape[part.dim], shard.get("count_include_pad", True)
     factors = []
@@ -118,8 +130,12 @@ def _largest(count: int) -> Callable[[Shards, Tensor, Parts], Any]:
 
 
 def _placed(shard: Shards, found: Any, x: Tensor, parts: Parts, count: int) -> Any:
-    """Convert the indices that max_pool returns, from positions in the fetched inputs to positions
-    in the logical image."""
+    """Convert the indices that max_pool returns from the fetched inputs to the logical image.
+
+    ``found`` is the result of the op on ``x``, the padded inputs: (values, flat indices in a
+    plane), or the values alone, which are returned as they are. ``count`` is the number of pooled
+    dims.
+    """
     if isinstance(found, Tensor):
         return found
     values, places = found

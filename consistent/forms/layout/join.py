@@ -1,5 +1,7 @@
-"""Forms of cat and split along a split dim. Ranks exchange the elements that move to another
-rank."""
+"""Forms of cat and split along a split dim.
+
+Ranks exchange the elements that move to another rank.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,7 @@ from ..registry import Shards, form
 
 @form(JOINED)
 def joined(shard: Shards) -> Tensor:
-    """Run cat along a split dim: fetch the parts of every operand that are in this rank's piece of
-    the result."""
+    """Run cat along a split dim: fetch what each operand has of this rank's piece of the result."""
     out = shard.outs[0]
     dim = shard.call.dim("dim", 0, ndim=out.ndim)
     pieces = []
@@ -34,15 +35,17 @@ def joined(shard: Shards) -> Tensor:
 
 @form(PARTS)
 def parts(shard: Shards) -> tuple[Tensor, ...]:
-    """Run split and similar ops on a dim whose parts are sharded separately (``S(d, of=...)``), so
-    that each rank has its piece of every part and nothing is sent."""
+    """Run split and similar ops on a dim that is split part by part, as by ``S(d, of=...)``.
+
+    Each rank has its piece of every part already, so nothing is sent.
+    """
     dim = next(e.dim for e in (shard.specs[0].sbp[a] for a in shard.axes) if isinstance(e, Split))
     return shard.tensors[0].split([shard.out_shape(i)[dim] for i in range(len(shard.outs))], dim)
 
 
 @form(CUT)
 def cut(shard: Shards) -> tuple[Tensor, ...]:
-    """Run split and similar ops: fetch this rank's piece of every part, in one exchange."""
+    """Run split and similar ops: fetch this rank's piece of every output, in one exchange."""
     (spec,), outs = shard.specs, shard.outs
     dim = next(e.dim for e in (spec.sbp[a] for a in shard.axes) if e.is_split)  # type: ignore
     starts = [0]

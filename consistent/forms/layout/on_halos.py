@@ -1,5 +1,4 @@
-"""Ops that take elements from other positions along a dim, run on inputs that were fetched for
-them.
+"""Ops that take elements from other positions along a dim, such as roll, on fetched inputs.
 
 The form "halo" fetches the inputs: for slices, pads, rolls, repeats and regrouped dims.
 """
@@ -39,6 +38,7 @@ def _pad(shard: Shards, x: Tensor, parts: Parts) -> Tensor:
 
 
 def _reflected(shard: Shards, x: Tensor, part: Fetched, mode: str) -> Tensor:
+    """Select the elements of a reflecting or replicating pad along a fetched dim."""
     n, before = shard.specs[0].shape[part.dim], pads_at(shard.call, part.dim)[0]
     places = range(part.first - before, part.first - before + part.count)
     taken = [mirrored(mode, place, n) - part.start for place in places]
@@ -82,8 +82,11 @@ def _slice(shard: Shards, x: Tensor, parts: Parts) -> Tensor:
 
 
 def _regroup(shard: Shards, x: Tensor, parts: Parts) -> Tensor:
-    """Run a view or reshape: cut this rank's elements out of the fetched inputs, which are whole
-    items of the split dim, and reshape them."""
+    """Run a view or reshape on fetched inputs.
+
+    The fetched inputs are whole items of the split dim, such as rows. This rank's elements are cut
+    out of them and get the shape of its output.
+    """
     source, target = shard.specs[0].shape, shard.outs[0].shape
     found = {part.dim: part for part in parts}
     for ins, outs in reversed(groups(source, target)):

@@ -11,16 +11,20 @@ from ..registry import Shards, form
 
 @form("squeeze")
 def squeeze(shard: Shards) -> torch.Tensor:
-    """Run squeeze: drop the named dims that have size 1 in the logical tensor, and none that has
-    size 1 only in the shard."""
+    """Run squeeze: drop the named dims that have size 1 in the logical tensor.
+
+    A dim that has size 1 only in the shard stays.
+    """
     (x,), (spec,) = shard.tensors, shard.specs
     return x.squeeze(tuple(d for d in squeezed_dims(shard.call) if spec.shape[d] == 1))
 
 
 @form("meshgrid")
 def meshgrid(shard: Shards) -> tuple[torch.Tensor, ...]:
-    """Run meshgrid: expand this rank's part of vector i along the other dims of output i. No values
-    of other vectors are needed."""
+    """Run meshgrid: expand this rank's part of vector i along the other dims of output i.
+
+    No values of other ranks are needed.
+    """
     made = []
     for i, x in enumerate(shard.tensors):
         at = next(e.dim for e in shard.outs[i].sbp if isinstance(e, Split))
@@ -32,7 +36,10 @@ def meshgrid(shard: Shards) -> tuple[torch.Tensor, ...]:
 
 @form("triangular")
 def triangular(shard: Shards) -> torch.Tensor:
-    """Run tril or triu. Element (i, j) of the shard is element (i + top, j + left) of the whole, so
-    the diagonal shifts by their difference."""
+    """Run tril or triu with the diagonal shifted for this shard.
+
+    Element (i, j) of the shard is element (i + top, j + left) of the logical matrix, so the
+    diagonal shifts by top - left.
+    """
     *_, top, left = shard.region()[0]
     return shard.run(shard.tensors[0], shard.get("diagonal", 0) + top - left)

@@ -1,5 +1,7 @@
-"""Native (C++ and CUDA) ops of csrc/. Importing this loads and checks the build; ``load`` has typed
-wrappers."""
+"""Native (C++ and CUDA) ops of csrc/.
+
+Importing this loads and checks the build; ``load`` has typed wrappers.
+"""
 
 from mirrored.native import load_build
 

@@ -38,6 +38,10 @@ Ints = Sequence[int] | None
 
 
 def _where(x: Tensor, seed: int, counter: int, starts: Ints, logical_sizes: Ints) -> tuple:
+    """Return the arguments (seed, counter, starts, logical sizes) of a random native op on ``x``.
+
+    Without ``starts`` or ``logical_sizes``, ``x`` counts as the whole tensor.
+    """
     if starts is None:
         starts = [0] * x.dim()
     return signed(seed), counter, starts, x.shape if logical_sizes is None else logical_sizes
@@ -53,7 +57,11 @@ def uniform_(
     starts: Ints = None,
     logical_sizes: Ints = None,
 ) -> Tensor:
-    """Fill ``out`` with reals of [low, high), never ``high`` itself."""
+    """Fill ``out`` with uniform numbers of [low, high), never ``high`` itself.
+
+    The numbers depend on ``seed``, ``counter`` and the logical index only. ``starts`` and
+    ``logical_sizes`` say where ``out`` lies in the logical tensor; without them it is all of it.
+    """
     _ops.uniform_(out, low, high, *_where(out, seed, counter, starts, logical_sizes))
     return out
 
@@ -68,7 +76,11 @@ def normal_(
     starts: Ints = None,
     logical_sizes: Ints = None,
 ) -> Tensor:
-    """Fill ``out`` with normally distributed values of this mean and standard deviation."""
+    """Fill ``out`` with normally distributed values of this mean and standard deviation.
+
+    The numbers depend on ``seed``, ``counter`` and the logical index only. ``starts`` and
+    ``logical_sizes`` say where ``out`` lies in the logical tensor; without them it is all of it.
+    """
     _ops.normal_(out, mean, std, *_where(out, seed, counter, starts, logical_sizes))
     return out
 
@@ -83,7 +95,11 @@ def log_normal_(
     starts: Ints = None,
     logical_sizes: Ints = None,
 ) -> Tensor:
-    """Fill ``out`` with exp of normal values of this mean and standard deviation."""
+    """Fill ``out`` with exp of normal values of this mean and standard deviation.
+
+    The numbers depend on ``seed``, ``counter`` and the logical index only. ``starts`` and
+    ``logical_sizes`` say where ``out`` lies in the logical tensor; without them it is all of it.
+    """
     _ops.log_normal_(out, mean, std, *_where(out, seed, counter, starts, logical_sizes))
     return out
 
@@ -97,7 +113,11 @@ def exponential_(
     starts: Ints = None,
     logical_sizes: Ints = None,
 ) -> Tensor:
-    """Fill ``out`` with exponential waiting times of this rate, each above 0."""
+    """Fill ``out`` with values of the exponential distribution of this rate, each above 0.
+
+    The numbers depend on ``seed``, ``counter`` and the logical index only. ``starts`` and
+    ``logical_sizes`` say where ``out`` lies in the logical tensor; without them it is all of it.
+    """
     _ops.exponential_(out, rate, *_where(out, seed, counter, starts, logical_sizes))
     return out
 
@@ -112,7 +132,11 @@ def cauchy_(
     starts: Ints = None,
     logical_sizes: Ints = None,
 ) -> Tensor:
-    """Fill ``out`` with Cauchy values."""
+    """Fill ``out`` with values of the Cauchy distribution of this median and scale.
+
+    The numbers depend on ``seed``, ``counter`` and the logical index only. ``starts`` and
+    ``logical_sizes`` say where ``out`` lies in the logical tensor; without them it is all of it.
+    """
     _ops.cauchy_(out, median, scale, *_where(out, seed, counter, starts, logical_sizes))
     return out
 
@@ -126,7 +150,11 @@ def geometric_(
     starts: Ints = None,
     logical_sizes: Ints = None,
 ) -> Tensor:
-    """Fill ``out`` with the number of trials up to the first success, 1 or more."""
+    """Fill ``out`` with numbers of trials, of success ``p``, up to the first success: 1 or more.
+
+    The numbers depend on ``seed``, ``counter`` and the logical index only. ``starts`` and
+    ``logical_sizes`` say where ``out`` lies in the logical tensor; without them it is all of it.
+    """
     _ops.geometric_(out, p, *_where(out, seed, counter, starts, logical_sizes))
     return out
 
@@ -140,8 +168,14 @@ def bernoulli_(
     starts: Ints = None,
     logical_sizes: Ints = None,
 ) -> Tensor:
-    """Fill ``out`` with ones with probability ``p``, else zeros. If ``p`` is a tensor, it has one
-    probability per element of ``out``, and is this rank's shard as ``out`` is."""
+    """Fill ``out`` with ones with probability ``p``, else zeros.
+
+    A tensor ``p`` has one probability per element of ``out``, and is this rank's shard as ``out``
+    is.
+
+    The numbers depend on ``seed``, ``counter`` and the logical index only. ``starts`` and
+    ``logical_sizes`` say where ``out`` lies in the logical tensor; without them it is all of it.
+    """
     op = _ops.bernoulli_tensor_ if isinstance(p, Tensor) else _ops.bernoulli_
     op(out, p, *_where(out, seed, counter, starts, logical_sizes))
     return out
@@ -157,7 +191,11 @@ def randint_(
     starts: Ints = None,
     logical_sizes: Ints = None,
 ) -> Tensor:
-    """Fill ``out``, of an integer, bool or floating dtype, with integers of [low, high)."""
+    """Fill ``out``, of an integer, bool or floating dtype, with integers of [low, high).
+
+    The numbers depend on ``seed``, ``counter`` and the logical index only. ``starts`` and
+    ``logical_sizes`` say where ``out`` lies in the logical tensor; without them it is all of it.
+    """
     _ops.randint_(out, low, high, *_where(out, seed, counter, starts, logical_sizes))
     return out
 
@@ -171,28 +209,35 @@ def dropout(
     starts: Ints = None,
     logical_sizes: Ints = None,
 ) -> Tensor:
-    """Return x * keep / (1 - p) with a random mask ``keep``. Backward draws the same mask again
-    instead of storing it."""
+    """Return ``x * keep / (1 - p)`` with a random mask ``keep`` of zeros and ones.
+
+    Backward draws the same mask again instead of storing it. The mask depends on ``seed``,
+    ``counter`` and the logical index only. ``starts`` and ``logical_sizes`` say where ``x`` lies in
+    the logical tensor; without them it is all of it.
+    """
     return _ops.dropout(x, p, *_where(x, seed, counter, starts, logical_sizes))
 
 
 def randperm(
     n: int, *, seed: int, counter: int, device: torch.device | str | None = None
 ) -> Tensor:
-    """Return a permutation of 0 .. n-1 as int64, the same on every rank and device."""
+    """Return a permutation of 0 .. n-1 as int64, the same on every rank and device.
+
+    ``seed`` and ``counter`` determine it.
+    """
     return _ops.randperm(n, signed(seed), counter, device=torch.device(device) if device else None)
 
 
 def reduce_shards(
     parts: Sequence[Tensor], dim: int, start: int, size: int, **epilogue: Any
 ) -> tuple[Tensor, Tensor]:
-    """Sum the slice [start, start + size) of ``dim`` over ``parts``, and apply the ops of
-    ``epilogue`` in the same pass.
+    """Sum the slice [start, start + size) of ``dim`` over ``parts``, and apply an epilogue.
 
     Returns (norm(activation(total)), total), where total is scale * sum of parts + bias + residual,
-    and empty unless ``keep_total``. The parts are added in order, in float32 (float64 for float64).
-    ``epilogue``: scale, bias, residual, activation ("relu", "gelu", "gelu_tanh", "silu"), norm
-    ("layer", "rms") over the last ``normalized`` dims, weight, norm_bias, eps, keep_total, dtype.
+    and empty unless ``keep_total``. All is done in one pass. The parts are added in order, in
+    float32 (float64 for float64). ``epilogue``: scale, bias, residual, activation ("relu", "gelu",
+    "gelu_tanh", "silu"), norm ("layer", "rms") over the last ``normalized`` dims, weight,
+    norm_bias, eps, keep_total, dtype.
     """
     return _ops.reduce_shards(parts, dim, start, size, **epilogue)
 
@@ -200,8 +245,7 @@ def reduce_shards(
 def split_cross_entropy(
     logits: Tensor, target: Tensor, weight: Tensor | None, dim: int, start: int, smooth: bool
 ) -> Tensor:
-    """Return the numbers of each row over this rank's classes from which ranks compute cross
-    entropy.
+    """Return numbers of each row over this rank's classes, from which cross entropy is computed.
 
     The classes begin at ``start``. The result is [3, rows], or [5, rows] if ``smooth``: the largest
     logit m; the sum of exp(x - r), with r = m, or 0 where m is -inf; x[target], or 0 where another
@@ -214,19 +258,19 @@ def split_cross_entropy(
 def split_cross_entropy_backward(
     logits: Tensor, target: Tensor, rows: Tensor, weight: Tensor | None, dim: int, start: int
 ) -> Tensor:
-    """Return the gradient of this rank's logits: exp(logits - r) * scale - weight * shift, minus
-    pick at the target.
+    """Return the gradient of this rank's logits in cross entropy, split by classes.
 
-    ``rows`` has four numbers of each row, as [4, rows]: r, scale, shift, pick.
+    It is exp(logits - r) * scale - weight * shift, minus pick at the target. ``rows`` has four
+    numbers of each row, as [4, rows]: r, scale, shift, pick. The classes begin at ``start``.
     """
     return _ops.split_cross_entropy_backward(logits, target, rows, weight, dim, start)
 
 
 def masked_embedding(table: Tensor, index: Tensor, start: int, scale: float = 1.0) -> Tensor:
-    """Return scale * table[index - start], with zeros where ``table``, this rank's rows, lacks the
-    row.
+    """Look rows up in this rank's part of a table; rows of other ranks are zeros.
 
-    The shapes are [held, width], [...] -> [..., width].
+    Returns scale * table[index - start]. The shapes are [held, width], [...] -> [..., width], and
+    ``start`` is the first row that this rank holds.
     """
     return _ops.masked_embedding(table, index, start, scale)
 
@@ -240,12 +284,11 @@ def masked_embedding_backward(
     by_count: bool = False,
     scale: float = 1.0,
 ) -> Tensor:
-    """Return the gradient of this rank's rows of a table, by adding up the gradients of their
-    look-ups.
+    """Return the gradient of this rank's rows of a table from ``gradient``, that of the look-ups.
 
     The shapes are [..., width], [...] -> [rows, width]. Each row gets scale * the sum of its
     look-ups' gradients, in order, divided by their number if ``by_count``. Row ``padding_idx`` gets
-    none.
+    none. ``start`` is the first row that this rank holds.
     """
     return _ops.masked_embedding_backward(
         gradient, index, rows, start, padding_idx, by_count, scale
@@ -253,15 +296,19 @@ def masked_embedding_backward(
 
 
 def streamed_copy_(out: Tensor, source: Tensor) -> Tensor:
-    """Copy a contiguous CPU tensor into another of its dtype and shape without filling the CPU
-    caches. It is for large blocks that are not read soon."""
+    """Copy a contiguous CPU tensor into another of its dtype and shape, past the CPU caches.
+
+    It is for large blocks that are not read soon. Returns ``out``.
+    """
     _ops.streamed_copy_(out, source)
     return out
 
 
 def _filled(out: Tensor, *_: object) -> None:
-    """Do nothing: fake implementation of an op that fills its first argument in place, since fake
-    tensors have no values."""
+    """Fake implementation of ops that fill their first argument in place: it does nothing.
+
+    Fake tensors have no values to fill in.
+    """
 
 
 def _register_fakes_of_random_ops() -> None:

@@ -18,8 +18,9 @@ _aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """Settings of the ops that follow a sum: norm(activation(scale * sum)). Their tensors are
-    ``EpilogueInputs``.
+    """Settings of the ops that follow a sum: norm(activation(scale * sum)).
+
+    The tensors that these ops read are in ``EpilogueInputs``.
 
     Args:
         scale: factor of the sum.
@@ -58,8 +59,14 @@ ACTIVATIONS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
 
 @dataclass(frozen=True, slots=True)
 class EpilogueInputs:
-    """Tensors that an epilogue reads in addition to the addends; each may be absent. ``bias`` has
-    one number per column, and ``residual`` has the shape of the result."""
+    """Tensors that an epilogue reads in addition to the addends; each may be absent.
+
+    Args:
+        bias: added to the sum; one number per column.
+        residual: added to the sum; it has the shape of the result.
+        weight: weight of the norm.
+        norm_bias: bias of the norm.
+    """
 
     bias: Tensor | None = None
     residual: Tensor | None = None
@@ -68,16 +75,17 @@ class EpilogueInputs:
 
 
 class PartsSource(Protocol):
-    """Interface by which a fused sum gets its addends (parts), and gives their gradient back."""
+    """Interface by which ``reduce_from`` gets addends (parts), and gives their gradient back."""
 
     def open(self, tensors: Sequence[Tensor]) -> AbstractContextManager[tuple[list[Tensor], Slice]]:
-        """Make the parts readable inside the block. Yields (the parts, the slice of them to
-        sum)."""
+        """Make the parts readable inside the block; yield (the parts, the slice of them to sum)."""
         ...
 
     def back(self, grad: Tensor) -> Sequence[Tensor]:
-        """Return the gradient of each tensor passed to ``open``, from ``grad``, that of the summed
-        slice."""
+        """Return the gradient of each tensor passed to ``open``.
+
+        ``grad`` is the gradient of the sum, that is, of the slice.
+        """
         ...
 
 
@@ -92,7 +100,13 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Source whose ``count`` parts, of one shape, are tensors that this rank already has."""
+    """Source whose parts are tensors that this rank already has.
+
+    Args:
+        kept: the slice of each part to sum.
+        shape: shape of each part.
+        count: number of parts.
+    """
 
     kept: Slice
     shape: tuple[int, ...]
@@ -116,15 +130,17 @@ def reduce_shards(
     kept: Slice | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Return norm(activation(scale * sum of parts + bias + residual)), for the slice ``kept`` of
-    the parts.
+    """Return norm(activation(scale * sum of parts + bias + residual)).
+
+    If ``kept`` is given, only this slice of the parts is summed:
 
     ```
     [n, m], [n, m], ... -> [n, m]          kept=Slice(0, 1, 2):  -> [2, m], rows 1 and 2
     ```
 
     All is computed in one pass over the parts, which are added in their order, in float32 (float64
-    for float64). Differentiable any number of times.
+    for float64). ``given`` are bias, residual and the tensors of the norm. Differentiable any
+    number of times.
 
     Raises:
         ValueError: there are no parts.
@@ -148,14 +164,17 @@ def reduce_from(
     given: EpilogueInputs,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Run ``reduce_shards`` on parts that need not be in this rank's memory: ``source`` opens them,
-    from ``tensors``."""
+    """Do what ``reduce_shards`` does with parts that need not be in this rank's memory.
+
+    ``source`` opens the parts, from ``tensors``, for instance the shards of a P tensor on other
+    ranks.
+    """
     beside = (given.bias, given.residual, given.weight, given.norm_bias)
     return _Reduce.apply(source, epilogue, dtype, *beside, *tensors)[0]
 
 
 class _Reduce(torch.autograd.Function):
-    """Autograd function that sums parts and applies an epilogue.
+    """Sum of parts with an epilogue, as an autograd function.
 
     ```
     forward    parts -> total -> out
@@ -224,8 +243,10 @@ def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 
 def through_activation(activation: str, total: Tensor, grad: Tensor) -> Tensor:
-    """Return the gradient of ``total`` from ``grad``, that of activation(total). It is computed by
-    torch ops, so it can be differentiated again."""
+    """Return the gradient of ``total`` from ``grad``, that of activation(total).
+
+    It is computed by torch ops, so it can be differentiated again.
+    """
     return ACTIVATIONS[activation][1](_wide(grad), _wide(total)).to(total.dtype)
 
 
@@ -236,8 +257,11 @@ def _through(
     norm_bias: Tensor | None,
     grad: Tensor,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the gradients of total, weight and norm_bias from ``grad``, that of
-    norm(activation(total)). They are computed by torch ops, so they can be differentiated again."""
+    """Return the gradients of total, weight and norm_bias.
+
+    ``grad`` is that of norm(activation(total)). They are computed by torch ops, so they can be
+    differentiated again.
+    """
     dtype = total.dtype
     x, grad = _wide(total), _wide(grad)
     activate, slope = ACTIVATIONS[epilogue.activation]

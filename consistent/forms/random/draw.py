@@ -33,7 +33,9 @@ _DRAWN = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def key_from(given: torch.Generator | None, what: str, placement: Placement | None) -> RngState:
-    """Return the random key of one op, from the global state or drawn from the user's generator.
+    """Return the random key (seed, counter) of one op, which determines all numbers it draws.
+
+    It comes from the global random state, or is drawn from the user's generator.
 
     Args:
         given: the user's generator, or None.
@@ -51,14 +53,18 @@ def key_from(given: torch.Generator | None, what: str, placement: Placement | No
 
 
 def key_of(shard: Shards) -> RngState:
-    """Return the random key of the call that a form runs, from the call's ``generator=`` if there
-    is one."""
+    """Return the random key of the call that a form runs.
+
+    It is drawn from the call's ``generator=`` if there is one.
+    """
     return key_from(shard.kwargs.get("generator"), shard.call.name, shard.placement)
 
 
 def _compare(given: torch.Generator, what: str, placement: Placement | None) -> None:
-    """Raise on all ranks if their generators would draw different numbers. Only the first few calls
-    of an op compare."""
+    """Raise on all ranks if their generators ``given`` would draw different numbers.
+
+    Only the first few calls of the op ``what`` compare.
+    """
 
     def state() -> str:
         return f"generator= of seed {given.initial_seed()}, {digest(given.get_state())}"
@@ -69,8 +75,11 @@ def _compare(given: torch.Generator, what: str, placement: Placement | None) -> 
 def fill(
     draw: Callable[..., Any], x: Tensor, spec: TensorSpec, key: RngState, *params: Any
 ) -> None:
-    """Fill ``x``, this rank's shard of a tensor with ``spec``, by the native op ``draw``. On a P
-    axis the first rank gets the values, and the others get zeros."""
+    """Fill ``x``, this rank's shard of a tensor with ``spec``, by the native op ``draw``.
+
+    On a P axis the first rank gets the values, and the others get zeros. ``params`` are the
+    arguments of ``draw`` after the tensor, such as mean and standard deviation.
+    """
     at = my_coordinate(spec.placement)
     if at is None:
         return
@@ -88,8 +97,10 @@ def fill(
 
 
 def boxes(spec: TensorSpec, at: Coordinate) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
-    """Yield (starts in the logical tensor, slices of the shard) of each contiguous box of the
-    logical tensor that the rank at ``at`` holds."""
+    """Yield the contiguous boxes of the logical tensor that the rank at ``at`` holds.
+
+    Each as (starts in the logical tensor, slices of the shard). Without a cut there is one.
+    """
     by_dim = []
     for runs in spec.runs(at):
         ends = [0, *itertools.accumulate(size for _, size in runs)]
@@ -106,8 +117,11 @@ def _fill_box(
     key: RngState,
     *params: Any,
 ) -> None:
-    """Fill ``x``, a box that begins at index ``starts`` of the logical tensor, by the native op
-    ``draw``. Dtypes that the native ops lack are drawn in float32."""
+    """Fill ``x``, a box that begins at index ``starts`` of the logical tensor, by ``draw``.
+
+    ``draw`` and ``params`` are as in ``fill``. Dtypes that the native ops lack are drawn in
+    float32.
+    """
     sizes = tuple(spec.shape)
     where = {"seed": key.seed, "counter": key.counter}
     if x.is_complex():
@@ -122,8 +136,10 @@ def _fill_box(
 
 
 def _adds(spec: TensorSpec, at: Coordinate) -> bool:
-    """Return whether the rank at ``at`` holds the values of a P tensor, not zeros: it is first on
-    each axis where ``spec`` is P."""
+    """Return whether the rank at ``at`` holds the values of a P tensor of random numbers.
+
+    The first rank on each P axis does; the others hold zeros.
+    """
     return not any(entry is P and step for entry, step in zip(spec.sbp, at, strict=True))
 
 
@@ -132,8 +148,10 @@ def _adds(spec: TensorSpec, at: Coordinate) -> bool:
 
 @form("random_fill")
 def random_fill(shard: Shards) -> Tensor:
-    """Run ``x.uniform_()``, ``x.normal_()`` and similar ops on the shard. ``bernoulli(x)`` reads
-    ``x`` as probabilities."""
+    """Run ``x.uniform_()``, ``x.normal_()`` and similar ops, and ``bernoulli(x)``, on the shard.
+
+    ``bernoulli(x)`` reads ``x`` as probabilities.
+    """
     x, spec, call = shard.tensors[0], shard.outs[0], shard.call
     key = key_of(shard)
     if call.inplace and not records((x,)):
@@ -150,8 +168,11 @@ def random_fill(shard: Shards) -> Tensor:
 
 
 class _Drawn(torch.autograd.Function):
-    """Autograd function that returns drawn numbers, with a gradient of 0 for the parameters they
-    were drawn by (``sources``), as in torch."""
+    """Identity on drawn numbers, with a gradient of 0 for the tensors that parametrize the draw.
+
+    Torch has this gradient too. ``sources`` are these tensors, such as the mean of
+    ``torch.normal``.
+    """
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, *sources: Tensor) -> Tensor:
@@ -171,8 +192,10 @@ def _drawn(out: Tensor, *sources: Tensor) -> Tensor:
 def fill_normal(
     x: Tensor, spec: TensorSpec, key: RngState, mean: Any = 0.0, std: Any = 1.0
 ) -> None:
-    """Fill ``x``, this rank's shard, with normal values. Real and imaginary part of a complex value
-    have half of the variance each."""
+    """Fill ``x``, this rank's shard, with normal values.
+
+    Real and imaginary part of a complex value have half of the variance each.
+    """
     if x.is_complex():
         fill(load.normal_, x, spec, key, 0.0, std / math.sqrt(2))
         at = my_coordinate(spec.placement)
@@ -184,19 +207,28 @@ def fill_normal(
 
 
 def fill_integers(x: Tensor, spec: TensorSpec, key: RngState, low: int, high: int) -> None:
-    """Fill ``x``, this rank's shard, with random integers of [low, high)."""
+    """Fill ``x``, this rank's shard, with random integers of [low, high).
+
+    ``spec`` is that of the global tensor, and ``key`` the random key of the op.
+    """
     fill(load.randint_, x, spec, key, low, high)
 
 
 def fill_uniform(
     x: Tensor, spec: TensorSpec, key: RngState, low: Any = 0.0, high: Any = 1.0
 ) -> None:
-    """Fill ``x``, this rank's shard, with uniform numbers of [low, high)."""
+    """Fill ``x``, this rank's shard, with uniform numbers of [low, high).
+
+    ``spec`` is that of the global tensor, and ``key`` the random key of the op.
+    """
     fill(load.uniform_, x, spec, key, low, high)
 
 
 def permutation(n: int, key: RngState, device: torch.device) -> Tensor:
-    """Return the integers 0 to n - 1 in a random order that is the same on every rank."""
+    """Return the integers 0 to n - 1 in a random order that is the same on every rank.
+
+    ``key`` determines the order.
+    """
     seed, counter = key
     return load.randperm(n, seed=seed, counter=counter, device=device)
 
@@ -212,8 +244,11 @@ def _bernoulli(shard: Shards, x: Tensor, spec: TensorSpec, key: RngState) -> Non
 
 
 def _random(shard: Shards, x: Tensor, spec: TensorSpec, key: RngState) -> None:
-    """Fill ``x`` for random_(), random_(to) or random_(from, to). Without ``to`` the values go up
-    to the largest integer below which the dtype holds all integers exactly."""
+    """Fill ``x`` for random_(), random_(to) or random_(from, to).
+
+    Without ``to`` the values go up to the largest integer below which the dtype holds all integers
+    exactly.
+    """
     low, high = shard.get("from", 0), shard.get("to")
     if len(shard.args) == 2 and "to" not in shard.kwargs:
         low, high = 0, low
@@ -231,8 +266,10 @@ def _most(dtype: torch.dtype) -> int:
 
 
 def _by(draw: Callable[..., Any], **params: float) -> Callable[..., None]:
-    """Return a function that fills by ``draw``, with parameters read from the call. ``params`` has
-    their names in torch's signature and torch's defaults."""
+    """Return a function that fills a form's output by ``draw``, with parameters read from the call.
+
+    ``params`` has their names in torch's signature and torch's defaults, as ``mean=0.0, std=1.0``.
+    """
 
     def run(shard: Shards, x: Tensor, spec: TensorSpec, key: RngState) -> None:
         # ``from`` is a Python keyword, hence the trailing underscore in the parameter's name.
@@ -282,8 +319,10 @@ def random_like(shard: Shards) -> Tensor:
 
 @form("normal_of")
 def normal_of(shard: Shards) -> Tensor:
-    """Run torch.normal(mean, std) where ``mean``, ``std`` or both are tensors. Their gradient is 0,
-    as in torch."""
+    """Run torch.normal(mean, std) where ``mean``, ``std`` or both are tensors.
+
+    Their gradient is 0, as in torch.
+    """
     mean, std = (
         *shard.args,
         *(shard.kwargs[n] for n in ("mean", "std") if n in shard.kwargs),
@@ -305,8 +344,10 @@ def normal_of(shard: Shards) -> Tensor:
 
 @form("seeded")
 def seeded(shard: Shards) -> Any:
-    """Run an op whose numbers torch itself draws (``multinomial``, ``poisson``, ...) on whole
-    tensors, with the same seed on every rank."""
+    """Run an op whose numbers torch itself draws, such as ``multinomial`` or ``poisson``.
+
+    It runs on whole tensors, with torch's generators seeded alike on every rank.
+    """
     given = shard.kwargs.get("generator")
     if given is not None:
         _compare(given, shard.call.name, shard.placement)
@@ -327,15 +368,16 @@ _seeding = _Seeding()
 
 
 def is_seeding() -> bool:
-    """Return whether this thread runs an op of the form "seeded", for which torch's generators were
-    seeded."""
+    """Return whether this thread runs an op for which ``seeded`` has seeded torch's generators."""
     return _seeding.depth > 0
 
 
 @contextmanager
 def seeded_generators(key: RngState, devices: Sequence[torch.device]) -> Iterator[None]:
-    """Seed torch's generators for these devices from ``key`` inside the block, and restore their
-    states afterwards."""
+    """Seed torch's generators for these devices from ``key`` inside the block.
+
+    Their states are restored afterwards.
+    """
     generators = [torch.default_generator]
     generators += [torch.cuda.default_generators[d.index] for d in set(devices) if d.type == "cuda"]
     # Multiplied by a large odd number, so that neighbouring keys give seeds that are far apart.

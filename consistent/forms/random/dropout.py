@@ -21,8 +21,11 @@ from .generator import RngState
 
 
 def dropped(x: Tensor, p: float, spec: TensorSpec, key: RngState) -> Tensor:
-    """Apply dropout: set a fraction ``p`` of the elements of ``x``, the shard of a tensor with
-    ``spec``, to zero and divide the rest by 1 - p. Differentiable."""
+    """Apply dropout to ``x``, the shard of a tensor with ``spec``; differentiable.
+
+    A fraction ``p`` of the elements, chosen by ``key`` and their logical index, is set to zero, and
+    the rest is divided by 1 - p.
+    """
     if x.is_complex():
         return x * dropped(torch.ones_like(x.real.detach()), p, spec, key)
     at, sizes = my_coordinate(spec.placement), tuple(spec.shape)
@@ -39,15 +42,18 @@ def dropped_runs(
     key: RngState,
     starts: tuple[int, ...] = (),
 ) -> Tensor:
-    """Apply ``dropped`` to a tensor that holds several runs of each dim of the logical tensor.
+    """Apply dropout to a tensor that holds several index ranges of each dim of the logical tensor.
+
+    Used for shards whose split is cut, which are no single box. See ``dropped``.
 
     Args:
         x: the tensor.
         p: the fraction to drop.
-        runs: (start, size) of the runs of each dim that ``x`` holds.
+        runs: (start, size) of the index ranges of each dim that ``x`` holds.
         sizes: shape of the logical tensor.
         key: the random key, from which the mask is drawn.
-        starts: starts of the first dims, for which ``x`` holds a single run; used by the recursion.
+        starts: starts of the first dims, for which ``x`` holds a single range; used by the
+            recursion.
     """
     dim = len(starts)
     if dim == x.ndim:
@@ -73,14 +79,18 @@ def _written(shard: Shards, value: Tensor) -> Tensor:
 
 
 def _off(shard: Shards) -> bool:
-    """Return whether the call drops nothing. It takes a random key all the same, because p = 0
-    counts like any other p."""
+    """Return whether the call drops nothing: its ``p`` is 0, or it is not in training.
+
+    It takes a random key all the same, because p = 0 counts like any other p.
+    """
     return shard.get("p", 0.5) == 0 or shard.get("train") is False
 
 
 def _key(shard: Shards) -> RngState:
-    """Return the random key of the call. Where nothing is dropped, ranks need not have the same
-    seed, and their seeds are not compared."""
+    """Return the random key of the call.
+
+    If nothing is dropped, ranks need not have the same seed, so their seeds are not compared.
+    """
     return key_from(None, shard.call.name, None if _off(shard) else shard.placement)
 
 
@@ -95,8 +105,7 @@ def dropout(shard: Shards) -> Tensor:
 
 @form("native_dropout")
 def native_dropout(shard: Shards) -> tuple[Tensor, Tensor]:
-    """Run native_dropout on the shard, and return (x after dropout, boolean mask of the kept
-    elements)."""
+    """Run native_dropout on the shard; return (x after dropout, boolean mask of kept elements)."""
     key, x = _key(shard), shard.tensors[0]
     ones = torch.ones(x.shape, dtype=torch.float32, device=x.device)
     if _off(shard):
@@ -135,8 +144,11 @@ def _real(dtype: torch.dtype) -> torch.dtype:
 
 @form("alpha_dropout")
 def alpha_dropout(shard: Shards) -> Tensor:
-    """Run alpha_dropout or feature_alpha_dropout. Dropped elements become -alpha, and mean and
-    variance are kept."""
+    """Run alpha_dropout, or feature_alpha_dropout, which drops whole channels.
+
+    Dropped elements become -alpha, then all are scaled and shifted so that mean and variance are
+    kept.
+    """
     key, x, p = _key(shard), shard.tensors[0], shard.get("p", 0.5)
     if _off(shard):
         return x

@@ -48,8 +48,10 @@ _STATE_BYTES = 5000  # minimum size of a CPU generator's state
 
 
 class RngState(NamedTuple):
-    """Seed and op counter from which a random op of global tensors draws. Restore it to draw the
-    same numbers again."""
+    """Seed and op counter from which a random op of global tensors draws.
+
+    An op that draws from an equal state, with equal shape, draws the same numbers again.
+    """
 
     seed: int
     counter: int
@@ -60,8 +62,11 @@ class RngState(NamedTuple):
 
 
 def _empty() -> MutableMapping[torch.Generator, int]:
-    """Return an empty map from generators to their counts of random ops. Before torch 2.13 a
-    generator cannot be weakly referenced, so there the map keeps its generators alive."""
+    """Return an empty map from generators to their counts of random ops.
+
+    Before torch 2.13 a generator cannot be weakly referenced, so there the map keeps its generators
+    alive.
+    """
     try:
         weakref.ref(torch.default_generator)
     except TypeError:
@@ -74,8 +79,10 @@ _thread = threading.local()
 
 
 def count(of: torch.Generator) -> int:
-    """Return how many random ops of global tensors have drawn from the generator ``of`` since it
-    was seeded."""
+    """Return how many random ops of global tensors have drawn from the generator ``of``.
+
+    Counted since the generator was seeded.
+    """
     return _counts.get(of, 0)
 
 
@@ -88,8 +95,10 @@ def set_count(of: torch.Generator, value: int) -> None:
 
 
 def with_count(state: torch.Tensor, value: int) -> torch.Tensor:
-    """Write the count of random ops into ``state``, as a CPU generator's ``get_state`` returns it,
-    and return ``state``."""
+    """Write the count ``value`` of random ops into the state of a CPU generator.
+
+    ``state`` is what ``get_state`` returned. It is changed and returned.
+    """
     if value:
         words = _words(state)
         words[1], words[3] = value & ((1 << _HALF) - 1), value >> _HALF
@@ -105,16 +114,20 @@ def count_in(state: torch.Tensor) -> int:
 
 
 def _words(state: torch.Tensor) -> Any:
-    """Return a view of the state's first two words as four int32, of which the second and fourth
-    are unused by torch. The memory is accessed without torch, so that no mode or profiler sees the
-    access."""
+    """Return a view of the state's first two words as four int32.
+
+    Torch does not use the second and fourth. The memory is accessed without torch, so that no mode
+    or profiler sees the access.
+    """
     return (ctypes.c_int32 * 4).from_address(state.data_ptr() + _FIRST_WORD)
 
 
 @contextmanager
 def separate(state: RngState) -> Iterator[None]:
-    """Give this thread a random state of its own inside the block, as simulated ranks in one
-    process need."""
+    """Give this thread a random state of its own inside the block.
+
+    Simulated ranks, which are threads of one process, need this.
+    """
     before = getattr(_thread, "separate", None)
     _thread.separate = state
     try:
@@ -136,7 +149,9 @@ def get_state() -> RngState:
 
 
 def next_key(what: str, placement: Placement | None) -> RngState:
-    """Return the (seed, counter) of one random op, and advance the counter by one on every rank.
+    """Return the (seed, counter) of one random op, and advance the counter by one.
+
+    Called on every rank for every random op, so that the counters stay equal.
 
     Args:
         what: name of the op. The first few times that it draws on ``placement``, the ranks compare
@@ -153,12 +168,12 @@ def next_key(what: str, placement: Placement | None) -> RngState:
 
 
 def is_separate() -> bool:
-    """Return whether this thread has its own state, apart from torch's generator."""
+    """Return whether this thread has its own random state, as a simulated rank has."""
     return getattr(_thread, "separate", None) is not None
 
 
 def advance_to(counter: int) -> None:
-    """Set the number of the next random op to ``counter``."""
+    """Set the op counter, that is, the number of the next random op, to ``counter``."""
     if is_separate():
         _thread.separate = RngState(_thread.separate.seed, counter)
     else:

@@ -27,8 +27,10 @@ _64 = (1 << 64) - 1
 
 @contextmanager
 def alike(what: str, placement: Placement, key: RngState, salt: int) -> Iterator[None]:
-    """Make torch's generators draw from a temporary stream inside the block, the same on all ranks.
-    ``key`` and ``salt`` determine the stream.
+    """Make torch's generators draw the same numbers on all ranks inside the block.
+
+    They draw from a temporary stream, which ``key`` and ``salt`` determine, and get their own
+    states back at the end.
 
     Args:
         what: name of the code inside. The first few times that it draws, ranks compare the key.
@@ -52,8 +54,10 @@ def alike(what: str, placement: Placement, key: RngState, salt: int) -> Iterator
 
 
 class _Lent:
-    """One of torch's generators while it draws from a temporary stream, with the state to
-    restore."""
+    """One of torch's generators while it draws from a temporary stream.
+
+    ``own`` is the generator, ``seed`` that of the stream. It keeps the state to restore.
+    """
 
     def __init__(self, own: torch.Generator, seed: int) -> None:
         self._own, self._seed, self._before = own, own.initial_seed(), own.get_state()
@@ -68,8 +72,10 @@ class _Lent:
             self._seed = own.initial_seed()
 
     def take_back(self) -> bool:
-        """Restore the generator's state, unless the code inside has seeded it. Return whether that
-        code drew from or seeded the generator."""
+        """Restore the generator's state; return whether the code inside has drawn from it.
+
+        If that code has seeded the generator, the state is left as it is, and the answer is True.
+        """
         if self._own.initial_seed() != self._seed:
             return True
         drawn = _position(self._own.get_state()) != self._begin
@@ -82,8 +88,10 @@ class _Lent:
 
 
 def _generators(device: torch.device) -> list[torch.Generator]:
-    """Return torch's default generators for the CPU and for ``device``, from which plain ops
-    draw."""
+    """Return torch's default generators for the CPU and for ``device``.
+
+    Ops on plain tensors draw from these.
+    """
     if device.type != "cuda" or not torch.cuda.is_initialized():
         return [torch.default_generator]
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -96,15 +104,19 @@ def _scratch(device: torch.device) -> torch.Generator:
 
 
 def _words(state: torch.Tensor) -> ctypes.Array:
-    """Return a view of the first words of a generator's state. The memory is accessed without
-    torch, so that no mode sees the access."""
+    """Return a view of the first words of a generator's state.
+
+    The memory is accessed without torch, so that no mode sees the access.
+    """
     return (ctypes.c_uint64 * 3).from_address(state.data_ptr())
 
 
 def _position(state: torch.Tensor) -> bytes:
-    """Return a generator's position in its stream as bytes, to detect draws. It is the state
-    without the count of global random ops, which is stored in the two words after the first
-    three."""
+    """Return a generator's position in its stream as bytes, to see whether it has drawn.
+
+    It is the state without the count of global random ops, which is stored in the two words after
+    the first three.
+    """
     where, size = state.data_ptr(), state.numel()
     if size <= 40:
         return ctypes.string_at(where, size)

@@ -19,10 +19,15 @@ Ranges = list[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Halo:
-    """Description of the inputs along a dim that given outputs need.
+    """Inputs that given outputs of an op need along a split dim.
 
-    ``ranges(first, end)`` returns the ranges of inputs that the outputs ``[first, end)`` along
-    output dim ``place`` need; positions beyond the ends of the dim are padding.
+    A 1-d convolution with 3 taps and padding 1 needs the inputs ``[first - 1, end + 1)`` for the
+    outputs ``[first, end)``. A rank fetches those that are not in its own shard.
+
+    Args:
+        place: the dim of the output that the input's dim becomes.
+        ranges: (first, end) -> the ranges (start, end) of inputs that the outputs ``[first, end)``
+            need; positions beyond the ends of the dim are padding.
     """
 
     place: int
@@ -30,9 +35,10 @@ class Halo:
 
 
 def with_halo(call: Call, parts: int, dims: Sequence[int]) -> list[Signature]:
-    """Return signatures of the form "halo" that split one of ``dims`` and fetch from neighbours.
+    """Return signatures of the form "halo" that split one of ``dims`` of the first operand.
 
-    A dim is split only if every rank has an output and an input of its own.
+    Each rank fetches the inputs that its outputs need from other ranks. A dim is split only if
+    every rank has an output and an input of its own, and if the op has a halo along it.
     """
     x, made = call.operands[0], []
     for d in dims:
@@ -48,7 +54,10 @@ def with_halo(call: Call, parts: int, dims: Sequence[int]) -> list[Signature]:
 
 
 def clipped(ranges: Ranges, n: int) -> Ranges:
-    """Return the parts of ``ranges`` within ``[0, n)``, without the padding beyond the ends."""
+    """Return the parts of ``ranges`` within ``[0, n)``, without the padding beyond the ends.
+
+    ``[(-1, 3)]`` -> ``[(0, 3)]``. Empty ranges are left out.
+    """
     inside = ((max(a, 0), min(b, n)) for a, b in ranges)
     return [(a, b) for a, b in inside if a < b]
 
@@ -56,7 +65,7 @@ def clipped(ranges: Ranges, n: int) -> Ranges:
 def fetched_bytes(
     x: Operand, d: int, m: int, ranges: Callable[[int, int], Ranges], parts: int
 ) -> int:
-    """Return the most bytes that a rank fetches from others if the ranks split ``m`` outputs.
+    """Return the most bytes that a rank fetches from others if ``parts`` ranks split ``m`` outputs.
 
     ``ranges`` are those of a ``Halo`` along dim ``d`` of ``x``.
     """
@@ -68,7 +77,8 @@ def fetched_by_rank(
 ) -> list[int]:
     """Return the bytes that each of ``parts`` ranks fetches if they split ``m`` outputs.
 
-    ``ranges`` are those of a ``Halo`` along dim ``d`` of ``x``.
+    A rank has its balanced piece of dim ``d`` of ``x``, and fetches what else its outputs need.
+    ``ranges`` are those of a ``Halo`` along that dim.
     """
     n, found = x.shape[d], []
     for k in range(parts):
@@ -82,10 +92,9 @@ def fetched_by_rank(
 
 
 def halo_of(call: Call, d: int) -> Halo | None:
-    """Return the halo of the op along dim ``d`` of its first operand.
+    """Return which inputs along dim ``d`` of its first operand an op needs for its outputs.
 
-    None if a rank's outputs do not need a few ranges of inputs, so that the dim is not split this
-    way.
+    None if they are not a few ranges of inputs: the dim is then not split by the form "halo".
     """
     find = HALOS.get(call.name)
     return None if find is None else find(call, d)

@@ -10,9 +10,10 @@ from .halo import HALOS, Halo, Ranges
 
 
 def per_dim(value: Any, at: int, default: int = 0) -> int:
-    """Return the entry for image dim ``at`` of an argument such as ``stride``.
+    """Return the entry for image dim ``at`` of an argument such as ``stride``: (2, 3) at 1 -> 3.
 
-    The argument is an int, a list of one int for all dims, or a list of one int per dim.
+    The argument is an int or a list of one int, for all dims, or a list of one int per dim. If it
+    is None or empty, the result is ``default``.
     """
     if value is None or value == [] or value == ():
         return default
@@ -22,7 +23,10 @@ def per_dim(value: Any, at: int, default: int = 0) -> int:
 
 
 def padding_at(call: Call, at: int) -> int | None:
-    """Return the padding on either side along image dim ``at``; None if the sides differ."""
+    """Return the padding on either side along image dim ``at``; None if the sides differ.
+
+    They may differ if ``padding`` is "same" and the kernel has an even size.
+    """
     given = call.get("padding", 0)
     if given == "valid":
         return 0
@@ -34,9 +38,9 @@ def padding_at(call: Call, at: int) -> int | None:
 
 
 def sliding(stride: int, before: int, span: int) -> Callable[[int, int], Ranges]:
-    """Return the halo ranges of windows of ``span`` inputs whose starts are ``stride`` apart.
+    """Return the ``ranges`` of a ``Halo`` for an op whose outputs are windows over the input.
 
-    The first window starts ``before`` inputs before the start of the dim.
+    Output k reads ``span`` inputs from ``k * stride - before`` on. ``before`` is the padding.
     """
     return lambda o, e: [(o * stride - before, (e - 1) * stride - before + span)] if o < e else []
 
@@ -68,7 +72,10 @@ def _transposed(call: Call, d: int) -> Halo | None:
 
 
 def pool_window(call: Call, at: int) -> tuple[int, int, int, int]:
-    """Return (kernel, stride, padding, dilation) of a pooling op along image dim ``at``."""
+    """Return (kernel, stride, padding, dilation) of a pooling op along image dim ``at``.
+
+    The stride is the size of the kernel if the call gives none.
+    """
     kernel = per_dim(call.get("kernel_size"), at)
     dilation = per_dim(call.get("dilation", 1), at, 1) if "dilation" in call.params else 1
     stride = per_dim(call.get("stride"), at, kernel)
@@ -87,8 +94,9 @@ def _pooled(count: int) -> Callable[[Call, int], Halo | None]:
 
 
 def _adapted(count: int) -> Callable[[Call, int], Halo | None]:
-    """Return a function that finds the halo of adaptive pooling whose windows have one size.
+    """Return a function that finds the halo of adaptive pooling along a dim.
 
+    There is one if all windows have one size: n inputs to m outputs, with n a multiple of m.
     ``count`` is the number of image dims.
     """
 
@@ -102,9 +110,9 @@ def _adapted(count: int) -> Callable[[Call, int], Halo | None]:
 
 
 def scales_of(call: Call) -> tuple[float | None, ...]:
-    """Return the scale factors of an upsampling, one per dim; empty if the call has only sizes.
+    """Return the scale factors of an upsampling, one per image dim.
 
-    Operators that take a size may get scale factors as well, one by one.
+    They are in the argument ``scales``, as a list or one by one. Empty if the call has only sizes.
     """
     given = call.get("scales")
     if isinstance(given, Sequence):
@@ -113,18 +121,25 @@ def scales_of(call: Call) -> tuple[float | None, ...]:
 
 
 def scaled_by(n: int, m: int) -> tuple[int, int] | None:
-    """Return (m / n, 1) or (1, n / m), the whole factors from n inputs to m outputs, or None."""
+    """Return the whole factors (up, down) from n inputs to m outputs, or None if there are none.
+
+    4 to 8 -> (2, 1); 8 to 4 -> (1, 2); 4 to 6 -> None.
+    """
     if n == 0 or m == 0 or (m % n and n % m):
         return None
     return (m // n, 1) if m % n == 0 else (1, n // m)
 
 
 def _resampled(count: int, up: int, down: int) -> Callable[[Call, int], Halo | None]:
-    """Return a function that finds the halo of resampling by a whole factor.
+    """Return a function that finds the halo of resampling by a whole factor along a dim.
 
-    An enlarged image needs ``up`` inputs on either side of an output's own input. A reduced one
-    also needs the inputs of ``down`` neighbouring outputs on either side. There is no halo with
-    ``align_corners``. ``count`` is the number of image dims.
+    There is none for other factors, or with ``align_corners``.
+
+    Args:
+        count: the number of image dims.
+        up: for an enlarged image, how many inputs on either side of its own input an output needs.
+        down: for a reduced one, the inputs of how many neighbouring outputs it needs on either
+            side.
     """
 
     def find(call: Call, d: int) -> Halo | None:
@@ -145,7 +160,7 @@ def _resampled(count: int, up: int, down: int) -> Callable[[Call, int], Halo | N
 
 
 def block_rows(call: Call) -> tuple[int, int]:
-    """Return (rows, columns) of the grid of blocks in im2col and col2im."""
+    """Return (rows, columns) of the grid of blocks that im2col and col2im slide over the image."""
     image = call.operands[0].shape[-2:] if call.name == "im2col" else call.get("output_size")
     found = []
     for at, n in enumerate(image):
@@ -155,16 +170,20 @@ def block_rows(call: Call) -> tuple[int, int]:
 
 
 def block_window(call: Call, at: int) -> tuple[int, int, int]:
-    """Return (stride, padding, span) of the blocks of im2col along image dim ``at``."""
+    """Return (stride, padding, span) of the blocks of im2col along image dim ``at``.
+
+    A block reaches over ``span`` pixels: ``dilation * (kernel_size - 1) + 1``.
+    """
     taps = per_dim(call.get("kernel_size"), at) - 1
     span = per_dim(call.get("dilation", 1), at, 1) * taps + 1
     return per_dim(call.get("stride", 1), at, 1), per_dim(call.get("padding", 0), at), span
 
 
 def _blocks_of(call: Call, d: int) -> Halo | None:
-    """Return the halo of im2col: a rank needs the image rows of its blocks.
+    """Return the halo of im2col along image rows: a rank needs the rows of its blocks.
 
-    Columns of the result are blocks, in row-major order of their positions.
+    Each column of the result is a block. Blocks are in row-major order, so a rank's columns are
+    some rows of blocks.
     """
     x = call.operands[0]
     if d != x.ndim - 2:
@@ -174,7 +193,7 @@ def _blocks_of(call: Call, d: int) -> Halo | None:
 
 
 def _blocks_to(call: Call, d: int) -> Halo | None:
-    """Return the halo of col2im: an image row needs the blocks that reach it."""
+    """Return the halo of col2im along its columns: image rows need the blocks that reach them."""
     x = call.operands[0]
     if d != x.ndim - 1:
         return None

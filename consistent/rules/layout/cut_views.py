@@ -25,8 +25,14 @@ def viewed(
 ) -> Split | None:
     """Return the split of a view of shape ``target`` whose operand is split as ``entry``.
 
-    None if no split of a single dim gives every rank the elements that it has. ``source`` is the
-    operand's shape, and ``groups`` pairs the dims of both shapes with equal products.
+    None if no split of a single dim gives every rank the elements that it has.
+
+    Args:
+        entry: the operand's split, usually with a cut.
+        groups: pairs of ranges of dims of both shapes with equal products, see ``view.groups``.
+        source: the operand's shape.
+        target: the view's shape.
+        parts: the number of ranks.
     """
     pair = next((g for g in groups if entry.dim in g[0]), None)
     if pair is None:
@@ -53,8 +59,13 @@ def _candidates(
 ) -> list[Split]:
     """Return splits of the view's dim of ``m`` items that may be right.
 
-    The caller compares which elements they give each rank. Only their cuts matter: the dim in them
-    is a placeholder.
+    ``viewed`` then compares which elements they give each rank. Only their cuts matter; their dim
+    is that of the operand.
+
+    Args:
+        entry: the operand's split, of a dim of ``n`` items.
+        after, span: elements in one item of the operand's dim, and of the view's dim.
+        before, repeats: how often the operand's dim, and the view's dim, occur in the group.
     """
     if m == 0:
         return []
@@ -74,13 +85,15 @@ def _candidates(
 
 
 def _is_given(of: object) -> bool:
+    """Return whether ``of`` is a value that ``S(d, of=...)`` takes: None, or positive sizes."""
     return of is None or (isinstance(of, int) and of > 0) or (isinstance(of, tuple) and len(of) > 0)
 
 
 def _times(x: int | tuple[int, ...] | None, after: int, span: int) -> object:
     """Return how many items of ``span`` elements make ``x`` items of ``after`` elements.
 
-    ``x`` may be a tuple of such numbers, or None. The result is None if a number is not whole.
+    3 items of 4 elements are 6 items of 2, and no whole number of items of 8: None. ``x`` may be a
+    tuple of such numbers, or None, which gives None.
     """
     if x is None:
         return None
@@ -97,10 +110,12 @@ def _scaled(runs: Runs, by: int) -> Runs:
 def _alike(
     have: Sequence[Runs], length: int, times: int, made: Sequence[Runs], other: int, repeats: int
 ) -> bool:
-    """Return whether two lists of runs, one entry per rank, are the same elements on every rank.
+    """Return whether two lists of runs (start, size), one entry per rank, are the same elements.
 
-    ``have`` repeats every ``length`` elements, ``times`` times; ``made`` repeats every ``other``
-    elements, ``repeats`` times.
+    Args:
+        have, length, times: runs of the operand, which occur ``times`` times, every ``length``
+            elements.
+        made, other, repeats: in the same way those of the view.
     """
     common = math.gcd(times, repeats)  # the rest is repeated on both sides
     return all(
@@ -110,4 +125,8 @@ def _alike(
 
 
 def _repeated(runs: Runs, length: int, times: int) -> Runs:
+    """Return ``runs`` repeated ``times`` times, every ``length`` elements.
+
+    Runs that touch are merged, so that equal elements have equal runs.
+    """
     return joined((start + k * length, size) for k in range(times) for start, size in runs)

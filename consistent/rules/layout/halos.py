@@ -15,7 +15,10 @@ from .view import heads
 
 
 def wrapped(first: int, end: int, n: int) -> Ranges:
-    """Return the positions ``[first, end)`` modulo ``n``, as ranges within a dim of ``n`` items."""
+    """Return the positions ``[first, end)`` modulo ``n``, as ranges within a dim of ``n`` items.
+
+    ``wrapped(-1, 2, 4)`` is ``[(3, 4), (0, 2)]``.
+    """
     found: Ranges = []
     while first < end:
         a = first % n
@@ -42,7 +45,10 @@ def _sliced(call: Call, d: int) -> Halo | None:
 
 
 def pads_at(call: Call, d: int) -> tuple[int, int]:
-    """Return how many elements a pad adds before and after dim ``d``."""
+    """Return how many elements a pad adds before and after dim ``d``.
+
+    The argument ``pad`` has a pair for each dim, from the last dim on; other dims get (0, 0).
+    """
     pad = call.get("pad")
     k = 2 * (call.operands[0].ndim - 1 - d)
     return (pad[k], pad[k + 1]) if k < len(pad) else (0, 0)
@@ -56,8 +62,8 @@ def pad_mode(call: Call) -> str:
 def mirrored(mode: str, place: int, n: int) -> int:
     """Return the index in a dim of ``n`` items whose value a pad puts at position ``place``.
 
-    For a position outside the dim it is the nearest index (mode "replicate"), or the position
-    reflected at the ends.
+    Position -2 is index 0 with mode "replicate", and index 2 with mode "reflect". A position inside
+    the dim is its own index.
     """
     if 0 <= place < n:
         return place
@@ -67,6 +73,10 @@ def mirrored(mode: str, place: int, n: int) -> int:
 
 
 def _padded(call: Call, d: int) -> Halo | None:
+    """Return the halo of a pad along dim ``d``.
+
+    None if another mode than "constant" has a negative padding, which cuts elements off.
+    """
     mode, n, (before, after) = pad_mode(call), call.operands[0].shape[d], pads_at(call, d)
     if mode == "constant":
         return Halo(d, lambda o, e: [(o - before, e - before)])
@@ -83,7 +93,10 @@ def _padded(call: Call, d: int) -> Halo | None:
 
 
 def shifts(call: Call) -> dict[int, int]:
-    """Return {dim: shift} of a roll; empty if it rolls the flattened tensor."""
+    """Return {dim: shift} of a roll or fftshift; empty if it rolls the flattened tensor.
+
+    ``roll(x, (1, 2), dims=(0, -1))`` of a matrix gives ``{0: 1, 1: 2}``.
+    """
     if call.name in ("fft_fftshift", "fft_ifftshift"):
         back = call.name == "fft_ifftshift"
         return {d: (call.operands[0].shape[d] + back) // 2 for d in call.dims("dim")}
@@ -109,7 +122,10 @@ def _flipped(call: Call, d: int) -> Halo | None:
 
 
 def _rotated(call: Call, d: int) -> Halo | None:
-    """Return the halo of rot90 along dim ``d``, which moves to another dim or is reversed."""
+    """Return the halo of rot90 along dim ``d``, which is reversed, becomes the other dim, or both.
+
+    None for a dim that does not take part, or if the rotation is a full turn.
+    """
     n, turns, dims = call.operands[0].shape[d], call.get("k", 1) % 4, call.dims("dims", (0, 1))
     if d not in dims or turns == 0:
         return None
@@ -127,7 +143,9 @@ def _differenced(call: Call, d: int) -> Halo | None:
 
 
 def numbers(call: Call, name: str) -> tuple[int, ...]:
-    """Return the ints ``name``, passed by keyword, as a list, or one by one after the tensor.
+    """Return the ints in the argument ``name``, in each way in which torch takes them.
+
+    ``x.repeat(2, 3)``, ``x.repeat([2, 3])`` and ``x.repeat(repeats=[2, 3])`` all give (2, 3).
 
     Raises:
         DoesNotFit: one of them is a tensor.
@@ -142,7 +160,10 @@ def numbers(call: Call, name: str) -> tuple[int, ...]:
 
 
 def repeats(call: Call) -> tuple[int, ...]:
-    """Return how often repeat and tile repeat each dim, including new dims in front."""
+    """Return how often repeat and tile repeat each dim of the result, including new dims in front.
+
+    tile may name fewer dims than the tensor has: the others are repeated once.
+    """
     times = numbers(call, "repeats" if call.name == "repeat" else "dims")
     return (1,) * (call.operands[0].ndim - len(times)) + times
 
@@ -153,9 +174,9 @@ def _repeated(call: Call, d: int) -> Halo | None:
 
 
 def _in_place(call: Call, d: int) -> Halo | None:
-    """Return the halo of repeat_interleave by a number.
+    """Return the halo of repeat_interleave by a number ``times``: output k needs item k // times.
 
-    An output needs the item of which it is a repetition.
+    None if the numbers are a tensor or the call gives ``output_size``.
     """
     times = call.get("repeats")
     if not isinstance(times, int) or times < 1 or call.get("output_size") is not None:
@@ -166,7 +187,11 @@ def _in_place(call: Call, d: int) -> Halo | None:
 
 
 def _regrouped(call: Call, d: int) -> Halo | None:
-    """Return the halo of view, reshape, ...: a rank's outputs need the items that contain them."""
+    """Return the halo of view, reshape, ... along dim ``d``: the whole items that outputs are in.
+
+    [5, 4] -> [20]: the outputs [7, 14) are in the rows [1, 4). None if ``d`` is not the first dim
+    of a group of dims that are merged or divided (see ``view.heads``).
+    """
     every = heads(call.operands[0].shape, call.outs[0].shape)
     found = [head[1:] for head in every if head[0] == d]
     if not found or not all(found[0][::2]):

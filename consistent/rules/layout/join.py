@@ -37,18 +37,26 @@ _JOINED = {"column_stack": 1, "dstack": 2, "hstack": 1, "row_stack": 0, "vstack"
 
 
 def _joined(call: Call, moves: Mapping[int, int]) -> list[Signature]:
+    """Return signatures in which all operands are split alike, and the one from P to P.
+
+    ``moves`` has dim of the operands -> dim of the result, for the dims that may be split.
+    """
     every = [i for i, operand in enumerate(call.operands) if not _skipped(call, operand)]
     made = [call.whole(), call.make(dict.fromkeys(every, P), P)]
     return made + [call.make(dict.fromkeys(every, S(d)), S(place)) for d, place in moves.items()]
 
 
 def _skipped(call: Call, operand: Operand) -> bool:
-    """Return whether torch skips ``operand``: cat ignores an empty vector among other tensors."""
+    """Return whether torch skips ``operand``: cat ignores a tensor of shape [0] among others."""
     return operand.shape == (0,) and any(other.shape != (0,) for other in call.operands)
 
 
 def _ndim(call: Call) -> int:
-    """Return the number of dims of the tensors that cat joins, without those that cat skips."""
+    """Return the number of dims of the tensors that cat joins, without those that cat skips.
+
+    Raises:
+        DoesNotFit: they differ in it, or there are none.
+    """
     tensors: Sequence[Operand] = call.get("tensors")
     found = {operand.ndim for operand in tensors if not _skipped(call, operand)}
     if len(found) != 1:
@@ -59,8 +67,9 @@ def _ndim(call: Call) -> int:
 def joined(call: Call, parts: int) -> list[Signature]:
     """Return signatures of cat: dims other than the joined one stay split, if all operands are.
 
-    Along the joined dim either all operands are split or a single one, and ranks fetch the parts of
-    the operands that are in their piece of the result.
+    Along the joined dim, all operands are split, or one of a few: ``S(0), S(0) -> S(0)`` and
+    ``S(0), B -> S(0)``. Ranks then fetch the parts of the operands that are in their piece of the
+    result.
     """
     n = _ndim(call)
     dim = call.dim("dim", 0, ndim=n)
@@ -76,7 +85,7 @@ def joined(call: Call, parts: int) -> list[Signature]:
 
 
 def offsets(call: Call, dim: int) -> list[int | None]:
-    """Return the index in the result at which each operand of cat starts.
+    """Return the index in the result at which each operand of cat starts: sizes 2, 3, 1 -> 0, 2, 5.
 
     It is None for operands that torch skips.
     """
@@ -89,7 +98,10 @@ def offsets(call: Call, dim: int) -> list[int | None]:
 
 
 def _exchanged(call: Call, dim: int, parts: int) -> list[list[int]]:
-    """Return for each operand of cat the bytes that each rank fetches of it."""
+    """Return [operand][rank] -> the bytes that the rank fetches of that operand of cat.
+
+    It is if operands and result are all split along ``dim``, over ``parts`` ranks.
+    """
     m = call.outs[0].shape[dim]
     starts = [start or 0 for start in offsets(call, dim)]
     return [
@@ -99,12 +111,18 @@ def _exchanged(call: Call, dim: int, parts: int) -> list[list[int]]:
 
 
 def _busiest(each: Sequence[list[int]]) -> int:
-    """Return the bytes that the busiest rank fetches of several tensors exchanged at once."""
+    """Return the most bytes that a rank fetches if several tensors are exchanged at once.
+
+    ``each`` has for each tensor the bytes that each rank fetches of it.
+    """
     return max(map(sum, zip(*each, strict=True)), default=0)
 
 
 def joined_by_name(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of hstack, vstack, ...: dims other than the joined one stay split."""
+    """Return signatures of hstack, vstack, ...: dims other than the joined one stay split.
+
+    ``vstack`` of two vectors, which become the rows of a matrix, has ``S(0), S(0) -> S(1)``.
+    """
     n = _ndim(call)
     joint = 0 if call.name == "hstack" and n <= 1 else _JOINED[call.name]
     found = places(_RAISED[call.name], call.operands[0].shape)
@@ -118,8 +136,8 @@ def joined_by_name(call: Call, parts: int) -> list[Signature]:
 def cut(call: Call, parts: int) -> list[Signature]:
     """Return signatures of split, chunk, tensor_split: dims other than the divided one stay split.
 
-    If the divided dim is split, each part is split along it again, and ranks fetch their piece of
-    every part.
+    If the divided dim itself is split, each part of the result is split along it again. Ranks then
+    fetch their piece of every part.
     """
     (x,) = call.take(1)
     dim = 2 if call.name == "dsplit" else 0
@@ -142,8 +160,8 @@ def cut(call: Call, parts: int) -> list[Signature]:
 def _by_parts(call: Call, dim: int) -> list[Signature]:
     """Return the signature that gives each rank its own piece of every part without messages.
 
-    It needs a dim whose parts are sharded separately (``S(d, of=...)``), and an op that takes whole
-    parts; otherwise there is none.
+    It is for an operand split by ``S(d, of=...)``, whose dim consists of parts that are divided
+    among the ranks one by one, if the op's results are whole parts. Otherwise there is none.
     """
     (x,), found = call.operands, call.cut_split()
     if found is None or found[0].dim != dim:

@@ -18,7 +18,8 @@ from .view import resized
 def repeated(call: Call, parts: int) -> list[Signature]:
     """Return signatures of repeat and tile: a dim that is repeated once stays split.
 
-    Along other split dims a rank fetches the elements that its piece of the result holds.
+    Along another split dim a rank fetches the elements that its piece of the result holds. With 2
+    ranks, ``[a b | c d]`` repeated twice is ``[a b c d | a b c d]``.
     """
     (x,), times = call.take(1), repeats(call)
     extra = len(times) - x.ndim
@@ -29,15 +30,18 @@ def repeated(call: Call, parts: int) -> list[Signature]:
 
 
 def squeezed_dims(call: Call) -> tuple[int, ...]:
-    """Return the dims that squeeze names: all by default, none if ``dim`` is ()."""
+    """Return the dims that squeeze names: all by default, none if ``dim`` is ().
+
+    Those of them that have size 1 are dropped.
+    """
     return () if call.get("dim") == () else tuple(d for d in call.dims() if call.operands[0].ndim)
 
 
 def squeezed(call: Call, parts: int) -> list[Signature]:
     """Return signatures of squeeze: dims of size 1 are dropped, and other dims stay split.
 
-    A shard may have size 1 in a larger dim, which must not be dropped: the form knows which dims
-    are dropped.
+    Of shape [1, 4], ``S(1) -> S(0)``. On 4 ranks the shard's split dim has size 1 too, and must not
+    be dropped, so the form "squeeze" runs with the logical sizes.
     """
     (x,) = call.take(1)
     asked = squeezed_dims(call)
@@ -54,7 +58,7 @@ def padded(call: Call, parts: int) -> list[Signature]:
     """Return signatures of pads: dims that are not padded stay split, and P passes.
 
     Along a padded dim ranks fetch what their piece of the result reads. P does not pass if a
-    constant other than 0 is added, since every rank would add it.
+    constant other than 0 is the padding, since every rank would add it.
     """
     (x,) = call.take(1)
     pad, value = call.get("pad"), call.get("value")
@@ -70,7 +74,10 @@ def padded(call: Call, parts: int) -> list[Signature]:
 
 
 def diagonals(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of diag_embed: the last dim becomes two, and other dims stay split."""
+    """Return signatures of diag_embed, which makes two dims of the last one: other dims stay split.
+
+    With default dims, ``S(0) -> S(0)`` of [b, n] -> [b, n, n].
+    """
     (x,) = call.take(1)
     n = x.ndim + 1
     new = {call.dim("dim1", -2, ndim=n), call.dim("dim2", -1, ndim=n)}
@@ -80,9 +87,10 @@ def diagonals(call: Call, parts: int) -> list[Signature]:
 
 
 def grid(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of meshgrid: a split of vector i splits the outputs along its dim.
+    """Return signatures of meshgrid: a split of vector i splits all outputs along dim i.
 
-    On one axis all vectors may be split, and then each output is split along the dim of its vector.
+    On a single axis all vectors may be split at once: then output i alone is split along dim i.
+    With ``indexing="xy"`` the first two dims change places.
     """
     count = len(call.operands)
     order = list(range(count))
@@ -101,8 +109,9 @@ def grid(call: Call, parts: int) -> list[Signature]:
 def overwritten(call: Call, parts: int) -> list[Signature]:
     """Return signatures of select_scatter, slice_scatter and diagonal_scatter.
 
-    Both operands are split along a dim that the op writes whole. Along the dim in which it selects,
-    each rank writes what falls into its shard. P passes if both operands are P.
+    Both operands are split along a dim in which the op selects nothing. Along the dim in which it
+    selects, ``S(d), B -> S(d)``: each rank writes what falls into its shard. P passes if both
+    operands are P.
     """
     x, source = call.take(2)
     view = Call(
@@ -123,6 +132,10 @@ def overwritten(call: Call, parts: int) -> list[Signature]:
 
 
 def _without(call: Call, source: Operand) -> tuple[tuple, dict]:
+    """Return the arguments of ``call`` without the operand ``source``.
+
+    They are those of the view that an op such as select_scatter writes to.
+    """
     args = tuple(a for a in call.args if a is not source)
     return args, {k: v for k, v in call.kwargs.items() if v is not source}
 

@@ -22,9 +22,13 @@ from ..signature import Call, DoesNotFit, Operand
 class Item:
     """One entry of a subscript, or one dim of x that the subscript does not mention.
 
-    ``kind`` is "all" (a dim unchanged), "slice" (start, count, step), "int", "new" (None), "tensor"
-    (an index tensor, or a list of ints). ``0:n`` is "all" too: torch clamps its bounds to a shard's
-    size.
+    Args:
+        kind: "all" (``:``, the dim unchanged), "slice", "int", "new" (None), or "tensor" (an index
+            tensor, or a list of ints). A slice of all items, such as ``0:n``, is "all".
+        dim: the dim of x; -1 for "new".
+        start, count, step: of a slice, its first item, the number of its items, and their distance.
+            Of an int, ``start`` is the item.
+        tensor: the index tensor or list.
     """
 
     kind: str
@@ -35,9 +39,10 @@ class Item:
     tensor: Any = None
 
     def within(self, low: int, n: int) -> tuple[slice, slice]:
-        """Return (slice of a shard's items that are selected, slice of their places in the result).
+        """Return (slice of a shard's items that are selected, slice of the result that they are).
 
-        The shard has ``n`` items of the dim, from ``low`` on.
+        The shard has ``n`` items of the dim, from ``low`` on. ``x[1:8:2]`` of items 4 to 7 selects
+        5 and 7: ``slice(1, 4, 2)`` of the shard, and ``slice(2, 4)`` of the result.
         """
         # Divisions round up: the first step at or after the start, or the end, of the shard.
         first = max(0, -(-(low - self.start) // self.step))
@@ -50,7 +55,10 @@ class Item:
 
 @dataclass(frozen=True)
 class Subscript:
-    """Parsed subscript. ``items`` has its entries in order, and every dim of x occurs once."""
+    """Parsed contents of the brackets of ``x[...]``.
+
+    ``items`` has the entries in order, with every dim of x once: ``...`` is one item for each dim.
+    """
 
     items: tuple[Item, ...]
 
@@ -65,12 +73,19 @@ class Subscript:
 
     @cached_property
     def left(self) -> list[Item]:
-        """Items of the dims that are left after ints, slices and None are applied."""
+        """Items that are dims after ints, slices and None are applied: all but the ints.
+
+        Index tensors are then applied to these dims.
+        """
         return [item for item in self.items if item.kind != "int"]
 
     @cached_property
     def block(self) -> tuple[int, tuple[int, ...]]:
-        """(position, shape) of the dims that index tensors give in the output; (0, ()) without."""
+        """(position, shape) of the dims that index tensors give in the output; (0, ()) without.
+
+        Their common shape is one block of dims, in place of the first of them, or in front if other
+        dims lie between them: ``x[:, i, j]`` -> (1, shape of i + j), ``x[i, :, j]`` -> (0, ...).
+        """
         at = [i for i, item in enumerate(self.left) if item.kind == "tensor"]
         if not at:
             return 0, ()
@@ -80,7 +95,10 @@ class Subscript:
 
     @cached_property
     def places(self) -> dict[int, int]:
-        """{dim of x: its position in the output} for the dims that slices or ``:`` keep."""
+        """{dim of x: its position in the output} for the dims that slices or ``:`` keep.
+
+        ``x[0, :, None, 1:3]`` gives ``{1: 0, 2: 2}``.
+        """
         place, shape = self.block
         rest = [item for item in self.left if item.kind != "tensor"]
         after = range(len(rest) + len(shape))
@@ -96,7 +114,10 @@ def index_shape(index: Any) -> tuple[int, ...]:
 
 
 def subscript_of(call: Call) -> Subscript:
-    """Return the subscript of ``x[...]``, or the equivalent one of select, narrow and slice."""
+    """Return the subscript of ``x[...]``, or the equivalent one of select, narrow and slice.
+
+    ``select(x, 1, 0)`` is ``x[:, 0]``. It is kept in ``call.subscript``.
+    """
     if call.subscript is None:
         call.subscript = _read(call)
     return call.subscript
@@ -122,7 +143,9 @@ def _read(call: Call) -> Subscript:
 
 
 def parse(index: Any, shape: Sequence[int]) -> Subscript:
-    """Parse a subscript of a tensor of ``shape``.
+    """Return the parsed subscript of a tensor of ``shape``.
+
+    ``index`` is what stands in the brackets: ``(0, slice(1, 3))`` for ``x[0, 1:3]``.
 
     Raises:
         DoesNotFit: the subscript holds masks, tensors as bounds or arrays, whose values decide; or

@@ -29,8 +29,8 @@ Shape = Sequence[int]
 def groups(source: Shape, target: Shape) -> list[tuple[range, range]]:
     """Return the smallest pairs of dim ranges in both shapes that have equal products, in order.
 
-    If a size is 0, the product says nothing about which dims belong together: then only leading
-    dims are paired.
+    [6, 4, 5] -> [24, 5]: (dims 0 and 1, dim 0), (dim 2, dim 1). If a size is 0, products say
+    nothing about which dims belong together, and the result ends before that group.
     """
     found, i, j = [], 0, 0
     while i < len(source) and j < len(target):
@@ -51,10 +51,10 @@ def groups(source: Shape, target: Shape) -> list[tuple[range, range]]:
 
 
 def heads(source: Shape, target: Shape) -> list[tuple[int, int, int, int]]:
-    """Return (dim, its span, output dim, its span) for the first dims of each group of ``groups``.
+    """Return (dim, its span, output dim, its span) for each group of ``groups`` that can be split.
 
-    They are the dims of a group that can be split. A first dim is the first that is not 1; its span
-    is the number of elements in one of its items.
+    They are the first dims of the group in both shapes that are not 1. A span is the number of
+    elements in one item of the dim: [6, 4] -> [24] gives (0, 4, 0, 1).
     """
     found = []
     for ins, outs in groups(source, target):
@@ -70,9 +70,9 @@ def heads(source: Shape, target: Shape) -> list[tuple[int, int, int, int]]:
 
 
 def cuts(n: int, parts: Sequence[int]) -> list[int]:
-    """Return the starts of the pieces of ``n`` items that are split by several axes.
+    """Return the starts of the pieces of ``n`` items that several axes split one after the other.
 
-    ``parts`` are the numbers of ranks of the axes, outer axis first.
+    ``parts`` are the numbers of ranks of the axes, outer axis first: 5 items, (2, 2) -> 0 2 3 4.
     """
     pieces = [(0, n)]
     for k in parts:
@@ -88,9 +88,9 @@ def same_cuts(call: Call, d: int, span: int, m: int, out_span: int) -> bool:
     """Return whether ``call.axis`` may split dim ``d`` and the output's dim at the same elements.
 
     The output's dim has ``m`` items; ``span`` and ``out_span`` are the elements in an item of
-    either dim. Axes that split one dim cut each other's pieces, so they are decided together: an
-    axis is taken if, with any of those taken before, both dims are cut at the same elements. Axes
-    that split ``d`` now come first, because data that is already in place should stay.
+    either dim. Axes that split one dim divide each other's pieces, so they are decided together: an
+    axis may if, with any of the axes that may already, both dims are divided at the same elements.
+    Axes that split ``d`` already are decided first, because data that is in place should stay.
     """
     x = call.operands[0]
     n, shape = x.shape[d], x.spec.placement.shape
@@ -110,9 +110,10 @@ def same_cuts(call: Call, d: int, span: int, m: int, out_span: int) -> bool:
 
 
 def _kept(call: Call) -> tuple[list[tuple[Split, Split]], list[int]]:
-    """Return the splits that survive, as (operand's, output's), and the dims that need an exchange.
+    """Return the splits that a view keeps, as (operand's, output's), and the dims it can exchange.
 
-    The latter are the other first dims of groups, which the two shapes cut at different elements.
+    The latter are first dims of groups (see ``heads``) that the two shapes divide at different
+    elements, so that ranks must exchange the elements between.
     """
     target = call.outs[0].shape
     kept, moved = [], []
@@ -127,8 +128,9 @@ def _kept(call: Call) -> tuple[list[tuple[Split, Split]], list[int]]:
 def reshaped(call: Call, parts: int) -> list[Signature]:
     """Return signatures of a view or reshape: a split stays if each rank keeps its elements.
 
-    Only the first dim of each group of dims that are merged or divided can be split. If its pieces
-    in the two shapes differ, ranks exchange the elements between them, by the form "halo".
+    Only the first dim of each group of dims that are merged or divided can be split: on 3 ranks,
+    [6, 4] -> [24] has ``S(0) -> S(0)``. If its pieces in the two shapes differ, ranks exchange the
+    elements between them, by the form "halo".
     """
     if call.operands[0].spec.dtype != call.outs[0].dtype:
         raise DoesNotFit("a view of another dtype")
@@ -139,10 +141,11 @@ def reshaped(call: Call, parts: int) -> list[Signature]:
 
 
 def _of_present(call: Call, parts: int, firsts: Sequence[int]) -> list[Signature]:
-    """Return the signature for the operand's present split, if the general rule does not cover it.
+    """Return a signature for the split that the operand has, if it is not among those of ``_kept``.
 
-    Its pieces are not balanced, or it splits a dim that is not the first of its group (``firsts``):
-    then a rank has runs of the result with gaps between them.
+    It is a split with a cut, or of a dim that is not the first of its group (``firsts`` are those).
+    Each rank keeps its elements, and the output has a cut: [2, 8] -> [16] has ``S(1) -> S(0,
+    of=8)``. The list is empty if there is no such split.
     """
     x, out = call.operands[0], call.outs[0]
     entry, found = x.spec.sbp[call.axis], call.cut_split()
@@ -157,14 +160,15 @@ def _of_present(call: Call, parts: int, firsts: Sequence[int]) -> list[Signature
 
 
 def _group_of(dim: int, source: Shape, target: Shape) -> range:
+    """Return the dims of ``source`` that are in one group with ``dim``; empty if it is in none."""
     return next((ins for ins, _ in groups(source, target) if dim in ins), range(0))
 
 
 def reshaped_as(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of reshape_as and view_as: as of reshape, where both operands are split.
+    """Return signatures of reshape_as and view_as: those of reshape, with a second operand.
 
-    The second operand only gives a shape. It is split like the output, to give the local shape, or
-    is partial.
+    The second operand only gives a shape. It is split like the output, so that its shard has the
+    local shape, or it is P.
     """
     made = [call.whole(), call.make({0: P}, P), call.make({1: P}, B), call.make({0: P, 1: P}, P)]
     return made + [call.make({0: s, 1: t}, t) for s, t in _kept(call)[0]]
@@ -173,8 +177,8 @@ def reshaped_as(call: Call, parts: int) -> list[Signature]:
 def repeated_in_place(call: Call, parts: int) -> list[Signature]:
     """Return signatures of repeat_interleave by a number: dims that are not repeated stay split.
 
-    The repeated dim stays split if the pieces of the result are those of the operand, repeated;
-    otherwise ranks fetch the elements that their piece of the result holds.
+    The repeated dim stays split if the pieces of the result are those of the operand, repeated.
+    Otherwise ranks fetch the elements that their piece of the result holds.
     """
     (x,) = call.take(1)
     made = [call.whole(), call.make({0: P}, P)]
@@ -189,11 +193,15 @@ def repeated_in_place(call: Call, parts: int) -> list[Signature]:
 
 
 def resized(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple, dict]:
-    """Return the arguments of ``op(x, *sizes)`` with the sizes of this rank's shard."""
+    """Return the arguments of ``op(x, *sizes)``, such as view, with the sizes of this rank's shard.
+
+    ``ins`` and ``outs`` are the shapes of the shards of operands and outputs.
+    """
     return (call.operands[0], tuple(outs[0])), {}
 
 
 def _unflattened(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple, dict]:
+    """Return the arguments of unflatten with the sizes of this rank's shard."""
     d = call.dim("dim")
     count = len(outs[0]) - len(ins[0]) + 1
     return (call.operands[0], d, tuple(outs[0][d : d + count])), {}

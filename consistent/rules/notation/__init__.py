@@ -46,14 +46,22 @@ __all__ = [
 def of_call(text: str, call: Call, parts: int) -> list[Signature]:
     """Return the signatures of ``call`` by the rule ``text``, which names its operands in order.
 
-    It is for rules that depend on the call, such as that of einsum.
+    It is for rules that depend on the call, such as that of einsum, on an axis of ``parts`` ranks.
+    Other rules are in the table and parsed once.
     """
     plain = Call(call.name, call.operands, {}, call.operands, call.outs)
     return signatures_of([parse(text)], plain, parts)
 
 
 def signatures(text: str, shapes: Sequence[Sequence[int]]) -> tuple[Signature, ...]:
-    """Return the signatures of the rule ``text`` for floating-point operands of ``shapes``."""
+    """Return the signatures of the rule ``text`` for floating-point operands of ``shapes``.
+
+    ``signatures("mk, kn -> mn", [(4, 3), (3, 5)])`` are the 6 of ``mm``: ``B, B -> B``, ``S(0), B
+    -> S(0)``, ``S(1), S(0) -> P``, ...
+
+    Raises:
+        DoesNotFit: there are too many shapes, or one has another number of dims than the rule says.
+    """
     rule = parse(text)
     count = len(shapes)
     if count > len(rule.operands):

@@ -28,8 +28,13 @@ from .rule import FormClause, Rule
 class _Operand:
     """Tensor operand of a call, matched with its pattern in the rule.
 
-    It has the term of the rule it is in, the function around it (``head``), the names and sizes of
-    its dims, and its index among the operands of the call (``place``).
+    Args:
+        term: index of the term of the rule that it is in.
+        head: the function around it in the rule, such as "f" or "max"; "" without one.
+        names: names of its dims.
+        shape: its sizes.
+        place: its index among the operands of the call.
+        whole_numbers: whether its dtype is an integer or bool dtype.
     """
 
     term: int
@@ -44,6 +49,9 @@ class _Operand:
 def derive(rule: Rule, given: Given) -> Derived:
     """Return all signatures of ``rule``, and which of them hold only under further conditions.
 
+    The conditions are checked for each call (``holds.py``), so that equal ``given`` share the
+    result.
+
     Raises:
         DoesNotFit: an operand has another number of dims than its pattern.
     """
@@ -51,6 +59,8 @@ def derive(rule: Rule, given: Given) -> Derived:
 
 
 class _Derivation:
+    """One run of ``derive``: the operands with named dims, and a method per kind of signature."""
+
     def __init__(self, rule: Rule, given: Given) -> None:
         self.rule, self.given = rule, given
         spelled, tensors = spell_given(rule, given)
@@ -74,15 +84,16 @@ class _Derivation:
     def _term_of(self, i: int) -> int:
         """Return the index of the rule's term that the ``i``-th operand is in.
 
-        Each operand of a repeated pattern is a term of its own.
+        Operands of a repeated pattern (``...*``) are added to each other: each is a term of its
+        own.
         """
         term, head, pattern = self.rule.operands[self.given.places[i]]
         return len(self.rule.terms) + i if pattern.repeated and not head else term
 
     def _outputs(self, outs: tuple[Names, ...]) -> list[Names]:
-        """Return the dim names of each output.
+        """Return the dim names of each output; a repeated last pattern serves all further outputs.
 
-        A repeated last pattern serves all further outputs of the call.
+        A loss that is reduced to one number has no dims.
         """
         found = [
             () if out.head == "loss" and self.given.reduction else names
@@ -94,6 +105,7 @@ class _Derivation:
         return found
 
     def derived(self) -> Derived:
+        """Return all signatures, with those among them that need further conditions."""
         linear = list(self._linear())
         joining = {form.name for form in self.rule.forms if form.joined}
         joined: list[Signature] = []
@@ -114,20 +126,31 @@ class _Derivation:
     # -- signatures --------------------------------------------------------------------------------
 
     def _make(self, ins: dict[int, Sbp], outs: Sequence[Sbp], form: str | None = None) -> Signature:
-        """Return a signature. ``ins`` is by index in ``self.operands``; other operands are B."""
+        """Return a signature with the SBPs ``ins``; other operands are B.
+
+        ``ins`` is by index in ``self.operands``. ``form`` is the form that serves this signature,
+        if the rule does not name one for all signatures.
+        """
         by_place = {self.operands[i].place: entry for i, entry in ins.items()}
         entries = tuple(by_place.get(place, B) for place in range(self.count))
         everywhere = next((f.name for f in self.rule.forms if not f.letters), None)
         return Signature(entries, tuple(outs), form or everywhere)
 
     def _all(self, entry: Sbp) -> list[Sbp]:
-        """Return ``entry`` for each output, but B for outputs without values of the operands."""
+        """Return ``entry`` for each output, but B for outputs that have no values of the operands.
+
+        Those are the outputs inside ``shape( )``.
+        """
         heads = [out.head for out in self.rule.outs]
         heads += [heads[-1]] * (len(self.outs) - len(heads))
         return [B if head == "shape" else entry for head in heads]
 
     def _split(self, name: str) -> list[Signature]:
-        """Return the signatures of a call in which the dim ``name`` is split."""
+        """Return the signatures in which the dim ``name`` is split, wherever operands have it.
+
+        For "k" of "mk, kn -> mn": ``S(1), S(0) -> P``. There are none for a dim that the rule marks
+        as whole or that an operand has twice.
+        """
         if letter_of(name) in self.rule.whole or self._differs(name):
             return []
         if any(x.names.count(name) > 1 for x in self.operands):
@@ -144,9 +167,9 @@ class _Derivation:
         return self._reduced(at, forms)
 
     def _differs(self, name: str) -> bool:
-        """Return whether operands differ in the size of dim ``name``, which then stays whole.
+        """Return whether operands differ in the size of dim ``name``, which then is not split.
 
-        Only rules with the flag "sizes may differ" allow it.
+        Only rules with the flag "sizes may differ" allow it, as that of gather.
         """
         if "sizes may differ" not in self.rule.flags:
             return False
@@ -156,6 +179,10 @@ class _Derivation:
         return len(sizes) > 1
 
     def _cut(self, x: _Operand, name: str) -> Sbp | None:
+        """Return the split of operand ``x`` along the dim ``name``, or None.
+
+        None if it lacks the dim, or broadcasts along it.
+        """
         if name not in x.names:
             return None
         dim = x.names.index(name)
@@ -163,6 +190,11 @@ class _Derivation:
         return None if x.shape[dim] == 1 != self.sizes[name] else S(dim)
 
     def _kept(self, name: str, at: dict[int, Sbp], forms: Sequence[FormClause]) -> list[Signature]:
+        """Return the signatures that split a dim ``name`` that the outputs have, too.
+
+        The outputs are split along it. ``at`` has the splits of the operands, and ``forms`` the
+        forms that the rule names for the dim.
+        """
         forms = [form for form in forms if not form.joined]  # nothing to join
         outs: list[Sbp] = [
             S(names.index(name)) if name in names and asked else B
@@ -177,6 +209,12 @@ class _Derivation:
         return [self._make(at, outs, form.name) for form in forms]
 
     def _reduced(self, at: dict[int, Sbp], forms: Sequence[FormClause]) -> list[Signature]:
+        """Return the signatures for a split dim that no output has.
+
+        The outputs are P, or P(max) inside ``max( )``, or B if a form joins the ranks' results.
+        ``at`` has the splits of the operands, and ``forms`` the forms that the rule names for the
+        dim.
+        """
         heads = {self.operands[i].head for i in at}
         if heads == {"shape"}:  # no value of it reaches the output
             return [self._make(at, self._all(B))]
@@ -193,10 +231,11 @@ class _Derivation:
         return [*self._summed(at, by), *made]
 
     def _summed(self, at: dict[int, Sbp], form: str | None) -> list[Signature]:
-        """Return signatures that split a letter that is summed away, so that the output is P.
+        """Return signatures that split a dim that is summed over, so that the output is P.
 
-        ``at`` has the splits of the operands with the letter. An operand of each other term is P,
-        so that the terms add up.
+        ``at`` has the splits of the operands that have the dim. If the rule adds other terms, one
+        operand of each is P, so that the terms can be added: ``P, S(1), S(0) -> P`` of "mn + mk, kn
+        -> mn".
         """
         in_term = {self.operands[i].term for i in at}
         others = self._terms() - in_term
@@ -208,7 +247,11 @@ class _Derivation:
         return made
 
     def _linear(self) -> Iterator[Signature]:
-        """Yield the signatures with one P in each term."""
+        """Yield the signatures by linearity: one operand of each term is P, and so is the output.
+
+        ``P, B -> P`` and ``B, P -> P`` of "mk, kn -> mn". If the rule has a form that joins the
+        ranks' results, the output is B instead.
+        """
         by_term = [self._addends(term) for term in sorted(self._terms())]
         joins = next((form.name for form in self.rule.forms if form.joined), None)
         for pick in itertools.product(*by_term):
@@ -218,7 +261,8 @@ class _Derivation:
     def _extremes(self) -> list[Signature]:
         """Return the signatures by which P(max) and P(min) pass through ``max( )`` and ``min( )``.
 
-        All operands may have the extreme that the function takes, or one operand may have either.
+        Of "max(..., ...) -> ...": all operands are P(max), or one is P(max) or P(min) and the other
+        B.
         """
         heads = {x.head for x in self.operands} & {"max", "min"}
         if not heads:
@@ -233,7 +277,8 @@ class _Derivation:
     def _of_shapes(self, made: Sequence[Signature]) -> list[Signature]:
         """Return variants of ``made`` in which an operand inside ``shape( )`` is partial.
 
-        Only its shape is read, so it may be partial in any way.
+        It may be P, P(max) or P(min), as only its shape is read. Signatures with splits get no
+        variants.
         """
         places = [x.place for x in self.operands if x.head == "shape"]
         found = []
@@ -246,13 +291,14 @@ class _Derivation:
     # -- which operands may be P -------------------------------------------------------------------
 
     def _terms(self) -> set[int]:
-        """Return the terms of the rule that the call has, including terms that are a number."""
+        """Return the indices of the terms that the call has, including terms that are a number."""
         return {self._term_of(i) for i in range(len(self.given.places))}
 
     def _addends(self, term: int) -> list[int]:
-        """Return the operands of ``term`` that may be P because the term is linear in them.
+        """Return the operands of a term that may be P, because the term is linear in them.
 
-        The other operands of the term must give 0 when multiplied by 0.
+        Those inside a function are not. All other operands of the term must hold finite numbers,
+        since an addend of 0 times infinity is NaN, or the product must be summed.
         """
         if term in self._of_numbers:  # an infinite factor, or division by 0
             return []
@@ -261,10 +307,10 @@ class _Derivation:
         return [i for i in found if all(self._is_finite(i, j) for j in inside if j != i)]
 
     def _is_finite(self, i: int, beside: int) -> bool:
-        """Return whether addends of operand ``i`` may be multiplied by operand ``beside``.
+        """Return whether operand ``i`` may be P although it is multiplied by operand ``beside``.
 
-        They may if it holds only finite numbers, or if the product is summed: there an infinite
-        number spoils the whole sum anyway.
+        It may if ``beside`` holds only finite numbers, as integers do, or if a dim of the product
+        is summed: there an infinite number makes the whole sum infinite or NaN in any case.
         """
         x, other = self.operands[i], self.operands[beside]
         if other.head == "shape":
@@ -277,6 +323,7 @@ class _Derivation:
     # -- dims --------------------------------------------------------------------------------------
 
     def _filled(self) -> frozenset[tuple[int, int]]:
+        """Return (operand, dim) of the dims that the rule marks as never empty on a rank ("n!")."""
         return frozenset(
             (x.place, d)
             for x in self.operands
@@ -285,5 +332,6 @@ class _Derivation:
         )
 
     def _dims_of_first(self, letters: frozenset[str]) -> tuple[int, ...]:
+        """Return the dims of the first operand that come from one of ``letters``."""
         names = self.operands[0].names if self.operands else ()
         return tuple(d for d, name in enumerate(names) if letter_of(name) in letters)

@@ -35,9 +35,13 @@ def signatures_of(
 ) -> list[Signature]:
     """Return every signature that ``rules`` give ``call`` on an axis of ``parts`` ranks.
 
-    The signature in which every tensor is B comes first.
+    The first of ``rules`` that applies is taken. The signature in which every tensor is B comes
+    first.
 
     Args:
+        rules: the rules of the op's row.
+        call: the call, with its operands and outputs.
+        parts: the number of ranks on the axis, for the bytes that forms send.
         along: the argument that names the dims of capital letters, or a function of the call.
 
     Raises:
@@ -67,6 +71,9 @@ def signatures_of(
 def fit(rules: Sequence[Rule], call: Call, along: Along) -> tuple[Rule, Given]:
     """Return the first of ``rules`` that applies to ``call``, and the input of its derivation.
 
+    A rule applies if its conditions ("if left") hold, and its patterns have the operands' numbers
+    of dims. ``along`` is as for ``signatures_of``.
+
     Raises:
         DoesNotFit: none of them does.
     """
@@ -85,6 +92,10 @@ def fit(rules: Sequence[Rule], call: Call, along: Along) -> tuple[Rule, Given]:
 
 
 def _holds(condition: Condition, call: Call) -> bool:
+    """Return whether a condition of a rule holds for ``call``: "if left", "unless reduce is prod".
+
+    "if half" asks whether the result has a half-precision dtype.
+    """
     if condition.argument == "half":
         found = any(out.dtype in HALVES for out in call.outs[:1])
     elif condition.value:
@@ -96,6 +107,11 @@ def _holds(condition: Condition, call: Call) -> bool:
 
 
 def _given(rule: Rule, call: Call, along: Along) -> Given:
+    """Return what the derivation of ``rule`` needs to know of ``call``.
+
+    Raises:
+        DoesNotFit: operands or outputs of the call do not match the rule's patterns.
+    """
     outs = call.outs
     pairs = list(_assigned(rule, call))
     if sum(isinstance(x, Operand) for _, x in pairs) != len(call.operands):
@@ -120,7 +136,10 @@ def _given(rule: Rule, call: Call, along: Along) -> Given:
 
 
 def _assigned(rule: Rule, call: Call) -> Iterator[tuple[int, Any]]:
-    """Yield (position in the rule, operand or number) for every operand that the call has."""
+    """Yield (position in the rule, operand or number) for the operands of ``call``.
+
+    Operands that no other pattern takes belong to the repeated pattern, if there is one.
+    """
     unnamed, rest = 0, list(call.operands)
     for place, (_, _, pattern) in enumerate(rule.operands):
         if pattern.repeated:
@@ -141,9 +160,10 @@ def _assigned(rule: Rule, call: Call) -> Iterator[tuple[int, Any]]:
 
 
 def _argument(pattern: Pattern, position: int, call: Call) -> Any:
-    """Return the call's argument for a pattern of the rule.
+    """Return the call's argument for a pattern of the rule, or None if it is left out.
 
-    It is found by the name in the pattern, or else by ``position`` among the arguments.
+    It is found by the name in the pattern (``bias:c``), or else by ``position`` among the
+    arguments.
     """
     if pattern.argument:
         return call.get(pattern.argument)
@@ -153,10 +173,12 @@ def _argument(pattern: Pattern, position: int, call: Call) -> Any:
 
 
 def _pattern_of(x: Any, exact: bool, head: str) -> tuple[int, ...] | str:
-    """Return as much of an operand's sizes as a rule depends on: 1, or 2 for any other size.
+    """Return as much of an operand's sizes as a rule depends on: (1, 8, 3) -> (1, 2, 2).
 
-    With ``exact`` it returns the sizes themselves. For a number it returns whether addends may be
-    multiplied by it.
+    Args:
+        x: the operand, or a number. For a number it is returned whether P may be multiplied by it.
+        exact: return the sizes themselves, for rules whose operands may differ in size.
+        head: the function around the operand in the rule.
     """
     if isinstance(x, Operand):
         return tuple(x.shape) if exact else tuple(1 if n == 1 else 2 for n in x.shape)
@@ -164,6 +186,7 @@ def _pattern_of(x: Any, exact: bool, head: str) -> tuple[int, ...] | str:
 
 
 def _along(rule: Rule, call: Call, along: Along) -> tuple[int, ...] | None:
+    """Return the dims that the capital letters of ``rule`` stand for; None for all dims."""
     if not rule.has_capitals:
         return ()
     if isinstance(along, str):
@@ -174,6 +197,8 @@ def _along(rule: Rule, call: Call, along: Along) -> tuple[int, ...] | None:
 
 def reduction_of(call: Call) -> int:
     """Return the reduction of a loss: NONE, MEAN or SUM, numbered as in torch.
+
+    If the call does not say, it is inferred from the shapes: a result with dims has NONE.
 
     Raises:
         DoesNotFit: the argument is left out, and the default, which differs between torch's

@@ -22,15 +22,18 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Input of a derivation: the operands in the rule's order, and facts from other arguments.
+    """Input of a derivation: what it depends on of a call, as a key of the cache of ``derive``.
 
     Args:
         places: for each operand of the rule that the call has, its position in the rule.
         order: for each, its index among the operands of the call; -1 for a number.
-        shapes: for each, its shape, or which kind of number it is.
+        shapes: for each, its shape, with 2 for sizes over 1, or which kind of number it is.
         whole_numbers: for each, whether it has an integer or bool dtype, which has no infinite
             values.
         asked: for each output, whether the call requests it; the others are empty.
+        along: the dims that capital letters stand for; None for all.
+        keepdim: whether reduced dims stay with size 1.
+        reduction: the reduction of a loss.
     """
 
     places: tuple[int, ...]
@@ -48,12 +51,12 @@ class Derived:
     """Output of a derivation: all signatures, and what decides whether they hold for a call.
 
     Args:
-        signatures: all of them, the whole one first.
-        linear: signatures that hold by linearity.
+        signatures: all of them, that with every tensor B first.
+        linear: signatures that hold by linearity, and only if the call keeps sums.
         joined: signatures whose form joins the ranks' results.
         filled: (operand, dim) of each dim of which no rank's part may be empty.
         fetched: dims of the first operand of which a rank fetches parts from its neighbours.
-        whole: dims of the first operand that are not split.
+        whole: dims of the first operand that the rule's letters do not split.
     """
 
     signatures: tuple[Signature, ...]
@@ -67,7 +70,7 @@ class Derived:
 def spell_given(rule: Rule, given: Given) -> tuple[Spelled, list[int]]:
     """Return (dim names of operands and outputs, indices of the tensors in ``given``).
 
-    ``letters.py`` describes the names. Numbers among the operands have none.
+    Operands that are numbers have no names and are left out. ``letters.py`` describes the names.
     """
     tensors = [i for i, shape in enumerate(given.shapes) if not isinstance(shape, str)]
     patterns: list[Pattern] = [rule.operands[given.places[i]][2] for i in tensors]
@@ -78,7 +81,7 @@ def spell_given(rule: Rule, given: Given) -> tuple[Spelled, list[int]]:
 def sizes_of(operands: Sequence[tuple[Names, Shape]]) -> dict[str, int]:
     """Return the logical size of each dim name, from the (names, shape) of operands.
 
-    An operand may have size 1 where others have more, because it broadcasts.
+    An operand may have size 1 where others have more, because it broadcasts: the larger one counts.
     """
     sizes: dict[str, int] = {}
     for names, shape in operands:

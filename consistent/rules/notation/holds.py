@@ -22,7 +22,8 @@ _SWAPPED: dict[Sbp, Sbp] = {partial_max: partial_min, partial_min: partial_max}
 def adds_up(rule: Rule, call: Call) -> bool:
     """Return whether P may pass through ``call``: the op on addends gives addends of its result.
 
-    The result's dtype must hold addends unrounded, and no number that multiplies them be infinite.
+    It may not if the dtype of the result rounds (an integer result of float operands, a
+    half-precision result of wider ones), or if a number among the arguments is infinite.
     """
     results = [out.dtype for out in call.outs if out.dtype is not torch.bool]
     if any(not is_whole(x.spec.dtype) for x in call.operands) or "rounds" in rule.flags:
@@ -38,6 +39,7 @@ def _is_wider(dtype: torch.dtype) -> bool:
 
 
 def _numbers(values: Iterable[Any]) -> Iterator[float | complex]:
+    """Yield the floats and complex numbers among ``values``, also from nested tuples and lists."""
     for value in values:
         if isinstance(value, float | complex):
             yield value
@@ -46,9 +48,10 @@ def _numbers(values: Iterable[Any]) -> Iterator[float | complex]:
 
 
 def keeps_order(made: Signature, call: Call) -> bool:
-    """Return whether P(max) or P(min) may pass through ``call`` as the signature ``made`` says.
+    """Return whether ``call`` keeps order, if the signature ``made`` passes P(max) or P(min).
 
-    They may not if numbers are converted to bools.
+    A call with one operand that changes its dtype does not, such as ``any`` of numbers: -1 is less
+    than 0, and True is greater than False.
     """
     ends = (any(entry.is_extreme for entry in side) for side in (made.ins, made.outs))
     if not all(ends):
@@ -60,8 +63,9 @@ def keeps_order(made: Signature, call: Call) -> bool:
 def monotone(rule: Rule, call: Call) -> list[Signature]:
     """Return the P(max) and P(min) signatures of a rule with the flag "rises" or "falls".
 
-    An op that rises (is increasing) passes an extreme of the first operand, one that falls swaps
-    it. A cast that drops bits keeps no order, and the smallest integer has no negative.
+    "rises" says that the op is increasing, and ``P(max) -> P(max)``; "falls" that it is decreasing,
+    and ``P(max) -> P(min)``. There are none for casts that may drop bits, or for a negative of
+    integers, whose smallest has none.
     """
     source, result = call.operands[0].spec.dtype, call.outs[0].dtype
     if "rises" in rule.flags and (source in (result, torch.bool) or result.is_floating_point):
@@ -72,9 +76,9 @@ def monotone(rule: Rule, call: Call) -> list[Signature]:
 
 
 def extreme_twins(made: Iterable[Signature]) -> list[Signature]:
-    """Return the signatures in ``made`` that pass P, with P(max) and with P(min) in its place.
+    """Return variants of the signatures in ``made`` that pass P, with P(max) and with P(min).
 
-    They hold for an op that only moves elements.
+    They hold for an op that only moves elements: ``P -> P`` gives ``P(max) -> P(max)``.
     """
 
     def put(kind: Sbp, entries: NdSbp) -> NdSbp:
@@ -89,9 +93,10 @@ def extreme_twins(made: Iterable[Signature]) -> list[Signature]:
 
 
 def has_parts(made: Signature, derived: Derived, call: Call) -> bool:
-    """Return whether every rank gets some of each dim of which no part may be empty.
+    """Return whether every rank gets some of each dim that may not be empty ("n!" in the rule).
 
-    It counts all ranks of the placement, because other axes may split the same dim.
+    A dim that ``made`` splits must have an item for each rank of the placement, because other axes
+    may split it too.
     """
     return all(
         not isinstance(entry, Split)
@@ -102,7 +107,7 @@ def has_parts(made: Signature, derived: Derived, call: Call) -> bool:
 
 
 def with_bytes(made: Signature, rule: Rule, derived: Derived, call: Call, parts: int) -> Signature:
-    """Return ``made`` with the bytes that its form sends.
+    """Return ``made`` with the bytes that its form sends, on an axis of ``parts`` ranks.
 
     It is marked ``by_size`` if sizes decide whether it holds.
     """
@@ -117,11 +122,11 @@ def with_bytes(made: Signature, rule: Rule, derived: Derived, call: Call, parts:
 
 
 def split_results(made: Signature, call: Call, parts: int) -> list[Signature]:
-    """Return variants of ``made`` whose result stays split, for a fraction of the bytes.
+    """Return variants of ``made`` whose result is split: each rank joins only its part of it.
 
-    Each rank joins only its part. There is none with several axes, where another axis could split
-    the same dim, nor with ``keepdim``, where the result will be combined with the operand again, as
-    a whole.
+    They send a fraction of the bytes. There is none on a placement of several axes, where another
+    axis could split the same dim, nor with ``keepdim``, where the whole result will be combined
+    with the operand again.
     """
     assert made.form is not None
     keepdim = "keepdim" in call.params and bool(call.get("keepdim"))

@@ -16,17 +16,21 @@ Names = tuple[str, ...]
 
 
 def letter_of(name: str) -> str:
-    """Return the letter of the rule that a dim's name comes from."""
+    """Return the letter of the rule that a dim's name comes from.
+
+    "m" -> "m", "D.1" -> "D", ".0" -> "...".
+    """
     head, dot, _ = name.partition(".")
     return head or DOTS if dot else name
 
 
 @dataclass(frozen=True, slots=True)
 class Spelled:
-    """Names of the dims of each operand and output, for operands of given numbers of dims.
+    """Names of the dims of each operand and output of a call, see the top of this file.
 
-    An output's dim of size 1 in the place of a reduced dim has the name "". The names of an output
-    end early if any dims may follow.
+    The rule "...D -> ..." for 3 dims and D = dim 1 has the operand (".2", "D.1", ".0") and the
+    output (".2", ".0"). With keepdim the output is (".2", "", ".0"). The names of an output end
+    early if the rule says that any dims may follow ("_").
     """
 
     ins: tuple[Names, ...]
@@ -43,6 +47,7 @@ def spell(
     """Return the names of the dims of all operands and outputs of a call.
 
     Args:
+        rule: the rule, for its outputs.
         patterns: patterns of the operands that the call has.
         ndims: their numbers of dims.
         along: the dims that capital letters stand for, as the call counts them; None for all.
@@ -68,12 +73,19 @@ def spell(
 
 
 def _from_right(along: tuple[int, ...] | None, n: int) -> tuple[int, ...]:
-    """Return the dims ``along`` of ``n`` dims (None for all), counted from the right, in order."""
+    """Return the dims ``along`` of ``n`` dims (None for all), counted from the right.
+
+    Of 3 dims, (0, -1) -> (2, 0).
+    """
     dims = range(n) if along is None else sorted({d % n for d in along} if n else ())
     return tuple(n - 1 - d for d in dims)
 
 
 def _operand(pattern: Pattern, ndim: int, along: tuple[int, ...]) -> Names:
+    """Return the dim names of an operand with ``ndim`` dims.
+
+    ``along`` has the dims that a capital letter stands for, counted from the right.
+    """
     capital = next((dim.name for dim in pattern.dims if dim.is_named_by_argument), "")
     if DOTS not in pattern.names:
         names = [f"{capital}.{r}" for r in along] if capital else list(pattern.names)
@@ -87,7 +99,10 @@ def _operand(pattern: Pattern, ndim: int, along: tuple[int, ...]) -> Names:
 
 
 def _plain(pattern: Pattern, rest: int) -> Names:
-    """Return the dim names of a pattern without capitals; ``...`` stands for ``rest`` dims."""
+    """Return the dim names of a pattern without capitals; ``...`` stands for ``rest`` dims.
+
+    "...mk" with 2 dims in front gives (".1", ".0", "m", "k"). Names end at "_", which is any dims.
+    """
     if rest < 0:
         raise DoesNotFit(f"a pattern of {len(pattern.dims) - 1} letters meets fewer dims")
     names: list[str] = []
@@ -99,7 +114,10 @@ def _plain(pattern: Pattern, rest: int) -> Names:
 
 
 def _longest(ins: Sequence[Names], patterns: Sequence[Pattern]) -> int:
-    """Return how many dims the longest ``...`` among the operands stands for."""
+    """Return how many dims the longest ``...`` among the operands stands for.
+
+    Operands broadcast, so it is the ``...`` of the outputs.
+    """
     lengths = [
         len(names) - len(p.dims) + 1
         for names, p in zip(ins, patterns, strict=True)
@@ -111,7 +129,8 @@ def _longest(ins: Sequence[Names], patterns: Sequence[Pattern]) -> int:
 def _kept(pattern: Pattern, n: int, along: tuple[int, ...], keepdim: bool) -> Names:
     """Return the names of an output's dims if an argument names dims of the operands.
 
-    These dims stay under a capital letter, stay with size 1, or are dropped.
+    In the output these dims have a capital letter too, or stay with size 1, or are dropped. ``n``
+    is the number of dims, and ``along`` are the named ones, counted from the right.
     """
     if DOTS not in pattern.names:
         return _plain(pattern, 0)
@@ -126,7 +145,10 @@ def _kept(pattern: Pattern, n: int, along: tuple[int, ...], keepdim: bool) -> Na
 
 
 def _inserted(pattern: Pattern, n: int, along: tuple[int, ...] | None) -> Names:
-    """Return the dim names of an output with a new dim at the position that an argument names."""
+    """Return the dim names of an output with a new dim at the position that an argument names.
+
+    "...* -> ...[D]" of stack: for 2 dims and ``along`` (0,) it is ("D.", ".1", ".0").
+    """
     capital = next(dim.name for dim in pattern.dims if dim.is_named_by_argument)
     names = [f".{r}" for r in reversed(range(n))]
     for d in along or ():

@@ -29,7 +29,7 @@ _FORM = re.compile(r"(?:([a-zA-Z.]+) )?(joined )?by (\w+)$")
 
 @cache
 def parse(text: str) -> Rule:
-    """Return the rule that ``text`` says. Equal texts give the same object.
+    """Return the rule that ``text`` says, such as "mk, kn -> mn". Equal rules are one object.
 
     Raises:
         ValueError: the text is not a rule; the message has a caret under the fault.

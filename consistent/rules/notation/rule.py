@@ -21,8 +21,11 @@ CLOSING = {"[": "]", "<": ">"}
 class Dim:
     """One dim of a pattern: a letter, ``...`` for all other dims, or ``_`` for any further dims.
 
-    ``mark`` is "[" if every rank has all of the dim, "<" if a rank fetches what it needs of it from
-    its neighbours; ``filled`` says that no rank's part of the dim may be empty.
+    Args:
+        name: the letter, "..." or "_".
+        mark: "[" if every rank has all of the dim, as in "[c]"; "<" if a rank fetches what it needs
+            of it from its neighbours, as in "<xy>"; else "".
+        filled: no rank's part of the dim may be empty, as in "n!".
     """
 
     name: str
@@ -40,10 +43,12 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Dims of one operand or output, such as ``mk``.
+    """Dims of one operand or output, such as "mk", "bias:c" or "...*".
 
-    ``argument`` is the name of the argument that the pattern is for, if the rule names one;
-    ``repeated`` says that any number of operands have this pattern.
+    Args:
+        dims: the dims, in order.
+        argument: name of the argument that the pattern is for, if the rule names one.
+        repeated: any number of operands have this pattern.
     """
 
     dims: tuple[Dim, ...]
@@ -64,7 +69,10 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """One operand, or the operands of one function, such as ``f(a, b)``."""
+    """One operand, or the operands of one function: "f(a, b)" has the ``head`` "f".
+
+    "f" is any function, which is not taken as linear; HEADS has the others.
+    """
 
     patterns: tuple[Pattern, ...]
     head: str = ""
@@ -76,10 +84,13 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class FormClause:
-    """Clause of a rule that names a form, such as ``mn by triangular`` for splits of m and n.
+    """Clause of a rule that names a form: "mn by triangular" serves splits of m and n.
 
-    Without letters the form serves every signature. ``joined`` says that the form joins the ranks'
-    results, so that the output is not P.
+    Args:
+        name: name of the form, the local code that runs in place of the op.
+        letters: the dims whose splits it serves; without any it serves every signature.
+        joined: the clause is "D joined by NAME": the form joins the ranks' results, so that the
+            output is not P.
     """
 
     name: str
@@ -93,7 +104,13 @@ class FormClause:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Clause of a rule that says which calls it is for: ``if left``, ``unless reduce is prod``."""
+    """Clause of a rule that says which calls it is for: "if left", "unless reduce is prod".
+
+    Args:
+        argument: the argument of the call that is looked at.
+        negated: whether the clause begins with "unless".
+        value: the text that the argument must equal; "" if it must be true.
+    """
 
     argument: str
     negated: bool = False
@@ -109,9 +126,10 @@ Clause = FormClause | Condition | str
 
 @dataclass(frozen=True)  # without slots, for the cached properties
 class Rule:
-    """Rule of an op: terms, added to each other, on the left, outputs on the right, and clauses.
+    """Rule of an op, parsed. "mn + mk, kn -> mn" has two terms, of one and two factors.
 
-    A term is a product of factors.
+    Terms are added to each other. A term is a product of factors. Clauses follow the outputs, each
+    after a semicolon.
     """
 
     terms: tuple[tuple[Factor, ...], ...]
@@ -125,7 +143,10 @@ class Rule:
 
     @cached_property
     def operands(self) -> tuple[tuple[int, str, Pattern], ...]:
-        """(index of its term, function around it, pattern) of each operand, in order."""
+        """(index of its term, function around it, pattern) of each operand, in order.
+
+        "mn + f(n) -> mn" gives (0, "", mn), (1, "f", n).
+        """
         return tuple(
             (at, factor.head, pattern)
             for at, term in enumerate(self.terms)
@@ -145,7 +166,7 @@ class Rule:
 
     @cached_property
     def flags(self) -> frozenset[str]:
-        """Words among the clauses that are in FLAGS, such as "moves"."""
+        """Words among the clauses that are in FLAGS: "mn -> nm; moves" has the flag "moves"."""
         return frozenset(clause for clause in self.clauses if isinstance(clause, str))
 
     @cached_property
@@ -167,21 +188,24 @@ class Rule:
 
     @cached_property
     def whole(self) -> frozenset[str]:
-        """Letters with a mark: every rank has the whole dim, or fetches what it needs of it."""
+        """Letters of dims with a mark, "[c]" or "<x>", which are not split as other letters are.
+
+        Every rank has the whole dim, or fetches what it needs of it.
+        """
         return frozenset(dim.name for dim in self._dims if dim.mark)
 
     @cached_property
     def fetched(self) -> frozenset[str]:
-        """Letters of dims along which a rank fetches what it needs from its neighbours."""
+        """Letters of dims "<x>", of which a rank fetches what it needs from its neighbours."""
         return frozenset(dim.name for dim in self._dims if dim.mark == "<")
 
     @cached_property
     def filled(self) -> frozenset[str]:
-        """Letters of dims of which no rank's part may be empty."""
+        """Letters of dims "n!", of which no rank's part may be empty."""
         return frozenset(dim.name for dim in self._dims if dim.filled)
 
     @cached_property
     def new(self) -> frozenset[str]:
-        """Letters that occur on the right only."""
+        """Letters that occur on the right only: dims that the op makes."""
         left = {name for _, _, pattern in self.operands for name in pattern.names}
         return frozenset(dim.name for dim in self._dims) - left - {REST}

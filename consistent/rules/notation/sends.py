@@ -20,19 +20,20 @@ WHOLE = frozenset(
 
 
 def result_bytes(call: Call) -> int:
-    """Return the bytes of all outputs."""
+    """Return the bytes of all outputs of ``call``, unsharded."""
     return sum(out.shape.numel() * out.dtype.itemsize for out in call.outs)
 
 
 def may_stay_split(form: str) -> bool:
-    """Return whether ``form`` can leave its result split, so that each rank joins only its part."""
+    """Return whether ``form`` can leave its result split: each rank then joins only its part."""
     return form not in WHOLE
 
 
 def joined_bytes(made: Signature, call: Call, parts: int) -> int:
-    """Return the bytes that a form sends to join the ranks' results: one from every other rank.
+    """Return the bytes per rank of a form that joins the results of ``parts`` ranks.
 
-    A form among WHOLE all-reduces its result instead, which is counted as twice the result.
+    It is one result from every other rank. Forms in WHOLE all-reduce the result instead, which
+    counts as twice the result. A few forms have counts of their own (``_JOINED``).
     """
     count = _JOINED.get(made.form or "")
     if count is not None:
@@ -41,40 +42,52 @@ def joined_bytes(made: Signature, call: Call, parts: int) -> int:
 
 
 def sent_bytes(made: Signature, call: Call, parts: int) -> int:
-    """Return the bytes that a form sends which does not join results; most send nothing."""
+    """Return the bytes that a form sends which does not join results.
+
+    They are 0, unless ``_SENT`` has a count for the form.
+    """
     count = _SENT.get(made.form or "")
     return 0 if count is None else count(made, call, parts)
 
 
 def digit_counts_bytes(made: Signature, call: Call, parts: int) -> int:
-    """Return the bytes of an order statistic: 256 counts are summed for each byte of a result."""
+    """Return the bytes that ranks send to find an order statistic, such as a median.
+
+    For each byte of the values, ranks sum 256 counts for each element of the result.
+    """
     each = call.outs[0].shape.numel() * 256 * 8 * call.operands[0].spec.dtype.itemsize
     return 2 * (parts - 1) * each // parts
 
 
 def _softmax(made: Signature, call: Call, parts: int) -> int:
-    """Return the bytes that ranks exchange to join softmax: a maximum and a sum of each row.
+    """Return the bytes that ranks exchange for softmax along a split dim.
 
-    They are all-reduced, or gathered if there are few ranks.
+    They are a maximum and a sum of each row, all-reduced, or gathered if there are few ranks.
     """
     return min(4, parts - 1) * _of_one_index(call)
 
 
 def _scanned(made: Signature, call: Call, parts: int) -> int:
-    """Return the bytes of a scan: the totals of every other rank."""
+    """Return the bytes of a scan (cumsum) along a split dim: the totals of every other rank."""
     out = call.outs[0]
     return (parts - 1) * result_bytes(call) // max(1, out.shape[call.dim()] if out.ndim else 1)
 
 
 def _of_one_index(call: Call) -> int:
-    """Return the bytes of a slice of the result at one index of the dim that the op acts along."""
+    """Return the bytes of the result at one index of the dim that the op acts along.
+
+    Of a result [rows, n] along the last dim they are those of one element of each row.
+    """
     out = call.outs[0]
     n = out.shape[call.dim()] if out.ndim else 1
     return out.shape.numel() // max(1, n) * out.dtype.itemsize
 
 
 def _statistics(count: int, call: Call) -> int:
-    """Return the bytes of the sums that normalize ``count`` groups: two numbers, there and back."""
+    """Return the bytes of the statistics of ``count`` normalized groups.
+
+    They are two sums for each, sent twice: there and back.
+    """
     return 4 * count * call.operands[0].spec.dtype.itemsize
 
 

@@ -21,7 +21,11 @@ Places = tuple[int, ...]
 
 
 def places(view: Callable[[torch.Tensor], Any], shape: Iterable[int]) -> dict[int, Places]:
-    """Return {dim: its position in each output of ``view``} for the dims that all keep whole."""
+    """Return {dim of ``shape``: its position in each output of ``view``} for the dims kept in all.
+
+    A dim is kept if it has the same size and stride in the output. ``lambda x: x.t()`` and (4, 3)
+    give ``{0: (1,), 1: (0,)}``. ``view`` is run on a tensor on ``meta``.
+    """
     size = tuple(shape)
     result = view(torch.empty_strided(size, _PRIMES[: len(size)], device="meta"))
     outs = result if isinstance(result, tuple | list) else (result,)
@@ -30,6 +34,7 @@ def places(view: Callable[[torch.Tensor], Any], shape: Iterable[int]) -> dict[in
 
 
 def _place(out: torch.Tensor, stride: int, n: int) -> int | None:
+    """Return the dim of ``out`` that has this stride and size ``n``; None if there is none."""
     strides = out.stride()
     if strides.count(stride) != 1:
         return None
@@ -38,9 +43,9 @@ def _place(out: torch.Tensor, stride: int, n: int) -> int | None:
 
 
 def moved(call: Call, acted: Iterable[int] = ()) -> list[Signature]:
-    """Return the signatures in which the splits that a view keeps move with their dims.
+    """Return the signatures in which a split moves with its dim, for the dims that a view keeps.
 
-    Dims in ``acted`` are left out.
+    ``S(0) -> S(1)`` of a transpose. Dims in ``acted`` are left out.
     """
     (x,) = call.take(1)
     found = places(lambda probe: again(call, probe), x.shape)
@@ -54,13 +59,17 @@ def moved(call: Call, acted: Iterable[int] = ()) -> list[Signature]:
 def rearranged(call: Call, parts: int) -> list[Signature]:
     """Return signatures of a view whose arguments do not depend on the sizes of the dims it keeps.
 
-    A split moves with its dim, and P passes.
+    A split moves with its dim, and P passes: ``S(0) -> S(1)`` and ``P -> P`` of a transpose.
     """
     return [call.whole(), call.make({0: P}, P), *moved(call)]
 
 
 def again(call: Call, x: torch.Tensor) -> Any:
-    """Run the op of a call with one operand, with ``x`` in the operand's place."""
+    """Return the result of the op of ``call``, which has one operand, for ``x`` in its place.
+
+    Raises:
+        DoesNotFit: torch has no function of the op's name.
+    """
     args = [x, *(a for a in call.args if not isinstance(a, Operand))]
     kwargs = {k: v for k, v in call.kwargs.items() if not isinstance(v, Operand)}
     for owner in (torch.Tensor, torch, torch.ops.aten):

@@ -27,7 +27,7 @@ class CheckedTransport(Transport):
 
     @abstractmethod
     def _reduce(self, x: Tensor, ranks: Ranks, op: str) -> Handle:
-        """Start to reduce ``x`` over ``ranks`` by ``op``; ``x`` may be overwritten."""
+        """Start to reduce ``x`` over ``ranks`` by ``op``; the method may overwrite ``x``."""
 
     @abstractmethod
     def _all_gather(self, x: Tensor, out: Sequence[Tensor], ranks: Ranks) -> None: ...
@@ -39,7 +39,7 @@ class CheckedTransport(Transport):
 
     @abstractmethod
     def _broadcast(self, x: Tensor, source: int, ranks: Ranks) -> None:
-        """Fill the contiguous ``x`` of every rank with the ``x`` of ``source``."""
+        """Fill the contiguous ``x`` of every rank with that of world rank ``source``."""
 
     @abstractmethod
     def _exchange(
@@ -56,17 +56,21 @@ class CheckedTransport(Transport):
 
     @abstractmethod
     def _send(self, x: Tensor, to: int, label: str) -> Handle:
-        """Start sending a contiguous tensor to another rank."""
+        """Start sending ``x``, which is contiguous and not empty, to another rank."""
 
     @abstractmethod
     def _receive(self, out: Tensor, source: int, label: str) -> Handle:
-        """Start filling ``out`` from another rank; ``wait()`` returns it."""
+        """Start filling ``out``, which is not empty, from another rank; ``wait()`` returns it."""
 
     @abstractmethod
     def _gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]: ...
 
     def check(self, what: str, ranks: Ranks, *tensors: Tensor) -> int:
-        """Return this rank's position in ``ranks``; raise ValueError if the call is not allowed."""
+        """Return this rank's position in ``ranks``; every call does this first.
+
+        Raises ValueError if this rank is not in ``ranks`` or one of ``tensors`` cannot be sent.
+        ``what`` is the name of the call, for the message. A subclass may refuse more.
+        """
         return check_member(what, self.rank, ranks, *tensors)
 
     def all_reduce_async(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Handle:
@@ -182,7 +186,10 @@ class CheckedTransport(Transport):
 
 
 def check_shapes(what: str, given: Sequence[Shape], promised: Sequence[Shape]) -> None:
-    """Raise ValueError if a given shape is not the one that the other ranks expect."""
+    """Raise ValueError if a shape of ``given`` differs from that in ``promised``.
+
+    ``promised`` are the shapes that the other ranks expect; ``what`` begins the message.
+    """
     for a, b in zip(given, promised, strict=True):
         if tuple(a) != tuple(b):
             raise ValueError(

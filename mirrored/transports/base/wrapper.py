@@ -13,7 +13,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _passed_on(method: F) -> F:
-    """Return a method of the same name that passes the call to ``Wrapper.pass_on``."""
+    """Return a method with the name of ``method`` that calls ``Wrapper.pass_on`` with that name."""
     name = method.__name__
 
     def passed_on(self: Wrapper, *args: Any, **kwargs: Any) -> Any:
@@ -47,15 +47,20 @@ class Wrapper(Transport):
         return self.inner.device(kind)
 
     def tune(self, ranks: Ranks) -> Any:
-        """Measure, store and return the table by which this transport decides how to send.
+        """Measure on this machine which way of sending is fastest, and return the results.
 
-        It is called on a user's request (``tuning/__main__.py``). Returns None if the transport has
-        no table. A collective over ``ranks``.
+        Transports with several ways of sending override this, and store the results in a table
+        that later runs read. By default there is no table, and the result is None. It runs when a
+        user calls ``tuning/__main__.py``. A collective over ``ranks``.
         """
         return None
 
     def pass_on(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call method ``name`` of ``inner``. All methods that communicate go through this."""
+        """Call method ``name`` of ``inner`` and return its result.
+
+        All methods that communicate go through this, so a subclass can count or time all calls by
+        overriding it alone.
+        """
         return getattr(self.inner, name)(*args, **kwargs)
 
     all_reduce = _passed_on(Transport.all_reduce)

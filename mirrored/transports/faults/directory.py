@@ -23,9 +23,10 @@ _FIRST_S, _LAST_S = 0.05, 10.0  # seconds between two reads of missing addresses
 
 @dataclass(frozen=True)
 class Rank:
-    """This rank, and the store by which the ranks find each other.
+    """What a rank needs to find the others: its number, and torch.distributed's store.
 
-    ``store_host`` is the host of the store's server, or None if it is not known.
+    ``size`` is the number of ranks. ``store_host`` is the host of the store's server, or None if it
+    is not known.
     """
 
     rank: int
@@ -35,7 +36,10 @@ class Rank:
 
 
 class Directory:
-    """Addresses of all ranks; ``address`` is this rank's own."""
+    """Table of the addresses at which the ranks listen, filled from the store.
+
+    ``address`` is that of this rank ``me``, and is written to the store for the others.
+    """
 
     def __init__(self, me: Rank, address: Address) -> None:
         self._rank, self._size = me.rank, me.size
@@ -45,11 +49,14 @@ class Directory:
         self._pause = _FIRST_S
 
     def close(self) -> None:
-        """Drop the reference to the store, which ends with the process group."""
+        """Drop the reference to the store, so that it ends with the process group."""
         self._store = None
 
     def leave(self, limit_s: float) -> None:
-        """Delete this rank's address from the store, if the store answers in time."""
+        """Delete this rank's address from the store; wait at most ``limit_s`` seconds for that.
+
+        A later process group over the same store would otherwise find it.
+        """
         key, own = f"address/{self._rank}", self._known[self._rank]
 
         def take_out(store: Any) -> None:
@@ -86,8 +93,8 @@ class Directory:
     def find(self, limit_s: float, check: Callable[[], None] = lambda: None) -> dict[int, Address]:
         """Return the addresses of the other ranks, read again from the store.
 
-        If the store does not answer in time, or ``check``, which is called meanwhile, raises, they
-        are those known so far.
+        ``check`` is called regularly while this waits. If it raises, or if the store does not
+        answer within ``limit_s`` seconds, the result is what ``known`` returns.
         """
 
         others = [rank for rank in range(self._size) if rank != self._rank]
@@ -103,7 +110,10 @@ class Directory:
     def _in_time(
         self, ask: Callable[[Any], None], limit_s: float, check: Callable[[], None] = lambda: None
     ) -> None:
-        """Call ``ask(store)``; ignore errors and a missing answer within ``limit_s`` seconds."""
+        """Call ``ask(store)``, and wait at most ``limit_s`` seconds; ignore all errors.
+
+        ``check`` is called regularly meanwhile. If it raises, the wait ends.
+        """
         with contextlib.suppress(Exception):
             if self._store is not None:
                 self._store.ask(ask, limit_s, check)
@@ -113,10 +123,10 @@ class Directory:
 
 
 def _read(store: Any, rank: int) -> Address | None:
-    """Return the address of a rank; None if it has entered none, or has taken it out.
+    """Return the address that ``rank`` has written to the store; None if there is none.
 
-    It does not wait. `get` does, for a key that is not there, and its rank may delete it between
-    `check` and `get`; no other call of the store could be made any more.
+    It uses ``compare_set``, which does not block. ``store.get`` blocks while a key is absent, which
+    it may become even after ``store.check``, if the rank deletes it in between.
     """
     found: bytes = store.compare_set(f"address/{rank}", _ABSENT, _ABSENT)
     return None if found == _ABSENT.encode() else Address.loads(found)

@@ -43,9 +43,9 @@ def handler_under_way() -> str:
 
 
 def _has_arguments_of_a_handler(frame: FrameType) -> bool:
-    """Return whether ``frame`` is a handler called by a signal, and not by the program itself.
+    """Return whether ``frame`` runs a handler that a signal called, and not the program itself.
 
-    Python passes a handler the interrupted frame, which is the frame's caller.
+    Python passes a handler the interrupted frame, and that is also the caller of ``frame``.
     """
     code, given = frame.f_code, frame.f_locals
     names = code.co_varnames[: code.co_argcount]

@@ -21,7 +21,10 @@ _BITS = 40  # two ranks that are interrupted hardly ever draw the same number
 
 
 def begin() -> None:
-    """Install the SIGINT handler, unless the program has one of its own."""
+    """Install this module's SIGINT handler, unless the program has a handler of its own.
+
+    It does nothing outside the main thread.
+    """
     # Python allows `signal.signal` in the main thread only.
     on_main = threading.current_thread() is threading.main_thread()
     if on_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:

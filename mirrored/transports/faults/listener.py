@@ -112,7 +112,10 @@ class RequestListener:
             self._look_at = None if pause is None else time.monotonic() + pause
 
     def _pause(self) -> float | None:
-        """Return the seconds until a deadline or a call of ``idle``; None if neither is due."""
+        """Return for how many seconds to wait for a request; None for no limit.
+
+        The wait ends at the deadline of an open connection, or when ``idle`` is to be called.
+        """
         due = [each.until for each in self._open.values()]
         due += [] if self._look_at is None else [self._look_at]
         return max(0.0, min(due) - time.monotonic()) if due else None
@@ -131,7 +134,10 @@ class RequestListener:
         self._ready.register(asker, selectors.EVENT_READ, request)
 
     def _free_a_file(self) -> None:
-        """Free a file descriptor for a connection, when this process may open no more."""
+        """Free a file descriptor for a connection, when this process may open no more.
+
+        It closes the one in reserve, or else the oldest connection.
+        """
         if self._spare is not None:
             os.close(self._spare)
             self._spare = None
@@ -155,7 +161,10 @@ class RequestListener:
                 self._spare = os.open(os.devnull, os.O_RDONLY)
 
     def _answered(self, text: bytes) -> tuple[bytes, int | None]:
-        """Return the answer to a request, and the rank that joins, if the request is to join."""
+        """Return (the answer to a request, the rank that asks to join or None).
+
+        A rank asks to join to send its messages by this connection from then on.
+        """
         request = json.loads(text)
         if request.get("asks") == "join":
             return TAKEN, int(request["rank"])
@@ -175,7 +184,8 @@ class _Request:
     ) -> bool:
         """Receive or send what is possible without blocking; return whether the exchange is over.
 
-        ``answered`` returns the answer to a complete request, and the rank that joins or None.
+        ``asker`` is the connection. ``answered`` returns (the answer to a complete request, the
+        rank that asks to join or None).
         """
         try:
             if self.answer:

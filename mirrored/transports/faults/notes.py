@@ -14,7 +14,11 @@ _LIMIT_S = 0.2  # seconds that each of them may take
 
 
 def leave(note: str, rank: int, addresses: dict[int, Address]) -> None:
-    """Give ``note`` to the first of the following ranks that answers, which keeps it."""
+    """Leave ``note``, why this ``rank`` ends, with one of the three ranks after it.
+
+    The first one that answers keeps it, and sends it to ranks that ask later. ``addresses`` are
+    those of the other ranks.
+    """
     size = len(addresses) + 1
     for step in range(1, min(_TRIED, size - 1) + 1):
         keeper = (rank + step) % size
@@ -25,7 +29,7 @@ def leave(note: str, rank: int, addresses: dict[int, Address]) -> None:
 
 
 def at_the_end() -> str:
-    """Return a note with the uncaught error and its line, or one that there was no error."""
+    """Return why this process ends: the text of its uncaught error and its line, or no error."""
     # The interpreter sets it when it has printed an uncaught error.
     error = getattr(sys, "last_value", None)
     if error is None:

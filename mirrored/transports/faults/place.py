@@ -24,13 +24,21 @@ _describe: Callable[[Frames], str] | None = None
 
 
 def enter_description(describe: Callable[[Frames], str]) -> None:
-    """Register the function that describes a thread's op and boxing from the thread's frames."""
+    """Register the function that describes what the library does in a thread.
+
+    ``describe(frames)`` gets the thread's frames, the innermost first, and returns a text such as
+    ``"add, P -> B"``, or "". The package that has ops calls this when it is imported.
+    """
     global _describe
     _describe = describe
 
 
 def place_of(thread: int | None = None) -> str:
-    """Return ``file:line in function, op, boxing`` of a thread, by default the calling one."""
+    """Return where a thread (its ident; by default the calling one) is, for error messages.
+
+    For example ``train.py:12 in step, add, P -> B``: the innermost line of the user's program, and
+    what the library does there.
+    """
     frames = _frames_of(threading.get_ident() if thread is None else thread)
     doing = _described(frames)
     line = _user_line(frames)
@@ -40,7 +48,10 @@ def place_of(thread: int | None = None) -> str:
 
 
 def user_line() -> str:
-    """Return ``file:line in function`` of the program in the calling thread; "" if none."""
+    """Return ``file:line in function`` of the calling thread's innermost frame in user code.
+
+    The result is "" if no frame is the user's.
+    """
     frame = sys._getframe(1)
     while frame is not None:
         if is_users(frame):
@@ -57,7 +68,7 @@ def _described(frames: Frames) -> str:
 
 
 def line_of(frame: FrameType, line: int | None = None) -> str:
-    """Return ``file:line in function`` of a frame."""
+    """Return ``file:line in function`` of a frame; ``line`` replaces the frame's present line."""
     code = frame.f_code
     return f"{in_a_line(code.co_filename)}:{line or frame.f_lineno} in {code.co_name}"
 

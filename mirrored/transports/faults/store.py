@@ -20,7 +20,10 @@ _SLICE_S = 0.05  # between two calls of `check`
 
 
 class LimitedStore:
-    """Store of torch.distributed whose calls fail if there is no answer in ``limit_s`` seconds."""
+    """Store of torch.distributed whose calls fail if there is no answer in ``limit_s`` seconds.
+
+    ``turn`` is the lock of a store of which this is a part.
+    """
 
     def __init__(self, store: Any, limit_s: float, turn: _Turn | None = None) -> None:
         self._store, self._limit_s = store, limit_s
@@ -28,7 +31,7 @@ class LimitedStore:
         self._turn = turn or _Turn()
 
     def part(self, prefix: str) -> LimitedStore:
-        """Return the part of the store whose keys begin with ``prefix``."""
+        """Return a store for the keys that begin with ``prefix``, as ``PrefixStore`` does."""
         return LimitedStore(c10d.PrefixStore(prefix, self._store), self._limit_s, self._turn)
 
     def ask(
@@ -98,7 +101,10 @@ class _Turn:
 
 
 class _Asked:
-    """A call of the store in a thread of its own, which releases ``turn`` when the call ends."""
+    """A call of the store that runs in a thread of its own.
+
+    At its end the thread sets ``done`` and ``result`` or ``error``, and releases the lock ``turn``.
+    """
 
     def __init__(self, call: Callable[[Any], object], store: Any, turn: _Turn) -> None:
         self.done = threading.Event()

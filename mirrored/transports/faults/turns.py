@@ -27,13 +27,13 @@ _entering = threading.RLock()
 
 
 class _Turns:
-    """Which thread of this process communicates, and the calls that are under way.
+    """State of this process: which thread may communicate, and the calls that have not ended.
 
     Attributes:
         thread: the ident of the thread that may communicate; None if none has yet.
-        its_object: that thread.
-        said_so: idents of threads inside ``in_this_thread``.
-        messages: the call that each thread carries out by messages.
+        its_object: the ``threading.Thread`` of that ident.
+        said_so: the ident of the thread inside ``in_this_thread``, once for each nested block.
+        messages: maps the ident of a thread to the call that it carries out by messages.
     """
 
     def __init__(self) -> None:
@@ -47,16 +47,21 @@ turns = _Turns()
 
 
 def begin() -> None:
-    """Make the calling thread, the first to use a process group, the one that communicates."""
+    """Make the calling thread the one that may communicate.
+
+    It is called at the first use of a process group. Background threads of this library and
+    programs inside ``in_this_thread`` change nothing.
+    """
     # A background thread may be the first to use a group, but works for another thread.
     if not turns.said_so and not _thread.helps:
         turns.thread, turns.its_object = get_ident(), threading.current_thread()
 
 
 def help_out() -> None:
-    """Allow the calling thread to communicate, although it is not the one that may.
+    """Allow the calling thread to communicate beside the one thread that may.
 
-    For background threads of this library, which keep the order of calls the same on all ranks.
+    Background threads of this library call it when they start. They keep the order of calls the
+    same on all ranks.
     """
     _thread.helps = True
 
@@ -106,9 +111,10 @@ def in_this_thread() -> Iterator[None]:
 
 
 def _take_over(me: int) -> None:
-    """Make the calling thread the one that communicates, if the present one has ended.
+    """Let the calling thread, of ident ``me``, communicate if it may; else raise RuntimeError.
 
-    Threads that run a part of its backward pass may communicate, too. Otherwise raise RuntimeError.
+    If the thread that may communicate has ended, the calling thread takes its place. While that
+    thread waits for a backward pass, autograd's threads may communicate for it.
     """
     with _entering:
         other, owner = turns.thread, turns.its_object
@@ -120,10 +126,10 @@ def _take_over(me: int) -> None:
 
 
 def _is_of_backward(me: int, owner: int) -> bool:
-    """Return whether the calling thread is autograd's, and runs part of a backward of ``owner``.
+    """Return whether the calling thread is autograd's, while ``owner`` waits for a backward pass.
 
-    The autograd engine runs each device's part in a thread of its own, while ``owner``, the thread
-    that communicates, waits for it.
+    The autograd engine runs the part of each device in a thread of its own. ``me`` and ``owner``
+    are the idents of the calling thread and of the one that may communicate.
     """
     # Autograd's threads are not started by Python: `threading` knows them as dummies, if at all.
     known = {thread.ident for thread in threading.enumerate() if type(thread) is not _DUMMY}

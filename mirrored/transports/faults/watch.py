@@ -43,7 +43,11 @@ T = TypeVar("T")
 
 
 class WatchedCall(NamedTuple):
-    """One call: its name, the dtype and shape of what is sent, and its ranks."""
+    """Description of a communication call, for the error message of a rank that waits in vain.
+
+    It has the call's name, the dtype and shape of what is sent, and its ranks. As text it is, for
+    example, ``all_reduce of float32[4] over ranks (0, 1)``.
+    """
 
     name: str
     dtype: Any
@@ -56,13 +60,16 @@ class WatchedCall(NamedTuple):
 
 
 class Waiter(Protocol):
-    """Protocol of a transport that can list its calls that wait for other ranks."""
+    """Protocol of a transport that can list its calls that wait for other ranks.
+
+    The list tells other ranks where this one is.
+    """
 
     def waits(self) -> list[Wait]: ...
 
 
 class Watch:
-    """Detects that this rank waits in vain, and answers other ranks that do.
+    """Ends waits that cannot succeed: makes all ranks raise, and answers ranks that ask.
 
     There is one for each default process group.
 
@@ -88,7 +95,10 @@ class Watch:
         atexit.register(self._end)
 
     def close(self, note: str = notes.LEFT) -> None:
-        """Shut down with the process group; ``note`` tells ranks that ask later why it ended."""
+        """Shut down, at the end of the process group or of the process.
+
+        ``note`` says why it ends. It is left with another rank, for ranks that ask later.
+        """
         atexit.unregister(self._end)
         notes.leave(note, self._me.rank, self._directory.known())
         self._listener.close()
@@ -100,7 +110,7 @@ class Watch:
         self.close(notes.at_the_end())
 
     def forget(self) -> None:
-        """Release everything in a forked child, which is not a rank."""
+        """Close this object's copies of sockets in a forked child, which is not a rank itself."""
         atexit.unregister(self._end)
         self._listener.forget()
         self._directory.close()
@@ -137,7 +147,7 @@ class Watch:
     # ---- waits ----------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise RuntimeError if a rank has given up."""
+        """Raise the error of all ranks if any rank has given up; calls begin with this."""
         if self.alarm.words is not None:
             raise RuntimeError(self.alarm.words)
 
@@ -211,7 +221,13 @@ class Watch:
         return self.alarm.words
 
     def _tell(self, others: dict[int, Address], answers: _Answers) -> None:
-        """Make the other ranks raise: at once those that answered, the rest when they run again."""
+        """Send the message that all ranks raise to the other ranks.
+
+        Args:
+            others: the addresses of the other ranks.
+            answers: what each rank answered before. Ranks without an answer may be stopped; they
+                are not waited for, and raise once they run again.
+        """
         request = {"asks": "stop", "words": self.alarm.words}
         ask({rank: others[rank] for rank, said in answers.items() if said}, request, ANSWER_S)
         # These did not answer before (they may be stopped): send the words, and do not wait for an
@@ -300,7 +316,10 @@ def _is_ranks(said: dict[str, Any] | None) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the error's text in brackets; "" if it only says that the time is up."""
+    """Return the first sentence of an error in brackets, such as `` (Connection reset)``.
+
+    It is "" if the error only says that the time is up.
+    """
     if isinstance(error, KeyboardInterrupt):
         return " (it was interrupted)"
     first = str(error).partition("\n")[0]

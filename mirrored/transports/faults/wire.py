@@ -71,10 +71,11 @@ def ask(
     limit_s: float,
     until: Callable[[], bool] = lambda: False,
 ) -> dict[int, dict[str, Any] | None]:
-    """Send ``request`` to each rank and return the answers; None for a rank that does not listen.
+    """Send ``request`` to each rank and return the answers, by rank.
 
-    Left out are ranks that do not answer within ``limit_s`` seconds, or before ``until()`` is true,
-    that no network reaches, or for which this process may open no socket.
+    The answer is None for a rank that does not listen, because its process has ended. A rank is
+    left out if it is not known whether it listens: it does not answer within ``limit_s`` seconds or
+    before ``until()`` is true, no network reaches it, or this process may open no more sockets.
     """
     answers: dict[int, dict[str, Any] | None] = {}
     deadline = time.monotonic() + limit_s

@@ -11,9 +11,10 @@ from ...comm import Ranks
 
 @dataclass(frozen=True)
 class Hosts:
-    """Hosts of a group's ranks, numbered by first appearance.
+    """Which ranks of a group are on which host; hosts are numbered by first appearance.
 
-    Positions are indices into ``ranks``.
+    A position is an index into ``ranks``. With ``ranks=(4, 5, 6)`` and ``of=(0, 0, 1)``, ranks 4
+    and 5 are on host 0, and rank 6, at position 2, is on host 1.
 
     Args:
         ranks: the group.
@@ -27,13 +28,16 @@ class Hosts:
 
     @classmethod
     def told(cls, ranks: Ranks, names: Sequence[Hashable], rank: int) -> Hosts:
-        """Number the hosts of ``ranks`` by the name of each rank's host; ``rank`` is this one."""
+        """Make the hosts of ``ranks`` from ``names``, the name of each rank's host.
+
+        ``rank`` is this process's world rank.
+        """
         numbers = {name: k for k, name in enumerate(dict.fromkeys(names))}
         return cls(ranks, tuple(numbers[name] for name in names), ranks.index(rank))
 
     @cached_property
     def members(self) -> tuple[tuple[int, ...], ...]:
-        """Positions of the ranks of each host, by number of the host."""
+        """Positions of the ranks of each host: ``((0, 1), (2,))`` if ``of`` is ``(0, 0, 1)``."""
         return members(self.of)
 
     @property
@@ -57,9 +61,10 @@ class Hosts:
         return max(map(len, self.members))
 
     def heads(self, source: int | None = None) -> Ranks:
-        """Return one rank of each host, which receives for its host: the host's first rank.
+        """Return one world rank of each host, which exchanges messages for its host.
 
-        On the host of position ``source`` it is the rank at that position instead.
+        It is the host's first rank. In a broadcast from the rank at position ``source``, it is that
+        rank on its host.
         """
         first = [own[0] for own in self.members]
         if source is not None:
@@ -69,13 +74,17 @@ class Hosts:
     def partner(self, position: int, host: int) -> int:
         """Return the position on ``host`` that exchanges messages with the rank at ``position``.
 
-        The ranks of a host share the messages from another host as evenly as possible.
+        The k-th rank of one host exchanges with the k-th of the other, modulo the number of ranks
+        there, so that the ranks of a host share the messages evenly.
         """
         return partner(self.of, position, host)
 
 
 def members(of: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Return the positions of the ranks of each host, where ``of`` is the host of each rank."""
+    """Return the positions of the ranks of each host, where ``of`` is the host of each rank.
+
+    ``members((0, 0, 1)) -> ((0, 1), (2,))``.
+    """
     return tuple(tuple(k for k, own in enumerate(of) if own == host) for host in range(max(of) + 1))
 
 

@@ -25,10 +25,17 @@ from .hosts import Hosts
 
 
 class HostsGather:
-    """All-gather under way into ``out``, which contains this rank's own piece already.
+    """Started all-gather of ``x`` into ``out``, which contains this rank's own piece already.
 
-    It begins with the pieces of this host, while messages travel; ``wait()`` passes on what has
-    arrived.
+    The constructor sends the messages to other hosts, and gathers the pieces of this host while
+    they travel. ``wait()`` passes received pieces on to the other ranks of this host.
+
+    Args:
+        name: the name of the call, for messages and errors.
+        x: this rank's piece.
+        out: a tensor for the piece of each rank.
+        hosts: the hosts of the ranks.
+        inside: the transport among the ranks of this host.
     """
 
     def __init__(
@@ -56,9 +63,10 @@ class HostsGather:
             self._pass_on({m: own[turn] for m, own in self._shares.items() if turn < len(own)})
 
     def _pass_on(self, pieces: dict[int, int]) -> None:
-        """All-gather one piece from each rank of this host, through shared memory.
+        """All-gather one piece from each rank of this host into ``out``, through shared memory.
 
-        ``pieces[member]`` is the position in ``out`` of the piece that ``member`` has.
+        ``pieces`` maps the position of a rank of this host to the position in ``out`` of the piece
+        that this rank has; ranks that are not in it have none.
         """
         hosts = self._hosts
         nothing = self._out[0][:0]
@@ -75,9 +83,17 @@ def trade(
     hosts: Hosts,
     inside: Transport,
 ) -> Posted:
-    """Start an all-to-all; the pieces from ranks of this host have arrived when this returns.
+    """Start an all-to-all that sends ``pieces[k]`` to rank k and receives into ``out[k]``.
 
-    ``wait()`` of the result waits for the pieces from other hosts.
+    Pieces from ranks of this host have arrived when this returns. ``wait()`` of the result waits
+    for those from other hosts.
+
+    Args:
+        name: the name of the call, for messages and errors.
+        pieces: what this rank sends to each rank.
+        out: a tensor for what each rank sends here.
+        hosts: the hosts of the ranks.
+        inside: the transport among the ranks of this host.
     """
     away = [k for k in range(len(hosts.ranks)) if hosts.of[k] != hosts.host]
     sends = [(hosts.ranks[k], pieces[k]) for k in away if pieces[k].numel()]

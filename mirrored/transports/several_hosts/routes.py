@@ -29,10 +29,10 @@ from .hosts import partner
 
 
 class SumStep(NamedTuple):
-    """One step of a chain of sums, which one rank carries out.
+    """One step of a sum that goes from rank to rank; one rank carries it out.
 
-    The rank at position ``worker`` adds the addends of the positions ``adds``, in order, to the sum
-    from the stage before.
+    The rank at position ``worker`` of the group adds the addends of the positions ``adds``, in
+    order, to the sum that the step before has sent to it.
     """
 
     worker: int
@@ -41,10 +41,10 @@ class SumStep(NamedTuple):
 
 @lru_cache(1 << 12)
 def route(of: tuple[int, ...], target: int, wide: int, at_once: bool) -> tuple[SumStep, ...]:
-    """Return the cheapest stages that sum one part of a reduction for the rank at ``target``.
+    """Return the steps that sum one part of a reduction for the rank at position ``target``.
 
-    That rank gets the result of the last stage. The cheapest route sends the fewest bytes between
-    hosts.
+    That rank gets the result of the last step. Of all possible sequences of steps, this is the one
+    that sends the fewest bytes between hosts.
 
     Args:
         of: the host of each position.
@@ -58,10 +58,10 @@ def route(of: tuple[int, ...], target: int, wide: int, at_once: bool) -> tuple[S
 def _routes(
     of: tuple[int, ...], target: int, wide: int, at_once: bool
 ) -> Iterator[tuple[int, int, tuple[SumStep, ...]]]:
-    """Yield (bytes, hops, stages) of each possible route.
+    """Yield (bytes, hops, steps) of each sequence of steps that ``route`` chooses from.
 
-    The bytes are those between hosts, in units of a part; hops counts messages that wait for each
-    other.
+    The arguments are those of ``route``. Bytes are those sent between hosts, as a multiple of the
+    part's; hops is the number of messages that must be sent one after the other.
     """
     # Runs of consecutive positions on one host: only these may be summed without changing the
     # order.

@@ -22,20 +22,27 @@ Of = tuple[int, ...]
 
 
 def of_gather(of: Of, pieces: Sequence[int]) -> int:
-    """Return the bytes of an all-gather; ``pieces`` are the bytes of each rank's piece."""
+    """Return the bytes that an all-gather sends between hosts, summed over all ranks.
+
+    ``of`` is the host of each rank, ``pieces`` the bytes of each rank's piece.
+    """
     return sum(pieces) * max(of)
 
 
 def of_trade(of: Of, pieces: Sequence[Sequence[int]]) -> int:
-    """Return the bytes of an all-to-all in which rank k sends ``pieces[k][j]`` bytes to rank j."""
+    """Return the bytes that an all-to-all sends between hosts, summed over all ranks.
+
+    ``of`` is the host of each rank. Rank k sends ``pieces[k][j]`` bytes to rank j.
+    """
     pairs = ((k, j) for k in range(len(of)) for j in range(len(of)) if of[k] != of[j])
     return sum(pieces[k][j] for k, j in pairs)
 
 
 def of_scatter(of: Of, parts: Sequence[int], dtype: torch.dtype, at_once: bool = False) -> int:
-    """Return the bytes of a reduce-scatter in which rank k gets ``parts[k]`` bytes.
+    """Return the bytes that a reduce-scatter sends between hosts, summed over all ranks.
 
-    ``at_once`` is True for a reduce-scatter that is started and overlaps with computation.
+    ``of`` is the host of each rank, and rank k gets ``parts[k]`` bytes. ``at_once`` is True for a
+    reduce-scatter that is started and overlaps with computation.
     """
     if not _is_mixed(of):
         return sum(parts) * (len(of) - 1) if max(of) else 0
@@ -43,9 +50,10 @@ def of_scatter(of: Of, parts: Sequence[int], dtype: torch.dtype, at_once: bool =
 
 
 def of_all_reduce(of: Of, numel: int, dtype: torch.dtype, link: Link | None) -> int:
-    """Return the bytes of an all-reduce of ``numel`` numbers.
+    """Return the bytes that an all-reduce of ``numel`` numbers sends between hosts, over all ranks.
 
-    ``link`` is the measured cost of messages, or None.
+    ``of`` is the host of each rank. ``link``, the measured cost of messages or None, decides
+    between two algorithms.
     """
     nbytes, n, hosts = numel * dtype.itemsize, len(of), max(of) + 1
     if hosts == 1:
@@ -74,7 +82,10 @@ def _split(n: int, parts: int) -> list[int]:
 
 
 def _addends(of: Of, target: int, dtype: torch.dtype, at_once: bool) -> int:
-    """Return how many times a part is sent between hosts until rank ``target`` has its sum."""
+    """Return how many bytes are sent between hosts to sum a part, as a multiple of its bytes.
+
+    The rank at position ``target`` gets the sum. ``of`` and ``at_once`` are those of ``route``.
+    """
     wide = accumulated_in(dtype).itemsize // dtype.itemsize
     stages = route(of, target, wide, at_once)
     sent = sum(of[k] != of[stage.worker] for stage in stages for k in stage.adds)

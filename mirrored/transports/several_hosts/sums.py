@@ -41,15 +41,15 @@ PIECE = 1 << 20
 
 
 class _Adding(NamedTuple):
-    """One stage that this rank carries out.
+    """One step of a sum (``SumStep``) that this rank carries out, with its tensors.
 
     Attributes:
-        before: buffer for the sum from the stage before; None in a first stage.
-        coming: the messages to wait for; None if there are none.
+        before: buffer for the sum that the step before sends; None in a first step.
+        coming: the started messages to wait for before adding; None if there are none.
         addends: the tensors to add, in order.
-        to: the rank that the sum goes to; None if it stays here.
+        to: the rank to send the sum to; None if it is this rank's part.
         name: the name of the message with the sum.
-        is_last: whether this is the last stage.
+        is_last: whether this is the last step, whose sum is rounded to the dtype of the parts.
     """
 
     before: Tensor | None
@@ -65,14 +65,14 @@ _Found = tuple[int, int, SumStep, dict[int, Tensor]]
 
 
 class Reducing:
-    """Reduce-scatter under way; ``wait()`` returns this rank's part.
+    """Started reduce-scatter between ranks on several hosts; ``wait()`` returns this rank's part.
 
     Args:
-        name: the collective.
+        name: the name of the call, for messages and errors.
         parts: contiguous tensors of one dim; rank k gets the reduced part k.
         hosts: the hosts of the ranks.
         inside: the transport between ranks of this host.
-        op: the reduction.
+        op: the reduction: "sum", "max" or "min".
         at_once: use only routes on which no rank waits for one message before it sends another.
     """
 
@@ -104,7 +104,10 @@ class Reducing:
             self._add(adding)
 
     def advance(self) -> None:
-        """Add up what has come for the sums of this rank, and send the sums on."""
+        """Wait for the messages that this rank's remaining sums need; add them and send the sums.
+
+        Does nothing when called again.
+        """
         to_do, self._to_do = self._to_do, []
         with resumed(self._call):
             for adding in to_do:
@@ -121,14 +124,21 @@ class Reducing:
     # ---- what goes where ------------------------------------------------------------------------
 
     def _stages(self) -> Iterator[tuple[int, int, SumStep]]:
-        """Yield (target, number, stage), first stages first: no stage waits for a later one."""
+        """Yield the steps of all parts as (target, number, step); none waits for a later one.
+
+        ``target`` is the position of the rank that gets the part. All steps of number 0 come first,
+        then all of number 1, and so on.
+        """
         for number in range(max(map(len, self._routes.values()), default=0)):
             for target, stages in self._routes.items():
                 if number < len(stages):
                     yield target, number, stages[number]
 
     def _prepared(self) -> list[_Adding]:
-        """Start to send and receive all addends; return the stages that this rank carries out."""
+        """Start to send and receive all addends; return the steps that this rank carries out.
+
+        Addends from ranks of this host have arrived on return, those of other hosts have not.
+        """
         me, ranks = self._hosts.me, self._hosts.ranks
         near: dict[int, list[Tensor]] = defaultdict(list)  # by the position that adds them up
         sends, receives, found = [], [], []
@@ -156,7 +166,8 @@ class Reducing:
 
         Args:
             near: this rank's addends, by the position of the rank of this host that sums them.
-            found: the stages that this rank carries out; their missing addends are filled in.
+            found: the steps that this rank carries out. The addends of ranks of this host are
+                entered in their dicts.
         """
         hosts = self._hosts
         if len(hosts.mine) == 1:
@@ -194,7 +205,7 @@ class Reducing:
         return _Adding(before, coming, [addends[k] for k in stage.adds], to, name, is_last)
 
     def _expect_total(self) -> None:
-        """Start to receive this rank's part, if another rank adds it up last."""
+        """Start to receive this rank's part, if another rank carries out its last step."""
         hosts = self._hosts
         stages = self._routes.get(hosts.me, ())
         if not stages or stages[-1].worker == hosts.me:
@@ -229,10 +240,11 @@ def _joined(xs: Sequence[Tensor], nothing: Tensor) -> Tensor:
 
 
 class AllReducing:
-    """All-reduce of a contiguous ``x`` under way.
+    """Started all-reduce of a contiguous ``x`` by ``op``; ``wait()`` returns the result.
 
-    Pieces of ``x`` are summed on the host of the last rank, and gathered from there. Between two
-    hosts this sends each byte there and back once, which is the minimum.
+    Each rank on the host of the last rank gets the sum of one part of ``x``, and the sums are
+    gathered from there. Between two hosts each byte is sent there and back once, which is the
+    minimum. ``name``, ``hosts`` and ``inside`` are those of ``Reducing``.
     """
 
     def __init__(self, name: str, x: Tensor, hosts: Hosts, inside: Transport, op: str) -> None:
@@ -247,13 +259,16 @@ class AllReducing:
         self._gathers: list[HostsGather] = []
 
     def _cut(self, piece: Tensor) -> list[Tensor]:
-        """Cut a piece into a part for each rank, empty except on the host of the last rank."""
+        """Cut ``piece`` into a part for each rank to sum.
+
+        Only ranks on the host of the last rank get numbers. The parts of other ranks are empty.
+        """
         last = self._hosts.members[self._hosts.of[-1]]
         parts = dict(zip(last, piece.tensor_split(len(last)), strict=True))
         return [parts.get(k, piece[:0]) for k in range(len(self._hosts.ranks))]
 
     def advance(self) -> None:
-        """Complete the sums and start to gather them on all ranks."""
+        """Wait until this rank's parts are summed, and start to gather the sums on all ranks."""
         sums, self._sums = self._sums, []
         for piece, reducing in zip(self._pieces, sums):
             parts = self._cut(piece)
@@ -273,14 +288,18 @@ class AllReducing:
 class AllReduces:
     """Starts all-reduces so that successive ones overlap.
 
-    Starting one makes the one before enter its second phase, the gather of the sums.
+    An all-reduce sums parts and then gathers the sums. Starting one also starts the gather of the
+    one before, if that is not waited for yet, so its messages travel while the new one sums.
     """
 
     def __init__(self) -> None:
         self._last: Callable[[], AllReducing | None] = lambda: None  # weak
 
     def start(self, name: str, x: Tensor, hosts: Hosts, inside: Transport, op: str) -> Waitable:
-        """Start an all-reduce of a contiguous ``x``; ``wait()`` returns the result."""
+        """Start an all-reduce of a contiguous ``x``; ``wait()`` returns the result.
+
+        If ``x`` is short, the ranks gather all addends instead, which takes one round of messages.
+        """
         if x.nbytes * (hosts.most - 1) <= SMALL:
             pieces = [x if k == hosts.me else torch.empty_like(x) for k in range(len(hosts.ranks))]
             return Later(

@@ -38,7 +38,10 @@ from .sums import AllReduces, Reducing
 
 @moves_count_lacks
 class SeveralHosts(TorchDist):
-    """Transport for groups of ranks on several hosts, of which some share a host and its memory."""
+    """Transport for groups of ranks on several hosts, of which some share a host and its memory.
+
+    Other groups are left to the base class.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,8 +60,8 @@ class SeveralHosts(TorchDist):
     def _hosts_of(self, what: str, x: Tensor, ranks: Ranks) -> Hosts | None:
         """Return the hosts of ``ranks``; None if none of them share memory for tensors like ``x``.
 
-        In that case the base class sends messages between all of them. Otherwise the ranks of each
-        host have verified, when this returns, that they make the same call ``what``.
+        If None, the base class sends messages between all ranks. Otherwise the ranks of each host
+        have compared their calls, by the name ``what`` and ``x``, and all raise if they differ.
         """
         hosts = self._hosts.get(ranks) if x.is_cpu else None
         if hosts is not None and len(hosts.mine) > 1:
@@ -66,9 +69,10 @@ class SeveralHosts(TorchDist):
         return hosts
 
     def _compare(self, what: str, x: Tensor, hosts: Hosts) -> None:
-        """Raise RuntimeError if a rank of this host makes another call.
+        """Raise RuntimeError on all ranks if the ranks of this host do not make the same call.
 
-        Tags compare calls between hosts, but headers in shared memory compare only bytes.
+        ``what`` and ``x`` describe this rank's call. Between hosts the tags of messages compare
+        calls, but the headers in shared memory compare only how many bytes are sent.
         """
         call = f"{what} of {x.dtype} over ranks {hosts.ranks}, for {call_under_way()}"
         told = self._inside.gather_notes(call.encode(), hosts.peers)

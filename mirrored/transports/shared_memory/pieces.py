@@ -13,9 +13,9 @@ from ..torch_dist.messages import flat
 
 
 def outputs(like: Tensor, shapes: Sequence[Shape], out: Sequence[Tensor] | None) -> list[Tensor]:
-    """Return the tensors to receive into: ``out``, or new ones.
+    """Return the tensors to receive into: ``out``, or new ones of ``shapes`` and dtype of ``like``.
 
-    The ranks check with their headers whether ``out`` has the right sizes.
+    The sizes of ``out`` are not checked here: the ranks compare them before anything is moved.
     """
     if out is None:
         return [torch.empty(tuple(s), dtype=like.dtype) for s in shapes]
@@ -24,7 +24,7 @@ def outputs(like: Tensor, shapes: Sequence[Shape], out: Sequence[Tensor] | None)
 
 
 def joined(xs: Sequence[Tensor]) -> Tensor:
-    """Return the bytes of several tensors in one tensor; return a single tensor unchanged."""
+    """Return the bytes of all ``xs`` in one 1-d tensor, or a single tensor as it is, detached."""
     if len(xs) == 1:
         return xs[0].detach()
     # The empty tensor is for `xs` without an element, which `torch.cat` does not accept.
@@ -34,8 +34,8 @@ def joined(xs: Sequence[Tensor]) -> Tensor:
 def bytes_with(x: Tensor, sizes: dict[int, int]) -> int:
     """Return how many bytes ``x`` would have if its dims had the ``sizes`` (dim -> size).
 
-    With the sizes of the whole tensor, and not this rank's shard, the result is the same on all
-    ranks.
+    Called with the sizes of the logical tensor, it gives the same number on all ranks, although
+    their shards ``x`` differ: decisions by size must be the same on all.
     """
     shape = list(x.shape)
     for dim, size in sizes.items():

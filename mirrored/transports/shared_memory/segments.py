@@ -25,7 +25,7 @@ CURE = "Mount /dev/shm so that ranks can write in it, and make room in it"
 
 
 class CreatedSegment(NamedTuple):
-    """Result of ``make``.
+    """Result of ``make``: the segment that a group of ranks shares, or why there is none.
 
     Attributes:
         hosts: the host of each member.
@@ -83,9 +83,10 @@ def make(messages: TorchDist, ranks: Ranks, slot_bytes: int, timeout_s: float) -
 
 
 def _with_places(ranks: Ranks, group: Any, text: str) -> str:
-    """Return the error message ``text`` with a line for each member that says where it is.
+    """Return the error message ``text`` with a line for each of ``ranks`` that says where it is.
 
-    All members call this when their calls do not match, and raise the result together.
+    The native code of ``group`` calls this on all ranks when their calls do not match, and all
+    raise the result.
     """
     places = map(pickle.loads, group.gather_objects(pickle.dumps(place_of())))
     first, _, rest = text.partition("\n")
@@ -96,7 +97,8 @@ def _with_places(ranks: Ranks, group: Any, text: str) -> str:
 def grow(group: Any, nbytes: int, ranks: Ranks, messages: Transport) -> bool:
     """Make a larger segment with ``nbytes`` for each member; return whether all members mapped it.
 
-    If one could not, all stay with the old segment. A collective over ``ranks``.
+    If one could not, all stay with the old segment. A collective over ``ranks``, the members of
+    ``group``, which exchange the name of the new segment by ``messages``.
     """
     nbytes, me = 1 << (nbytes - 1).bit_length(), ranks.index(messages.rank)
     name, fault = _grown(group, None, nbytes) if me == 0 else (None, "")
@@ -120,7 +122,10 @@ def is_switched_on() -> bool:
 
 
 def is_wanted(ranks: Sequence[int]) -> bool:
-    """Return whether ``ranks`` should share memory, if they turn out to be on one host."""
+    """Return whether ``ranks`` should share memory if they are on one host.
+
+    They should if shared memory is switched on and they are at most 64.
+    """
     return is_switched_on() and len(ranks) <= MOST_RANKS
 
 
@@ -146,9 +151,10 @@ def warn(ranks: Ranks, what: str, fault: str, instead: str) -> None:
 
 
 def _grown(group: Any, name: str | None, nbytes: int) -> tuple[str | None, str]:
-    """Make or map a larger segment; return (its name, no error) or (None, the error's text).
+    """Make a larger segment, or map the one called ``name`` that another member has made.
 
-    No error is an empty text. ``name`` is None on the member that makes the segment.
+    Returns (the segment's name, ``""``), or (None, text of the error). ``name`` is None on the
+    member that makes the segment.
     """
     try:
         return group.grow(name, nbytes), ""
@@ -157,9 +163,10 @@ def _grown(group: Any, name: str | None, nbytes: int) -> tuple[str | None, str]:
 
 
 def _attempt(name: str | None, *rest: Any) -> tuple[Any, str]:
-    """Create a segment, or map the one called ``name``.
+    """Create a segment if ``name`` is None, else map the one called ``name``.
 
-    Returns (``_C.Group``, ``""``), or (None, text of the error).
+    ``rest`` are further arguments of ``_C.Group``. Returns (``_C.Group``, ``""``), or (None, text
+    of the error).
     """
     try:
         if name is None:

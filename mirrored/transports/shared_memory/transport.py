@@ -117,13 +117,17 @@ class SharedMemory(Wrapper):
 
     @property
     def may_measure(self) -> bool:
-        """True if ranks may measure whether shared memory or messages are faster."""
+        """True if ranks may measure whether shared memory or messages are faster.
+
+        Otherwise they use a stored or the built-in table.
+        """
         return self.inner.may_measure
 
     def _meet(self, ranks: Ranks) -> Any:
-        """Return ``group(ranks)`` for a call that communicates; None if they share no memory.
+        """Return ``group(ranks)``, after a check that this thread may communicate.
 
-        Raises RuntimeError if this thread may not communicate.
+        Each collective begins with this. Raises RuntimeError if the thread may not communicate. The
+        result is None, and nothing is checked, if ``ranks`` share no memory.
         """
         group = self.group(ranks)
         if group is not None:
@@ -131,7 +135,10 @@ class SharedMemory(Wrapper):
         return group
 
     def waits(self) -> list[Wait]:
-        """Return (seconds, thread, call) for each thread that waits in shared memory."""
+        """Return (seconds so far, thread's ident, call) for each wait for ranks in shared memory.
+
+        It tells ranks that wait for this one where it is.
+        """
         found = [(ranks, group.waiting()) for ranks, group in list(self._groups.items()) if group]
         return [
             (seconds, thread, f"{call} over ranks {ranks}, which are at steps {steps}")
@@ -154,9 +161,10 @@ class SharedMemory(Wrapper):
         return tuple(numbers[name] for name in names)
 
     def link(self, kind: str) -> Link | None:
-        """Return the measured cost of messages of the transport below, or else of shared memory.
+        """Return the measured cost of messages of ``inner``, or if unknown that of shared memory.
 
-        The latter is from the stored table for the whole world, if all of its ranks share memory.
+        The cost of shared memory is from the stored table for the whole world, if all of its ranks
+        share memory.
         """
         found = self.inner.link(kind)
         return found or (agreed_link(self.inner, kind, self._own_link) if kind == "cpu" else None)
@@ -169,7 +177,11 @@ class SharedMemory(Wrapper):
         return TwoWays(self, self.inner, ranks, torch.device("cpu"), processors(), one_shot)
 
     def tune(self, ranks: Ranks) -> Table:
-        """Measure the table for ``ranks``, store it and use it. A collective."""
+        """Measure which sizes ``ranks`` should send by shared memory and which by messages.
+
+        The resulting table is stored, used from now on, and returned. If the ranks share no memory,
+        only the cost of messages is measured. A collective over ``ranks``.
+        """
         if self.group(ranks) is None:
             return self.inner.tune(ranks, segments.host())
         # So that `self` uses shared memory for every size while it is measured.
@@ -184,7 +196,10 @@ class SharedMemory(Wrapper):
             self._messages[ranks] = found
 
     def _by_messages(self, move: str, dtype: torch.dtype, nbytes: int, ranks: Ranks) -> bool:
-        """Return whether ``inner`` is faster for ``move`` of a logical tensor of ``nbytes``."""
+        """Return whether messages of ``inner`` are faster than shared memory, by the table.
+
+        ``move`` is the name of the collective, for a logical tensor of ``nbytes``.
+        """
         found = self._messages.get(ranks)
         return found is not None and found.by_messages(move, dtype, nbytes)
 
@@ -432,9 +447,10 @@ class SharedMemory(Wrapper):
 
 
 def _made(group: Any, make: Callable[[], T]) -> T:
-    """Return ``make()``, which allocates the tensors of a call in ``group``.
+    """Return ``make()``, which allocates what a collective call of ``group`` needs.
 
-    If it runs out of memory, all members raise in that call instead of waiting for this one.
+    If it runs out of memory, the other members of the group are told, so that they raise in that
+    call instead of waiting for this rank.
     """
     try:
         return make()

@@ -25,7 +25,8 @@ _ALIGNED = 16  # bytes that a kernel moves at once
 class DeviceMemory(Protocol):
     """Protocol of memory that several ranks' devices share, with a barrier between them.
 
-    ``memory[k]`` is the memory of rank k. ``GpuMemory`` implements it.
+    ``memory[k]`` is the memory of the k-th rank of the group. ``begin`` and ``end`` are called
+    around the work of each collective. ``GpuMemory`` implements it.
     """
 
     memory: list[Tensor]
@@ -40,6 +41,14 @@ class DeviceMoves:
 
     All ranks make the same calls. A *step* is one use of a slot: write it, barrier, read the slots
     of all ranks.
+
+    Args:
+        memory: the shared memory, of at least two slots for each rank.
+        meeting: the ranks' segment of shared CPU memory (``_C.Group``), in which the caller
+            compares the calls of all ranks before each collective.
+        at: the position of this rank in the group.
+        slot_bytes: the size of a slot.
+        timeout_s: how long a barrier waits for other ranks.
     """
 
     def __init__(
@@ -56,17 +65,23 @@ class DeviceMoves:
     def set_one_shot(self, nbytes: int, narrow: int) -> None:
         """Set the size in bytes up to which an all-reduce is done in one step.
 
-        In one step every rank reads all of x from all others. ``narrow`` is the limit for floats of
-        two bytes.
+        In one step every rank reads all of ``x`` from all others. Larger ones take two: each rank
+        sums a part, and the parts are gathered. ``narrow`` is the limit for float16 and bfloat16,
+        ``nbytes`` that for other dtypes.
         """
         self._one_shot = nbytes, narrow
 
     def serves(self, move: str, dtype: torch.dtype, given: int, nbytes: int) -> bool:
-        """Return whether the slots can and should carry out ``move`` for a tensor of ``nbytes``.
+        """Return whether this object should carry out a collective, and not messages.
 
-        They can if the at most ``given`` bytes that a rank writes fit in a slot, and should unless
-        messages are faster by the table. The headers have shown that the arguments are the same on
-        all ranks, so the answer is too.
+        It should if what a rank writes fits in a slot, and messages are not faster by the table.
+        The arguments, and so the answer, are the same on all ranks.
+
+        Args:
+            move: the name of the collective.
+            dtype: the dtype of the tensor.
+            given: the most bytes that a rank writes.
+            nbytes: the bytes of the logical tensor.
         """
         return given <= self.slot_bytes and not self.table.by_messages(move, dtype, nbytes)
 
@@ -125,9 +140,9 @@ class DeviceMoves:
             yield [_as(slot, x.shape, x.dtype) for slot in self._give(x)]
 
     def tried(self, device: torch.device) -> DeviceMoves:
-        """Test each collective on small numbers on ``device``, and return self.
+        """Test each collective on small tensors on ``device``, and return this object.
 
-        Raises RuntimeError if a result is wrong.
+        A collective. Raises RuntimeError if a result is wrong.
         """
         n, me = len(self._slots[0]), self._at
         rows, columns, one = [k + 1 for k in range(n)], [2] * n, torch.float32
@@ -161,9 +176,9 @@ class DeviceMoves:
 
     @contextmanager
     def _steps(self) -> Iterator[None]:
-        """Hold the lock for the steps of one collective.
+        """Context manager around the steps of one collective: one thread at a time runs them.
 
-        The steps are also ordered after those of other streams.
+        They are also ordered after the steps that ran before on another CUDA stream.
         """
         with self._lock:
             self._memory.begin()
@@ -173,10 +188,10 @@ class DeviceMoves:
                 self._memory.end()
 
     def _next(self) -> list[Tensor]:
-        """Return the slots of the next step.
+        """Return all ranks' slots for the next step.
 
-        They may be overwritten: all ranks have read their contents of two steps ago, since they
-        read them before the barrier of the step between.
+        They may be overwritten. They were last used two steps ago, and all ranks had read them
+        before they passed the barrier of the step in between.
         """
         self._step += 1
         return self._slots[self._step % 2]
@@ -201,7 +216,11 @@ def _as(slot: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
 
 
 def _parts(n: int, count: int, itemsize: int) -> list[int]:
-    """Return the sizes of ``count`` parts of n elements; each begins at a multiple of 16 bytes."""
+    """Return the sizes of ``count`` parts of n elements, each beginning at a multiple of 16 bytes.
+
+    ``_parts(10, 2, 4) -> [8, 2]``: elements have ``itemsize`` 4, so parts are multiples of 4
+    elements.
+    """
     unit = max(1, _ALIGNED // itemsize)
     each = -(-n // (count * unit)) * unit
     return [max(0, min(each, n - k * each)) for k in range(count)]

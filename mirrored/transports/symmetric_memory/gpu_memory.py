@@ -47,7 +47,7 @@ class GpuMemory:
         ]
 
     def begin(self) -> None:
-        """Order a step on the current stream after the last one on another stream."""
+        """Let the current stream wait for the last step, if that ran on another stream."""
         # Otherwise a slot could be written while kernels on the old stream still read it, and the
         # next barrier would tell the other GPUs that they have finished.
         if self._last is not None:
@@ -57,7 +57,7 @@ class GpuMemory:
                 now.wait_event(event)
 
     def end(self) -> None:
-        """Record the end of a step on the current stream, before other work is queued there."""
+        """Record an event at the end of a step, for which a step on another stream will wait."""
         stream = side_stream.cuda.current_stream(self._device)
         self._last = stream, stream.record_event()
 
@@ -74,8 +74,15 @@ class GpuMemory:
 def registered(name: str, at: int, size: int, store: Store) -> tuple[ProcessGroup, Store]:
     """Register a group of ranks under ``name`` for ``_SymmetricMemory.rendezvous``.
 
-    ``at`` is this rank's position. torch holds the group weakly, and of the store only the C++
-    part, so the caller must keep both results for as long as the memory is used.
+    Args:
+        name: the group's name, used for nothing else.
+        at: this rank's position in the group.
+        size: the number of ranks.
+        store: the store by which the ranks exchange addresses.
+
+    Returns:
+        The group and its store. torch holds the group weakly, and of the store only the C++ part,
+        so the caller must keep both for as long as the memory is used.
     """
     own = Renumbered(PrefixStore(name, store))
     group = ProcessGroup(own, at, size)
@@ -88,9 +95,9 @@ def registered(name: str, at: int, size: int, store: Store) -> tuple[ProcessGrou
 class Renumbered(Store):
     """Store for one rendezvous, in which torch's exchanges are numbered from 0 on every rank.
 
-    Before the fix of pytorch#196082 torch numbers them by a counter of the process
-    (``prefix/number/rank``). Ranks that have made other memory with other ranks before would wait
-    for keys that nobody sets, for example (0, 1, 2) after (0, 1).
+    Before the fix of pytorch#196082 torch numbers the keys ``prefix/number/rank`` by a counter of
+    the process. If ranks 0 and 1 have made shared memory before, and then 0, 1 and 2 make some,
+    their counters differ, and they would wait for keys that nobody sets.
     """
 
     def __init__(self, inner: Store) -> None:

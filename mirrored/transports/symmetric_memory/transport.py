@@ -53,8 +53,11 @@ Make = Callable[[int, torch.device, Ranks, int, str], DeviceMemory]
 class SymmetricMemory(Wrapper):
     """Wrapper that moves tensors between ranks of one host whose devices read each other's memory.
 
-    It serves devices of type ``kind``; everything else goes to ``inner``. ``make`` makes the memory
-    that the devices share; a rank writes at most ``slot_bytes`` at once.
+    Args:
+        inner: the transport for everything else.
+        kind: the type of the devices that are served.
+        slot_bytes: how many bytes a rank can write at once; larger tensors go to ``inner``.
+        make: makes the memory that the devices share; called with the arguments of ``GpuMemory``.
     """
 
     inner: SharedMemory
@@ -85,9 +88,9 @@ class SymmetricMemory(Wrapper):
         return self._group(_device(kind), ranks) is not None and nbytes <= self.slot_bytes
 
     def link(self, kind: str) -> Link | None:
-        """Return the cost of messages between devices of type ``kind``.
+        """Return the measured cost of messages between devices of type ``kind``; None if unknown.
 
-        It is from the stored table for the whole world, if all of its ranks are on one host.
+        For devices that this transport serves it is from the stored table for the whole world.
         """
         if kind != self.kind:
             return self.inner.link(kind)
@@ -98,7 +101,11 @@ class SymmetricMemory(Wrapper):
         return kept_link(self.size, _name(_device(self.kind)), shared)
 
     def tune(self, ranks: Ranks) -> Table | None:
-        """Measure the table for ``ranks``, store it and use it. A collective."""
+        """Measure which sizes ``ranks`` should move through device memory and which by messages.
+
+        The resulting table is stored, used from now on, and returned; None if the devices share no
+        memory. A collective over ``ranks``.
+        """
         group = self._group(_device(self.kind), ranks)
         if group is None:
             return None
@@ -130,9 +137,10 @@ class SymmetricMemory(Wrapper):
         return known[1]
 
     def _meet(self, device: torch.device, ranks: Ranks) -> DeviceMoves | None:
-        """Return ``_group(device, ranks)`` for a call that communicates; it may be None.
+        """Return ``_group(device, ranks)``, after a check that this thread may communicate.
 
-        Raises RuntimeError if this thread may not communicate.
+        Each collective begins with this. Raises RuntimeError if the thread may not communicate. The
+        result is None, and nothing is checked, if ``ranks`` share no memory.
         """
         group = self._group(device, ranks)
         if group is not None:
@@ -158,7 +166,7 @@ class SymmetricMemory(Wrapper):
     def _unless_faulty(self, make: Callable[[], T], ranks: Ranks) -> T | None:
         """Return ``make()``; None, with a warning, if it raises on any of ``ranks``.
 
-        A collective over ``ranks``.
+        So either all ranks share memory or none does. A collective over ``ranks``.
         """
         made, fault = None, ""
         try:
@@ -191,7 +199,11 @@ class SymmetricMemory(Wrapper):
         return self.inner.all_reduce_async(x, ranks, op) if out is None else Done(out)
 
     def _all_reduce(self, x: Tensor, ranks: Ranks, op: str) -> Tensor | None:
-        """Return the reduced tensor; None if the transport below should reduce it."""
+        """Return ``x`` reduced by ``op``; None if ``inner`` should reduce it.
+
+        It should if the ranks share no memory, for dtypes that the kernel does not reduce, and for
+        sizes that do not fit or that messages reduce faster.
+        """
         group = self._meet(x.device, ranks)
         if group is None or x.dtype not in (SUMMED if op == "sum" else REDUCED):
             return None

@@ -39,10 +39,10 @@ def is_child_of_rank() -> bool:
 
 
 def mark(rank: int, size: int) -> None:
-    """Mark this process as a rank, in its environment.
+    """Mark this process as a rank, by environment variables with its pid.
 
-    A process that it starts inherits the mark, sees that the pid in it is another one, and so knows
-    that it is not a rank.
+    A child process inherits them. It sees that the pid is not its own, and so knows that it is not
+    a rank itself.
     """
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size))
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
@@ -51,22 +51,22 @@ def mark(rank: int, size: int) -> None:
 
 
 def unmark() -> None:
-    """Remove the mark: this process is not a rank any more."""
+    """Remove the environment variables that ``mark`` has set: this process is no rank any more."""
     for name in (_MARK, "RANK", "WORLD_SIZE"):
         os.environ.pop(name, None)
 
 
 def _launch() -> str:
-    """Return a text that identifies the launch that this process belongs to.
+    """Return a text that identifies the launch (one start of torchrun) this process belongs to.
 
-    It is the same for a rank and its children, and another one for ranks that a launcher starts
-    inside a child.
+    It is the same for a rank and its child processes. Ranks of a launcher that is started inside a
+    child process have another one.
     """
     return " ".join(os.environ.get(name, "") for name in (*_LAUNCHED, "TORCHELASTIC_RUN_ID"))
 
 
 def refuse(rank: int, ranks: Ranks) -> None:
-    """Raise the RuntimeError of a child process that tries to communicate."""
+    """Raise RuntimeError: a child process of ``rank`` tries to communicate over ``ranks``."""
     raise RuntimeError(
         f"process {os.getpid()} is a child of rank {rank}, and is to communicate over ranks "
         f"{tuple(ranks)}.\n"

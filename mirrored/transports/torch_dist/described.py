@@ -31,7 +31,11 @@ def call_under_way() -> tuple:
 
 
 class resumed:
-    """Context manager in which tags describe ``call``, which this thread began before."""
+    """Context manager in which the tags of messages describe ``call``.
+
+    It is for messages of a call that was begun before: ``call`` is what ``call_under_way`` returned
+    then.
+    """
 
     __slots__ = ("_call", "_before")
 
@@ -46,12 +50,15 @@ class resumed:
 
 
 def part_of(*call: object) -> resumed:
-    """Return a context manager in which tags describe ``call``, or the outer call if any."""
+    """Return a context manager in which the tags of messages describe ``call``.
+
+    If this thread is inside another such block, the tags still describe the outer call.
+    """
     return resumed(_thread.call or call)
 
 
 class Described(CheckedTransport):
-    """Transport whose methods enter their call into the tags of the messages that it sends."""
+    """Base class of a transport whose messages' tags describe the call that sends them."""
 
     def all_reduce_async(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Handle:
         with part_of("all_reduce", tuple(x.shape)):
@@ -98,9 +105,10 @@ class Described(CheckedTransport):
 
 
 def cut(shape: Shape, dim: int, sizes: Sequence[int]) -> tuple:
-    """Return the part of a call's description for a tensor that is cut or joined along ``dim``.
+    """Return what ranks must agree on in a call that cuts or joins a tensor along ``dim``.
 
-    It is the same on all ranks, although their ``shape`` may differ along ``dim``.
+    Their ``shape`` may differ along ``dim``, and the result is the same on all:
+    ``cut((4, 6), 1, (6, 2)) -> (1, (6, 2), (4,), ())``.
     """
     # Without the size along `dim`: it differs between ranks, which know all of `sizes`.
     dim %= len(shape)

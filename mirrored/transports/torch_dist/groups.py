@@ -43,9 +43,9 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class GroupState:
-    """State of one default process group, such as its sockets and the NCCL groups made in it.
+    """State of one default process group ("world"): its sockets, the NCCL groups made in it.
 
-    It is dropped when that group is destroyed.
+    ``world()`` returns that of the present group. It is dropped when the group is destroyed.
     """
 
     rank: int = 0
@@ -62,7 +62,11 @@ class GroupState:
     endings: list[Callable[[], Any]] = field(default_factory=list)  # each has an effect once
 
     def check_reachable(self, ranks: Ranks) -> None:
-        """Raise RuntimeError if this process cannot communicate with ``ranks``."""
+        """Raise RuntimeError if this process cannot communicate with ``ranks``.
+
+        That is so in a child process of a rank, for ranks that this process group does not have,
+        and once any rank has given up.
+        """
         if len(ranks) < 2:
             return
         if self.is_childs:
@@ -78,10 +82,10 @@ class GroupState:
             self.watch.check()
 
     def carry_out(self, name: str, x: Tensor, ranks: Ranks, messages: Callable[[], T]) -> T:
-        """Return the result of ``messages()``, which sends and waits for a collective.
+        """Return the result of ``messages()``, which sends or waits for messages of one call.
 
-        The collective is called ``name`` and sends ``x``. If a rank waits in vain, all ranks raise
-        a RuntimeError that says where each of them is.
+        ``name``, ``x`` (what is sent) and ``ranks`` describe the call. If a rank waits in vain, all
+        ranks raise a RuntimeError that contains these and says where each rank is.
         """
         if self.watch is None:
             if self.is_childs:  # the handle was started by its parent, before the fork
@@ -94,10 +98,11 @@ class GroupState:
         return found
 
     def agreed(self, name: str, make: Callable[[], str]) -> str:
-        """Return what ``make`` returned on the first rank of the world that asked for ``name``.
+        """Return a text that is the same on all ranks: that of the first rank that asks for it.
 
-        All ranks get the same text, and none waits for another. A child of a rank reaches no other
-        rank and gets its own.
+        The first rank to ask for ``name`` enters the result of its ``make()`` in the store, and the
+        others read it there, so no rank waits for another. A child process of a rank reaches no
+        other rank, and gets the result of its own ``make()``.
         """
         if name not in self.known:
             mine = make()
@@ -105,7 +110,7 @@ class GroupState:
         return self.known[name]
 
     def _entered(self, name: str, mine: str, store: LimitedStore) -> str:
-        """Return the text in the store under ``name``; enter ``mine`` if no rank has entered one.
+        """Return the text in the store under ``name``; write ``mine`` first if there is none.
 
         If the store does not answer in time, all ranks raise.
         """
@@ -139,9 +144,10 @@ class GroupState:
         return self.sockets
 
     def group(self, ranks: Ranks) -> Any:
-        """Return the NCCL group of ``ranks``, and make it in the first call, which is a collective.
+        """Return the NCCL process group of ``ranks``; the first call, a collective, makes it.
 
-        Its members are sorted by rank, so callers permute the pieces if ``ranks`` are not.
+        Its members are sorted by rank. So if ``ranks`` are in another order, the caller must
+        permute the pieces that it passes to the group.
         """
         members = tuple(sorted(ranks))
         if len(members) == self.size and self.nccl:
@@ -226,7 +232,11 @@ def _watch_of(made: GroupState, alarm: Any, sockets: Sockets, store: LimitedStor
 
 
 def _childs_world() -> GroupState:
-    """Return the world of a process that inherited a rank's environment, but not its memory."""
+    """Return the state for a process that was started by a rank and inherited its environment.
+
+    A child of ``multiprocessing`` gets the rank's number, but may not communicate. A separate
+    program is a world of one rank.
+    """
     if multiprocessing.parent_process() is None:
         return _ALONE  # a separate program
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -258,10 +268,10 @@ def _world_of(group: dist.ProcessGroup) -> GroupState:
 
 
 def end_world() -> None:
-    """Destroy the default process group, and close what belongs to it now.
+    """Destroy the default process group, and close its sockets and watch at once.
 
-    Otherwise it would be closed when the last reference to the group goes, and an error that is
-    being handled may hold one.
+    ``dist.destroy_process_group`` alone would close them when the last reference to the group is
+    dropped, and an error that is being handled may hold one.
     """
     found = c10d.GroupMember.WORLD
     if found is None:
@@ -273,27 +283,28 @@ def end_world() -> None:
 
 
 def world_now() -> GroupState | None:
-    """Return the world of the default group if this process has made one; never make one.
+    """Return the state of the default process group, or None if ``world()`` has not made it yet.
 
-    Any thread may call it.
+    Unlike ``world()`` it never makes one, so any thread may call it.
     """
     found = c10d.GroupMember.WORLD
     return None if found is None else _worlds.get(found)
 
 
 def forget_names() -> None:
-    """Restart the numbers in the names of NCCL groups.
+    """Restart the numbers in the names under which members of NCCL groups find each other.
 
-    Use it only before a process group over a part of the store that no group had before: its ranks
-    may have made other groups, or none, in earlier worlds.
+    Ranks of a new process group may have made different numbers of groups before, and would use
+    different names. Call it only before a process group over a part of the store that no group has
+    used, since the names are used again.
     """
     _made.clear()
 
 
 def _after_fork() -> None:
-    """Mark the worlds in a forked child of a rank as a child's.
+    """Make the inherited worlds unusable for communication; runs in each forked child of a rank.
 
-    The child may look at its parent's world but not communicate.
+    The child can still read its parent's rank and size from them.
     """
     global _making
     _making = threading.RLock()  # a thread that the child lacks may have held the old one
@@ -315,7 +326,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def _make_group(members: Ranks, position: int) -> Any:
-    """Make the NCCL group of ``members``, under a name in the store that all of them know."""
+    """Make the NCCL group of ``members``, in which this rank has ``position``.
+
+    They find each other in the store under a name that all of them compute alike.
+    """
     name = f"mirrored/cuda/{members}/{_made[members]}"
     _made[members] += 1
     store = c10d.PrefixStore(name, c10d._get_default_store())
@@ -327,7 +341,7 @@ def _make_group(members: Ranks, position: int) -> Any:
 def timeout(kind: str) -> timedelta:
     """Return the default process group's timeout for devices of type ``kind``.
 
-    Groups that are made here get the same.
+    NCCL groups of some of its ranks get the same timeout.
     """
     found = dist.group.WORLD
     assert found is not None

@@ -34,7 +34,10 @@ from .launcher import end_with_process, init_from_environment
 
 @dataclass(frozen=True)
 class Between:
-    """Position of this rank among the islands, and the means to connect to other islands.
+    """Position of this rank among the islands, and the store by which it connects to others.
+
+    An island is a group of ranks that is a world of its own. ``enter`` and ``enter_whole`` return
+    this object.
 
     Attributes:
         number: the number of this rank's island, counted from 0.
@@ -51,15 +54,19 @@ class Between:
     timeout_s: float = 0.0
 
     def named(self, name: str) -> Between:
-        """Return the same connection with a store of its own for what has this name."""
+        """Return a copy whose store has keys of its own, under the prefix ``name``.
+
+        Two users of one store call it, so that neither reads the keys of the other.
+        """
         if self.store is None:
             return self
         return replace(self, store=c10d.PrefixStore(name, self.store))
 
     def line(self, name: str, members: Sequence[int], limit_s: float) -> Line:
-        """Connect the ranks with this ``place`` on the islands ``members``, which all call this.
+        """Connect the ranks that have this ``place`` in the islands ``members``; all call this.
 
-        ``name`` is the same for all of them and for no other connection.
+        ``members`` are numbers of islands. ``name`` is the same for all of these ranks, and no
+        other connection has it.
 
         Raises:
             RuntimeError: one of them does not call it within ``limit_s`` seconds.
@@ -75,7 +82,9 @@ class Between:
 
 
 class Line:
-    """Connection of the ranks with one place on several islands, one rank of each.
+    """Connection of one rank of each of several islands: those with the same rank in their island.
+
+    ``Between.line`` makes it. Islands synchronize by it.
 
     Attributes:
         sent: bytes that this rank has sent by it.
@@ -86,15 +95,15 @@ class Line:
         self.sent = 0
 
     def mean(self, x: Tensor, codec: Codec, of: int) -> Tensor:
-        """Return the sum of ``x`` over islands, divided by ``of``; the same bits on all of them.
+        """Return the sum of ``x`` over the connected ranks, divided by ``of``; same bits on all.
 
-        Each island adds up one part of the numbers, in the order of islands, and sends its means to
-        the others.
+        Each rank adds up one part of the numbers, in the order of islands, and sends the means of
+        that part to the others.
 
         Args:
             x: flat, on the CPU.
             codec: encodes the numbers that are sent.
-            of: the number of islands that do not contribute zeros.
+            of: the divisor: how many islands contribute. The others pass zeros.
         """
         if self._group is None:
             return x.clone()
@@ -111,7 +120,10 @@ class Line:
         return torch.cat([codec.read([message], part, x.dtype) for message in found])[: len(x)]
 
     def from_one(self, x: Tensor, at: int) -> None:
-        """Overwrite ``x``, on the CPU and contiguous, with the ``x`` of position ``at``."""
+        """Overwrite ``x`` with the ``x`` of the rank at position ``at``: a broadcast.
+
+        ``x`` is contiguous and on the CPU.
+        """
         if self._group is not None and x.numel():
             options = dist.BroadcastOptions()
             options.rootRank, options.rootTensor = at, 0
@@ -121,9 +133,13 @@ class Line:
 
 
 def enter_whole(number: int, count: int, endpoint: str, timeout_s: float) -> Between:
-    """Make all launched ranks one island, number ``number`` of ``count`` that were launched apart.
+    """Make all ranks of this launch one island, where each island was launched separately.
 
-    ``endpoint`` is host:port of the store that all islands reach.
+    Args:
+        number: the number of this island.
+        count: how many islands there are.
+        endpoint: host:port of the store that all islands reach.
+        timeout_s: how long a rank waits for ranks of other islands.
 
     Raises:
         RuntimeError: the store cannot be reached.
@@ -138,9 +154,10 @@ def enter_whole(number: int, count: int, endpoint: str, timeout_s: float) -> Bet
 
 
 def enter(count: int, timeout_s: float) -> Between:
-    """Divide the launched ranks into ``count`` islands, and join the process group of this rank's.
+    """Divide the launched ranks into ``count`` islands, and join the process group of this one's.
 
-    Consecutive ranks of the launcher form an island.
+    Consecutive ranks of the launcher form an island. ``timeout_s`` is how long a rank waits for
+    others, inside its island and between islands.
 
     Raises:
         RuntimeError: the process is in a process group already.

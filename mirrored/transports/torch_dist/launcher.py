@@ -19,7 +19,7 @@ def init_from_environment() -> None:
 
 
 def take_gpu() -> None:
-    """Select the GPU with this process's number on its host, if there are GPUs."""
+    """Select the GPU whose index is this process's LOCAL_RANK, if there are GPUs."""
     if torch.cuda.is_available():
         # Modulo: if a host has more ranks than GPUs, several ranks share one.
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
@@ -39,7 +39,7 @@ def let_workers_finish() -> None:
 
 
 def _state_of(path: str) -> str:
-    """Return the state of one of gloo's threads; "" for another thread.
+    """Return the state of a thread, given its ``/proc/self/task/*/stat``; "" if it is not gloo's.
 
     "R" means that it runs, or waits for a core.
     """
@@ -52,6 +52,10 @@ def _state_of(path: str) -> str:
 
 
 def end_with_process(rank_process: int) -> None:
-    """Destroy the default process group, if this is the process that made it."""
+    """Destroy the default process group at the end of the process that made it.
+
+    ``rank_process`` is the pid of that process. A forked child, which inherits the atexit function,
+    has another one, and does nothing.
+    """
     if dist.is_initialized() and os.getpid() == rank_process:
         dist.destroy_process_group()

@@ -23,10 +23,14 @@ Message = tuple[int, Tensor]  # (the rank that it goes to or comes from, the ten
 
 
 class Posted:
-    """Messages under way for the collective ``name`` of ``x``.
+    """Started messages of one collective; ``wait()`` returns once all have arrived or left.
 
-    ``sends`` and ``out`` are (rank, tensor) pairs to send and to fill. ``wait()`` returns once all
-    incoming messages have arrived and all outgoing ones have left.
+    Args:
+        name: the name of the collective.
+        x: a tensor that describes the collective in error messages.
+        sends: (rank, tensor) pairs to send.
+        out: (rank, tensor) pairs to receive from the rank into the tensor.
+        ranks: the ranks of the collective, which are part of the messages' tags.
     """
 
     def __init__(
@@ -67,14 +71,15 @@ class Posted:
 def send_and_receive(
     name: str, x: Tensor, sends: Sequence[Message], out: Sequence[Message], ranks: Ranks
 ) -> None:
-    """Send and receive messages of the collective ``name``, and wait for all of them."""
+    """Send and receive messages of a collective, and wait for all; arguments as ``Posted``."""
     Posted(name, x, sends, out, ranks).wait()
 
 
 def swap(name: str, pieces: Sequence[Tensor], out: Sequence[Tensor], ranks: Ranks) -> Posted:
-    """Start to send ``pieces[k]`` to ``ranks[k]`` and to receive ``out[k]`` from there.
+    """Start to send ``pieces[k]`` to ``ranks[k]`` and to receive ``out[k]`` from it: an all-to-all.
 
-    Empty pieces are not sent, and this rank's own piece is left out.
+    ``name`` is that of the collective. Empty pieces are not sent, and this rank's own piece is left
+    out.
     """
     n, own = len(ranks), ranks.index(world().rank)
     sends, receives = list[Message](), list[Message]()
@@ -111,7 +116,10 @@ def broadcast(x: Tensor, source: int, ranks: Ranks) -> None:
 
 
 def sending(label: str, x: Tensor, to: int) -> Handle:
-    """Start sending ``x`` to rank ``to``. CUDA tensors are staged on the CPU."""
+    """Start sending ``x`` to rank ``to`` under ``label``. A CUDA tensor is copied to the CPU first.
+
+    ``wait()`` of the result returns a tensor that has only the shape and dtype of ``x``.
+    """
     pair = (world().rank, to)
     wire = x.cpu()
     start = partial(world().sockets_to(pair).send, to, tag_of(label, x, pair), wire)
@@ -121,7 +129,10 @@ def sending(label: str, x: Tensor, to: int) -> Handle:
 
 
 def receiving(label: str, out: Tensor, source: int) -> Handle:
-    """Start filling ``out`` with what rank ``source`` sends under ``label``."""
+    """Start filling ``out`` with what rank ``source`` sends under ``label``.
+
+    ``wait()`` of the result returns ``out``.
+    """
     pair = (source, world().rank)
     wire = out if out.is_cpu else torch.empty_like(out, device="cpu")
     start = partial(world().sockets_to(pair).receive, source, tag_of(label, out, pair), wire)
@@ -130,7 +141,7 @@ def receiving(label: str, out: Tensor, source: int) -> Handle:
 
 
 class _UnderWay:
-    """Handle of a message under way; ``wait()`` returns its tensor."""
+    """Handle of one started message to or from another rank; ``wait()`` returns its tensor."""
 
     def __init__(self, name: str, work: Any, x: Tensor, wire: Tensor, pair: Ranks) -> None:
         self.name, self.work, self.x, self.wire, self.pair = name, work, x, wire, pair
@@ -158,7 +169,11 @@ def tag_of(name: str, x: Tensor, ranks: Ranks) -> int:
 
 
 def _told(ranks: Ranks) -> tuple[object, ...]:
-    """Return the part of the tag that all messages of one call share, the same on all ranks."""
+    """Return what goes into the tags of all messages of the current call.
+
+    It is the ranks, the description of the call and the count of failures. On all ranks that are
+    at the same step of the program it is the same.
+    """
     return ranks, call_under_way(), count_failures()
 
 

@@ -40,12 +40,15 @@ _WATCHDOG = {
 
 
 def tame_watchdog() -> None:
-    """Make NCCL's watchdog leave this process running, for groups made from here on."""
+    """Make NCCL's watchdog clean up after an error without ending this process.
+
+    It sets environment variables, which apply to process groups made after the call.
+    """
     os.environ.update(_WATCHDOG)
 
 
 class Overdue:
-    """Thread that watches how far the GPU has come with this rank's messages.
+    """Thread that makes all ranks raise if a message to this rank's GPU does not arrive in time.
 
     Args:
         rank: this rank.
@@ -67,9 +70,9 @@ class Overdue:
         threading.Thread(target=self._look, name="mirrored overdue", daemon=True).start()
 
     def passed(self) -> None:
-        """Record an event after the message that the current stream has just been made to wait for.
+        """Record an event on the current stream, for which a message has just been started.
 
-        The thread gives up if the GPU does not reach the event in time.
+        If the GPU does not reach the event in time, the message is overdue, and all ranks raise.
         """
         if torch.cuda.is_current_stream_capturing():  # an event in a CUDA graph cannot be queried
             return
@@ -106,7 +109,10 @@ class Overdue:
                 self._aborts.append(thread)
 
     def close(self) -> None:
-        """Close the NCCL groups; if a rank is lost, abort them without notifying the others."""
+        """Close the NCCL groups at the end of the process group.
+
+        If a rank was lost, they are aborted, and the other ranks are not notified.
+        """
         self._ended.set()
         if self._watch.alarm.words is not None:
             self.break_off()

@@ -51,8 +51,8 @@ def enter(
         rank: this process's rank.
         size: the number of ranks.
         timeout_s: the timeout of the process group.
-        is_first: whether it is the program's first process group. In later ones the program stands
-            still meanwhile, so ranks do not measure which way messages go faster (``tuning/``).
+        is_first: whether it is the program's first process group. In later ones ranks do not
+            measure which way of sending is faster (``tuning/``), because training waits meanwhile.
         may_lose_ranks: whether this process goes on in another process group when ranks are lost.
     """
     forget_names()
@@ -77,7 +77,7 @@ def enter(
 
 @contextmanager
 def _connecting_lazily() -> Iterator[None]:
-    """Make gloo connect two ranks when they first talk, in a group made inside the context."""
+    """Context manager in which new gloo groups connect ranks only when they first communicate."""
     lazy = os.environ.get(_LAZY)  # restored afterwards, as the program may have set it
     os.environ[_LAZY] = "1"
     try:
@@ -106,19 +106,19 @@ def finish_on_gpu() -> None:
 
 
 def broken() -> str | None:
-    """Return the error message of every further call that communicates; None while all is well.
+    """Return why nothing can be sent any more, or None while all is well.
 
-    There is one once a rank is gone or has given up.
+    Once a rank is gone or has given up, it is the error message that every call raises.
     """
     found = world_now()
     return None if found is None or found.watch is None else found.watch.alarm.words
 
 
 def stop(words: str) -> None:
-    """Make this rank raise ``words`` where it waits for others, and in every later call.
+    """Make every communication call of this rank raise an error with text ``words``.
 
-    This applies to calls that communicate, until the rank leaves the process group. Any thread may
-    call it.
+    A call that waits for other ranks raises at once. This lasts until the rank leaves the process
+    group. Any thread may call it.
     """
     found = world_now()
     if found is not None and found.watch is not None:

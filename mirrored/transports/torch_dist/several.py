@@ -27,7 +27,8 @@ PACKED_BYTES = 1 << 20
 class Sender(Protocol):
     """Protocol of a transport that starts the messages of one gather or reduce-scatter.
 
-    Each method leaves out this rank's own piece, which needs no message.
+    ``TorchDist`` implements it. ``_gather`` fills ``out`` except for this rank's own piece, which
+    the caller has put there. ``_scatter`` combines all ranks' ``parts[k]`` on ``ranks[k]``.
     """
 
     @property
@@ -39,7 +40,7 @@ class Sender(Protocol):
 
 
 class _All:
-    """Several operations under way."""
+    """Several started operations as one: ``wait()`` waits for all of them."""
 
     def __init__(self, each: Sequence[Waitable]) -> None:
         self._each = each
@@ -50,9 +51,10 @@ class _All:
 
 
 class Packing(NamedTuple):
-    """Division of several tensors into messages.
+    """Which of several tensors share one message, and which have a message of their own.
 
-    Positions are those among all tensors; ``shapes`` and ``cuts`` have an entry for each of them.
+    Positions are indices into the list of tensors; ``shapes`` and ``cuts`` have an entry for each
+    tensor.
     """
 
     packed: tuple[int, ...]  # positions of the tensors that share one message
@@ -68,10 +70,16 @@ def packing(
     sizes: Sequence[Sequence[int]],
     piece: int | None = None,
 ) -> Packing:
-    """Return how ``xs``, cut along ``dims`` by ``sizes``, are divided into messages.
+    """Return how tensors are divided into messages, the same on all ranks.
 
-    For a gather, ``piece`` is this rank's position: each of ``xs`` is then that piece of the joined
-    tensor. Raises ValueError if it does not have the shape of that piece.
+    Args:
+        xs: this rank's tensors.
+        dims: the dim along which each is cut or joined.
+        sizes: for each, the sizes of all ranks' pieces along its dim.
+        piece: for a gather, this rank's position: ``xs`` are then pieces, and not whole tensors.
+
+    Raises:
+        ValueError: a piece does not have the shape that ``sizes`` gives for it.
     """
     shapes, itemsize = tuple(x.shape for x in xs), xs[0].element_size()
     return _packing(shapes, tuple(dims), tuple(map(tuple, sizes)), itemsize, piece)
@@ -111,7 +119,10 @@ def join(
     ranks: Ranks,
     out: Sequence[Tensor] | None = None,
 ) -> Later:
-    """Start ``Transport.join_several``; ``wait()`` returns its results."""
+    """Start ``Transport.join_several``; ``wait()`` returns its results.
+
+    ``sent`` starts the messages, and ``how``, from ``packing``, divides ``xs`` into them.
+    """
     me, n = ranks.index(sent.rank), len(ranks)
     waits: list[Waitable] = []
     pieces: list[list[Tensor]] = [[] for _ in xs]
@@ -158,8 +169,9 @@ def reduce_scatter(
 ) -> Later:
     """Start ``Transport.reduce_scatter_several``; ``wait()`` returns its results.
 
-    With ``at_once`` all messages are started now, so that ``wait()`` does not need another rank to
-    make progress.
+    ``sent`` starts the messages, and ``how``, from ``packing``, divides ``xs`` into them. With
+    ``at_once`` all messages are started in this call, so that ``wait()`` does not depend on what
+    other ranks do after they have made theirs.
     """
     me, n = ranks.index(sent.rank), len(ranks)
     cuts = [x.split_with_sizes(own, dim) for x, dim, own in zip(xs, dims, sizes, strict=True)]

@@ -29,16 +29,16 @@ _NUMBER, _CARRIED, _BYTES = slice(4, 8), 16, 80
 
 
 class Part(NamedTuple):
-    """Message that one rank sent."""
+    """One rank's short message, as ``swap`` returns it: a flag, and the tensor that it carries."""
 
     has_note: bool
     call: int  # number of the call that the tensor belongs to; 0 if there is none
     memory: Tensor
 
     def carried(self, like: Tensor) -> Tensor:
-        """Return the tensor in the message, with the shape and dtype of ``like``.
+        """Return the tensor in the message as a view with the shape and dtype of ``like``.
 
-        It is valid until the next message.
+        The next ``swap`` with the same ranks overwrites its memory.
         """
         return _carried(self.memory, like)
 
@@ -49,7 +49,7 @@ def _carried(memory: Tensor, like: Tensor) -> Tensor:
 
 
 class _Memory:
-    """Buffers of the messages of one group of ranks, this rank's included."""
+    """Buffers for one message of each rank of a group, kept for the next ``swap``."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.rows = [torch.zeros(_BYTES, dtype=torch.uint8, device="cpu") for _ in ranks]
@@ -67,7 +67,7 @@ def swap(
     """Exchange one short message with each of ``ranks``; return all of them in order.
 
     Args:
-        name: the collective.
+        name: the name of the collective, for the tag and errors.
         ranks: the members.
         x: a tensor of at most ``CARRIED_BYTES`` to send along.
         has_note: whether this rank has a note.

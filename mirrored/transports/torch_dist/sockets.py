@@ -25,7 +25,11 @@ from .children import keep_alive
 
 
 class Sockets:
-    """Sockets of one world, until ``close()``."""
+    """Sockets by which this rank exchanges messages with the other ranks of one process group.
+
+    ``alarm`` is the native flag that ends waits when any rank gives up. ``timeout_s`` is how long a
+    wait lasts at most.
+    """
 
     def __init__(self, size: int, timeout_s: float, alarm: Any) -> None:
         self._native = _C.Sockets(size, timeout_s, alarm)
@@ -37,19 +41,26 @@ class Sockets:
         atexit.register(self.close)
 
     def join(self, watch: Watch) -> None:
-        """Set the watch, which knows the other ranks' addresses and connects to them."""
+        """Set the ``Watch`` by which this object connects to other ranks; called once."""
         # Weak: the watch refers to `arrive_by`, and so to this object.
         self._watch = weakref.ref(watch)
 
     def send(self, to: int, tag: int, x: Tensor) -> Any:
-        """Start to send ``x``, on the CPU, to rank ``to``. It is kept alive until it has left."""
+        """Start to send ``x``, on the CPU, to rank ``to``; return a work object for ``wait``.
+
+        The receiver matches it by ``tag``. ``x`` is kept alive until it has been sent.
+        """
         if to not in self._reached:
             self._reach(to)
         self.sent += x.nbytes
         return self._native.send(to, tag, x)
 
     def receive(self, source: int, tag: int, out: Tensor) -> Any:
-        """Start to fill ``out``, contiguous CPU memory. It is kept alive until it is filled."""
+        """Start to fill ``out``, contiguous CPU memory; return a work object for ``wait``.
+
+        ``source`` sends the message with the same ``tag``. ``out`` is kept alive until it is
+        filled.
+        """
         if source not in self._heard and source not in self._reached:
             try:
                 self._reach(source)  # a connection by which the end of its process is noticed
@@ -69,9 +80,9 @@ class Sockets:
         self._native.close()
 
     def forget(self) -> None:
-        """Leak the native object in a forked child.
+        """Keep the native object forever, in a forked child.
 
-        Destroying it would wait for threads that the child does not have.
+        Its destructor would wait for threads that the child does not have.
         """
         atexit.unregister(self.close)
         keep_alive(self._native)

@@ -93,7 +93,10 @@ class TorchDist(Described):
 
     @property
     def gpus_may_lose_ranks(self) -> bool:
-        """True if GPUs go on in another world when ranks of this one are lost."""
+        """True if this process goes on in another process group when ranks are lost.
+
+        Then GPUs send messages by NCCL, from which they can be released, and share no memory.
+        """
         return world().overdue is not None
 
     def timeout_s(self) -> float:
@@ -101,15 +104,19 @@ class TorchDist(Described):
         return timeout("cpu").total_seconds()
 
     def agreed(self, name: str, make: Callable[[], str]) -> str:
-        """Return what ``make`` returned on the first rank that asked for ``name``, on every rank.
+        """Return a text that is the same on all ranks: that of the first rank that asks for it.
 
-        No rank waits for another.
+        The first rank to ask for ``name`` calls ``make()``, and all ranks get its result. No rank
+        waits for another.
         """
         return world().agreed(name, make)
 
     @property
     def watch(self) -> Watch:
-        """The object that detects ranks that wait in vain; the world must have several ranks."""
+        """The object that makes all ranks raise if one waits in vain.
+
+        There is one only in a process group of several ranks.
+        """
         found = world().watch
         assert found is not None
         return found
@@ -130,12 +137,12 @@ class TorchDist(Described):
     def split(self, ranks: Ranks, names: Sequence[Hashable], inside: Transport) -> None:
         """Record that ``ranks`` are on several hosts; ``names`` has the host of each rank.
 
-        Ranks of one host share memory by ``inside``. This class ignores that and sends messages
-        between all of them.
+        ``inside`` is a transport by which ranks of one host share memory. A subclass uses it; this
+        class ignores the call and sends messages between all ranks.
         """
 
     def forget_hosts(self) -> None:
-        """Drop what ``split`` recorded: the ranks belong to another world now."""
+        """Drop what ``split`` recorded; called when there is another default process group."""
 
     def meet(self, ranks: Ranks, host: str) -> None:
         """Agree on the cost of messages between all ranks of the world. A collective.
@@ -146,16 +153,19 @@ class TorchDist(Described):
         self._links[world()] = between.kept_or_measured(self, ranks, host)
 
     def tune(self, ranks: Ranks, host: str) -> Table:
-        """Measure and store the cost of messages between ``ranks``. A collective."""
+        """Measure the cost of messages between ``ranks``; store, use and return it. A collective.
+
+        ``host`` is the name of this rank's host.
+        """
         found = between.measured_by_hand(self, ranks, host)
         self._links[world()] = found.link
         return found
 
     def link(self, kind: str) -> Link | None:
-        """Return the cost that all ranks agreed on in ``meet``; None before.
+        """Return the cost of messages that all ranks agreed on in ``meet``; None before that.
 
-        They meet at the same place of the program, so each plan is made with the same figures on
-        all ranks.
+        All ranks call ``meet`` at the same step of the program, so at any step the result is the
+        same on all of them.
         """
         return self._links.get(world()) if kind == "cpu" else None
 
@@ -198,11 +208,14 @@ class TorchDist(Described):
         return fold
 
     def _in_one_round(self, nbytes: int, n: int) -> bool:
-        """Return whether an all-reduce between ``n`` ranks takes one round of messages."""
+        """Return whether an all-reduce of ``nbytes`` between ``n`` ranks takes one round.
+
+        In one round of messages each rank sends all of its tensor to all others.
+        """
         return in_one_round(self.link("cpu"), nbytes, n)
 
     def _by_collective(self, name: str, x: Tensor, ranks: Ranks, op: str) -> Handle:
-        """Reduce by NCCL's own all-reduce."""
+        """Start NCCL's own all-reduce of ``x``; ``name`` is that of the call, for errors."""
         wire, op = _reducible(x.contiguous(), op)
         group = world().group(ranks)
         ops = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
@@ -219,7 +232,7 @@ class TorchDist(Described):
         self._gather("all_gather", x, out, ranks).wait()
 
     def _gather(self, name: str, x: Tensor, out: Sequence[Tensor], ranks: Ranks) -> Waitable:
-        """Start to fill all of ``out`` except this rank's own piece."""
+        """Start an all-gather of ``x`` that fills ``out``, except for this rank's own piece."""
         if not _by_nccl(x.device):
             return messages.swap(name, [x.contiguous()] * len(ranks), out, ranks)
         # If pieces differ in size, torch makes this a batch of NCCL broadcasts of the exact bytes.
@@ -237,7 +250,7 @@ class TorchDist(Described):
     def _trade(
         self, name: str, pieces: Sequence[Tensor], out: Sequence[Tensor], ranks: Ranks
     ) -> Waitable:
-        """Start to fill all of ``out`` except this rank's own piece."""
+        """Start an all-to-all of ``pieces`` that fills ``out``, except this rank's own piece."""
         if not _by_nccl(out[0].device):
             return messages.swap(name, pieces, out, ranks)
         order = _sorted_positions(ranks)
@@ -248,9 +261,10 @@ class TorchDist(Described):
         return Done(pieces[0])
 
     def _scatter(self, parts: Sequence[Tensor], ranks: Ranks, op: str, at_once: bool) -> Handle:
-        """Start to combine all ranks' ``parts[k]`` on ``ranks[k]``.
+        """Start to combine all ranks' ``parts[k]`` by ``op`` on ``ranks[k]``: a reduce-scatter.
 
-        With ``at_once``, waiting for it does not need another rank to make progress.
+        ``wait()`` returns this rank's part. With ``at_once``, a subclass must start all messages in
+        this call, so that ``wait()`` does not depend on what other ranks do after theirs.
         """
         own = ranks.index(self.rank)
         coming = [x if k == own else torch.empty_like(parts[own]) for k, x in enumerate(parts)]
@@ -365,8 +379,11 @@ class TorchDist(Described):
         return texts, self.all_reduce(x, ranks, op)  # calls do not match: all ranks wait, and raise
 
     def _texts(self, found: list[short.Part], note: bytes, ranks: Ranks) -> list[bytes]:
-        """Return the notes of all ranks, in one more message only if any rank has a text to
-        send."""
+        """Return the notes of all ranks, given their short messages ``found``.
+
+        These only say whether a rank has a note. If any has, the ranks gather the notes in a second
+        round of messages, to which this rank contributes ``note``.
+        """
         if not any(each.has_note for each in found):
             return [b""] * len(ranks)
         with unseen():
@@ -426,7 +443,7 @@ class TorchDist(Described):
 
 
 class _Fold:
-    """All-reduce in two rounds of messages: a reduce-scatter and an all-gather.
+    """Started all-reduce in two rounds of messages: a reduce-scatter and an all-gather.
 
     Each rank combines one part of every rank's ``x``, and then the parts are gathered. This sends
     as many bytes as a ring, and sums in rank order.
@@ -467,7 +484,11 @@ class _Fold:
 
 
 class _Reducing:
-    """Reduction under way in ``wire``; ``wait()`` returns it with the device and dtype of ``x``."""
+    """Handle of an all-reduce that NCCL carries out in place in ``wire``.
+
+    ``wait()`` returns the result with the device and dtype of ``x``, since ``wire`` may have a
+    dtype that NCCL can reduce in its place.
+    """
 
     def __init__(self, name: str, work: Any, wire: Tensor, x: Tensor, ranks: Ranks) -> None:
         self.name, self.work, self.wire, self.like, self.ranks = name, work, wire, x, ranks
@@ -487,7 +508,8 @@ class _Reducing:
 def in_one_round(link: Link | None, nbytes: int, n: int) -> bool:
     """Return whether an all-reduce of ``nbytes`` between ``n`` ranks takes one round of messages.
 
-    In one round each rank sends all of its tensor to all others. ``link`` is the cost of messages.
+    In one round each rank sends all of its tensor to all others. That sends more bytes than two
+    rounds, and saves the latency of one; ``link`` is the cost of both, or None if unknown.
     """
     link = link or _A_ROUND
     more = nbytes * (n - 1) * (n - 2) / n  # none between two
@@ -495,7 +517,10 @@ def in_one_round(link: Link | None, nbytes: int, n: int) -> bool:
 
 
 def _reducible(x: Tensor, op: str) -> tuple[Tensor, str]:
-    """Return (``x``, ``op``) converted to a dtype and an op that NCCL can reduce."""
+    """Return (``x``, ``op``) converted to a dtype and an op that NCCL can reduce.
+
+    For example a bool tensor and "sum" become its uint8 view and "max".
+    """
     if x.dtype == torch.bool:
         return x.view(torch.uint8), "min" if op == "min" else "max"
     if x.dtype.is_complex:
@@ -504,7 +529,7 @@ def _reducible(x: Tensor, op: str) -> tuple[Tensor, str]:
 
 
 def _is_short(x: Tensor) -> bool:
-    """Return whether ``x`` fits in a short message."""
+    """Return whether ``x`` fits in a short message: a CPU tensor of 1 to 64 bytes."""
     return x.is_cpu and 0 < x.nbytes <= short.CARRIED_BYTES
 
 

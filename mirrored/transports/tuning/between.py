@@ -49,9 +49,10 @@ def kept_or_measured(way: Transport, ranks: Ranks, host: str) -> Link:
 
 
 def measured_by_hand(way: Transport, ranks: Ranks, host: str) -> Table:
-    """Measure a table for the user's command, and store it even if other programs disturbed it.
+    """Measure the cost of messages between ``ranks``, store and return it. A collective.
 
-    A collective.
+    The command ``python -m mirrored.transports.tuning`` calls it. Unlike ``kept_or_measured`` it
+    stores the result, with a warning, even if other programs disturbed the measurement.
     """
     found, is_disturbed = _measured(way, ranks, way.gather_objects(host, ranks))
     if is_disturbed and way.rank == ranks[0]:
@@ -61,10 +62,10 @@ def measured_by_hand(way: Transport, ranks: Ranks, host: str) -> Table:
 
 
 def _measured(way: Transport, ranks: Ranks, names: Sequence[str]) -> tuple[Table, bool]:
-    """Measure a table; return the table, and whether other programs disturbed the measurement. A
-    collective.
+    """Measure the cost of messages between ``ranks``. A collective.
 
-    Both results are the same on all ranks. ``names`` are the hosts of ``ranks``.
+    Returns (the table, whether other programs kept a host busy meanwhile), both the same on all
+    ranks. ``names`` are the hosts of ``ranks``.
     """
     before = usage()
     own = prices(way, ranks, torch.device("cpu"), TRIES)

@@ -33,11 +33,12 @@ Move = Callable[[Transport, Tensor], object]
 
 @dataclass(frozen=True)
 class TwoWays:
-    """The two transports that a table compares, and the tensors for which it does.
+    """The two transports whose times are compared, to choose one for each collective and size.
 
     ``shared`` moves tensors of ``ranks`` on ``device`` by shared memory, ``messages`` without it.
-    ``name`` is the kind of device under which the table is stored. ``set_one_shot`` sets the sizes
-    up to which ``shared`` does an all-reduce in one step.
+    The results are stored in a table under ``name``, the model of the device. ``set_one_shot`` sets
+    the sizes up to which ``shared`` does an all-reduce in one step, in which every rank reads all
+    ranks' tensors.
     """
 
     shared: Transport
@@ -49,15 +50,15 @@ class TwoWays:
 
     @property
     def is_first(self) -> bool:
-        """True on the rank whose table all of ``ranks`` use."""
+        """True on the first of ``ranks``, whose table all of them use."""
         return self.ranks[0] == self.shared.rank
 
 
 def kept_or_measured(ways: TwoWays, may_measure: bool) -> Table:
-    """Return the first member's stored table; if it has none, all members measure one.
+    """Return the table that is stored on the first rank's machine, or else measure one.
 
-    A collective. They use the built-in table if they may not measure, or if other programs
-    disturbed the measurement.
+    A collective over ``ways.ranks``. The result is the built-in table if none is stored and the
+    ranks may not measure, or if other programs disturbed the measurement.
     """
     found = table.load(len(ways.ranks), ways.name) if ways.is_first else None
     found = ways.shared.gather_objects(found, ways.ranks)[0]
@@ -71,9 +72,10 @@ def kept_or_measured(ways: TwoWays, may_measure: bool) -> Table:
 
 
 def measured_by_hand(ways: TwoWays) -> Table:
-    """Measure a table for the user's command, and store it even if other programs disturbed it.
+    """Measure a table, store and return it. A collective.
 
-    A collective.
+    The command ``python -m mirrored.transports.tuning`` calls it. Unlike ``kept_or_measured`` it
+    stores the result, with a warning, even if other programs disturbed the measurement.
     """
     found, is_disturbed = measured(ways)
     if is_disturbed and ways.is_first:
@@ -83,7 +85,11 @@ def measured_by_hand(ways: TwoWays) -> Table:
 
 
 def warn_of_others(name: str, effect: str) -> None:
-    """Warn that other programs ran while the table called ``name`` was measured."""
+    """Warn that other programs ran while a table was measured.
+
+    ``name`` is what the table is called in the warning, and ``effect`` what it may do wrongly, such
+    as "choose the slower way".
+    """
     warnings.warn(
         f"other programs keep this host busy, so the {name} that was measured and kept now may "
         f"{effect}; measure it again once they have ended",
@@ -99,8 +105,8 @@ def _keep(found: Table, ways: TwoWays) -> None:
 def measured(ways: TwoWays) -> tuple[Table, bool]:
     """Measure a table; return it and whether other programs disturbed it. A collective.
 
-    Both results are the same on all members; the table has the first member's times.
-    ``ways.shared`` must use shared memory for every size while this runs.
+    Both results are the same on all ranks: the table has the times of the first one. The caller
+    lets ``ways.shared`` use shared memory for every size while this runs.
     """
     before, above = usage(), {}
     for name, move in _moves(ways).items():
@@ -118,7 +124,10 @@ def measured(ways: TwoWays) -> tuple[Table, bool]:
 
 
 def _moves(ways: TwoWays) -> dict[str, Move]:
-    """Return the collectives to time, each for a matrix of n columns and a multiple of n rows."""
+    """Return the collectives to time: name -> function of (transport, x).
+
+    For n ranks, x is a matrix of n columns and a multiple of n rows.
+    """
     ranks, n, device = ways.ranks, len(ways.ranks), ways.device
 
     def cut(size: int) -> list[int]:
@@ -153,7 +162,10 @@ def _one_shot(ways: TwoWays, dtype: torch.dtype) -> int:
 
 
 def _messages_above(ways: TwoWays, move: Move, dtype: torch.dtype) -> int | None:
-    """Return the size in bytes above which messages are clearly faster; None if they never are."""
+    """Return the size in bytes above which messages are clearly faster; None if they never are.
+
+    ``move`` is one of the collectives of ``_moves``. Clearly is by a factor of 1.2.
+    """
     limit, n = None, len(ways.ranks)
     for nbytes in SIZES:
         rows = nbytes // dtype.itemsize // (n * n) * n
@@ -192,10 +204,7 @@ def prices(
 
 
 def _bytes_per_s(way: Transport, ranks: Ranks, device: torch.device, tries: int) -> float:
-    """Return the bytes that a rank sends in a second when all ranks join their parts.
-
-    Each part is sent to every other rank.
-    """
+    """Return the bytes that a rank sends in a second in an all-gather of large parts by ``way``."""
     n = len(ranks)
     x = _many(SIZES[-1] // n, device)
     join = partial(way.join, x, 0, [len(x)] * n, ranks)
@@ -207,9 +216,9 @@ def _many(nbytes: int, device: torch.device) -> Tensor:
 
 
 def _fastest(call: Callable[[], object], device: torch.device, count: int, tries: int = 3) -> float:
-    """Return the seconds of one call, the best of ``tries`` tries of ``count`` calls each.
+    """Return the seconds of one ``call()``: the mean of ``count`` calls, the best of ``tries``.
 
-    The number of calls is the same on every rank.
+    The number of calls is the same on every rank, since ``call`` may be a collective.
     """
     best = float("inf")
     for _ in range(tries):

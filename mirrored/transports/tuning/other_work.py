@@ -13,7 +13,7 @@ _LITTLE = 0.25  # processors; the background work of a quiet host stays below
 
 @dataclass(frozen=True)
 class Usage:
-    """Clock and processor seconds since some moment.
+    """Clock and processor seconds since some moment; the difference of two is that of an interval.
 
     Attributes:
         clock: elapsed time.
@@ -36,7 +36,8 @@ class Usage:
 def usage() -> Usage:
     """Return the clock, and the processor seconds used so far; subtract two to measure an interval.
 
-    Source: proc_stat(5); "steal" is the time that another guest of the machine had.
+    The host's time is read from /proc/stat (proc_stat(5)). It includes "steal", the time that the
+    hypervisor gave to other virtual machines.
     """
     try:
         words = _STAT.read_text().split("\n", 1)[0].split()
@@ -48,7 +49,10 @@ def usage() -> Usage:
 
 
 def others_disturb(host: Usage, processes: list[float]) -> bool:
-    """Return whether other programs used so much of the host that timings mean little.
+    """Return whether other programs used so much of a host that timings mean little.
+
+    They did if they used more processors than the ranks leave to them. Returns False if the system
+    does not report the host's usage.
 
     Args:
         host: the usage of the host while ranks measured, as one rank saw it.

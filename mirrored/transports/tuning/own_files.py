@@ -19,13 +19,16 @@ _MOST_BYTES = 4 << 20
 
 
 def folder() -> Path:
-    """Return the library's folder in the user's cache, or a path that cannot exist."""
+    """Return the library's folder in the user's cache, such as ``~/.cache/consistent``.
+
+    If the cache has no absolute path, it is a path below ``/dev/null``, where no file can exist.
+    """
     root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(root if os.path.isabs(root) else os.devnull) / "consistent"
 
 
 def may_keep(path: Path) -> bool:
-    """Return whether files may be stored in the folder of ``path``.
+    """Return whether the file ``path`` may be stored in its folder.
 
     The folder must be the user's own and writable; it is made if it does not exist.
     """
@@ -38,7 +41,7 @@ def may_keep(path: Path) -> bool:
 def is_own_folder(path: Path) -> bool:
     """Return whether ``path`` is a folder of the user's that no other user can change.
 
-    No other user may write in it, or put another folder in its place.
+    It is not if others may write in it, or may rename it because they may write in its parent.
     """
     with contextlib.suppress(OSError):
         link, found, above = os.lstat(path), os.stat(path), os.stat(path.parent)

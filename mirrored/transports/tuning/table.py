@@ -58,40 +58,47 @@ class Table:
 
     @property
     def link(self) -> Link:
-        """Cost of messages and copies, by which plans are chosen."""
+        """The measured cost of messages and copies, in the form that ``Transport.link`` returns."""
         return Link(self.latency_s, self.bytes_per_s, self.copy_start_s, self.copy_bytes_per_s)
 
     def by_messages(self, move: str, dtype: torch.dtype, nbytes: int) -> bool:
-        """Return whether ``move`` of a logical tensor of ``nbytes`` is faster as messages."""
+        """Return whether messages are faster than shared memory for a collective.
+
+        ``move`` is its name, ``nbytes`` the size of the logical tensor.
+        """
         above = self.messages_above.get(row(move, dtype))
         return above is not None and nbytes > above
 
 
 def row(move: str, dtype: torch.dtype) -> str:
-    """Return the key of a collective for a dtype in ``messages_above``."""
+    """Return the key in ``messages_above`` of the collective ``move`` for a dtype.
+
+    It is ``"join"`` for float32 and ``"join narrow"`` for bfloat16.
+    """
     return move + " narrow" if dtype in NARROW else move
 
 
 def processors() -> str:
-    """Return the name that stands for the device in tables of CPU tensors."""
+    """Return what stands for the device in tables of CPU tensors, such as "16 processors"."""
     return f"{os.cpu_count()} processors"
 
 
 def path(ranks: int, device: str) -> Path:
-    """Return the file of the table for ``ranks`` ranks on such devices."""
+    """Return the file of the table for ``ranks`` ranks on devices called ``device``."""
     name = f"transports {device} {ranks} ranks torch {torch.__version__}.json"
     return own_files.folder() / "-".join(name.replace("/", " ").split())
 
 
 def kept(ranks: int, device: str) -> Table | None:
-    """Return the stored table, or None if there is none."""
+    """Return the table stored for ``ranks`` ranks on such a ``device``; None if there is none."""
     return _read(own_files.read(path(ranks, device)))
 
 
 def load(ranks: int, device: str) -> Table | None:
-    """Return the stored table, or None if it has yet to be measured.
+    """Return the table for ``ranks`` ranks on such a ``device``; None if it is to be measured.
 
-    If no table can be stored, return the built-in one: measuring at each start would be slow.
+    It is the stored one. If no table can be stored, it is the built-in one, because measuring at
+    each start would be slow.
     """
     found, file = kept(ranks, device), path(ranks, device)
     if found is not None:

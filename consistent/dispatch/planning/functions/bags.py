@@ -30,8 +30,10 @@ def embedding_bag(
 ) -> Any:
     """Compute ``F.embedding_bag`` as a lookup of rows and a reduction of each bag.
 
-    Returns ``NotImplemented`` for options that this does not support, and if no axis splits both
-    the bags and the table.
+    The parameters are those of torch. For ``mode="sum"`` without other options it computes
+    ``F.embedding(input, weight).sum(1)``. Returns ``NotImplemented``, so that torch's own Python
+    body is run instead, for options that this does not support, and if no axis splits both the bags
+    and the table.
     """
     plain = max_norm is None and not scale_grad_by_freq and offsets is None
     averages = mode == "mean" and per_sample_weights is None
@@ -52,7 +54,10 @@ def embedding_bag(
 
 
 def _alike(bags: Any, table: Any) -> bool:
-    """Return whether some axis splits both the bags (by ``S(0)``) and the rows of the table."""
+    """Return whether some axis splits both the bags along dim 0 and the rows of the table.
+
+    ``bags`` must be 2-d, with one bag per row.
+    """
     if not is_global(bags) or not is_global(table) or bags.ndim != 2 or not bags.shape[1]:
         return False
     if bags._spec.placement != table._spec.placement:

@@ -37,10 +37,10 @@ def unless(first: Callable[..., Any] | None, otherwise: Callable[..., Any]) -> C
 
 
 def reshaped_in_place(name: str) -> Callable[..., Any]:
-    """Return an implementation of ops such as ``x.t_()`` and ``x.unsqueeze_(0)``.
+    """Return an implementation of an op such as ``x.t_()`` or ``x.unsqueeze_(0)``.
 
-    The object ``x`` takes over the data and the spec of the view that the op without underscore
-    returns.
+    It computes the view that the op ``name`` (``t``, without the underscore) returns, and gives the
+    object ``x`` the data and the spec of this view. It raises if ``x`` requires grad.
     """
 
     def run(x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -78,8 +78,9 @@ def first_by_position(
 ) -> Callable[..., Any] | None:
     """Return ``run`` wrapped to pass its first arguments by position, or None if they are already.
 
-    Rows read the target of an in-place op and the sizes from the first position, but callers may
-    pass it by keyword, in any order. ``name`` is the name of the op that ``run`` computes.
+    ``run(other=b, input=a)`` becomes ``run(a, other=b)``. Rules and in-place ops read the target
+    and the sizes from the first position, but callers may pass them by keyword. ``name`` is the
+    name of the op that ``run`` computes.
     """
     lists = name.startswith(("_foreach_", "_fused_"))
     names = _FIRST.get(name, ("self",) if lists else ("input",))[len(args) :]
@@ -95,10 +96,11 @@ def first_by_position(
 
 
 def as_leaf(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the implementation of ``zeros_like(x, requires_grad=True)`` and similar calls.
+    """Wrap a factory such as ``zeros_like`` for calls with ``requires_grad=True``.
 
-    Torch would set the flag on the shard, so that the shard were a leaf and its gradient would not
-    be boxed. So the flag is set on the global tensor instead.
+    Passed on to torch, the flag would make the local shard a leaf, whose gradient would not be
+    boxed. So ``run`` is called without the flag, which is then set on the global tensor that it
+    returns.
     """
 
     def call(*args: Any, requires_grad: bool, **kwargs: Any) -> Any:
@@ -142,7 +144,11 @@ def as_overload(run: Any, args: tuple, kwargs: dict) -> Callable[..., Any] | Non
 
 
 def _overload(packet: Any, args: tuple, kwargs: dict) -> Any:
-    """Return the overload of a packet that torch selects for these arguments, or None."""
+    """Return the overload of the operator ``packet`` that torch selects for these arguments.
+
+    For ``torch.ops.aten.sum`` and ``(x, [0])`` it is ``aten.sum.dim_IntList``. Returns None if
+    torch finds none.
+    """
     try:
         with HookOff():
             name = torch._C._jit_resolve_packet(packet._qualified_op_name, *args, **kwargs)
@@ -153,9 +159,10 @@ def _overload(packet: Any, args: tuple, kwargs: dict) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The parameters of an op for which torch reads a number, or several, if a tensor is passed.
+    """The parameters of an op that must be numbers, for which a caller may pass a tensor.
 
-    These are the parameters that no overload of the op takes as a tensor.
+    Such as ``repeats`` of ``x.repeat(n)``, where torch reads the value of a tensor ``n``.
+    Parameters that some overload of the op takes as a tensor are not among them.
     """
 
     places: frozenset[int]
@@ -164,14 +171,17 @@ class Numbers:
     tensors: frozenset[int | str]  # parameters that are tensors
 
     def holds(self, place: int | str) -> bool:
-        """Return whether the argument at ``place``, a position or a name, is one of these."""
+        """Return whether the parameter at ``place``, a position or a name, is one of these."""
         if place.__class__ is str:
             return place in self.names
         return place in self.places or (self.rest is not None and place >= self.rest)  # type: ignore[operator]
 
 
 def given_as_tensors(name: str, args: tuple, kwargs: dict) -> Numbers | None:
-    """Return the number parameters of the op if one of them is passed as a tensor, else None."""
+    """Return the op's ``Numbers`` if this call passes a tensor for one of them, else None.
+
+    The planner then wraps the op with ``with_numbers``. ``name`` is the op's name.
+    """
     numbers = number_parameters(name)
     given = [place for place, value in (*enumerate(args), *kwargs.items()) if _has_tensor(value)]
     if not any(map(numbers.holds, given)):
@@ -189,7 +199,7 @@ def _has_tensor(value: Any) -> bool:
 
 @functools.cache
 def number_parameters(name: str) -> Numbers:
-    """Return the number parameters of the op, read from its schemas."""
+    """Return which parameters of the op ``name`` are numbers, according to its schemas in torch."""
     tensors: set[int | str] = set()
     numbers: set[int | str] = set()
     rest = None
@@ -214,7 +224,8 @@ def _last_place(schema: Any) -> int:
 def with_numbers(run: Callable[..., Any], numbers: Numbers) -> Callable[..., Any]:
     """Wrap ``run`` to replace each tensor that is passed for a number by its value.
 
-    Reading the values is a collective.
+    ``numbers`` says for which parameters this is done. Reading a value (``x.item()``) is a
+    collective.
     """
 
     def read(value: Any) -> Any:

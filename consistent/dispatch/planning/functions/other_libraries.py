@@ -15,10 +15,11 @@ _GROUPED = (torch.float32, torch.bfloat16, torch.float16)  # dtypes of torch's g
 
 
 def _grouped_mm(input: Any, weight: Any, offs: Any) -> Any:
-    """Compute ``F.grouped_mm`` in place of transformers' fallback op, or return ``NotImplemented``.
+    """Compute transformers' fallback of the grouped matrix product by ``F.grouped_mm``.
 
     Transformers calls its fallback while ``torch.compiler.is_compiling()``, because Inductor does
-    not compile ``torch._grouped_mm``.
+    not compile ``torch._grouped_mm``. Returns ``NotImplemented`` for dtypes that ``F.grouped_mm``
+    does not take, and the fallback then runs on whole tensors.
     """
     same = input.dtype in _GROUPED and input.dtype == weight.dtype
     return F.grouped_mm(input, weight, offs=offs) if same else NotImplemented

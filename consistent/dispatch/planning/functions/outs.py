@@ -30,10 +30,17 @@ _Run = Callable[..., Any]
 def into_out(
     name: str, run: _Run, names: Sequence[str], args: tuple, kwargs: dict
 ) -> Callable[..., Any]:
-    """Return the function that runs the op ``run`` and writes into the arguments called ``names``.
+    """Return the implementation of an op for calls that pass ``out=`` or the like.
+
+    Args:
+        name: the op's name, for messages.
+        run: torch's function for the op.
+        names: names of the parameters that receive results, such as ``("out",)``.
+        args: positional arguments of the call.
+        kwargs: named arguments of the call.
 
     Raises:
-        RuntimeError: torch does not take these tensors for ``out``.
+        RuntimeError: torch does not write this op's result into the tensors passed as ``out``.
     """
     call = _way(name, run, names, args, kwargs)
 
@@ -50,6 +57,10 @@ def into_out(
 def _way(
     name: str, run: _Run, names: Sequence[str], args: tuple, kwargs: dict
 ) -> Callable[..., Any]:
+    """Choose how a call with ``out=`` runs: see the table at the top of this file.
+
+    Takes the arguments of ``into_out`` and returns a function of the call's arguments.
+    """
     # Calling the packet of an overload selects the overload without out=.
     functional = run._overloadpacket if isinstance(run, torch._ops.OpOverload) else run
     rest = {key: value for key, value in kwargs.items() if key not in names}
@@ -100,7 +111,7 @@ def _on_meta(run: _Run, args: tuple, kwargs: dict, tracked: bool = False) -> Any
 
 
 def _has_no_meta_form(error: Exception) -> bool:
-    """Return whether a call on meta tensors failed because there is no meta kernel for it.
+    """Return whether ``error``, from a call on meta tensors, says that a meta kernel is missing.
 
     Some meta kernels are written in Python and take no ``out``; their errors count too.
     """
@@ -126,9 +137,10 @@ def _shown(tensors: Sequence[Any]) -> str:
 
 
 def _refuse_gradients(name: str, run: _Run, args: tuple, kwargs: dict, given: list) -> None:
-    """Raise the error that torch raises if this call is not allowed on tensors that require grad.
+    """Raise if torch refuses to write into ``out=`` because a tensor of the call requires grad.
 
-    Ops without a derivative skip the check.
+    Whether torch refuses is found by running the call on meta tensors that require grad. For ops
+    without a derivative torch does not refuse. ``given`` are the tensors of the call.
     """
     error = _on_meta(run, args, kwargs, tracked=True)
     if isinstance(error, RuntimeError) and "automatic differentiation" in str(error):
@@ -142,10 +154,10 @@ def _refuse_gradients(name: str, run: _Run, args: tuple, kwargs: dict, given: li
 def _written(
     run: _Run, names: Sequence[str], otherwise: Callable[..., Any] | None = None
 ) -> Callable[..., Any]:
-    """Return a function that runs the op without ``out=`` and writes its result into ``out``.
+    """Return a function that runs the op without ``out=`` and copies its result into ``out``.
 
-    The result is boxed to the layout of ``out``. If its dtype is not that of ``out``, the function
-    ``otherwise`` is called instead, if it is given.
+    The copy boxes the result to the layout of ``out``. If their dtypes differ, ``otherwise`` is
+    called instead; if it is None, the function raises.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -166,6 +178,7 @@ def _written(
 
 
 def _write(target: Any, value: Any) -> None:
+    """Copy ``value``, a result of the op, into ``target``; both must agree in shape and dtype."""
     _refuse_resized(target, value)
     if target.dtype is not value.dtype:
         raise RuntimeError(

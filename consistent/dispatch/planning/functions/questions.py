@@ -30,7 +30,7 @@ _OF_TORCH = (
 
 
 def is_question(name: str, inplace: bool, run: Callable[..., Any]) -> bool:
-    """Return whether ``run`` is a function of torch itself that computes no tensor.
+    """Return whether ``run`` is a function of torch that computes no tensor, such as ``data_ptr``.
 
     Args:
         name: name of the op, without the underscore of in-place ops.
@@ -57,6 +57,7 @@ def computes(name: str) -> bool:
 
 
 def _computes(schema: Any) -> bool:
+    """Return whether an operator with this schema returns or writes tensors, or returns nothing."""
     gives = any("Tensor" in str(value.type) for value in schema.returns)
     writes = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
     return gives or writes or not schema.returns

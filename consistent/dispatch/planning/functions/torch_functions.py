@@ -69,7 +69,10 @@ _OPERATORS = {
 
 @dataclass(frozen=True)
 class TorchFunction:
-    """A resolved torch function, with the facts that are the same for all of its calls."""
+    """A function of torch as dispatch sees it: its op, and facts that hold for all of its calls.
+
+    For ``torch.Tensor.__iadd__``: name ``add``, in place. ``run`` computes the op.
+    """
 
     name: str
     inplace: bool
@@ -80,12 +83,16 @@ class TorchFunction:
 
     @cached_property
     def row(self) -> table.Row | None:
-        """The op's row in the rule table, or None."""
+        """The op's row in the rule table, which gives the layouts that it supports, or None."""
         return table.find(self.name) if self.kind == "op" else None
 
     @cached_property
     def call(self) -> Callable[..., Any] | None:
-        """A function that handles every call without planning, or None if calls are planned."""
+        """A function that handles every call without planning, or None if calls are planned.
+
+        For a query that has no answer for a global tensor, such as ``data_ptr``, the function
+        raises.
+        """
         handler = handlers.get(self.name + "_" * self.inplace)
         # None for a list op without a handler, which `plan_list_op` plans.
         if handler is not None or self.name.startswith(tuple(list_ops)):
@@ -98,16 +105,19 @@ class TorchFunction:
 
     @cached_property
     def free_names(self) -> tuple[str, ...]:
-        """Names of the arguments whose integers do not affect layouts; plans ignore them."""
+        """Names of the arguments whose integers do not affect layouts.
+
+        The key of a call leaves these integers out, so that one plan serves all of their values.
+        """
         if self.row is None or self.row.numbers == "*":
             return ()
         return tuple(self.row.numbers.split())
 
     @cached_property
     def free(self) -> int:
-        """Bit mask of the positions of the arguments in ``free_names``.
+        """Bit mask of the positions of the arguments in ``free_names``, as the C++ hook reads it.
 
-        The last bit stands for all further positions.
+        Bit i stands for position i, and the last bit for all further positions.
         """
         if self.row is not None and self.row.numbers == "*":
             return (1 << _POSITIONS) - 1
@@ -115,24 +125,36 @@ class TorchFunction:
 
     @cached_property
     def sizing(self) -> int:
-        """Code that says how logical sizes in the arguments become those of the shard; 0: none."""
+        """Code of how a plan for all sizes turns logical sizes in the arguments into the shard's.
+
+        It is the value of the row's ``Sizing``, or 0 if there is none.
+        """
         return 0 if self.row is None or self.row.sizing is None else int(self.row.sizing)
 
     @cached_property
     def outs(self) -> tuple[str, ...]:
-        """Names of the parameters that, if passed, receive the results, such as ``out``."""
+        """Names of the parameters that receive results if passed, such as ``out``.
+
+        An overload of an operator may have several, such as ``values`` and ``indices``.
+        """
         if not isinstance(self.run, torch._ops.OpOverload):
             return ("out",)
         return tuple(a.name for a in self.run._schema.arguments if a.is_out)
 
     @cached_property
     def written(self) -> tuple[tuple[int, str], ...]:
-        """(position, name) of the arguments that torch's schemas mark as written."""
+        """(position, name) of the arguments that torch's schemas mark as written.
+
+        Without ``out=``, which ``outs`` has.
+        """
         return written_arguments(self.run)
 
     @cached_property
     def reshapes(self) -> bool:
-        """True if the op writes in place and may change the sizes of its target."""
+        """True if the op writes in place and may change the sizes of its target.
+
+        ``squeeze_`` is one.
+        """
         return self.inplace and reshapes_in_place(self.run)
 
 
@@ -145,7 +167,10 @@ _of_properties: dict[tuple[Any, str], TorchFunction] = {}
 
 
 def resolve(func: Callable[..., Any]) -> TorchFunction:
-    """Return the description of the torch function ``func``; the hook caches it."""
+    """Return the description of the torch function ``func``, which the hook has been called for.
+
+    The hook caches it by ``func``.
+    """
     if isinstance(func, types.MethodWrapperType):  # the getter of a property, such as Tensor.T
         prop: Any = func.__self__
         known = _of_properties.get((prop, func.__name__))
@@ -186,7 +211,11 @@ def _namespace(func: Any) -> str:
 
 
 def _why_refused(func: Any, namespace: str) -> str | None:
-    """Return the reason why a function cannot take global tensors, or None if it can."""
+    """Return the error message if ``func`` cannot take global tensors at all, else None.
+
+    Refused are collectives of ``torch.distributed``, functions that make nested tensors, and
+    higher-order operators. ``namespace`` is that of ``func``, see ``_namespace``.
+    """
     name = getattr(func, "__name__", str(func))
     if "c10d" in namespace or namespace.startswith("torch.distributed"):
         return (
@@ -209,6 +238,8 @@ def _why_refused(func: Any, namespace: str) -> str | None:
 
 
 def _refusing(name: str, why: str) -> TorchFunction:
+    """Return a description of the function ``name`` whose calls all raise TypeError(``why``)."""
+
     def refuse(*_: Any, **__: Any) -> Any:
         raise TypeError(why)
 
@@ -216,9 +247,10 @@ def _refusing(name: str, why: str) -> TorchFunction:
 
 
 def _resolve_op(func: Any, namespace: str) -> TorchFunction:
-    """Resolve an operator, such as ``torch.ops.aten.add.Tensor``.
+    """Return the description of an operator, such as ``torch.ops.aten.add.Tensor``.
 
-    Operators of other libraries have no rule.
+    ``namespace`` is that of the operator. Operators of other libraries than torch have no rule:
+    they run on whole tensors.
     """
     overload = isinstance(func, torch._ops.OpOverload)
     name = func._schema.name if overload else func._qualified_op_name
@@ -237,6 +269,10 @@ def _resolve_op(func: Any, namespace: str) -> TorchFunction:
 
 
 def _canonical(name: str) -> tuple[str, bool]:
+    """Return (op, whether in place) for the name of a torch function or operator.
+
+    ``"add_" -> ("add", True)``, ``"__and__" -> ("bitwise_and", False)``.
+    """
     name = _OPERATORS.get(name, name)
     if name.startswith("__") and name.endswith("__"):
         return name.strip("_"), False
@@ -246,7 +282,10 @@ def _canonical(name: str) -> tuple[str, bool]:
 
 
 def handler_name(method: str) -> str:
-    """Return the key in ``plan.handlers`` for a handler of this method of ``torch.Tensor``."""
+    """Return the key in ``plan.handlers`` for a method of ``torch.Tensor``.
+
+    ``"__iadd__" -> "add_"``
+    """
     name, inplace = _canonical(method)
     return name + "_" * inplace
 
@@ -259,7 +298,10 @@ def _never(*_: object) -> bool:
 
 
 class _TorchWithoutHooks:
-    """Stand-in for the module ``torch`` whose ``torch.overrides`` reports no hook."""
+    """Stand-in for the module ``torch`` in opened bodies, whose ``torch.overrides`` sees no hook.
+
+    All other attributes are torch's own.
+    """
 
     overrides = types.SimpleNamespace(
         has_torch_function=_never,
@@ -275,9 +317,11 @@ _TORCH = _TorchWithoutHooks()
 
 
 def opened_body(func: types.FunctionType) -> Callable[..., Any]:
-    """Return a copy of ``func`` that never calls ``__torch_function__``.
+    """Return a copy of the Python function ``func`` whose body runs on global tensors.
 
-    The code is the same, but each ``has_torch_function`` in its scope returns False.
+    Many of torch's Python functions begin with ``if has_torch_function(...)`` and would call the
+    hook again, without end. In the copy the code is the same, but each such check returns False.
+    The ops in the body still reach the hook.
     """
     # A copy, because torch's own module must keep its hooks.
     scope = dict(func.__globals__)

@@ -52,7 +52,10 @@ _SINGLE: dict[str, Callable[..., Any]] = {
 
 
 def plan_list_op(function: TorchFunction, args: tuple, kwargs: dict) -> Plan | None:
-    """Make the plan of a list op for these arguments; None if no list of tensors is passed."""
+    """Make the plan of a list op, such as ``torch._foreach_add``, for these arguments.
+
+    Returns None if no list of tensors is passed.
+    """
     lists = _lists(args, kwargs)
     if not lists:
         return None
@@ -71,6 +74,11 @@ def plan_list_op(function: TorchFunction, args: tuple, kwargs: dict) -> Plan | N
 
 
 def _plan_on_shards(function: TorchFunction, layouts: Sequence[Any]) -> Plan:
+    """Return the plan that runs the op on lists of shards, for positions that each have one layout.
+
+    If this rank lacks the shards of some positions, or some are plain, the plan calls the op in two
+    groups, see ``_in_groups``.
+    """
     if not all(map(_is_held, layouts)):
         return OtherCall(function.name, _in_groups(function, layouts))
     plan = OnLists(function.name)
@@ -90,6 +98,11 @@ def _is_held(layout: TensorSpec | _Plain | None) -> bool:
 def _plan_fused(
     function: TorchFunction, lists: list[Sequence[Any]], args: tuple, kwargs: dict
 ) -> Plan:
+    """Return the plan of a fused optimizer step, on shards where layouts allow, else on copies.
+
+    The shards are used directly if at each position all tensors have one layout, this rank has
+    their shards, and no factor is a global tensor.
+    """
     layouts = [_common([x[i] for x in lists if i < len(x)]) for i in range(len(lists[0]))]
     if not all(map(_is_held, layouts)) or any(map(is_global, _factors(args, kwargs))):
         return OtherCall(function.name, fused_step(function.run))
@@ -107,6 +120,7 @@ def _lists(args: tuple, kwargs: dict) -> list[Sequence[Any]]:
 
 
 def _factors(args: tuple, kwargs: dict) -> list[Any]:
+    """Return the tensors that are passed on their own, not in a list: one for all positions."""
     return [a for a in (*args, *kwargs.values()) if isinstance(a, _Tensor)]
 
 
@@ -130,11 +144,11 @@ _PLAIN = _Plain()
 
 
 def _common(tensors: Sequence[Any]) -> TensorSpec | _Plain | None:
-    """Return the spec that all tensors at one position of an op's lists share; None if the op
-    cannot use it.
+    """Return the spec that all tensors at one position share, or None if the op cannot use it.
 
-    The op uses their shards, so a shared spec must not be partial. 0-d tensors after the first may
-    be B or plain instead. If all tensors are plain, ``_PLAIN`` is returned.
+    The op would run on their shards, so the spec must not be partial. A 0-d tensor after the first
+    may be B, or plain, whatever the spec of the others. If all tensors are plain, the marker
+    ``_PLAIN`` is returned.
     """
     if not any(map(is_global, tensors)):
         return _PLAIN
@@ -147,6 +161,7 @@ def _common(tensors: Sequence[Any]) -> TensorSpec | _Plain | None:
 
 
 def _lies_as(t: Any, spec: TensorSpec) -> bool:
+    """Return whether the op may use the shard of ``t`` beside shards of tensors with ``spec``."""
     if not is_global(t):
         return t.ndim == 0
     other: TensorSpec = t._spec
@@ -161,7 +176,9 @@ def _lies_as(t: Any, spec: TensorSpec) -> bool:
 def _fits(name: str, layouts: Sequence[Any], factors: Sequence[Any]) -> bool:
     """Return whether the op can take its factors (tensors that apply to all positions) as they are.
 
-    ``layouts`` are the results of ``_common`` for the positions.
+    Plain factors always fit. A global one fits if it is B, the op takes a tensor as factor, and all
+    specs in ``layouts`` are on its placement. ``layouts`` are the results of ``_common`` for the
+    positions; none may be ``_PLAIN``.
     """
     placements = {spec.placement for spec in layouts if isinstance(spec, TensorSpec)}
     return all(
@@ -180,9 +197,11 @@ def _fits(name: str, layouts: Sequence[Any], factors: Sequence[Any]) -> bool:
 
 
 def _with_factors(function: TorchFunction, layouts: Sequence[Any]) -> Callable[..., Any]:
-    """Make a function that calls ``function`` through the hook again with the value of each factor.
+    """Make a function that replaces each global factor by its value and calls ``function`` again.
 
-    A factor becomes a B tensor, a plain tensor or, where torch reads numbers, a list of numbers.
+    The value is a B tensor or a plain tensor (see ``_whole``), or a list of numbers where torch
+    reads numbers. The second call is dispatched like any other. ``layouts`` are those of the
+    positions.
     """
     placements = {spec.placement for spec in layouts if isinstance(spec, TensorSpec)}
     one = placements.pop() if len(placements) == 1 and _PLAIN not in layouts else None
@@ -202,9 +221,10 @@ def _with_factors(function: TorchFunction, layouts: Sequence[Any]) -> Callable[.
 
 
 def _whole(x: Any, placement: Placement | None) -> Any:
-    """Return the factor ``x`` whole: as a B tensor if ``placement`` is its own, else as plain.
+    """Return the value of the factor ``x`` as a tensor that does not have to be boxed again.
 
-    The plain tensor is the same on all ranks. An ``x`` that requires grad stays global.
+    If ``placement``, that of the list's tensors, is the one of ``x``, it is a B tensor on it;
+    otherwise a plain tensor, equal on all ranks. An ``x`` that requires grad stays global.
     """
     spec: TensorSpec = x._spec
     if placement == spec.placement or x.requires_grad:
@@ -213,10 +233,11 @@ def _whole(x: Any, placement: Placement | None) -> Any:
 
 
 def _in_groups(function: TorchFunction, layouts: Sequence[Any]) -> Callable[..., Any]:
-    """Make a function that calls the op twice: at the positions that this rank has, and others.
+    """Make a function that calls the op on the positions that this rank holds, then on the others.
 
-    The first group has shards of this rank or plain tensors. The second has ``meta`` tensors, of
-    placements without this rank; in-place ops skip it, because not every kernel supports ``meta``.
+    At the first positions this rank has shards or plain tensors. At the others it is outside of the
+    placement and has ``meta`` tensors. In-place ops skip those, because not every kernel supports
+    ``meta``. ``layouts`` are those of the positions.
     """
     count = len(layouts)
     follows = [spec is not _PLAIN and my_coordinate(spec.placement) is None for spec in layouts]
@@ -226,6 +247,10 @@ def _in_groups(function: TorchFunction, layouts: Sequence[Any]) -> Callable[...,
     def call(*args: Any, **kwargs: Any) -> Any:
         if function.inplace and any_moved(args, kwargs):
             return _one_by_one(function)(*args, **kwargs)
+        if function.inplace:
+            # Not run on meta tensors, but recorders and autograd must see that it writes.
+            written = [plain(args[0][i]) for i in outside if not args[0][i].is_inference()]
+            torch.autograd.graph.increment_version(written)
         outs: list[Any] = [None] * count
         for positions in (inside,) if function.inplace else (inside, outside):
             if positions:
@@ -256,13 +281,21 @@ def _pick_each(given: Any, positions: list[int], count: int) -> Any:
 
 
 def _pick(value: Any, positions: list[int], count: int) -> Any:
+    """Return the items of the list ``value`` at ``positions``.
+
+    An argument that is no list with ``count`` items, one per position, is returned as it is.
+    """
     if not isinstance(value, tuple | list) or len(value) != count:
         return value
     return [value[i] for i in positions]
 
 
 def _one_by_one(function: TorchFunction) -> Callable[..., Any]:
-    """Return a function that runs a list op as single ops, one for each position of the lists."""
+    """Return a function that runs a list op as single ops, one for each position of the lists.
+
+    ``torch._foreach_add(xs, ys)`` becomes ``[x.add(y) for x, y in zip(xs, ys)]``, each dispatched
+    by itself.
+    """
     name = function.name.removeprefix("_foreach_") + ("_" if function.inplace else "")
     single = _SINGLE.get(name) or getattr(_Tensor, name)
 

@@ -20,7 +20,12 @@ from ...running.moved_views import refuse_moved
 
 
 def fused_step(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the fused step ``run`` to take tensors in any layout, on any placement, or plain."""
+    """Wrap the fused step ``run`` to take tensors in any layout, on any placement, or plain.
+
+    Used where ``run`` cannot work on the shards directly. All tensors of a parameter are boxed to
+    one layout (see ``_target``), the step runs at the positions that this rank holds, and what it
+    has written is boxed back into the tensors of the caller.
+    """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         refuse_moved("_fused_step", args, kwargs)
@@ -46,9 +51,10 @@ def fused_step(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _target(tensors: tuple[Any, ...]) -> TensorSpec | None:
-    """Return the spec to which the tensors of one parameter are boxed , or None if all are plain.
+    """Return the spec to which the tensors of one parameter are boxed, or None if all are plain.
 
-    It is the spec of the first global tensor, with B in place of P.
+    It is the spec of the first global tensor, with B in place of P. ``tensors`` are the parameter
+    and its gradient.
     """
     spec = next((t._spec for t in tensors if is_global(t)), None)
     if spec is None:
@@ -57,10 +63,16 @@ def _target(tensors: tuple[Any, ...]) -> TensorSpec | None:
 
 
 def _laid(tensors: Any, targets: list[TensorSpec | None]) -> list[Any]:
+    """Return ``tensors`` (one per parameter), each boxed to the target of its parameter."""
     return [_lay(x, spec) for x, spec in zip(tensors, targets, strict=True)] if tensors else []
 
 
 def _lay(x: Any, spec: TensorSpec | None) -> Any:
+    """Return ``x`` boxed to ``spec``, or to B on the same placement if its shape is another.
+
+    An ``x`` that is not global is taken as B first. A plain 0-d tensor, such as a step count, stays
+    plain.
+    """
     if spec is None or not isinstance(x, torch.Tensor) or (not is_global(x) and x.ndim == 0):
         return x
     given = adopt(x, spec.placement, "fused step")
@@ -71,13 +83,21 @@ def _lay(x: Any, spec: TensorSpec | None) -> Any:
 
 
 def _whole(x: Any) -> Any:
-    """Return a learning rate, or a tensor of GradScaler, as a whole plain tensor."""
+    """Return ``x`` as a plain tensor with all of its values, if it is global; else ``x``.
+
+    Used for a learning rate that is a tensor, and for the tensors of GradScaler.
+    """
     if not is_global(x):
         return x
     return plain(box(x.detach(), x._spec, whole_on_world(x._spec)))
 
 
 def _put_back(x: Any, y: Any) -> None:
+    """Write ``y``, a copy that the fused step has changed, into the caller's tensor ``x``.
+
+    ``y`` is boxed to the layout of ``x`` for this. If ``x is y``, the step has written to it
+    directly.
+    """
     if x is y:
         return
     spec: TensorSpec = y._spec

@@ -20,10 +20,11 @@ _WIDE = torch.float64  # powers of the ranks' norms neither overflow nor underfl
 def norm(tensors: Sequence[Any], ord: float = 2, dtype: torch.dtype | None = None) -> tuple:  # noqa: A002
     """Return the norm of each tensor in ``tensors``, computed over the whole logical tensor.
 
-    Tensors of one placement with the same split axes share one reduction. Each norm is a 0-d B
-    tensor. If the tensors are on different placements, or some are plain, the norms are plain
-    tensors instead, the same on every rank of the world, because clipping combines them to one norm
-    and scales each tensor by it.
+    The norms of all tensors that are on one placement and split over the same axes are reduced over
+    the ranks in one collective. Each norm is a 0-d B tensor. If the tensors are on different
+    placements, or some are plain, the norms are plain tensors instead, equal on every rank, because
+    gradient clipping combines them to one norm and scales each tensor by it. ``ord`` and ``dtype``
+    are as in ``torch.linalg.vector_norm``.
     """
     if records(tensors):
         return tuple(torch.linalg.vector_norm(t, ord, dtype=dtype) for t in tensors)
@@ -47,15 +48,17 @@ def powsum(x: Any, ord: float = 2, dtype: torch.dtype | None = None) -> Any:  # 
 
 
 def _settled(t: Any) -> Any:
+    """Return ``t`` with its P axes boxed to B, since the norm of a sum is not a sum of norms."""
     if not is_global(t) or not any(e.is_partial for e in t._spec.sbp):
         return t
     return rebox(t, t._spec.with_sbp(tuple(B if e.is_partial else e for e in t._spec.sbp)), "norm")
 
 
 def _group_of(t: Any, dtype: torch.dtype | None) -> tuple:
-    """Return the key by which tensors share a reduction.
+    """Return a key; tensors with equal keys are reduced over the ranks together.
 
-    It is (placement, axes over which their norms are reduced, dtype of the norms).
+    It is (placement, axes over which their norms are reduced, dtype of the norms). For a plain
+    tensor: (None, (), dtype).
     """
     result = (t.dtype if dtype is None else dtype).to_real()
     if not is_global(t):
@@ -71,7 +74,11 @@ def _norms(
     ord: float,  # noqa: A002
     dtype: torch.dtype | None,
 ) -> torch.Tensor:
-    """Return the norms of the tensors of one group, stacked into one tensor of a wide dtype."""
+    """Return the norms of the tensors of one group, stacked into a 1-d tensor of float64.
+
+    Each rank computes the norms of its shards and ``axes`` are reduced over: for the 2-norm, by the
+    square root of the sum of squares.
+    """
     shards = [plain(t) for t in tensors]
     wide = torch.promote_types(shards[0].dtype if dtype is None else dtype, torch.float32)
     if axes:
@@ -90,6 +97,11 @@ def _norms(
 
 
 def _placed(norms: torch.Tensor, placement: Placement | None, apart: bool) -> Sequence[Any]:
+    """Return the stacked ``norms`` of one group as one 0-d tensor per norm.
+
+    They are global B tensors, or plain ones equal on all ranks if ``apart``, which says that the
+    call has tensors of several placements, or plain ones too.
+    """
     if placement is None:
         return norms.unbind(0)
     spec = TensorSpec.of(placement, (B,) * placement.ndim, norms.shape, norms.dtype)

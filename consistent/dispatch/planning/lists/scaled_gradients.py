@@ -23,7 +23,8 @@ from ...plans.shards import is_global, plain, rebox
 def unscale(grads: Sequence[Any], found_inf: Any, inv_scale: Any) -> None:
     """Multiply ``grads`` by ``inv_scale`` in place; set ``found_inf`` to 1 if any is not finite.
 
-    All ranks find the same ``found_inf``.
+    This is what ``torch.amp.GradScaler`` calls before the optimizer's step. All ranks find the same
+    ``found_inf``, and so all skip the step or none.
     """
     factor, before = _value(inv_scale), _value(found_inf)
     found = torch.zeros_like(before)
@@ -53,10 +54,10 @@ def _is_partial(g: Any) -> bool:
 
 
 def _checked(g: Any) -> torch.Tensor | None:
-    """Return the tensor that this rank checks and unscales for the gradient ``g``.
+    """Return the tensor that this rank checks for infinities and unscales for the gradient ``g``.
 
-    It is the shard. The addends of a P gradient may be finite though their sum is not, so for P its
-    sum is computed for the check alone.
+    It is the shard. For a P gradient it is a temporary sum over ranks, because the addends may be
+    finite though their sum is not.
     """
     if not is_global(g):
         return g
@@ -67,7 +68,10 @@ def _checked(g: Any) -> torch.Tensor | None:
 
 
 def _is_known_to_all(g: Any) -> bool:
-    """Return whether every rank of the world checks the whole gradient, so all know the answer."""
+    """Return whether each rank of the world checks the whole of ``g``, so that all find the same.
+
+    If this holds for all gradients, ``found_inf`` need not be reduced over ranks.
+    """
     if not is_global(g):
         return True
     return g.placement.size == current().size and all(entry is B for entry in g.sbp)

@@ -12,8 +12,10 @@ from ..reductions.extremes import local_extreme
 
 
 def _range(shard: Shards) -> tuple[float, float]:
-    """Return the smallest and largest element of all shards, as limits of the bins. If the two are
-    equal, they are moved apart by 1 each, as in torch."""
+    """Return the smallest and largest element of all shards, as limits of the bins.
+
+    If the two are equal, they are moved apart by 1 each, as in torch.
+    """
     x = shard.tensors[0].detach().reshape(-1)
     low, high = (local_extreme(x, (0,), is_max) for is_max in (False, True))
     low, high = shard.min(low).item(), shard.max(high).item()

@@ -24,9 +24,11 @@ Shapes = list[tuple[int, ...]]
 
 
 def _found(shard: Shards, rows: list[Tensor]) -> tuple[list[Tensor], Shapes]:
-    """Redistribute the rows that all ranks found into balanced pieces, and return (this rank's
-    pieces, logical shapes). ``rows`` are the tensors, of equal length, that this rank found, one
-    per output."""
+    """Redistribute the rows that all ranks found, such as nonzero elements, into balanced pieces.
+
+    ``rows`` are the tensors, of equal length, that this rank found, one per output. Returns (this
+    rank's pieces, logical shapes of the outputs).
+    """
     # Ranks find different rows only along the axes that split the result's rows.
     axes = tuple(a for a in shard.axes if is_split(shard.outs[0].sbp[a], 0))
     joint = replace(shard, axes=axes)
@@ -43,7 +45,10 @@ def _found(shard: Shards, rows: list[Tensor]) -> tuple[list[Tensor], Shapes]:
 
 @form(FORM)
 def _selected_by_mask(shard: Shards) -> tuple[Tensor, Shapes]:
-    """Run masked_select or x[mask] on the shard, and balance the selected rows over the ranks."""
+    """Run masked_select or x[mask] on the shard, and balance the selected rows over the ranks.
+
+    Returns (this rank's rows, logical shapes of the outputs), as all forms in this file do.
+    """
     pair = masked(shard.call)
     assert pair is not None
     x, mask = (shard.tensors[operand.index] for operand in pair)
@@ -53,8 +58,10 @@ def _selected_by_mask(shard: Shards) -> tuple[Tensor, Shapes]:
 
 @form("nonzero")
 def _nonzero(shard: Shards) -> tuple[Any, Shapes]:
-    """Find the nonzero elements of the shard, by logical index, and balance them over the ranks. It
-    serves nonzero, argwhere and ``where`` with one argument."""
+    """Find the nonzero elements of the shard, by logical index, and balance them over the ranks.
+
+    The form of nonzero, argwhere and ``where`` with one argument.
+    """
     start = shard.region()[0][0]
     if shard.call.name == "where" or shard.kwargs.get("as_tuple", False):
         first, *rest = shard.tensors[0].nonzero(as_tuple=True)
@@ -68,8 +75,11 @@ def _nonzero(shard: Shards) -> tuple[Any, Shapes]:
 
 @form("unique")
 def _unique(shard: Shards) -> tuple[tuple[Tensor, Tensor, Tensor], Shapes]:
-    """Run unique on each shard, gather the ranks' unique values, and return the unique ones among
-    them, with inverse and counts as requested."""
+    """Run unique on each shard, and then on the gathered unique values of all ranks.
+
+    Returns ((values, inverse, counts), logical shapes), with inverse and counts as the call
+    requests them.
+    """
     x = shard.tensors[0].detach()
     inverse, counts = (bool(shard.get(n, False)) for n in ("return_inverse", "return_counts"))
     asked = {"return_inverse": inverse, "return_counts": counts}

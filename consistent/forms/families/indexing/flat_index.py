@@ -1,7 +1,7 @@
-"""Forms of ops that index elements in row-major order: take, put, masked_scatter and x[mask] =
-value.
+"""Forms of ops that index elements in row-major order, such as take, put and masked_scatter.
 
-Each rank translates indices into the flattened logical tensor to indices into its own shard.
+Each rank translates indices into the flattened logical tensor to indices into its own shard. The
+form of ``x[mask] = value`` is also here.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ...registry import Shards, form
 
 
 def _own_places(shard: Shards, index: Tensor) -> tuple[Tensor, Tensor]:
-    """Translate indices into the flattened logical tensor to indices into this rank's flattened
-    shard.
+    """Translate indices into the flattened logical tensor to indices into the flattened shard.
 
     Returns:
-        (index in the shard, mask of the indices whose element another rank holds).
+        (index in this rank's shard, mask of the indices whose element another rank holds). Such an
+            index is 0.
     """
     shape, total = shard.specs[0].shape, shard.specs[0].numel
     # Check first: the masking below would hide indices that torch rejects.
@@ -38,6 +38,7 @@ def _own_places(shard: Shards, index: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _with_spare(x: Tensor) -> Tensor:
+    """Flatten ``x`` and append a zero, which takes the place of elements of other ranks."""
     return torch.cat([x.reshape(-1), x.new_zeros(1)])
 
 
@@ -53,7 +54,7 @@ def _take(shard: Shards) -> Tensor:
 
 @form("put")
 def _put(shard: Shards) -> Tensor:
-    """Run put. Values for elements of other ranks go to a spare element, which is then cut off."""
+    """Run put. Values for elements of other ranks go to a spare element, which is cut off after."""
     x = shard.tensors[0]
     place, outside = _own_places(shard, shard.get("index"))
     place = place.masked_fill(outside, x.numel())
@@ -64,8 +65,10 @@ def _put(shard: Shards) -> Tensor:
 
 @form("masked_scatter")
 def _masked_scatter(shard: Shards) -> Tensor:
-    """Run masked_scatter. Each True of the shard takes the value whose index is the number of Trues
-    before it in the whole mask."""
+    """Run masked_scatter on this rank's part of the mask.
+
+    Each True takes the value whose index is the number of Trues before it in the whole mask.
+    """
     x, mask, source = (shard.get(name) for name in ("input", "mask", "source"))
     operand = shard.call.get("mask")
     assert isinstance(operand, Operand)
@@ -78,7 +81,10 @@ def _masked_scatter(shard: Shards) -> Tensor:
 
 @form("masked_write")
 def _masked_write(shard: Shards) -> Tensor:
-    """Run x[mask] = value where ``value`` has one row for each True of the mask."""
+    """Run x[mask] = value where ``value`` has one row for each True of the mask.
+
+    Each rank writes the rows whose Trues are in its shard.
+    """
     pair = masked(shard.call)
     assert pair is not None
     x, value = shard.tensors[0], shard.tensors[-1]
@@ -89,8 +95,14 @@ def _masked_write(shard: Shards) -> Tensor:
 
 
 def _numbered(shard: Shards, operand: Operand, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (this rank's part of a mask, for each True in the part the number of Trues before it
-    in the whole mask). The number says which row of the values the element takes."""
+    """Return this rank's part of ``mask``, and for each True in it how many come before it.
+
+    ``mask`` is the shard of ``operand``, or all of it if it is not split.
+
+    Returns:
+        (part of the mask, number of Trues before each element in the whole mask). The number says
+            which row of the values a True takes; where the mask is False it means nothing.
+    """
     if shard.specs[operand.index].sbp[shard.axes[0]].is_split:
         before = stack(shard, mask.sum())[: slot(shard)[0]].sum()
         return mask, (mask.reshape(-1).cumsum(0) - 1).reshape(mask.shape) + before
@@ -102,8 +114,10 @@ def _numbered(shard: Shards, operand: Operand, mask: Tensor) -> tuple[Tensor, Te
 
 
 def _chosen(shard: Shards, rows: Tensor, mask: Tensor, number: Tensor) -> Tensor:
-    """Return ``rows[number]``, the row for each element of the mask. Where the mask is False, the
-    row is arbitrary."""
+    """Return ``rows[number]``, the row of the values for each element of the mask.
+
+    Where the mask is False, the row is arbitrary. Raises if there are fewer rows than Trues.
+    """
     n = len(rows)
     need(((number < n) | ~mask).all(), f"{shard.call.name}: more places than values")
     spare = torch.cat([rows, rows.new_zeros(1, *rows.shape[1:])])

@@ -27,8 +27,11 @@ _ALL = slice(None)
 
 @form("read_slice")
 def read_slice(shard: Shards) -> Tensor:
-    """Run x[index] on the shard. Elements of the slice that other ranks hold are zeros; index
-    tensors are applied last."""
+    """Run x[index] on the shard.
+
+    Elements that other ranks hold are zeros, so the result is P. Slices and ints are applied first,
+    index tensors last.
+    """
     index, x = subscript_of(shard.call), shard.tensors[0]
     inner, places = _selected(shard, index)
     out = x[inner]
@@ -45,8 +48,10 @@ def read_slice(shard: Shards) -> Tensor:
 
 @form("read_parts")
 def read_parts(shard: Shards) -> Tensor:
-    """Run x[..., a:b] on a dim whose parts are sharded separately (``S(d, of=...)``), where the
-    slice selects whole parts. The result is this rank's piece of each of them."""
+    """Run x[..., a:b] on a dim that is split part by part (``S(d, of=...)``).
+
+    The slice selects whole parts, and the result is this rank's piece of each of them.
+    """
     (item,) = subscript_of(shard.call).of("slice")
     runs = shard.specs[0].runs(shard.coordinate)[item.dim]
     before = items_in(overlapping(runs, ((0, item.start),)))
@@ -55,9 +60,11 @@ def read_parts(shard: Shards) -> Tensor:
 
 
 def _selected(shard: Shards, index: Subscript) -> tuple[tuple, tuple]:
-    """Return two indices of the elements of the slice that this rank holds: their index into the
-    shard, and their index into the slice. Both have one entry per item of the subscript; an int
-    counts as a slice of one item."""
+    """Return two indices of the elements of the slice that this rank holds.
+
+    The first is into the shard, the second into the slice: ``slice[second] = shard[first]``. Both
+    have one entry per item of the subscript; an int counts as a slice of one item.
+    """
     starts, sizes = shard.region()
     inner: list[Any] = []
     places: list[Any] = []
@@ -71,6 +78,10 @@ def _selected(shard: Shards, index: Subscript) -> tuple[tuple, tuple]:
 
 
 def _looked_up(shard: Shards, index: Subscript, x: Tensor) -> Tensor:
+    """Apply the index tensors of ``index`` to ``x``, to which the slices and ints were applied.
+
+    Elements that other ranks hold give 0.
+    """
     entries: list[Any] = [_ALL] * len(index.left)
     outside = None
     for at, item in enumerate(index.left):
@@ -94,13 +105,16 @@ def _index_tensor(shard: Shards, item: Item, x: Tensor) -> Tensor:
 
 
 def _lined_up(mask: Tensor, after: int) -> Tensor:
+    """Append ``after`` dims of size 1 to ``mask``."""
     return mask.reshape(mask.shape + (1,) * after)
 
 
 @form("write_slice")
 def write_slice(shard: Shards) -> Tensor:
-    """Run x[index] = value, or an op that returns a copy of x with the slice replaced, such as
-    slice_scatter. Each rank writes the part of the slice that is in its shard."""
+    """Run x[index] = value: each rank writes the part of the slice that is in its shard.
+
+    Also ops such as slice_scatter, which return a copy of x with the slice replaced.
+    """
     index, x = subscript_of(shard.call), shard.tensors[0]
     if shard.call.name == "setitem":
         value = shard.args[2]
@@ -117,8 +131,10 @@ def write_slice(shard: Shards) -> Tensor:
 
 @form("write_by_index")
 def write_by_index(shard: Shards) -> Tensor:
-    """Run x[index tensors] = value or index_put. Values for elements of other ranks go to a spare
-    row, which is then cut off."""
+    """Run x[index tensors] = value or index_put.
+
+    Values for elements of other ranks go to a spare row, which is cut off after.
+    """
     index, x = subscript_of(shard.call), shard.tensors[0]
     sets = shard.call.name == "setitem"
     value = shard.args[2] if sets else shard.get("values")
@@ -145,6 +161,10 @@ def write_by_index(shard: Shards) -> Tensor:
 
 
 def _entry(item: Item) -> Any:
+    """Return an item of the subscript as an entry of a Python index: an int, a slice or None.
+
+    For items that are no tensors.
+    """
     if item.kind == "new":
         return None
     if item.kind == "int":
@@ -156,9 +176,11 @@ def _entry(item: Item) -> Any:
 
 
 def _part(value: Tensor, index: Subscript, shape: tuple[int, ...], places: tuple) -> Tensor:
-    """Broadcast ``value`` to the shape of the written slice, and return its part at ``places``,
-    which this rank writes. The part has a dim of size 1 for each int in the index, and no dim for a
-    None."""
+    """Broadcast ``value`` to the written slice, and return the part of it that this rank writes.
+
+    ``places`` are the second indices of ``_selected``, and ``shape`` is that of the shard. The part
+    has a dim of size 1 for each int in the index, and no dim for a None.
+    """
     sizes = {
         "all": lambda item: shape[item.dim],
         "slice": lambda item: item.count,
@@ -178,13 +200,14 @@ def _part(value: Tensor, index: Subscript, shape: tuple[int, ...], places: tuple
 def _shifted(
     shard: Shards, dim: int, index: Tensor, x: Tensor, at: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Convert ``index`` along a split dim to positions in this rank's shard.
+    """Convert ``index`` along a split dim to indices into this rank's shard.
 
-    Dim ``dim`` of the op's first operand is dim ``at`` of ``x``.
+    ``dim`` is a dim of the op's first operand. ``x`` is the shard of that operand, or computed from
+    it, and has this dim at ``at``.
 
     Returns:
-        (x, the positions in the shard, mask of indices that point outside the shard). Positions of
-        such indices are 0. An empty shard gets one item of zeros, so that 0 is valid.
+        (x, the indices into the shard, mask of indices that point outside the shard). The latter
+            are replaced by 0. An empty shard gets one item of zeros, so that 0 is valid.
     """
     local, outside = _counted(shard, dim, index)
     if x.shape[at] == 0:
@@ -193,6 +216,10 @@ def _shifted(
 
 
 def _counted(shard: Shards, dim: int, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (``index`` counted from the start of this rank's shard, mask of those outside it).
+
+    Raises as torch does for an index that the logical tensor lacks.
+    """
     starts, sizes = shard.region()
     n = shard.specs[0].shape[dim]
     if shard.call.name == "take_along_dim":
@@ -204,6 +231,7 @@ def _counted(shard: Shards, dim: int, index: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _with_spare(x: Tensor, dim: int) -> Tensor:
+    """Append one row of zeros to ``x`` along ``dim``, for reads and writes of other ranks' rows."""
     shape = list(x.shape)
     shape[dim] = 1
     return torch.cat([x, x.new_zeros(shape)], dim)
@@ -217,8 +245,10 @@ def _index_operand(shard: Shards) -> int:
 
 @form(READ)
 def read_index(shard: Shards) -> Tensor:
-    """Run index_select, gather or take_along_dim where the indexed dim is split. Elements that
-    other ranks hold give 0, so the result is P."""
+    """Run index_select, gather or take_along_dim where the indexed dim is split.
+
+    Elements that other ranks hold give 0, so the result is P.
+    """
     at, dim = _index_operand(shard), shard.call.dim("dim")
     x, index, outside = _shifted(shard, dim, shard.tensors[at], shard.tensors[0], dim)
     out = _again(shard, {0: x, at: index})
@@ -229,8 +259,10 @@ def read_index(shard: Shards) -> Tensor:
 
 @form(WRITE)
 def write_index(shard: Shards) -> Tensor:
-    """Run scatter, index_add and similar ops where ``dim`` is split. Values for rows of other ranks
-    go to a spare row, which is then cut off."""
+    """Run scatter, index_add and similar ops where ``dim`` is split.
+
+    Values for rows of other ranks go to a spare row, which is cut off after.
+    """
     at, dim, x = _index_operand(shard), shard.call.dim("dim"), shard.tensors[0]
     local, outside = _counted(shard, dim, shard.tensors[at])
     n = x.shape[dim]
@@ -241,8 +273,7 @@ def write_index(shard: Shards) -> Tensor:
 
 
 def _again(shard: Shards, by: dict[int, Tensor]) -> Any:
-    """Run the op on the shards with some tensors replaced. ``by`` has the new tensors by operand
-    index."""
+    """Run the op on the shards with some tensors replaced: those in ``by``, by operand index."""
     count = -1
 
     def one(value: Any) -> Any:

@@ -21,8 +21,10 @@ from ...registry import Shards, form
 
 @form("attention")
 def attention(shard: Shards) -> Tensor:
-    """Compute ``softmax(scale q k^T + mask) v`` on this rank's rows and keys, with dropout of
-    probabilities if ``dropout_p`` is not 0."""
+    """Compute ``softmax(scale q k^T + mask) v`` on this rank's rows and keys.
+
+    Probabilities are dropped if ``dropout_p`` is not 0. With split keys the result is an addend.
+    """
     p, axes = shard.get("dropout_p", 0.0), _key_axes(shard)
     if p == 0 and not axes:
         return _fused(shard)
@@ -46,9 +48,12 @@ def _key_axes(shard: Shards) -> tuple[int, ...]:
 
 
 def _fused(shard: Shards) -> Tensor:
-    """Run torch's own attention kernel on this rank's rows, which see all keys or are masked
-    causally. Under a causal mask row ``first`` + i of the logical tensor sees the keys up to
-    ``first`` + i, so shards after the first get an explicit mask."""
+    """Run torch's own attention kernel on this rank's rows, without dropout and with all keys.
+
+    Under a causal mask row i of the shard is row ``first`` + i of the logical tensor, and attends
+    to the keys up to that index. Torch's ``is_causal`` says this only for the first shard, so later
+    ones get an explicit mask.
+    """
     first = shard.region(0)[0][-2]
     if not first or not shard.get("is_causal", False):
         return shard.run(*shard.args, **shard.kwargs)
@@ -63,8 +68,10 @@ def _fused(shard: Shards) -> Tensor:
 
 
 def _biased(shard: Shards, scores: Tensor) -> Tensor:
-    """Return ``scores`` with ``attn_mask`` and the causal mask applied. A score is -inf where a
-    boolean mask is False, and for keys after the position of a causal row."""
+    """Return ``scores`` with ``attn_mask`` and the causal mask applied.
+
+    A score is -inf where a boolean mask is False, and for keys after the position of a causal row.
+    """
     mask = shard.get("attn_mask")
     if shard.get("is_causal", False):
         rows, columns = scores.shape[-2:]
@@ -79,8 +86,11 @@ def _biased(shard: Shards, scores: Tensor) -> Tensor:
 
 
 def _joined_softmax(shard: Shards, scores: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Compute the softmax over the last dim, which ``axes`` split. A row that attends to no key
-    gives zeros, as in torch."""
+    """Compute the softmax over the last dim, which ``axes`` split.
+
+    The ranks join the maximum and the sum of each row. A row that attends to no key gives zeros, as
+    in torch.
+    """
     with torch.no_grad():
         lowest = scores.new_full((*scores.shape[:-1], 1), -math.inf)
         top = torch.cat([scores, lowest], -1).amax(-1, keepdim=True)
@@ -93,8 +103,10 @@ def _joined_softmax(shard: Shards, scores: Tensor, axes: tuple[int, ...]) -> Ten
 
 
 def _dropped(shard: Shards, chances: Tensor, p: float) -> Tensor:
-    """Apply dropout to each probability by its logical index. Probabilities have the layout of the
-    result, except for the last dim."""
+    """Apply dropout to each of the probabilities ``chances`` by its logical index.
+
+    Probabilities have the layout of the result, except for the last dim, which is that of the keys.
+    """
     key, out = key_of(shard), shard.outs[0]
     starts, columns = out.region(shard.coordinate)[0], shard.region(1)[0][-2]
     logical = (*out.shape[:-1], shard.specs[1].shape[-2])

@@ -21,8 +21,13 @@ _ALIGNED = 32  # the memory-efficient kernel pads the log-sum-exp to a multiple 
 
 
 class Mask(NamedTuple):
-    """Scale and mask of a block of scores. If ``triangle``, row i attends to the keys 0 to i only.
-    ``bias`` is added to the scaled scores."""
+    """Scale and mask of a block of scores.
+
+    Args:
+        scale: factor of the scores.
+        triangle: whether row i attends to the keys 0 to i only.
+        bias: added to the scaled scores, or None.
+    """
 
     scale: float
     triangle: bool
@@ -42,8 +47,10 @@ class Kernel(NamedTuple):
 
 
 def kernel_for(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Kernel | None:
-    """Return an attention kernel that supports these operands, or None if there is none. Query, key
-    and value must have the same number of heads."""
+    """Return an attention kernel that supports these operands, or None if there is none.
+
+    Query, key and value must have the same number of heads.
+    """
     if query.ndim != 4 or query.shape[-1] != value.shape[-1]:
         return None
     if not query.numel() or not key.numel():  # kernels would divide by zero
@@ -82,8 +89,10 @@ def _cpu_backward(
 
 
 def _expanded(bias: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
-    """Return ``bias`` in the form that the CPU kernel requires: the query's dtype, four dims, and
-    full size in rows and keys."""
+    """Return ``bias`` in the form that the CPU kernel requires, for this query and key.
+
+    It has the query's dtype, four dims, and full size in rows and keys.
+    """
     if bias is None:
         return None
     shape = (*[1] * (4 - bias.ndim), *bias.shape[:-2])

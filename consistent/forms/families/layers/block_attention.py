@@ -25,12 +25,16 @@ Drop = Callable[[Tensor, tuple[int, int]], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class BlockOptions:
-    """Options for computing one block of attention.
+    """Options for computing one block of attention: some rows and some keys.
 
-    ``bias`` is added to the scores, and has -inf where a row does not attend to a key. With
-    ``triangle`` the first row attends to the first key, and each row to one key more than the row
-    before. ``drop`` takes probabilities and the logical position (row, key) of the first of them,
-    and returns them after dropout. ``at`` is the logical position of the block's first row and key.
+    Args:
+        scale: factor of the scores.
+        triangle: the first row attends to the first key, and each row to one key more than the
+            row before.
+        bias: added to the scores; it has -inf where a row does not attend to a key.
+        drop: takes probabilities and the logical position (row, key) of the first of them, and
+            returns them after dropout.
+        at: the logical position of the block's first row and key.
     """
 
     scale: float
@@ -41,8 +45,11 @@ class BlockOptions:
 
 
 class Grads(NamedTuple):
-    """Gradients of query, key and value of a block, and of its scores after the bias was added.
-    ``scores`` is None unless a mask needs a gradient."""
+    """Gradients of query, key and value of a block of attention, and of its scores.
+
+    That of the scores, after the bias was added, is also the gradient of a mask. It may be None if
+    no mask needs a gradient.
+    """
 
     query: Tensor
     key: Tensor
@@ -51,8 +58,10 @@ class Grads(NamedTuple):
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, how: BlockOptions) -> tuple[Tensor, Tensor]:
-    """Return (attention of the rows to the keys, log-sum-exp of each row). Where a row attends to
-    no key, the result is zeros and the log-sum-exp is -inf."""
+    """Return (attention of the rows to the keys, log-sum-exp of each row) for one block.
+
+    Where a row attends to no key, the result is zeros and the log-sum-exp is -inf.
+    """
     mask = Mask(how.scale, how.triangle, how.bias)
     kernel = kernel_for(query, key, value, mask) if how.drop is None else None
     if kernel is not None:
@@ -84,7 +93,7 @@ def attend_backward(
     how: BlockOptions,
     of_scores: bool = False,
 ) -> Grads:
-    """Return the gradients of one block of attention.
+    """Return the gradients of one block of attention, from ``grad``, that of the rows' result.
 
     ``out`` and ``total`` are the rows' result and log-sum-exp over all keys, not only over the keys
     of this block. With ``of_scores`` the gradient of the scores is returned, too.
@@ -135,9 +144,11 @@ def _rows_backward(
 
 
 def join(out: Tensor, total: Tensor, part: Tensor, log: Tensor) -> None:
-    """Merge the result of a further block of keys into the result so far, in place. ``out`` and
-    ``total`` are the result and log-sum-exp of the keys so far; ``part`` and ``log`` those of the
-    further keys."""
+    """Merge the result of a further block of keys into the result so far, in place.
+
+    ``out`` and ``total`` are the result and log-sum-exp of the rows for the keys so far; ``part``
+    and ``log`` those for the further keys.
+    """
     both = torch.logaddexp(total, log)
     top = finite(both, 0.0)  # -inf - -inf would be NaN
     out.mul_((total - top).exp().unsqueeze(-1)).add_(part * (log - top).exp().unsqueeze(-1))
@@ -150,21 +161,27 @@ def finite(x: Tensor, otherwise: float) -> Tensor:
 
 
 def heads_for(x: Tensor, query: Tensor) -> Tensor:
-    """Repeat the key heads of ``x`` so that there is one for each query head (grouped-query
-    attention)."""
+    """Repeat the heads of ``x``, keys or values, so that there is one for each head of ``query``.
+
+    It serves grouped-query attention, which has fewer key heads than query heads.
+    """
     groups = query.shape[-3] // max(1, x.shape[-3])
     return x if groups == 1 else x.repeat_interleave(groups, -3)
 
 
 def of_groups(x: Tensor, heads: int) -> Tensor:
-    """Sum gradients ``x`` over the query heads that share a key head, which leaves ``heads``
-    heads."""
+    """Sum ``x`` over the query heads that share a key head, which leaves ``heads`` heads.
+
+    ``x`` is a gradient of what ``heads_for`` returned.
+    """
     return x if x.shape[-3] == heads else x.unflatten(-3, (heads, -1)).sum(-3)
 
 
 def _few(query: Tensor, key: Tensor, how: BlockOptions) -> list[tuple[slice, BlockOptions]]:
-    """Split the rows into parts with few enough scores to hold in memory, and return (rows,
-    options) of each part."""
+    """Split the rows into parts with few enough scores to hold in memory.
+
+    Returns (rows, options) of each part.
+    """
     rows = query.shape[-2]
     lead = query.shape[:-2].numel() * max(1, key.shape[-2])
     step = max(1, _SCORES // max(1, lead))
@@ -175,7 +192,7 @@ def _few(query: Tensor, key: Tensor, how: BlockOptions) -> list[tuple[slice, Blo
 
 
 def _part(how: BlockOptions, a: int, b: int, key: Tensor) -> BlockOptions:
-    """Return the options ``how`` restricted to the rows from a to b."""
+    """Return the options ``how`` of a block, restricted to its rows from a to b."""
     bias = how.bias
     if bias is not None and bias.shape[-2] != 1:
         bias = bias[..., a:b, :]
@@ -194,6 +211,6 @@ def _scores(query: Tensor, key: Tensor, how: BlockOptions) -> Tensor:
 
 
 def _triangle(rows: int, keys: int, first: int, device: torch.device) -> Tensor:
-    """Return a causal bias: 0 where key j is at most row ``first`` + i, else -inf."""
+    """Return a causal bias [rows, keys]: 0 where key j is at most row ``first`` + i, else -inf."""
     ahead = torch.ones(rows, keys, dtype=torch.bool, device=device).triu(1 + first)
     return torch.zeros(rows, keys, device=device).masked_fill_(ahead, -math.inf)

@@ -1,5 +1,7 @@
-"""Form of ctc_loss where the samples of the batch are split: each rank computes the losses of its
-own."""
+"""Form of ctc_loss where the samples of the batch are split.
+
+Each rank computes the losses of its own samples.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ from ...whole_numbers import whole_numbers
 
 @form("ctc_loss")
 def _ctc(shard: Shards) -> Tensor:
-    """Return the losses of this rank's samples or, for a sum or mean, their addend of it, so that
-    the result is P. A mean divides each loss by its target's length and by the logical number of
-    samples."""
+    """Return the CTC losses of this rank's samples or, for a sum or mean, their addend of it.
+
+    A sum or mean is P. A mean divides each loss by its target's length and by the logical number of
+    samples.
+    """
     x, targets, reduction = shard.tensors[0], shard.get("targets"), shard.get("reduction", MEAN)
     lengths, sizes = (_numbers(shard.get(f"{n}_lengths")) for n in ("input", "target"))
     start, held = shard.region()[0][1], shard.region()[1][1]

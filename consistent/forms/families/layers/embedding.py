@@ -17,7 +17,10 @@ from ...registry import Shards, form
 
 @form("masked_embedding")
 def masked_embedding(shard: Shards) -> Tensor:
-    """Run torch.embedding on this rank's rows, in one pass each for forward and backward."""
+    """Run torch.embedding on the table rows that this rank holds, with zeros for all others.
+
+    Forward and backward are one pass each.
+    """
     table, index = shard.tensors
     # Check first: the mask would hide indices that torch rejects.
     need_in_range(index, shard.specs[0].shape[0], shard.call.name)
@@ -31,8 +34,7 @@ def masked_embedding(shard: Shards) -> Tensor:
 
 
 class _LookUp(torch.autograd.Function):
-    """Autograd function that looks up rows in this rank's part of a table, with zeros for other
-    rows.
+    """Look up rows in this rank's part of a table, with zeros for the rows of other ranks.
 
     ```
     forward    row i of the result     <-  row index[i] of the table, if it is held here
@@ -60,8 +62,10 @@ class _LookUp(torch.autograd.Function):
 
 
 class _AddUp(torch.autograd.Function):
-    """Autograd function that computes the backward pass of `_LookUp`. For second derivatives, its
-    own backward looks up rows of the incoming gradient, with zeros for padding."""
+    """The backward pass of ``_LookUp`` as an autograd function, for second derivatives.
+
+    Its own backward looks up rows of the incoming gradient, with zeros for padding.
+    """
 
     @staticmethod
     def forward(

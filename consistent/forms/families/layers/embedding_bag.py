@@ -26,8 +26,10 @@ def _bag(shard: Shards) -> tuple[tuple[Tensor, ...], list[tuple[int, ...]]]:
 
 
 def _of_rows(shard: Shards) -> tuple[Tensor, ...]:
-    """Run embedding_bag on a table that is split by rows. Rows of other ranks count as zero, so the
-    bags are addends of the result."""
+    """Run embedding_bag on a table that is split by rows.
+
+    Rows of other ranks count as zero, so the bags are addends of the result.
+    """
     weight, index, offsets = (shard.get(name) for name in ("weight", "indices", "offsets"))
     start, n, total = shard.region()[0][0], shard.region()[1][0], shard.specs[0].shape[0]
     need_in_range(index, total, shard.call.name)

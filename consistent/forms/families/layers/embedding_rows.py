@@ -48,7 +48,7 @@ def rows_of_owners(shard: Shards) -> Tensor:
 
 @dataclass(frozen=True)
 class RowOwners:
-    """Ranges of table rows that each rank owns, and the messages by which ranks exchange rows.
+    """Which rank owns which table rows, and the messages by which ranks exchange rows.
 
     Args:
         edges: the k-th rank owns the rows from edges[k] to edges[k + 1].
@@ -77,7 +77,10 @@ class RowOwners:
                                                 range(len(self.ranks))]  # fmt: skip
 
     def counts(self, rows: Tensor) -> list[int]:
-        """Return how many of the sorted ``rows`` each rank owns."""
+        """Return how many of the sorted ``rows`` each rank owns.
+
+        With ``edges`` (0, 3, 6): ``[1, 4, 5] -> [1, 2]``.
+        """
         cuts = torch.searchsorted(rows, torch.tensor(self.edges, device=rows.device)).tolist()
         return [b - a for a, b in itertools.pairwise(cuts)]
 
@@ -95,8 +98,11 @@ class RowOwners:
         return asked - self.edges[self.me], coming
 
     def swap(self, x: Tensor, going: list[int], coming: list[int]) -> Tensor:
-        """Exchange rows by an all-to-all. This rank sends ``going[k]`` rows of ``x`` to the k-th
-        rank, and receives ``coming[k]`` rows from it."""
+        """Exchange rows by an all-to-all.
+
+        This rank sends the next ``going[k]`` rows of ``x`` to the k-th rank, and receives
+        ``coming[k]`` rows from it.
+        """
         pieces = [part.contiguous() for part in x.split(going)]
         shapes = [(n, *x.shape[1:]) for n in coming]
         return torch.cat(current().all_to_all(pieces, shapes, self.ranks))
@@ -104,8 +110,10 @@ class RowOwners:
 
 @dataclass(frozen=True)
 class _Fetch:
-    """Callable that maps (this rank's shard of the table, indices) to the table rows at these
-    indices, fetched from their owners."""
+    """Fetch the table rows at some indices from the ranks that own them.
+
+    Maps [this rank's shard of the table, indices] to [the rows]. In a recorded step it is one op.
+    """
 
     owners: RowOwners
 
@@ -119,8 +127,11 @@ class _Fetch:
 
 @dataclass(frozen=True)
 class _AddUp:
-    """Callable that maps (gradients of looked-up rows, indices) to the gradient of this rank's
-    shard of the table. Row ``padding`` of the table gets no gradient."""
+    """Compute the gradient of this rank's shard of the table from the gradients of all look-ups.
+
+    Maps [gradients of looked-up rows, indices] to [the gradient]. Row ``padding`` of the table gets
+    no gradient. With ``sparse`` the gradient is a sparse tensor.
+    """
 
     owners: RowOwners
     padding: int
@@ -147,8 +158,10 @@ class _AddUp:
         return [grad.new_zeros(shape).index_add_(0, asked, came)]
 
     def run(self, grad: Tensor, index: Tensor) -> Tensor:
-        """Compute the gradient of the shard. In a recorded step the messages inside are one op,
-        unless the gradient is sparse."""
+        """Compute the gradient of the shard, in a recorded step as one op.
+
+        A sparse gradient is not one op, because its number of entries depends on values.
+        """
         xs = [grad, index]
         if self.sparse:  # the number of entries depends on values, so it cannot be one recorded op
             return self(xs)[0]
@@ -156,7 +169,7 @@ class _AddUp:
 
 
 class _LookUp(torch.autograd.Function):
-    """Autograd function of a look-up in a table whose rows are split over ranks.
+    """Look up rows in a table whose rows are split over ranks.
 
     ```
     forward    row i of the result     <-  row index[i] of the table, on any rank
@@ -183,8 +196,10 @@ class _LookUp(torch.autograd.Function):
 
 
 class _Sum(torch.autograd.Function):
-    """Autograd function that computes the backward pass of `_LookUp`. For second derivatives, its
-    own backward looks up rows of the incoming gradient, with zeros for padding."""
+    """The backward pass of ``_LookUp`` as an autograd function, for second derivatives.
+
+    Its own backward looks up rows of the incoming gradient, with zeros for padding.
+    """
 
     @staticmethod
     def forward(ctx: Any, grad: Tensor, index: Tensor, add_up: _AddUp) -> Tensor:

@@ -23,8 +23,11 @@ from .ring import Group
 
 @dataclass(frozen=True)
 class Wanted:
-    """Ranges of keys that ranks fetch from each other. ``runs[rank][source]`` are the (start, size)
-    ranges of the shard of ``source`` that ``rank`` needs."""
+    """The ranges of keys that the ranks of a group fetch from each other.
+
+    ``runs[rank][source]`` are the (start, size) ranges of the shard of ``source`` that ``rank``
+    needs; both are indices in the group.
+    """
 
     group: Group
     runs: tuple[tuple[Runs, ...], ...]
@@ -36,8 +39,11 @@ class Wanted:
 
 
 def fetched(x: Tensor, wanted: Wanted) -> Tensor:
-    """Fetch the rows of dim -2 that ``wanted`` lists for this rank, in the order of the ranks that
-    hold them."""
+    """Fetch the rows of dim -2 that ``wanted`` lists for this rank; differentiable.
+
+    They are in the order of the ranks that hold them, with this rank's own among them. ``x`` is
+    this rank's shard.
+    """
     return _Fetch.apply(x, wanted)
 
 
@@ -78,13 +84,16 @@ class _Give(torch.autograd.Function):
 
 
 def _taken(x: Tensor, runs: Runs) -> Tensor:
+    """Return the rows of ``x`` in the ranges ``runs``, concatenated."""
     parts = [x.narrow(-2, start, size) for start, size in runs]
     return torch.cat(parts, -2) if parts else x[..., :0, :]
 
 
 def _exchanged(wanted: Wanted, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
-    """Send ``parts[k]`` to the k-th rank, and return what arrives from each rank. The part from the
-    k-th rank has ``sizes[k]`` rows; this rank keeps its own part."""
+    """Send ``parts[k]`` to the k-th rank, and return what arrives from each rank.
+
+    The part from the k-th rank has ``sizes[k]`` rows; this rank keeps its own part.
+    """
     group, like = wanted.group, parts[0]
     found = list(parts)
     going = [(group.ranks[k], parts[k].contiguous()) for k in wanted.others if parts[k].shape[-2]]

@@ -29,8 +29,11 @@ Places = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class PositionMods(Protocol):
-    """Interface of the call's score_mod and mask_mod, as functions of (batch, head, row, key)
-    positions."""
+    """Interface of the call's score_mod and mask_mod, as the form calls them.
+
+    Both are applied to whole blocks, given the logical (batch, head, row, key) positions. ``Mods``
+    in ``dispatch/running`` implements it.
+    """
 
     learned: Sequence[Tensor]  # tensors that the functions read and that have a gradient
     block_size: tuple[int, int]
@@ -44,8 +47,10 @@ class PositionMods(Protocol):
 
 @form("flex_attention")
 def flex_attention(shard: Shards) -> tuple[Tensor, Tensor, Tensor]:
-    """Fetch the keys that this rank's rows attend to, and return (result, log-sum-exp of each row,
-    largest score of each row)."""
+    """Fetch the keys that this rank's rows attend to, and compute attention with them.
+
+    Returns (result, log-sum-exp of each row, largest score of each row).
+    """
     query, key, value = shard.tensors
     mods: Any = shard.get("mods")
     if shard.coordinate is None:
@@ -69,12 +74,19 @@ def _wanted(group: Group, mods: PositionMods) -> Wanted:
 
 
 def _held(seen: Runs | None, keys: Runs) -> Runs:
+    """Return which keys of a shard that holds ``keys`` are in ``seen``, as ranges of the shard.
+
+    ``seen`` are logical ranges; None means all keys.
+    """
     return ((0, items_in(keys)),) if seen is None and keys else within(seen or (), keys)
 
 
 def _seen(rows: Runs, blocks: Tensor | None, size: tuple[int, int]) -> Runs | None:
-    """Return the keys that the rows in these ranges attend to, as (start, size) ranges; None if
-    they may attend to all keys."""
+    """Return the keys that the rows in these ranges attend to, as (start, size) ranges.
+
+    ``blocks`` is the matrix of which row block attends to which key block, with blocks of ``size``.
+    Returns None if it is None: the rows may attend to all keys.
+    """
     if blocks is None:
         return None
     found = blocks.new_zeros(blocks.shape[-1], dtype=torch.bool)
@@ -101,8 +113,10 @@ class _Rows:
         self.keys = torch.cat(logical).to(device)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute attention range by range of rows, each range only with the keys that it attends
-        to."""
+        """Compute attention range by range of rows, each with the keys that it attends to.
+
+        Returns (result, log-sum-exp, largest score).
+        """
         place, found = 0, []
         for start, size in self.rows or ((0, 0),):
             rows = torch.arange(start, start + size, device=query.device)
@@ -116,8 +130,10 @@ class _Rows:
         return torch.cat(out, -2), torch.cat(log, -1), torch.cat(top, -1)
 
     def _chosen(self, start: int, size: int) -> Tensor | None:
-        """Return the indices of the fetched keys that ``size`` rows from ``start`` on attend to;
-        None for all of them."""
+        """Return the indices of the fetched keys that ``size`` rows from ``start`` on attend to.
+
+        Returns None if they attend to all of them.
+        """
         if len(self.rows) == 1 or self.blocks is None:
             return None
         seen = _seen(((start, size),), self.blocks, self.mods.block_size)
@@ -143,9 +159,11 @@ class _Rows:
     def _empty(
         self, query: Tensor, key: Tensor, value: Tensor, wide: torch.dtype
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return zeros and log-sum-exps of -inf, for no rows or for rows without keys. The result
-        has an autograd graph in which every input gets a gradient of zeros, as on the other
-        ranks."""
+        """Return zeros and log-sum-exps of -inf, for no rows or for rows without keys.
+
+        The result has an autograd graph in which every input gets a gradient of zeros, as on other
+        ranks.
+        """
         given = (query, key, value, *self.mods.learned)
         # A zero whose autograd graph reaches every input.
         none = torch.stack([x.reshape(-1)[:0].sum().to(wide) for x in given]).sum()
@@ -155,8 +173,11 @@ class _Rows:
 
 
 def _log(scores: Tensor) -> Tensor:
-    """Return the log-sum-exp of each row, with a gradient of zero (not NaN) where all scores are
-    -inf."""
+    """Return the log-sum-exp of each row.
+
+    Where all scores of a row are -inf, the gradient is zero, where that of torch's logsumexp is
+    NaN.
+    """
     # The gradient of logsumexp is NaN for a row of -inf, so mask such rows before and after.
     dead = (scores == -math.inf).all(-1)
     return scores.masked_fill(dead.unsqueeze(-1), 0.0).logsumexp(-1).masked_fill(dead, -math.inf)

@@ -19,15 +19,18 @@ from ...registry import Shards, form
 
 
 def moments(shard: Shards, x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return (mean, biased variance) over ``dims`` of all shards, with dims kept."""
+    """Return (mean, biased variance) of ``x`` over ``dims`` of all shards, with dims kept."""
     n = math.prod(shard.specs[0].shape[d] for d in dims)
     mean = shard.sum(x.sum(tuple(dims), keepdim=True)) / n
     return mean, shard.sum((x - mean).square().sum(tuple(dims), keepdim=True)) / n
 
 
 def scaled(shard: Shards, y: Tensor, shape: Sequence[int]) -> Tensor:
-    """Apply the call's affine parameters to a normalized ``y``: y * weight + bias, in the dtype of
-    the result. Weight and bias may be absent, and are reshaped to ``shape``."""
+    """Apply the call's affine parameters to a normalized ``y``: y * weight + bias.
+
+    Weight and bias may be absent, and are reshaped to ``shape``. The result has the dtype of the
+    op's output.
+    """
     weight = shard.get("weight")
     bias = shard.get("bias") if "bias" in shard.call.params else None
     if weight is not None:
@@ -38,7 +41,10 @@ def scaled(shard: Shards, y: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _channels(x: Tensor) -> list[int]:
-    """Return the shape in which one number per channel broadcasts to ``x``."""
+    """Return the shape in which a vector of one number per channel broadcasts to ``x``.
+
+    ``[1, -1, 1, 1]`` for images [n, c, h, w].
+    """
     return [1, -1] + [1] * (x.ndim - 2) if x.shape[1] else [1, 0] + [1] * (x.ndim - 2)
 
 
@@ -59,7 +65,10 @@ def _layer_norm(shard: Shards) -> Any:
 
 
 def _saved(shard: Shards, *statistics: Tensor) -> list[Tensor]:
-    """Return mean and 1 / deviation in the dtypes in which native_layer_norm returns them."""
+    """Return the statistics that native_layer_norm also returns: mean and 1 / deviation.
+
+    They are converted to the dtypes in which it returns them.
+    """
     return [t.detach().to(out.dtype) for t, out in zip(statistics, shard.outs[1:], strict=True)]
 
 
@@ -75,8 +84,11 @@ def _rms_norm(shard: Shards) -> Tensor:
 
 @form("group_norm")
 def _group_norm(shard: Shards) -> Tensor:
-    """Run group_norm where channels or positions are split. Each rank gets the statistics of all
-    groups, [samples, groups], and normalizes its channels by those of their groups."""
+    """Run group_norm where channels or positions are split.
+
+    Each rank gets the statistics of all groups, [samples, groups], and normalizes its channels by
+    those of their groups.
+    """
     x, groups = wide(shard.tensors[0]), shard.get("num_groups")
     logical = shard.specs[0].shape
     axes_of_channels = [a for a, e in enumerate(shard.specs[0].sbp) if e is S(1)]
@@ -103,8 +115,10 @@ def _group_norm(shard: Shards) -> Tensor:
 
 @form("batch_norm")
 def _batch_norm(shard: Shards) -> Tensor:
-    """Run batch_norm in training mode with the statistics of the whole batch. Every rank updates
-    its copy of the running statistics in the same way."""
+    """Run batch_norm in training mode with the statistics of the whole batch.
+
+    Every rank updates its copy of the running statistics in the same way.
+    """
     x = wide(shard.tensors[0])
     dims = [d for d in range(x.ndim) if d != 1]
     mean, variance = moments(shard, x, dims)

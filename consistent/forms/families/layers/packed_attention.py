@@ -24,8 +24,10 @@ from .sight import Document, Sight
 
 @form("packed_attention")
 def packed_attention(shard: Shards) -> tuple[Tensor, Tensor, Tensor]:
-    """Run varlen attention on this rank's tokens, and return (result, log-sum-exp of each row, a
-    placeholder for the RNG state)."""
+    """Run ``torch.nn.attention.varlen`` attention on this rank's tokens.
+
+    Returns (result, log-sum-exp of each row, a placeholder for the RNG state).
+    """
     query, key, value = (shard.get(name) for name in ("query", "key", "value"))
     device = query.device
     random = torch.zeros(2, dtype=torch.uint64, device=device)
@@ -48,6 +50,7 @@ def packed_attention(shard: Shards) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _right(shard: Shards, right: int) -> int | None:
+    """Return how many keys after its position a row may attend to; None is no limit."""
     causal = bool(shard.get("is_causal", False))
     return 0 if causal else None if right < 0 else right
 
@@ -57,7 +60,11 @@ def _rows_are_split(shard: Shards) -> bool:
 
 
 def _check(starts: Tensor, tokens: int) -> None:
-    """Raise on all ranks unless the document starts ascend and end within the number of tokens."""
+    """Raise on all ranks unless ``starts``, where documents start, ascend from 0 or more.
+
+    The last, which is the end of the last document, must not be above ``tokens``, the number of
+    tokens.
+    """
     rises = (starts[1:] >= starts[:-1]).all()
     inside = (starts[:1] >= 0).all() & (starts[-1:] <= tokens).all()
     need(
@@ -69,7 +76,7 @@ def _check(starts: Tensor, tokens: int) -> None:
 
 @dataclass(frozen=True)
 class Reads:
-    """Description of which keys the rows of packed documents attend to, once the starts are known.
+    """Which keys the rows of packed documents attend to; the starts of documents come later.
 
     A row attends to ``left`` keys before its position and ``right`` keys after it; None is no
     limit. Positions are counted from the end of a document, which matters where it has more keys
@@ -81,8 +88,11 @@ class Reads:
     tokens: tuple[int, int]
 
     def read(self, *starts: Tensor) -> Sight:
-        """Return the documents, from the values of ``starts``: the starts of their rows and of
-        their keys, or one tensor for both."""
+        """Return the documents, from the values of ``starts``.
+
+        ``starts`` are the starts of their rows and of their keys (``cu_seq_q``, ``cu_seq_k``), or
+        one tensor for both.
+        """
         rows = _numbers(starts[0], self.tokens[0])
         keys = _numbers(starts[-1], self.tokens[1])
         made = [
@@ -100,7 +110,9 @@ class Reads:
 
 
 def _numbers(starts: Tensor, tokens: int) -> list[int]:
-    """Return the starts of the documents as ints. In a simulation, where values are not known, all
-    documents are taken to have the same length."""
+    """Return the starts of the documents as ints.
+
+    In a simulation, where values are not known, all documents are taken to have the same length.
+    """
     count = len(starts) - 1
     return whole_numbers(starts, lambda: [tokens * i // max(1, count) for i in range(count + 1)])

@@ -49,8 +49,14 @@ _GROUPS = 4
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks that share the rows and keys of one attention, with the ranges of rows and keys each
-    holds."""
+    """The ranks that share the rows and keys of one attention, and which of these each holds.
+
+    Args:
+        ranks: the world ranks.
+        me: index of this rank among them.
+        rows: for each rank, the logical (start, size) ranges of its rows.
+        keys: likewise of its keys.
+    """
 
     ranks: tuple[int, ...]
     me: int  # this rank's place among them
@@ -62,8 +68,9 @@ class Group:
 class Needs:
     """The keys that the rows of each rank attend to, from which follow the keys to send.
 
-    ``sight`` describes them by position. Where there is a mask tensor, ``by_mask`` has for each
-    rank the ranges of logical keys that some of its rows attend to under the mask.
+    ``sight`` describes them by position, as under a causal mask. If there is a mask tensor,
+    ``by_mask`` has for each rank the ranges of logical keys that some of its rows attend to under
+    the mask.
     """
 
     group: Group
@@ -71,8 +78,10 @@ class Needs:
     by_mask: tuple[Runs, ...] | None = None
 
     def held(self, rank: int, source: int) -> Runs:
-        """Return which keys of the shard of ``source`` the rows of ``rank`` attend to, as (start,
-        size) ranges of the shard."""
+        """Return which keys of the shard of ``source`` the rows of ``rank`` attend to.
+
+        As (start, size) ranges of the shard. Both ranks are indices in the group.
+        """
         group = self.group
         found = seeing.seen(self.sight, group.rows[rank], group.keys[source])
         if self.by_mask is None:
@@ -80,15 +89,20 @@ class Needs:
         return _in_both(found, within(self.by_mask[rank], group.keys[source]))
 
     def steps(self) -> list[int]:
-        """Return the steps of the ring in which some rank is sent keys; the others are skipped by
-        all."""
+        """Return the steps of the ring in which some rank is sent keys.
+
+        All ranks skip the other steps.
+        """
         count = len(self.group.ranks)
         return [step for step in range(1, count)
                 if any(self.held(k, (k + step) % count) for k in range(count))]  # fmt: skip
 
     def blocks(self, source: int, joins: bool) -> tuple[Block, ...]:
-        """Return the blocks of attention that this rank computes with the keys it has received from
-        ``source``. With ``joins``, adjacent rectangles are merged."""
+        """Return the blocks of attention that this rank computes with the keys of ``source``.
+
+        Positions of keys are those in the shard, or in the buffer received from another rank. With
+        ``joins``, adjacent rectangles are merged.
+        """
         group = self.group
         found = seeing.blocks(self.sight, group.rows[group.me], group.keys[source], joins)
         if source == group.me:
@@ -100,8 +114,11 @@ class Needs:
 
 
 def needs_of(group: Group, sight: Sight, mask: Tensor | None) -> Needs:
-    """Return which keys the rows of each rank attend to. With a mask of this rank's rows, the ranks
-    exchange which keys any of their rows attends to."""
+    """Return which keys the rows of each rank attend to.
+
+    If ``mask`` is given, with this rank's rows and all keys, the ranks exchange which keys any of
+    their rows attends to.
+    """
     if mask is None:
         return Needs(group, sight)
     seen = mask if mask.dtype is torch.bool else mask != -math.inf
@@ -113,8 +130,10 @@ def needs_of(group: Group, sight: Sight, mask: Tensor | None) -> Needs:
 
 
 def _runs_of(seen: Tensor) -> Runs:
-    """Return the (start, size) ranges of nonzero elements. Gaps of fewer than ``_GAP`` elements are
-    included, so that few ranges are sent."""
+    """Return the (start, size) ranges of nonzero elements of the vector ``seen``.
+
+    Gaps of fewer than ``_GAP`` elements are included, so that few ranges are sent.
+    """
     places = seen.nonzero().flatten().cpu()
     if not len(places):
         return ()
@@ -126,7 +145,10 @@ def _runs_of(seen: Tensor) -> Runs:
 
 def within(logical: Runs, held: Runs) -> Runs:
     """Return the part of the ranges ``logical`` that a shard has, as positions in the shard.
-    ``held`` are the ranges of the logical tensor that the shard stores."""
+
+    ``held`` are the ranges of the logical tensor that the shard stores, one after the other:
+    logical ((4, 2),) in a shard of ((0, 2), (4, 2)) is ((2, 2),).
+    """
     found, place = [], 0
     for start, size in held:
         for a, n in overlapping(logical, ((start, size),)):
@@ -144,7 +166,13 @@ def _in_both(a: Runs, b: Runs) -> Runs:
 
 @dataclass(frozen=True)
 class Ring:
-    """Forward and backward pass of the attention of this rank's rows to the keys of all ranks."""
+    """Forward and backward pass of the attention of this rank's rows to the keys of all ranks.
+
+    Args:
+        needs: which keys the rows of each rank attend to.
+        scale: factor of the scores.
+        drop: dropout of a block of probabilities, or None.
+    """
 
     needs: Needs
     scale: float
@@ -153,7 +181,11 @@ class Ring:
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return (result for this rank's rows, log-sum-exp of each row)."""
+        """Return (result for this rank's rows, log-sum-exp of each row).
+
+        ``query``, ``key`` and ``value`` are this rank's shards. ``mask``, if any, has this rank's
+        rows and all keys.
+        """
         wide = _wide(query.dtype)
         out = query.new_zeros((*query.shape[:-1], value.shape[-1]), dtype=wide)
         total = query.new_full(query.shape[:-1], -math.inf, dtype=wide)
@@ -177,7 +209,11 @@ class Ring:
         self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, total: Tensor,
         mask: Tensor | None, of_mask: bool,
     ) -> list[Tensor]:  # fmt: skip
-        """Return the gradients of query, key and value, and of the mask if ``of_mask``."""
+        """Return the gradients of query, key and value, and of the mask if ``of_mask``.
+
+        ``grad`` is the gradient of ``out``; ``out`` and ``total`` are what ``forward`` has
+        returned.
+        """
         # Contiguous, because compiled programs expect contiguous results from a message.
         made = [x.new_zeros(x.shape, dtype=total.dtype) for x in (query, key, value)]
         learned = mask.new_zeros(mask.shape) if of_mask and mask is not None else None
@@ -215,9 +251,11 @@ class Ring:
         returning.take()
 
     def _groups(self, query: Tensor, key: Tensor) -> list[_Heads]:
-        """Return the groups of heads to process one after the other. For long sequences a group has
-        a few heads, whose keys are sent in one message, so that little memory is held in addition
-        to the operands."""
+        """Return the groups of heads to process one after the other; often one group of all heads.
+
+        For long sequences a group has a few heads, whose keys are sent in one message, so that
+        little memory is held in addition to the operands.
+        """
         heads, group = key.shape[-3], self.needs.group
         keys = sum(items_in(runs) for runs in group.keys)
         nbytes = keys * key.shape[-1] * key.element_size() * heads * key.shape[:-3].numel()
@@ -226,14 +264,18 @@ class Ring:
         return [_Heads(query.ndim - 3, i, count) for i in range(count)]
 
     def _keys(self, block: Block, pair: Sequence[Tensor], query: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of a block from ``pair``, with one head for each head of the
-        query."""
+        """Return the keys and values of a block, with one head for each head of ``query``.
+
+        ``pair`` are all keys and values that this rank has received in the step.
+        """
         key, value = (heads_for(x[..., block.key_slice, :], query) for x in pair)
         return key, value
 
     def _seen(self, step: int, mask: Tensor | None) -> Iterator[Block]:
-        """Yield the blocks to compute with the keys that arrive in a step. Blocks in which the mask
-        hides every key are left out."""
+        """Yield the blocks to compute with the keys that arrive in a step.
+
+        Blocks in which the mask hides every key are left out.
+        """
         joins = mask is None and self.drop is None
         source = (self.needs.group.me + step) % len(self.needs.group.ranks)
         for block in self.needs.blocks(source, joins):
@@ -244,14 +286,18 @@ class Ring:
             yield block
 
     def _how(self, block: Block, mask: Tensor | None, device: torch.device) -> BlockOptions:
+        """Return the options by which ``block`` is computed: its scale, bias and dropout."""
         bias = seeing.band_mask(block, device) if mask is None else _of_mask(mask, block)
         if bias is not None and bias.dtype is torch.bool:
             bias = torch.zeros_like(bias, dtype=torch.float32).masked_fill_(~bias, -math.inf)
         return BlockOptions(self.scale, block.triangle, bias, self.drop, block.at)
 
     def _round(self, key: Tensor, value: Tensor) -> Iterator[tuple[int, list[Tensor]]]:
-        """Yield (step, [keys, values] that arrived in it). Step 0 has this rank's own keys. A step
-        may bring none to this rank, and then the tensors are empty."""
+        """Yield (step, [keys, values] that arrived in it), from step 0 with this rank's own keys.
+
+        If a step brings none to this rank, the tensors are empty. Where the transport overlaps
+        messages with compute, the next keys travel while the caller works on these.
+        """
         steps = self.needs.steps()
         coming = self._start(steps[0], key, value) if steps else None
         yield 0, [key, value]
@@ -263,6 +309,7 @@ class Ring:
             yield step, arrived or [key[..., :0, :], value[..., :0, :]]
 
     def _start(self, step: int, key: Tensor, value: Tensor) -> Arriving:
+        """Start to send this rank's keys that are needed elsewhere in ``step``, and to receive."""
         needs, count, me = self.needs, len(self.needs.group.ranks), self.needs.group.me
         to, source = (me - step) % count, (me + step) % count
         going, coming = needs.held(to, me), items_in(needs.held(me, source))
@@ -275,8 +322,7 @@ class Ring:
 class _Heads:
     """One of ``count`` groups of heads, as a function that selects these heads of tensors.
 
-    ``index`` is the group's number. ``dim`` is the heads dim of all tensors except a mask. A mask
-    has rows and keys as its last dims, and may have one head for all, or no heads dim.
+    ``index`` is the group's number. ``dim`` is the heads dim of all tensors except a mask.
     """
 
     dim: int
@@ -288,8 +334,11 @@ class _Heads:
         return [self._narrowed(x, self.dim) for x in given]
 
     def of_mask(self, mask: Tensor | None) -> Tensor | None:
-        """Return a mask narrowed to the heads of this group, or the mask itself if it has one head
-        for all."""
+        """Return ``mask`` narrowed to the heads of this group.
+
+        A mask has rows and keys as its last dims. If it has one head for all, or no heads dim, it
+        is returned as it is.
+        """
         if mask is None or mask.ndim < 3 or mask.shape[-3] == 1:
             return mask
         return self._narrowed(mask, mask.ndim - 3)
@@ -302,8 +351,10 @@ class _Heads:
 def _added(
     grads: Grads, block: Block, into: Sequence[Tensor], pair: Sequence[Tensor]
 ) -> Sequence[Tensor]:
-    """Add the gradients of a block to those of the keys and values so far, ``into``, and return the
-    sums. ``into`` is empty before the first block. ``pair`` are the keys and values."""
+    """Add the gradients of a block to the sums ``into`` of keys and values, and return the sums.
+
+    ``into`` is empty before the first block. ``pair`` are the keys and values.
+    """
     found = [of_groups(x, y.shape[-3]) for x, y in zip((grads.key, grads.value), pair, strict=True)]
     if not into:
         if block.keys == (0, pair[0].shape[-2]):
@@ -320,8 +371,10 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 class _Returning:
-    """Sender and receiver of the gradients of keys and values, which go back to the ranks that own
-    the keys. They travel in the dtype of ``key`` and are accumulated in the dtype of ``into``."""
+    """Sends gradients of keys and values back to the ranks that own the keys, and receives them.
+
+    They travel in the dtype of ``key`` and are accumulated in ``into``, in the dtype of ``into``.
+    """
 
     def __init__(self, needs: Needs, into: Sequence[Tensor], key: Tensor) -> None:
         self._needs, self._into, self._key = needs, into, key
@@ -360,8 +413,11 @@ def _start(
     receives: Sequence[tuple[int, tuple[int, ...]]],
     like: Tensor,
 ) -> Arriving:
-    """Start to send and receive tensors; ranks are indices in the group. The returned function
-    waits and returns what has arrived. Received tensors have the dtype and device of ``like``."""
+    """Start to send and receive tensors; ranks are indices in the group.
+
+    The returned function waits and returns what has arrived. Received tensors have the dtype and
+    device of ``like``.
+    """
     transport, ranks, device = current(), group.ranks, like.device
     going = [(ranks[to], x) for to, x in sends]
     if not transport.records and transport.overlaps(ranks, device.type):
@@ -389,8 +445,10 @@ def _taken(x: Tensor, held: Runs) -> Tensor:
 
 
 def _of_mask(mask: Tensor, block: Block) -> Tensor:
-    """Return the part of a mask for one block. The mask has this rank's rows and all keys; either
-    dim may have size 1."""
+    """Return the part of a mask for one block.
+
+    The mask has this rank's rows and all keys; either dim may have size 1.
+    """
     rows = slice(None) if mask.shape[-2] == 1 else block.row_slice
     first = block.at[1]
     keys = (

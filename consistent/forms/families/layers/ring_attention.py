@@ -33,7 +33,10 @@ from .sight import Sight, whole
 
 @form("ring_attention")
 def ring_attention(shard: Shards) -> Tensor:
-    """Compute ``softmax(scale q k^T + mask) v`` by passing keys and values round the ranks."""
+    """Compute ``softmax(scale q k^T + mask) v`` by passing keys and values round the ranks.
+
+    Each rank computes the result for its own rows and never has all keys at once.
+    """
     query, key, value = (shard.get(name) for name in ("query", "key", "value"))
     mask, p = shard.get("attn_mask"), shard.get("dropout_p", 0.0)
     random = key_of(shard) if p else None
@@ -50,8 +53,11 @@ def ring_attention(shard: Shards) -> Tensor:
 
 @form("heads_attention")
 def heads_attention(shard: Shards) -> Tensor:
-    """Compute attention on whole sequences of some heads, between an all-to-all that gathers the
-    sequences and one that splits the result again."""
+    """Compute attention on whole sequences of some heads, between two all-to-alls.
+
+    The first gathers the sequences and splits the heads; the second splits the result by rows
+    again.
+    """
     at = S(shard.specs[0].ndim - 3)
     axes = [a for a in shard.axes if _splits_rows(shard, a)]
     placed = [_with(spec, axes, at) for spec in (*shard.specs[:3], shard.outs[0])]
@@ -67,6 +73,7 @@ def heads_attention(shard: Shards) -> Tensor:
 
 
 def _with(spec: TensorSpec, axes: Sequence[int], entry: Any) -> TensorSpec:
+    """Return ``spec`` with the SBP ``entry`` on ``axes``."""
     return spec.with_sbp(tuple(entry if a in axes else e for a, e in enumerate(spec.sbp)))
 
 
@@ -74,13 +81,16 @@ def _with(spec: TensorSpec, axes: Sequence[int], entry: Any) -> TensorSpec:
 
 
 def _splits_rows(shard: Shards, axis: int, dim: int = -2) -> bool:
+    """Return whether ``axis`` splits the keys along the sequence dim ``dim``."""
     entry = shard.specs[1].sbp[axis]
     return isinstance(entry, Split) and entry.dim == dim % shard.specs[1].ndim
 
 
 def group_of(shard: Shards, dim: int) -> Group:
     """Return the ranks that pass keys to each other, with the rows and keys that each holds.
-    ``dim`` is the sequence dim of query and keys."""
+
+    ``dim`` is the sequence dim of query and keys.
+    """
     axes = tuple(a for a in shard.axes if _splits_rows(shard, a, dim))
     ranks = replace(shard, axes=axes).ranks
     at = [shard.placement.coordinate_of(rank) for rank in ranks]
@@ -95,9 +105,11 @@ def scale_of(shard: Shards, query: Tensor) -> float:
 
 
 def nothing(shard: Shards, given: Sequence[Tensor], index: int = 0) -> Tensor:
-    """Return the placeholder for output ``index`` on a rank outside the placement. Its autograd
-    graph reaches all tensors in ``given`` that need a gradient, so that such a rank runs the same
-    backward pass."""
+    """Return output ``index`` on a rank outside the placement, which has no values to compute.
+
+    Its autograd graph reaches all tensors in ``given`` that need a gradient, so that such a rank
+    runs the same backward pass.
+    """
     spec = shard.outs[index]
     out = torch.empty(shard.out_shape(index), dtype=spec.dtype, device=given[0].device)
     learned = [x.sum() for x in given if x.requires_grad]
@@ -106,8 +118,10 @@ def nothing(shard: Shards, given: Sequence[Tensor], index: int = 0) -> Tensor:
 
 @dataclass(frozen=True)
 class _Drop:
-    """Function that applies dropout to a block of probabilities, with a mask that depends only on
-    their logical indices."""
+    """Applies dropout to a block of probabilities, by a mask that depends on logical indices only.
+
+    Called with the probabilities and the logical (row, key) of the first.
+    """
 
     p: float
     random: RngState
@@ -120,6 +134,10 @@ class _Drop:
 
 
 def _drop(shard: Shards, p: float, random: RngState) -> _Drop:
+    """Return the dropout of this call's probabilities, as a function of a block of them.
+
+    ``p`` is the fraction to drop, ``random`` the random key.
+    """
     lead = tuple(shard.outs[0].runs(shard.coordinate)[:-2])
     sizes = (*shard.outs[0].shape[:-1], shard.specs[1].shape[-2])
     return _Drop(p, random, lead, sizes)
@@ -133,8 +151,8 @@ class Round:
     """Description of one ring attention, without its operands.
 
     Its ``repr`` shows everything but values, since it names the op in a recorded step. The keys
-    that rows attend to are given by ``sight``, which may also be read from tensors (``Reads``), or
-    by a mask of this rank's rows and all keys (``masked``).
+    that rows attend to are given by ``sight``, which may also be a ``Reads``, for which tensors are
+    read, or by a mask of this rank's rows and all keys (``masked``).
     """
 
     group: Group
@@ -144,8 +162,11 @@ class Round:
     drop: _Drop | None = None
 
     def ring(self, given: Sequence[Tensor]) -> tuple[Ring, Tensor | None]:
-        """Return (the ``Ring`` to run, the mask or None), from the values of the further tensors
-        ``given``."""
+        """Return (the ``Ring`` to run, the mask or None).
+
+        ``given`` are the tensors that decide which keys are attended to: the mask, or the starts of
+        documents.
+        """
         mask = given[0] if self.masked else None
         sight: Sight = self.sight if isinstance(self.sight, tuple) else self.sight.read(*given)
         # Only inside a single message may the sizes of what is sent depend on values.
@@ -154,7 +175,10 @@ class Round:
         return Ring(needs, self.scale, self.drop), mask
 
     def run(self, way: Any, xs: list[Tensor]) -> list[Tensor]:
-        """Run ``way(xs)``. A recorded step records it as one op, except with dropout."""
+        """Run ``way(xs)``, the forward or backward pass as a function of tensors.
+
+        A recorded step records it as one op, except with dropout.
+        """
         if self.drop is not None:
             return way(xs)
         return current().as_one(way, xs, self.group.ranks)
@@ -162,6 +186,8 @@ class Round:
 
 @dataclass(frozen=True)
 class _Forward:
+    """The forward pass of a ``Round``, as a function of a list of tensors."""
+
     round: Round
 
     def __call__(self, xs: list[Tensor]) -> list[Tensor]:
@@ -172,6 +198,8 @@ class _Forward:
 
 @dataclass(frozen=True)
 class _Backward:
+    """The backward pass of a ``Round``, as a function of a list of tensors."""
+
     round: Round
     of_mask: bool
 
@@ -205,9 +233,9 @@ class _Attention(torch.autograd.Function):
 def attend_round(
     round_: Round, query: Tensor, key: Tensor, value: Tensor, given: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Run the ring attention ``round_`` and return (result, log-sum-exp of each row). The result is
-    differentiable in the operands.
+    """Run the ring attention ``round_``; return (result, log-sum-exp of each row).
 
-    ``given`` are the further tensors that ``round_`` reads: the mask, or the starts of documents.
+    The result is differentiable in the operands. ``given`` are the further tensors that ``round_``
+    reads: the mask, or the starts of documents.
     """
     return _Attention.apply(round_, query, key, value, *given)

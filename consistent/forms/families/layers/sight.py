@@ -31,8 +31,11 @@ _FEWEST, _MOST = 64, 512
 
 @dataclass(frozen=True)
 class Document:
-    """Range of rows that attend only to a range of keys. ``rows`` and ``keys`` are (start, stop).
-    Of these keys, row i attends to those from i + ``low`` to i + ``high``; None is no limit."""
+    """A range of rows that attend only to a range of keys, both (start, stop).
+
+    Of these keys, row i attends to those from i + ``low`` to i + ``high``; None is no limit.
+    ``high=0`` is a causal mask.
+    """
 
     rows: tuple[int, int]
     keys: tuple[int, int]
@@ -45,13 +48,13 @@ Sight = tuple[Document, ...]
 
 @dataclass(frozen=True)
 class Block:
-    """Block of scores between rows of one rank and keys of another, as (start, stop) in their
-    shards.
+    """Block of scores between rows of one rank and keys of another, to be computed at once.
 
-    ``at`` is the logical position of the first row and of the first key. In a ``triangle`` the
-    first row attends to the first key, and each row to one key more than the row before. In a
-    ``band`` (low, high) row i attends to the keys from i + low to i + high, in logical positions.
-    Without either, all rows attend to all keys.
+    ``rows`` and ``keys`` are (start, stop) in their shards, and ``at`` is the logical position of
+    the first row and of the first key. In a ``triangle`` the first row attends to the first key,
+    and each row to one key more than the row before. In a ``band`` (low, high) row i attends to the
+    keys from i + low to i + high, in logical positions. Without either, all rows attend to all
+    keys.
     """
 
     rows: tuple[int, int]
@@ -72,16 +75,21 @@ class Block:
 
 
 def whole(rows: int, keys: int, causal: bool) -> Sight:
-    """Return the description of attention without documents: every row attends to all keys or, if
-    ``causal``, to the keys up to its own position."""
+    """Return the description of attention without documents.
+
+    Every row attends to all keys or, if ``causal``, to the keys up to its own position.
+    """
     return (Document((0, rows), (0, keys), None, 0 if causal else None),)
 
 
 @lru_cache(maxsize=1 << 12)
 def blocks(sight: Sight, rows: Runs, keys: Runs, joins: bool = True) -> tuple[Block, ...]:
-    """Return the blocks of scores that two shards have, one with the runs ``rows`` and one with the
-    runs ``keys``. Runs are (start, size) in the logical tensor. With ``joins``, rectangles that are
-    adjacent in the shards become one, even if their keys are not adjacent in the logical tensor."""
+    """Return the blocks of scores between the rows of one shard and the keys of another.
+
+    The shards store the (start, size) ranges ``rows`` and ``keys`` of the logical tensors. With
+    ``joins``, rectangles that are adjacent in the shards become one, even if their keys are not
+    adjacent in the logical tensor.
+    """
     found: list[Block] = []
     for row, (a, m) in _placed(rows):
         for document in sight:
@@ -96,7 +104,10 @@ def blocks(sight: Sight, rows: Runs, keys: Runs, joins: bool = True) -> tuple[Bl
 
 
 def _placed(runs: Runs) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Yield (start in the shard, run) of each logical run that a shard stores."""
+    """Yield (start in the shard, range) of each logical range that a shard stores.
+
+    ``((0, 2), (6, 2))`` gives (0, (0, 2)) and (2, (6, 2)).
+    """
     first = 0
     for run in runs:
         yield first, run
@@ -104,14 +115,20 @@ def _placed(runs: Runs) -> Iterator[tuple[int, tuple[int, int]]]:
 
 
 def _in_shards(block: Block, row: int, key: int) -> Block:
-    """Convert ``block`` from logical positions to positions in the shards. ``row`` and ``key`` are
-    the differences between the two."""
+    """Convert ``block`` from logical positions to positions in the shards.
+
+    ``row`` and ``key`` are the differences between the two.
+    """
     (a, b), (c, d) = block.rows, block.keys
     places = (a + row, b + row), (c + key, d + key)
     return Block(*places, (a, c), block.triangle, block.band)
 
 
 def _enter(found: list[Block], block: Block, joins: bool) -> None:
+    """Append ``block`` to ``found``; with ``joins``, merge it into the last if both are rectangles.
+
+    They are merged if they have the same rows and adjacent keys.
+    """
     last = found[-1] if found and joins else None
     plain = not block.triangle and block.band is None
     if last is not None and plain and not last.triangle and last.band is None:
@@ -124,8 +141,7 @@ def _enter(found: list[Block], block: Block, joins: bool) -> None:
 def _parts(
     rows: tuple[int, int], keys: tuple[int, int], low: int | None, high: int | None
 ) -> Iterator[Block]:
-    """Yield the blocks, in logical positions, of rows i that attend to the keys i + low to i +
-    high."""
+    """Yield the blocks, in logical positions, of rows i that attend to keys i + low to i + high."""
     (a, b), (c, d) = rows, keys
     if high is not None:  # leave out rows that see no key, and keys that no row sees
         a, d = max(a, c - high), min(d, b + high)
@@ -147,6 +163,7 @@ def _parts(
 
 
 def _band(rows: tuple[int, int], keys: tuple[int, int], low: int, high: int) -> Iterator[Block]:
+    """Yield a band as blocks of 64 to 512 rows, each with only the keys near the diagonal."""
     (a, b), (c, d) = rows, keys
     step = max(_FEWEST, min(_MOST, high - low))
     for first in range(a, b, step):
@@ -169,8 +186,10 @@ def band_mask(block: Block, device: torch.device) -> Tensor | None:
 
 @lru_cache(maxsize=1 << 12)
 def seen(sight: Sight, rows: Runs, keys: Runs) -> Runs:
-    """Return the keys that any of the rows attends to, as (start, size) runs of the keys' shard.
-    Only these need to be sent."""
+    """Return the keys that any of the rows attends to, as (start, size) ranges of the keys' shard.
+
+    Only these need to be sent. The arguments are as in ``blocks``.
+    """
     ranges = sorted(block.keys for block in blocks(sight, rows, keys))
     found: list[tuple[int, int]] = []
     for start, stop in ranges:
@@ -182,8 +201,10 @@ def seen(sight: Sight, rows: Runs, keys: Runs) -> Runs:
 
 
 def packed(given: tuple[Block, ...], held: Runs) -> tuple[Block, ...]:
-    """Return the blocks as they are in a buffer that holds only the runs ``held`` of the shard of
-    keys, one after the other. A rank receives keys in such a buffer."""
+    """Convert blocks to a buffer that has only the ranges ``held`` of the shard of keys.
+
+    A rank receives keys in such a buffer, one range after the other. A block may become several.
+    """
     found = []
     for block in given:
         place = 0

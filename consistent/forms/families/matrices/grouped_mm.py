@@ -34,7 +34,11 @@ _BYTES = 16
 
 @form("grouped_mm")
 def grouped_mm(shard: Shards) -> Tensor:
-    """Run torch._grouped_mm on this rank's rows, columns and groups."""
+    """Run torch._grouped_mm on this rank's rows, columns and groups.
+
+    Where groups are split, the rows of other ranks' groups give zeros, so the ranks' results add
+    up.
+    """
     x, w, *offs = shard.tensors
     dtype = shard.get("out_dtype")
     if not offs:
@@ -56,10 +60,10 @@ def grouped_mm(shard: Shards) -> Tensor:
 def product(
     x: Tensor, w: Tensor, edges: Tensor | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Compute ``torch._grouped_mm`` of the groups between ``edges``. Differentiable any number of
-    times.
+    """Compute ``torch._grouped_mm`` of the groups between ``edges``, as one op.
 
-    Without ``edges`` the operands are [g, m, k] and [g, k, n].
+    Group i spans edges[i] to edges[i + 1]; rows outside all groups give zeros. Without ``edges``
+    the operands are [g, m, k] and [g, k, n]. Differentiable any number of times.
     """
     if edges is None:
         return _filled_up(x, w, None, dtype)
@@ -81,6 +85,7 @@ def _(x: Tensor, w: Tensor, edges: Tensor | None = None, dtype: Any = None) -> T
 
 
 def _shape(x: Tensor, w: Tensor, edges: Tensor | None) -> tuple[int, ...]:
+    """Return the shape of the result of ``product``."""
     if x.ndim == w.ndim == 2:
         assert edges is not None
         return edges.shape[0] - 1, x.shape[0], w.shape[1]
@@ -107,8 +112,10 @@ product.register_autograd(_gradients, setup_context=_keep)
 
 
 def _filled_up(x: Tensor, w: Tensor, offs: Tensor | None, dtype: Any) -> Tensor:
-    """Run torch._grouped_mm with operands whose rows are padded to a length that its kernel takes,
-    and cut the result to size."""
+    """Run torch._grouped_mm on operands that are padded so that its kernel takes them.
+
+    The result is cut to size.
+    """
     inner, outer = _missing(w.shape[-2], w), _missing(w.shape[-1], w)
     filled = _whole_rows(pad(x, (0, inner))), _whole_rows(pad(w, (0, outer, 0, inner)))
     made = grouped(*filled, offs=offs, out_dtype=dtype)
@@ -116,15 +123,20 @@ def _filled_up(x: Tensor, w: Tensor, offs: Tensor | None, dtype: Any) -> Tensor:
 
 
 def _missing(n: int, of: Tensor) -> int:
-    """Return the number of elements that pad a row of ``n`` to a length that torch's kernel takes:
-    a multiple of 16 bytes."""
+    """Return how many elements must be added to a row of ``n`` for torch's kernel.
+
+    It takes rows of a multiple of 16 bytes, and at least 16. ``of`` has the dtype.
+    """
     step = _BYTES // of.element_size()
     return max(step, -(-n // step) * step) - n
 
 
 def _whole_rows(x: Tensor) -> Tensor:
-    """Return ``x`` in row-major or column-major strides that torch's kernel takes; copy it if
-    needed."""
+    """Return ``x`` with strides that torch's kernel takes; copy it if needed.
+
+    The kernel takes row-major and column-major matrices whose rows or columns start at multiples of
+    16 bytes.
+    """
     for along, across in ((-1, -2), (-2, -1)):
         length = x.stride(across)
         apart = length >= max(1, x.shape[along])

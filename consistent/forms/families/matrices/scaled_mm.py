@@ -15,11 +15,10 @@ _COLUMNS = 16  # the number of columns of a product must be a multiple of this
 
 @form("scaled_mm")
 def scaled_mm(shard: Shards) -> Tensor:
-    """Run torch._scaled_mm on this rank's pieces, padded to a number of columns that its kernel
-    takes.
+    """Run torch._scaled_mm on this rank's shards, padded to the columns that its kernel takes.
 
-    cuBLAS requires a row-major first and a column-major second matrix, and pieces that were
-    received are row-major.
+    cuBLAS requires a row-major first and a column-major second matrix, and shards that were
+    received are row-major, so they are copied if needed.
     """
     x, w, *rest = shard.tensors
     rows, columns = shard.out_shape()

@@ -19,7 +19,7 @@ from ...registry import Shards, form
 
 
 def _before(shard: Shards, total: Tensor) -> Tensor:
-    """Gather the ranks' totals, and return those of the shards before this one as [shards, ...]."""
+    """Gather the ranks' totals; return those of the shards before this one as [shards, ...]."""
     return stack(shard, total)[: slot(shard)[0]]
 
 
@@ -45,8 +45,7 @@ def _cumprod(shard: Shards) -> Tensor:
 
 @form("logcumsumexp")
 def _logcumsumexp(shard: Shards) -> Tensor:
-    """Run logcumsumexp on the shard with one number in front that stands for all shards before
-    it."""
+    """Run logcumsumexp on the shard, with one number in front for all shards before it."""
     x, dim = wide(shard.tensors[0]), shard.call.dim()
     before = _before(shard, x.logsumexp(dim, keepdim=True)).logsumexp(0)
     scanned = torch.cat([before, x], dim).logcumsumexp(dim).narrow(dim, 1, x.shape[dim])
@@ -55,8 +54,10 @@ def _logcumsumexp(shard: Shards) -> Tensor:
 
 @form("cummax_or_cummin")
 def _cummax_or_cummin(shard: Shards) -> Any:
-    """Run cummax or cummin. Among equal numbers the last index counts, and NaN wins, as in
-    torch."""
+    """Run cummax or cummin.
+
+    Among equal numbers the last index counts, and NaN wins, as in torch.
+    """
     x, dim, is_max = shard.tensors[0], shard.call.dim(), shard.call.name == "cummax"
     own, at = shard.run(x, dim)
     at = at + shard.region()[0][dim]
@@ -72,8 +73,10 @@ def _cummax_or_cummin(shard: Shards) -> Any:
 
 
 def _last(x: Tensor, own: Tensor, at: Tensor, dim: int, is_max: bool) -> tuple[Tensor, Tensor]:
-    """Return (last value of this rank's scan, its index), which later ranks start from. An empty
-    shard gives the identity of the scan and index 0."""
+    """Return (last value of this rank's scan, its index), from which later ranks start.
+
+    An empty shard gives the identity of the scan (-inf for a maximum) and index 0.
+    """
     if x.shape[dim]:
         return own.narrow(dim, -1, 1), at.narrow(dim, -1, 1)
     shape = [1 if d == dim else n for d, n in enumerate(x.shape)]
@@ -85,8 +88,10 @@ def _last(x: Tensor, own: Tensor, at: Tensor, dim: int, is_max: bool) -> tuple[T
 
 @form("trapezoid")
 def _trapezoid(shard: Shards) -> Tensor:
-    """Sum the shard's values with the weights of the trapezoid rule. The weight of a point is half
-    of the distance from the point before it to the point after it."""
+    """Sum the shard's values with the weights of the trapezoid rule.
+
+    The weight of a point is half of the distance from the point before it to the point after it.
+    """
     y, dim, n = shard.tensors[0], shard.call.dim("dim", -1), shard.specs[0].shape
     start, size = (side[dim] for side in shard.region())
     if len(shard.tensors) > 1:

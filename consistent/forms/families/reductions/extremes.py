@@ -22,8 +22,10 @@ _LAST = torch.iinfo(torch.int64).max
 
 
 def local_extreme(x: Tensor, dims: Sequence[int], is_max: bool) -> Tensor:
-    """Return amax or amin of one shard over ``dims``, with ``keepdim=True``. If the shard is empty
-    along ``dims``, return the identity of the reduction."""
+    """Return amax or amin of one shard over ``dims``, with ``keepdim=True``.
+
+    If the shard is empty along ``dims``, it is the identity of the reduction (-inf for a maximum).
+    """
     if not dims:
         return x
     if all(x.shape[d] for d in dims):
@@ -33,8 +35,10 @@ def local_extreme(x: Tensor, dims: Sequence[int], is_max: bool) -> Tensor:
 
 
 class _Evenly(torch.autograd.Function):
-    """Autograd function that returns ``value`` and divides its gradient by ``count``, evenly among
-    the elements of ``x`` in the mask ``ties``."""
+    """Identity on ``value``, an extreme of ``x``, that divides its gradient by ``count``.
+
+    Each element of ``x`` in the mask ``ties`` gets the quotient, the others 0.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, value: Tensor, ties: Tensor, count: Tensor) -> Tensor:
@@ -48,8 +52,10 @@ class _Evenly(torch.autograd.Function):
 
 
 def extreme_over(shard: Shards, x: Tensor, dims: Sequence[int], is_max: bool) -> Tensor:
-    """Return amax or amin over ``dims`` of all shards, with ``keepdim=True``. NaN wins, and ties
-    share the gradient."""
+    """Return amax or amin of ``x`` over ``dims`` of all shards, with ``keepdim=True``.
+
+    NaN wins, and ties share the gradient.
+    """
     with torch.no_grad():
         every = stack(shard, local_extreme(x, dims, is_max))
         value = every.amax(0) if is_max else every.amin(0)
@@ -65,9 +71,11 @@ def extreme_over(shard: Shards, x: Tensor, dims: Sequence[int], is_max: bool) ->
 
 
 def evenly(shard: Shards, x: Tensor, value: Tensor, ties: Tensor, dims: Sequence[int]) -> Tensor:
-    """Return an extreme ``value`` with an autograd graph that divides its gradient evenly among the
-    elements that attain it, those in the mask ``ties``. ``value`` is the same on every rank, and
-    keeps ``dims`` with size 1."""
+    """Return an extreme ``value`` whose gradient is shared by the elements of ``x`` that attain it.
+
+    These are in the mask ``ties``. ``value`` is the same on every rank, and keeps ``dims`` with
+    size 1.
+    """
     with torch.no_grad():
         count = shard.sum(ties.sum(tuple(dims), keepdim=True))
         # Only one rank contributes the value to the sum below, and every rank gets a gradient.
@@ -80,7 +88,7 @@ def evenly(shard: Shards, x: Tensor, value: Tensor, ties: Tensor, dims: Sequence
 
 @form("any_or_all")
 def _any_or_all(shard: Shards) -> Tensor:
-    """Run any or all on the shard, and combine the ranks' results."""
+    """Run any or all on the shard, and then on the ranks' results."""
     found = shard.run(*shard.args, **shard.kwargs)
     every = parted(shard, found)
     return (every.any(0) if shard.call.name == "any" else every.all(0)).to(found.dtype)
@@ -88,8 +96,10 @@ def _any_or_all(shard: Shards) -> Tensor:
 
 @form("amax_or_amin")
 def _amax_or_amin(shard: Shards) -> Tensor:
-    """Run amax or amin, or max or min of all elements: reduce the shard, then the ranks'
-    results."""
+    """Run amax or amin, or max or min of all elements.
+
+    Each rank reduces its shard, then the ranks' results are reduced.
+    """
     x, dims = shard.tensors[0], shard.call.dims()
     is_max = shard.call.name.endswith("max")
     keepdim = shard.call.name.startswith("a") and bool(shard.get("keepdim"))
@@ -121,8 +131,10 @@ def _aminmax(shard: Shards) -> Any:
 
 @form("argmax_or_argmin")
 def _argmax_or_argmin(shard: Shards) -> Any:
-    """Run argmax, argmin, or max or min along a dim, which return indices. Among equals the first
-    index wins."""
+    """Run argmax, argmin, or max or min along a dim, which return indices.
+
+    Among equals the first index wins.
+    """
     x, dims = shard.tensors[0], shard.call.dims()
     is_max = shard.call.name.endswith("max")
     value, index = _local_winner(shard, x, is_max)
@@ -142,8 +154,10 @@ def _argmax_or_argmin(shard: Shards) -> Any:
 
 
 def _local_winner(shard: Shards, x: Tensor, is_max: bool) -> tuple[Tensor, Tensor]:
-    """Return (extreme of the shard, its index in the logical tensor), with dims kept. The index is
-    into the flattened tensor if the op reduces all elements."""
+    """Return (extreme of the shard, its index in the logical tensor), with dims kept.
+
+    The index is into the flattened tensor if the op reduces all elements.
+    """
     dims, starts = shard.call.dims(), shard.region()[0]
     shape = [1 if d in dims else n for d, n in enumerate(x.shape)]
     if not all(x.shape[d] for d in dims):
@@ -169,8 +183,7 @@ def _local_winner(shard: Shards, x: Tensor, is_max: bool) -> tuple[Tensor, Tenso
 
 @form("topk")
 def _topk(shard: Shards) -> Any:
-    """Run topk: each rank contributes the k best elements of its shard, and the result is the k
-    best of these."""
+    """Run topk: the result is the k best of the k best elements of each shard."""
     x, dim, k = shard.tensors[0], shard.call.dim("dim", -1), shard.get("k")
     how = (shard.get("largest", True), shard.get("sorted", True))
     values, index = x.topk(k, dim, *how)

@@ -27,22 +27,30 @@ from .extremes import local_extreme
 
 @form("mean_loss")
 def _mean_loss(shard: Shards) -> Tensor:
-    """Return the sum of the shard's losses divided by the logical number of losses. It is this
-    rank's addend of the mean, so the result is P."""
+    """Return the sum of the shard's losses divided by the logical number of losses.
+
+    It is this rank's addend of the mean, so the result is P.
+    """
     return _run_with(shard, SUM) / _count(shard)
 
 
 @form("half_loss")
 def _half_loss(shard: Shards) -> Tensor:
-    """Run a loss in half precision whose mean or sum is accumulated in float32 before it is
-    rounded."""
+    """Run the mean or sum of a loss in half precision, accumulated in float32.
+
+    It is rounded once, at the end.
+    """
     total = wide(_run_with(shard, NONE)).sum()
     mean = reduction_of(shard.call) == MEAN
     return summed(shard, total / _count(shard) if mean else total)
 
 
 def _count(shard: Shards) -> int:
-    """Return the number of losses in all shards, by which a mean divides."""
+    """Return the number of losses in all shards, by which a mean divides.
+
+    It is one per row for margin losses other than soft_margin_loss and for cosine_embedding_loss,
+    else one per element.
+    """
     shapes = [spec.shape for spec in shard.specs]
     by_row = "margin_loss" in shard.call.name or shard.call.name == "cosine_embedding_loss"
     one_each = by_row and shard.call.name != "soft_margin_loss"
@@ -67,7 +75,7 @@ class _Rows:
     """Helper of cross_entropy and nll_loss on this rank's rows and classes.
 
     It knows the axes that split rows, the axes that split classes, and the range of classes that
-    this rank holds.
+    this rank holds (``start``, ``held``).
     """
 
     def __init__(self, shard: Shards) -> None:
@@ -87,8 +95,10 @@ class _Rows:
             self.total_weight = self.weight.detach().sum()
 
     def reduce(self, losses: Tensor, count: Tensor | float | None = None) -> Tensor:
-        """Reduce losses of shape [rows] by the call's ``reduction``. A mean divides by ``count``,
-        the number in all shards."""
+        """Reduce losses of shape [rows] by the call's ``reduction``.
+
+        A mean divides by ``count``, the number (or weight) of rows in all shards.
+        """
         reduction = reduction_of(self.shard.call)
         if reduction == NONE:
             return losses
@@ -99,18 +109,23 @@ class _Rows:
         return self.joined(total, self.row_axes)
 
     def joined(self, total: Tensor, axes: tuple[int, ...]) -> Tensor:
-        """All-reduce ``total`` over ``axes``. Along axes where the op's result is P, each rank
-        keeps its own addend."""
+        """All-reduce ``total`` over ``axes``.
+
+        Along axes where the op's result is P, nothing is done: each rank keeps its own addend.
+        """
         out = self.shard.outs[0]
         whole = tuple(a for a in axes if not out.sbp[a].is_partial)
         return sum_over(total, self.shard.placement, whole) if whole else total
 
     def find(self, target: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Check the targets against ``ignore_index`` and the number of classes.
+        """Check the targets; return them as the loss uses them.
 
         Returns:
-            (targets, with 0 for ignored rows; mask of the rows that are not ignored; class weight
-            of each row's target, or None).
+            (targets, with 0 for rows of ``ignore_index``; mask of the rows that are not ignored;
+                class weight of each row's target, or None).
+
+        Raises:
+            IndexError: a target is not one of the classes.
         """
         valid = target != self.shard.get("ignore_index", -100)
         # ignore_index may be outside the classes, so replace it before the check.
@@ -122,8 +137,12 @@ class _Rows:
         return target, valid, weight
 
     def place(self, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (index of each row's target among the classes that this rank holds, mask of the
-        rows whose target it holds). The index has the class dim, for gather and scatter."""
+        """Return where each row's target is among the classes that this rank holds.
+
+        Returns:
+            (index of the target, or 0 if another rank holds it, with the class dim for gather and
+                scatter; mask of the rows whose target is held here).
+        """
         place = target - self.start
         mine = (place >= 0) & (place < self.held)
         return torch.where(mine, place, 0).unsqueeze(self.dim), mine
@@ -136,8 +155,10 @@ class _Rows:
         return torch.where(mine, x.gather(self.dim, place).squeeze(self.dim), 0)
 
     def put(self, values: Tensor, target: Tensor, like: Tensor) -> Tensor:
-        """Return zeros like ``like``, but in each row its number from ``values`` at its target
-        class."""
+        """Return zeros like ``like`` with ``values``, one per row, at each row's target class.
+
+        Rows whose target another rank holds are all zeros.
+        """
         if self.held == 0:
             return torch.zeros_like(like)
         place, mine = self.place(target)
@@ -145,8 +166,7 @@ class _Rows:
         return torch.zeros_like(like).scatter(self.dim, place, own)
 
     def gather(self, x: Tensor) -> Tensor:
-        """Gather ``x`` of shape [...] from the ranks that split the classes, as [ranks, ...] on
-        each."""
+        """Gather ``x`` of shape [...] from the ranks that split the classes, as [ranks, ...]."""
         placement, axes = self.shard.placement, self.class_axes
         entries = tuple(S(0) if a in axes else B for a in range(placement.ndim))
         shape = (math.prod(placement.shape[a] for a in axes), *x.shape)
@@ -154,8 +174,11 @@ class _Rows:
         return run(x.unsqueeze(0), src, src.with_sbp((B,) * placement.ndim))
 
     def count(self, valid: Tensor, weight: Tensor | None, like: Tensor) -> Tensor | None:
-        """Return the number of rows in all shards that are not ignored, or the sum of their
-        weights. It divides a mean; for other reductions it is None."""
+        """Return the number by which a mean divides, or None if the call's reduction is another.
+
+        It is the number of rows in all shards that are not ignored, or the sum of their weights.
+        ``like`` gives the dtype.
+        """
         if reduction_of(self.shard.call) != MEAN:
             return None
         with torch.no_grad():
@@ -167,8 +190,10 @@ class _Rows:
             return sum_over(counted.sum(), self.shard.placement, self.row_axes)
 
     def sliced(self, by_class: Tensor, x: Tensor) -> Tensor:
-        """Cut a vector over all classes to the classes that this rank holds, shaped to broadcast to
-        ``x``."""
+        """Cut ``by_class``, a vector over all classes, to the classes that this rank holds.
+
+        It is shaped to broadcast to ``x``.
+        """
         shape = [1] * x.ndim
         shape[self.dim] = self.held
         return by_class[self.start : self.start + self.held].reshape(shape)
@@ -195,16 +220,19 @@ def _cross_entropy(shard: Shards) -> Tensor:
 
 
 def _of_indices(rows: _Rows, x: Tensor) -> Tensor:
-    """Return cross_entropy for target indices: -log p[target], or with label smoothing mixed with
-    -sum over classes of weight * log p / classes."""
+    """Return cross_entropy for target indices, which is -log p[target] for each row.
+
+    With label smoothing this is mixed with -sum over classes of weight * log p / classes.
+    """
     target, valid, weight = rows.find(rows.shard.tensors[1].to(torch.int64))
     losses = torch.where(valid, _FromLogits.apply(x, rows, target, weight), 0)
     return _Shared.apply(rows.reduce(losses, rows.count(valid, weight, losses)), rows)
 
 
 class _Shared(torch.autograd.Function):
-    """Autograd function for a loss that all ranks of split classes have. Each rank has used the
-    loss, so the gradient that goes on is the sum of the ranks' gradients.
+    """Identity on a loss that all ranks of split classes have, with a summed gradient.
+
+    Each rank has used the loss, so the gradient that goes on is the sum of the ranks' gradients.
 
     ```
     forward    a        a        a       --->    a        a        a
@@ -227,7 +255,7 @@ class _Shared(torch.autograd.Function):
 
 
 class _FromLogits(torch.autograd.Function):
-    """Autograd function that computes the losses, [rows], of logits whose classes are split.
+    """Compute the cross entropy of each row, [rows], from logits whose classes are split.
 
     It reads the logits once in each direction.
 
@@ -274,8 +302,11 @@ class _FromLogits(torch.autograd.Function):
 
 
 def _gradient(ctx: Any, grad: Tensor) -> Tensor:
-    """Return the gradient of this rank's logits, from ``grad``, that of the losses. For second
-    derivatives it is computed by torch's own ops, else by a fused kernel."""
+    """Return the gradient of this rank's logits, from ``grad``, that of the losses.
+
+    For second derivatives it is computed by torch's own ops, else by a fused kernel. ``ctx`` is
+    that of ``_FromLogits``.
+    """
     rows, (reference, total, chosen, every, smooth) = ctx.rows, ctx.numbers
     x, target = ctx.saved_tensors
     if not torch.is_grad_enabled():
@@ -293,8 +324,10 @@ def _gradient(ctx: Any, grad: Tensor) -> Tensor:
 
 
 def _of_probabilities(rows: _Rows, x: Tensor) -> Tensor:
-    """Return cross_entropy for target probabilities: -sum over classes of weight * target * log p,
-    with the call's reduction."""
+    """Return cross_entropy for target probabilities, with the call's reduction.
+
+    The loss of a row is -sum over classes of weight * target * log p.
+    """
     smoothing = rows.shard.get("label_smoothing", 0.0)
     target = rows.shard.tensors[1].to(x.dtype) * (1 - smoothing) + smoothing / rows.classes
     if rows.weight is not None:

@@ -31,11 +31,15 @@ def _rows(x: Tensor, dims: Sequence[int]) -> Tensor:
 
 
 def _found(shard: Shards, key: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (key at each of ``places`` in the sorted rows, how many equal keys come before that
-    place), both [places, rows].
+    """Return the key at each of ``places`` in the sorted rows, without sorting.
 
-    ``key`` has the sort keys of this rank's items, [rows, own items]. ``places``, [places, rows],
-    are the same on every rank.
+    Args:
+        shard: the call.
+        key: sort keys of this rank's items, [rows, own items].
+        places: positions in the sorted rows, [places, rows], the same on every rank.
+
+    Returns:
+        (the keys; how many equal keys come before each place), both [places, rows].
     """
     bits = key.dtype.itemsize * 8
     key, prefix = key.long().unsqueeze(0), torch.zeros_like(places)
@@ -58,8 +62,11 @@ def _found(shard: Shards, key: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
 def _taken(
     shard: Shards, x: Tensor, key: Tensor, places: Tensor, start: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Return (values, indices along the reduced dim) at ``places`` of the sorted rows ``x``, both
-    [places, rows], on every rank. ``start`` is the logical index of this rank's first item."""
+    """Return (values, indices along the reduced dim) at ``places`` of the sorted rows.
+
+    Both are [places, rows], on every rank. ``x`` are this rank's items, [rows, own items], ``key``
+    their sort keys, and ``start`` is the logical index of the first.
+    """
     wanted, nth = _found(shard, key, places)
     ties = key.long() == wanted.unsqueeze(-1)
     own = ties.sum(-1)
@@ -72,8 +79,11 @@ def _taken(
 
 
 def _middle(shard: Shards, x: Tensor, n: int) -> Tensor:
-    """Return the position of the median in each sorted row of ``n`` items, as [1, rows]. For
-    median, a row with a NaN gives the position of a NaN; for nanmedian NaNs are not counted."""
+    """Return the position of the median in each sorted row of ``n`` items, as [1, rows].
+
+    For median, a row with a NaN gives the position of a NaN; for nanmedian NaNs are not counted.
+    ``x`` are this rank's items, as in ``_taken``.
+    """
     nans = shard.sum(x.isnan().sum(-1))
     if shard.call.name == "nanmedian":
         return ((n - nans - 1) // 2).clamp_min(0).unsqueeze(0)
@@ -111,8 +121,10 @@ def _of_all(shard: Shards) -> Tensor:
 
 @form("quantile")
 def _quantile(shard: Shards) -> Tensor:
-    """Run quantile or nanquantile. They interpolate between the elements around the fraction q of
-    the sorted order."""
+    """Run quantile or nanquantile.
+
+    They interpolate between the elements around the fraction q of the sorted order.
+    """
     x, dims, q = shard.tensors[0], shard.call.dims(), shard.get("q")
     rows, n = _rows(x, dims), math.prod(shard.specs[0].shape[d] for d in dims)
     q = (q if isinstance(q, Tensor) else x.new_tensor(q)).reshape(-1, 1)

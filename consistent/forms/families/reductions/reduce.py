@@ -40,8 +40,10 @@ def _count(shard: Shards, dims: Sequence[int]) -> int:
 
 
 def _accumulated(shard: Shards) -> Tensor:
-    """Return the first operand's shard in the dtype in which torch accumulates the result, such as
-    float32 for half precision."""
+    """Return the first operand's shard in the dtype in which torch accumulates the result.
+
+    It is float32 for half precision.
+    """
     dtype = shard.outs[0].dtype
     return wide(shard.tensors[0]).to(wide_dtype(dtype))
 
@@ -55,8 +57,10 @@ def _sum(shard: Shards) -> Tensor:
 
 @form("mean")
 def _mean(shard: Shards) -> Tensor:
-    """Run mean: each rank divides the sum of its shard by the logical number of elements, and these
-    quotients add up to the mean."""
+    """Run mean: each rank divides the sum of its shard by the logical number of elements.
+
+    These quotients add up to the mean.
+    """
     dims = shard.call.dims()
     return summed(shard, _accumulated(shard).sum(dims, _keepdim(shard)) / _count(shard, dims))
 
@@ -70,8 +74,10 @@ def _nanmean(shard: Shards) -> Tensor:
 
 @form("trace")
 def _trace(shard: Shards) -> Tensor:
-    """Run trace: sum the part of the diagonal that is in the shard. Element (i, j) of the shard is
-    element (i + top, j + left) of the whole."""
+    """Run trace: sum the part of the diagonal that is in the shard.
+
+    Element (i, j) of the shard is element (i + top, j + left) of the logical matrix.
+    """
     top, left = shard.region()[0]
     return summed(shard, _accumulated(shard).diagonal(top - left).sum())
 
@@ -100,8 +106,10 @@ def _logsumexp(shard: Shards) -> Tensor:
 
 @form("variance")
 def _variance(shard: Shards) -> Any:
-    """Run var, std, var_mean or std_mean. The ranks first join the mean, then the squared
-    deviations from it."""
+    """Run var, std, var_mean or std_mean.
+
+    The ranks first join the mean, then the squared deviations from it.
+    """
     correction, dims, keepdim = spread_of(shard.call)
     x, n = wide(shard.tensors[0]), _count(shard, dims)
     mean = shard.sum(x.sum(dims, keepdim=True)) / n
@@ -120,8 +128,11 @@ def _variance(shard: Shards) -> Any:
 
 @form("norm")
 def _norm(shard: Shards) -> Tensor:
-    """Run a vector norm. For order p > 0 it is the norm of the shards' norms; for inf or -inf, the
-    largest or smallest absolute value; for 0, the number of nonzero elements."""
+    """Run a vector norm: reduce the shard, then the ranks' results.
+
+    For order p > 0 it is the norm of the shards' norms; for inf or -inf, the largest or smallest
+    absolute value; for 0, the number of nonzero elements.
+    """
     order, dims = norm_of(shard.call)
     assert order is not None
     x, out = wide(shard.tensors[0]), shard.outs[0]
@@ -138,7 +149,10 @@ def _norm(shard: Shards) -> Tensor:
 
 @form("cosine_similarity")
 def _cosine_similarity(shard: Shards) -> Tensor:
-    """Sum the products of the pairs and both squares over the ranks, then divide."""
+    """Run cosine_similarity along a split dim: sum over the ranks, then divide.
+
+    The sums are those of x * y, x * x and y * y, of each pair of vectors.
+    """
     x, y = torch.broadcast_tensors(*map(wide, shard.tensors))
     dim = shard.get("dim") % max(x.ndim, 1)
     sums = torch.stack([(a * b).sum(dim) for a, b in ((x, y), (x, x), (y, y))])
@@ -151,7 +165,10 @@ def _cosine_similarity(shard: Shards) -> Tensor:
 
 @form("softmax")
 def _softmax(shard: Shards) -> Tensor:
-    """Run softmax or log_softmax: find the largest of all shards, then sum the exponentials."""
+    """Run softmax or log_softmax along a split dim.
+
+    The ranks join the largest value, then the sum of exponentials, of each row.
+    """
     dim, dtype = shard.call.dim(), shard.outs[0].dtype
     x = wide(shard.tensors[0])
     x = x.to(dtype) if dtype.itemsize > x.dtype.itemsize else x

@@ -31,7 +31,10 @@ from .sort_keys import keys
 
 @form("sort")
 def _sort(shard: Shards) -> Any:
-    """Run sort, argsort or msort: exchange sorted runs, or gather the pieces if they are short."""
+    """Run sort, argsort or msort along a split dim.
+
+    The ranks exchange parts of their sorted shards, or gather the shards if they are short.
+    """
     name, x = shard.call.name, shard.tensors[0]
     descending = name != "msort" and bool(shard.get("descending", False))
     dim = 0 if name == "msort" else shard.call.dim("dim", -1)
@@ -52,8 +55,10 @@ def _sort(shard: Shards) -> Any:
 
 
 def _is_short(shard: Shards, dim: int) -> bool:
-    """Return whether pieces are so short that all of their items would be samples, so that
-    gathering them is cheaper."""
+    """Return whether gathering the pieces is cheaper than exchanging sorted runs.
+
+    It is if all of their items would be samples, by which the ranks agree on the cuts.
+    """
     n = slot(shard)[1]
     return n == 1 or max(sizes[dim] for _, sizes in shard.regions()) <= SAMPLES * n
 
@@ -69,8 +74,10 @@ def _sorted_whole(shard: Shards, dim: int, descending: bool) -> tuple[Tensor, Te
 
 
 def _sorted_row(shard: Shards, x: Tensor, dim: int, descending: bool) -> tuple[Tensor, Tensor]:
-    """Sort one vector whose pieces the ranks hold, and return this rank's piece of (sorted values,
-    indices). ``x`` is this rank's piece of the vector."""
+    """Sort one vector whose pieces the ranks hold; ``x`` is this rank's piece.
+
+    Returns this rank's piece of (sorted values, indices).
+    """
     ranks, me = shard.ranks, slot(shard)[0]
     pieces = [(starts[dim], sizes[dim]) for starts, sizes in shard.regions()]
     key, order = keys(x, descending).sort(stable=True)

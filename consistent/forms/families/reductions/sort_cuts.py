@@ -30,10 +30,10 @@ _Window = tuple[tuple[int, int], ...]  # for each rank, the (first, last) possib
 
 @dataclass(frozen=True)
 class Cuts:
-    """Function that returns how many items go from each rank to each, as [n, n] and the same on
-    every rank.
+    """Finds how many items of its sorted run each rank sends to each, so that all get their pieces.
 
-    It takes the sorted keys and their places in the whole, which are in order where keys are equal.
+    Called with the sorted keys and the logical indices of the items, which are in order where keys
+    are equal. Returns the counts as [n, n], the same on every rank.
 
     Args:
         sizes: sizes of the pieces of all ranks.
@@ -64,8 +64,11 @@ class Cuts:
     def _samples(
         self, key: Tensor, place: Tensor, windows: Sequence[_Window]
     ) -> dict[_Window, tuple[list[list[int]], Tensor]]:
-        """Return, for each window, (spots of each rank, the samples at these spots on all
-        ranks)."""
+        """Share samples of the items in ``windows``, the possible cuts in each rank's run.
+
+        Returns, for each window, (spots of each rank: indices in its run; the samples (key, index)
+        at these spots on all ranks).
+        """
         most, asked = SAMPLES * len(self.ranks), list(dict.fromkeys(windows))
         spots = {window: [_spots(*each, most) for each in window] for window in asked}
         mine = [spot for window in asked for spot in spots[window][self.me]]
@@ -78,6 +81,7 @@ class Cuts:
 
 
 def _is_open(window: _Window) -> bool:
+    """Return whether the cut is not yet known on some rank."""
     return any(low < high for low, high in window)
 
 
@@ -92,13 +96,13 @@ def _even(size: int, parts: int) -> list[int]:
 
 
 def _narrowed(window: _Window, spots: list[list[int]], samples: Tensor, border: int) -> _Window:
-    """Return ``window`` narrowed by ``samples`` (key, place), which are at ``spots``. ``border``
-    items of the whole are before the cuts.
+    """Return ``window`` narrowed by ``samples`` (key, index), which are at ``spots`` of the runs.
 
-    If a sample is before the border, no rank has more items before the sample than before its cut;
-    otherwise no rank has fewer. So the sample is before the border if and only if these numbers,
-    each clamped to its window, sum up to less than ``border``. For the sample's own rank the number
-    is its spot; for other ranks the samples around it give bounds.
+    ``border`` items of the whole are before the cuts. If a sample is before the border, no rank has
+    more items before the sample than before its cut; otherwise no rank has fewer. So the sample is
+    before the border if and only if these numbers, each clamped to its window, sum up to less than
+    ``border``. For the sample's own rank the number is its spot; for other ranks the samples around
+    it give bounds.
     """
     if not _is_open(window):
         return window

@@ -13,10 +13,10 @@ _INTS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def keys(x: Tensor, descending: bool = False) -> Tensor:
-    """Return integers as wide as the elements of ``x`` that compare as the elements do. NaN is the
-    largest, and -0 is 0.
+    """Return integers that compare as the elements of ``x`` do; NaN is the largest, and -0 is 0.
 
-    uint8 takes 16 bits, for the sign.
+    They are as wide as the elements, but uint8 takes 16 bits, for the sign. With ``descending``
+    they compare the other way.
     """
     x = x.detach()
     if x.is_floating_point():

@@ -228,4 +228,7 @@ class _Recorder:
 def _is_same(x: torch.Tensor, y: torch.Tensor) -> bool:
     """Return whether two tensors have one memory, as the operand and the result of ``contiguous()``
     may have."""
-    return plain(x).untyped_storage() is plain(y).untyped_storage()
+    x, y = plain(x), plain(y)
+    if x.layout is not torch.strided or y.layout is not torch.strided:
+        return x is y
+    return x.untyped_storage() is y.untyped_storage()

@@ -22,23 +22,26 @@ _LARGER = ("bitwise_or", "logical_or")
 
 
 def rising(call: Call) -> list[Signature]:
-    """Return the signatures of an increasing op: P(max) and P(min) of the first operand pass.
+    """Return the signatures ``P(max) -> P(max)`` and ``P(min) -> P(min)`` of an increasing op.
 
-    The other operands are B.
+    They are for the first operand; other operands are B.
     """
     return [call.make({0: kind}, kind) for kind in EXTREMES]
 
 
 def falling(call: Call) -> list[Signature]:
-    """Return the signatures of a decreasing op, which swaps P(max) and P(min) of the first operand.
+    """Return the signatures ``P(max) -> P(min)`` and ``P(min) -> P(max)`` of a decreasing op.
 
-    The other operands are B.
+    They are for the first operand; other operands are B.
     """
     return [call.make({0: kind}, SWAPPED[kind]) for kind in EXTREMES]
 
 
 def shifted(call: Call) -> list[Signature]:
-    """Return the P(max) and P(min) signatures of x + c, x - c and c - x with a number c."""
+    """Return the P(max) and P(min) signatures of x + c, x - c and c - x with a number c.
+
+    The first two pass P(max), and c - x swaps it with P(min). There are none for other operands.
+    """
     c = _number(call)
     if c is None or call.kwargs.get("alpha", 1) != 1:
         return []
@@ -48,7 +51,10 @@ def shifted(call: Call) -> list[Signature]:
 
 
 def scaled(call: Call) -> list[Signature]:
-    """Return the P(max) and P(min) signatures of x * c and x / c with a number c other than 0."""
+    """Return the P(max) and P(min) signatures of x * c and x / c with a number c other than 0.
+
+    A positive c passes P(max), and a negative one swaps it with P(min).
+    """
     c = _number(call)
     divides = call.name not in ("mul", "multiply")
     if not c or call.kwargs.get("rounding_mode") or (divides and _number_is_first(call)):
@@ -59,8 +65,8 @@ def scaled(call: Call) -> list[Signature]:
 def chosen(call: Call) -> list[Signature]:
     """Return the P(max) and P(min) signatures of where(condition, x, y).
 
-    Both x and y may be P(max), or one of them if the other is B or a number: that one is then its
-    own largest and smallest value.
+    x and y may both be P(max), or one of them, and the other is B or a number. A value that is
+    equal on all ranks is its own maximum and minimum.
     """
     sources = [i for i in range(1, len(call.operands))]
     picks = [sources, *([i] for i in sources if len(sources) > 1)]
@@ -70,7 +76,8 @@ def chosen(call: Call) -> list[Signature]:
 def of_truths(call: Call) -> list[Signature]:
     """Return the P(max) and P(min) signatures of ``or`` and ``and`` of bools.
 
-    ``or`` is the larger and ``and`` the smaller of two bools, and they distribute over each other.
+    ``x or y`` is max(x, y), and ``and`` is min. So ``or`` has ``P(max), P(max) -> P(max)``. If one
+    operand is P(max) or P(min) and the other B, the result is so too, for both ops.
     """
     if any(x.spec.dtype is not torch.bool for x in call.operands):
         return []
@@ -81,9 +88,9 @@ def of_truths(call: Call) -> list[Signature]:
 
 
 def _number(call: Call) -> float | None:
-    """Return the number of a call with one floating-point tensor and one number, else None.
+    """Return c of ``op(x, c)`` or ``op(c, x)``, where x is the only tensor; None for other calls.
 
-    The tensor's dtype must hold both the number and its inverse.
+    None too, if x is not floating-point, or if its dtype cannot hold c as a normal number or 0.
     """
     dtype = call.operands[0].spec.dtype
     if len(call.operands) != 1 or not dtype.is_floating_point:

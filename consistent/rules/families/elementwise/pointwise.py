@@ -16,8 +16,7 @@ from . import monotone
 def of_truths(call: Call, parts: int) -> list[Signature]:
     """Return signatures of and/or: all operands are split along the same dim of the result.
 
-    For bools ``or`` also has the signatures of `max(..., ...) -> ...`, and ``and`` those of
-    `min(..., ...) -> ...`, which pass P(max) and P(min).
+    Operands that are bools may also be P(max) or P(min), see ``monotone.of_truths``.
     """
     made = notation.of_call("f(...*) -> ...", call, parts)
     return made + monotone.of_truths(call)
@@ -26,8 +25,8 @@ def of_truths(call: Call, parts: int) -> list[Signature]:
 def fill(call: Call, parts: int) -> list[Signature]:
     """Return signatures of fill and zero, which overwrite x: it may be split along any dim.
 
-    Out of place, x may be partial in any way, since only its shape is read. In place it keeps its
-    SBP: P stays P if it becomes zeros, and P(max) and P(min) stay for any value.
+    Out of place only the shape of x is read, so it may be partial: ``P -> B``. In place x keeps its
+    SBP: ``P -> P`` for zeros, and ``P(max) -> P(max)`` for any value.
     """
     made = notation.of_call("f(...*) -> ...", call, parts)
     if not call.inplace:
@@ -39,8 +38,8 @@ def fill(call: Call, parts: int) -> list[Signature]:
 def chosen(call: Call, parts: int) -> list[Signature]:
     """Return signatures of where(condition, x, y): all operands are split along the same dim.
 
-    P passes if x and y are both P. A call with a condition alone is nonzero, and has the signatures
-    of that op.
+    If x and y are both P, the result is P. ``where(condition)`` alone has the signatures of
+    nonzero.
     """
     if data_dependent.nonzero_outs(call):
         return data_dependent.nonzero(call, parts)

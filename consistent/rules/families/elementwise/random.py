@@ -16,8 +16,8 @@ from ...table import Row, add_rows
 def fill(call: Call, parts: int) -> list[Signature]:
     """Return signatures of in-place draws such as ``x.uniform_()``: any dim of x may be split.
 
-    Each rank draws the values of its own elements. If x is P, the first rank holds the values, and
-    the others hold zeros.
+    Each rank draws the values of its own elements. x may be P too: the first rank then gets the
+    values, and the others get zeros.
     """
     made = notation.of_call("f(...*) -> ...; by random_fill", call, parts)
     if len(call.operands) == 1 and call.inplace:
@@ -26,7 +26,10 @@ def fill(call: Call, parts: int) -> list[Signature]:
 
 
 def normal(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of x.normal_() and torch.normal: operands are split along the same dim."""
+    """Return signatures of x.normal_() and torch.normal.
+
+    All operands (mean and deviation) are split along the same dim as the result.
+    """
     if call.inplace:
         return fill(call, parts)
     return notation.of_call("f(...*) -> ...; by normal_of", call, parts)
@@ -35,14 +38,17 @@ def normal(call: Call, parts: int) -> list[Signature]:
 def whole(call: Call, parts: int) -> list[Signature]:
     """Return the signature with every tensor B: each rank draws the whole result.
 
-    The form "seeded" does so. While the op runs, torch's own generator has the same seed on every
-    rank.
+    It runs by the form "seeded", which gives torch's own generator the same seed on every rank
+    while the op runs.
     """
     return [call.make({}, B, "seeded")]
 
 
 def like_first(call: Call) -> list[Out]:
-    """Return one output with the shape and dtype of the first operand."""
+    """Return one output with the shape and dtype of the first operand.
+
+    It is for ops that torch, in some version, cannot run on meta tensors.
+    """
     first = call.operands[0]
     return [Out(first.shape, first.spec.dtype)]
 

@@ -16,8 +16,8 @@ from ...table import Row, add_rows
 def among(call: Call, parts: int) -> list[Signature]:
     """Return signatures of isin: elements are independent of each other, so they may be split.
 
-    If the test elements are split, an element is found if any rank finds it, so the result is
-    P(max), and with ``invert`` P(min).
+    If the test elements are split, each rank looks among its own, and an element is found if any
+    rank finds it: ``B, S(0) -> P(max)``, or P(min) with ``invert``.
     """
     made = [call.whole()]
     x, y = call.get("elements"), call.get("test_elements")
@@ -30,9 +30,10 @@ def among(call: Call, parts: int) -> list[Signature]:
 
 
 def histogram(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of histogram: any dim may be split, and the ranks' counts add up.
+    """Return signatures of histogram: ``S(d) -> P, B`` for any dim d of the input.
 
-    The result is (counts, edges of the bins); the edges are B. Weights are split like the input.
+    Each rank counts its own elements, so the counts are P; the edges of the bins are B. Weights are
+    split like the input.
     """
     weight = call.kwargs.get("weight")
     made = [call.whole()]

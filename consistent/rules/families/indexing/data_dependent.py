@@ -26,9 +26,9 @@ def _out(sizes: Sequence[int], dtype: torch.dtype) -> Out:
 
 
 def masked(call: Call) -> tuple[Operand, Operand] | None:
-    """Return (x, mask) if the call selects or writes by a boolean mask, or None.
+    """Return (x, mask) if the call reads or writes ``x[mask]`` with a boolean mask, or None.
 
-    The mask covers the leading dims of x.
+    The shape of the mask must be that of the leading dims of x.
     """
     x = call.operands[0]
     if call.name in ("getitem", "setitem"):
@@ -46,9 +46,9 @@ def masked(call: Call) -> tuple[Operand, Operand] | None:
 
 
 def masked_outs(call: Call) -> list[Out] | None:
-    """Return the output of a selection by mask, at its largest possible size; None for other calls.
+    """Return the output of ``x[mask]`` at its largest possible size; None for other calls.
 
-    It has one row of ``x`` for each True.
+    It has one row of x for each True, and at most one for each element of the mask.
     """
     found = masked(call)
     if found is None:
@@ -58,10 +58,11 @@ def masked_outs(call: Call) -> list[Out] | None:
 
 
 def selected_by_mask(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of masked_select and x[mask]: x and mask are split along the first dim.
+    """Return signatures of masked_select and x[mask]: both are split along the first dim.
 
-    Each rank selects from its own rows, and the results are rebalanced. Dims that the mask does not
-    cover may be split, too, and need no messages.
+    Each rank selects from its own rows. As ranks then have different numbers of rows, they send
+    some on until the split is balanced. A dim of x that the mask does not cover may be split
+    instead, and needs no messages.
     """
     found = masked(call)
     if found is None:
@@ -74,9 +75,10 @@ def selected_by_mask(call: Call, parts: int) -> list[Signature]:
 
 
 def _moved(call: Call, parts: int) -> int:
-    """Return the estimated bytes of rebalancing the found rows; their true number is not known yet.
+    """Return the estimated bytes that a rank sends to balance the found rows over the ranks.
 
-    The estimate is half of a balanced piece, if half of all elements are found.
+    The true number of rows is not known when layouts are chosen. The estimate is half of a balanced
+    piece, if half of all elements are found, and a count from every other rank.
     """
     nbytes = sum(out.shape.numel() * out.dtype.itemsize for out in call.outs)
     return 8 * (parts - 1) + nbytes // (4 * parts)
@@ -85,8 +87,8 @@ def _moved(call: Call, parts: int) -> int:
 def nonzero_outs(call: Call) -> list[Out] | None:
     """Return the outputs of nonzero, argwhere and ``where(condition)``, at their largest size.
 
-    They are one row of indices for each element, or a vector for each dim. None for a ``where``
-    with more than a condition.
+    They are a row of indices for each element of the input, or with ``as_tuple`` a vector for each
+    dim. None for ``where(condition, x, y)``.
     """
     x = call.operands[0]
     if call.name == "where" and (len(call.args) > 1 or call.kwargs):
@@ -97,10 +99,10 @@ def nonzero_outs(call: Call) -> list[Out] | None:
 
 
 def nonzero(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of nonzero and argwhere: the first dim may be split.
+    """Return signatures of nonzero and argwhere: ``S(0) -> S(0)``.
 
-    Each rank searches its own rows. The results follow each other in rank order, and are
-    rebalanced.
+    Each rank searches its own rows. Its results follow those of the ranks before it, and are then
+    balanced over the ranks.
     """
     x = call.operands[0]
     if not x.ndim:
@@ -114,7 +116,7 @@ def nonzero(call: Call, parts: int) -> list[Signature]:
 def unique_outs(call: Call) -> list[Out]:
     """Return the outputs (values, inverse, counts) of unique, of the largest possible size.
 
-    Outputs that the call does not request are empty, as in torch.
+    Outputs that the call does not request have size 0, as in torch.
     """
     x = call.operands[0]
     inverse, counts = (call.get(n, False) for n in ("return_inverse", "return_counts"))
@@ -126,9 +128,10 @@ def unique_outs(call: Call) -> list[Out]:
 
 
 def unique(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of unique: along any dim, ranks exchange the unique values of their shards.
+    """Return signatures of unique: ``S(d) -> B, S(d), B`` for values, inverse and counts.
 
-    Values and counts are then B, and the inverse is split like the input.
+    Ranks exchange the unique values of their shards. The inverse is split like the input, if the
+    call requests it.
     """
     x = call.operands[0]
     nbytes = (parts - 1) * x.spec.nbytes // parts
@@ -142,7 +145,7 @@ def unique(call: Call, parts: int) -> list[Signature]:
 def bincount_outs(call: Call) -> list[Out]:
     """Return the output of bincount, whose length depends on the largest value.
 
-    It holds counts, or sums if there are weights.
+    It is an int64 vector of counts, or a vector of floating-point sums if there are weights.
     """
     weights = call.get("weights")
     dtype = torch.int64
@@ -152,9 +155,10 @@ def bincount_outs(call: Call) -> list[Out]:
 
 
 def bincount(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of bincount: each rank counts its own elements, so the result is P.
+    """Return signatures of bincount: ``S(0) -> P``, as each rank counts its own elements.
 
-    Weights are split like the input. Ranks first agree on the length of the result.
+    Weights are split like the input. Ranks first agree on the length of the result, which is that
+    of the largest value on any rank.
     """
     weights = call.get("weights")
     ins: dict[int, Sbp] = {

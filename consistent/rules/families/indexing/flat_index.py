@@ -15,9 +15,10 @@ from .data_dependent import masked
 
 
 def taken(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of take: a split tensor gives P, since ranks read 0 for elements of others.
+    """Return signatures of take, and of take_along_dim without a dim: ``S(d), B -> P``.
 
-    The index may be split as well. take_along_dim without a dim is the same op.
+    A rank reads 0 for elements that others have, so that the results add up. If the index is split
+    instead, so is the result: ``B, S(d) -> S(d)``.
     """
     x, index = call.operands[0], call.get("index")
     made = [call.whole(), call.make({0: P}, P)]
@@ -28,9 +29,10 @@ def taken(call: Call, parts: int) -> list[Signature]:
 
 
 def put(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of put: each rank writes the values whose position is in its shard.
+    """Return signatures of put: ``S(d), B, B -> S(d)``.
 
-    With ``accumulate`` tensor and values may be P.
+    Each rank writes those of the values whose position is in its shard. With ``accumulate``, tensor
+    and values may both be P, since writing adds them.
     """
     index, source = call.get("index"), call.get("source")
     made = [
@@ -48,8 +50,8 @@ def put(call: Call, parts: int) -> list[Signature]:
 def masked_scatter(call: Call, parts: int) -> list[Signature]:
     """Return signatures of masked_scatter, whose k-th True takes the k-th value: any dim is split.
 
-    If the mask is split as well, along the first dim, ranks exchange how many Trues each has. For
-    another dim every rank needs the whole mask.
+    A rank must know how many Trues come before its own. Either it has the whole mask, or mask and
+    tensor are split along the first dim, and ranks exchange how many Trues each has.
     """
     x, mask = call.operands[0], call.get("mask")
     if x.shape != call.outs[0].shape:
@@ -62,9 +64,10 @@ def masked_scatter(call: Call, parts: int) -> list[Signature]:
 
 
 def masked_write(call: Call, value: Any) -> list[Signature]:
-    """Return signatures of x[mask] = value, with one value for all Trues, or one for each True.
+    """Return signatures of x[mask] = value, where x may be split along any dim.
 
-    A value for each True is written as in masked_scatter.
+    ``value`` is written to each True, or has a row for each True; rows are written as by
+    masked_scatter.
     """
     found = masked(call)
     assert found is not None

@@ -26,7 +26,8 @@ _GATHER = "...D, f(index:...E) -> ...E; D by read_index"
 def gathered_along(call: Call, parts: int) -> list[Signature]:
     """Return signatures of take_along_dim, by `...D, f(index:...E) -> ...E; D by read_index`.
 
-    A call without a dim has the signatures of take.
+    So any dim of the index may be split, and the dim D that it points into as well. A call without
+    a dim has the signatures of take.
     """
     if call.get("dim") is None:
         return taken(call, parts)
@@ -44,10 +45,10 @@ _SPARSE = "[v]e, f(...) -> ...e"  # a mask would give entries for rows that are 
 
 
 def looked_up(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of embedding, by `ve, f(...) -> ...e`, or with rows that ranks fetch.
+    """Return signatures of embedding, by `ve, f(...) -> ...e` (v rows of e columns).
 
-    If indices and table rows are both split, each rank fetches the rows that it looks up from the
-    ranks that have them, each row once.
+    If the table is split by rows and the indices are split too, each rank fetches the rows that it
+    looks up from the ranks that have them, each row once: ``S(0), S(d) -> S(d)``.
     """
     by_count = call.get("scale_grad_by_freq", False)
     line = _BY_COUNT if by_count else _SPARSE if call.get("sparse", False) else _LOOKED_UP

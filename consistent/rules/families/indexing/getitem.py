@@ -25,8 +25,8 @@ def read(call: Call, parts: int) -> list[Signature]:
     """Return signatures of reading x[...]: dims that are read whole stay split, and P passes.
 
     Along a sliced dim, ranks fetch what their piece of the result needs if it is near (a halo).
-    Along other dims that ints, slices or index tensors select from, a rank reads 0 for elements of
-    others, so the result is P. The index tensors may be split as well.
+    Otherwise, along a dim from which an int, a slice or an index tensor selects, a rank reads 0 for
+    elements of others, so the result is P. Index tensors may be split as well.
     """
     if masked(call):
         return selected_by_mask(call, parts)
@@ -47,10 +47,10 @@ def read(call: Call, parts: int) -> list[Signature]:
 
 
 def _of_parts(call: Call, index: Subscript) -> list[Signature]:
-    """Return the signature of a slice of whole parts of a dim that is split by ``S(d, of=...)``.
+    """Return the signature of a slice that reads whole parts of a dim split by ``S(d, of=...)``.
 
-    Such a dim has parts that are sharded separately, and each rank keeps its piece of the parts
-    read.
+    ``of=`` gives the sizes of parts of the dim that are divided among the ranks one by one. Each
+    rank keeps its pieces of the parts that are read, and nothing is sent.
     """
     x, found = call.operands[0], call.cut_split()
     if found is None:
@@ -68,7 +68,10 @@ def _of_parts(call: Call, index: Subscript) -> list[Signature]:
 
 
 def _split_block(call: Call, index: Subscript) -> list[Signature]:
-    """Return signatures that split the index tensors: each rank looks up its own indices."""
+    """Return signatures that split the index tensors: each rank looks up its own indices.
+
+    There is at most one for each dim of the shape to which the index tensors broadcast.
+    """
     made = []
     place, shape = index.block
     for b in range(len(shape)):
@@ -88,10 +91,10 @@ def _split_block(call: Call, index: Subscript) -> list[Signature]:
 
 
 def write(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of x[...] = value and index_put: every dim of x may be split.
+    """Return signatures of x[...] = value and index_put: ``S(d) -> S(d)`` for x.
 
-    The value is split as the region of x that it is written to. Where an index selects along the
-    split dim, a rank writes what falls into its shard.
+    Along a dim that ``:`` writes whole, the value is split like x. Along a dim from which an index
+    selects, every rank has all of the value, and writes what falls into its shard.
     """
     value = call.args[2] if call.name == "setitem" else call.get("values")
     if not isinstance(value, Operand | int | float | complex):
@@ -115,14 +118,16 @@ def write(call: Call, parts: int) -> list[Signature]:
 
 
 def _split_value(call: Call, index: Subscript, value: Any, place: int) -> dict[int, Sbp]:
+    """Return the split of ``value`` if dim ``place`` of the result of ``x[...]`` is split."""
     (size,) = (call.operands[0].shape[k] for k, at in index.places.items() if at == place)
     return _split_at(index, value, place, size)
 
 
 def _split_at(index: Subscript, value: Any, place: int, size: int) -> dict[int, Sbp]:
-    """Return {index of the value's operand: its split} if the result is split at dim ``place``.
+    """Return {index of the value's operand: its split} if x[...] is split at its dim ``place``.
 
-    It is empty if the value broadcasts along that dim, so that every rank needs the whole value.
+    It is empty if the value is a number or broadcasts along that dim, so that every rank needs all
+    of it. ``size`` is the size of the dim of x[...].
     """
     if not isinstance(value, Operand):
         return {}
@@ -132,9 +137,9 @@ def _split_at(index: Subscript, value: Any, place: int, size: int) -> dict[int, 
 
 
 def _added_by_entry(call: Call, index: Subscript, value: Any) -> list[Signature]:
-    """Return signatures of index_put with ``accumulate`` that split the indices and make a P.
+    """Return signatures of index_put with ``accumulate`` that split the indices, and x is P.
 
-    Each rank adds the values of its own indices.
+    Each rank adds the values of its own indices to its addend of x.
     """
     made, (place, shape) = [], index.block
     for split in _split_block(call, index):
@@ -146,9 +151,10 @@ def _added_by_entry(call: Call, index: Subscript, value: Any) -> list[Signature]
 
 
 def _written_partial(call: Call, by_tensors: bool, value: Any) -> list[Signature]:
-    """Return the signature with P of x and value, since writing is linear in both together.
+    """Return the signature with P of x and value: ``x[...] = value`` is linear in both together.
 
-    It is left out if a position may be written twice, where ranks could differ in which value wins.
+    It is left out if a position may be written twice without adding, as ranks could differ in which
+    value is written last. ``by_tensors`` says whether index tensors select the positions.
     """
     adds = "accumulate" in call.params and call.get("accumulate", False)
     if isinstance(value, Operand):
@@ -160,7 +166,8 @@ def _written_partial(call: Call, by_tensors: bool, value: Any) -> list[Signature
 def keeps_split_dim(call: Call, entry: Sbp) -> bool:
     """Return whether ``x[...]`` keeps every item of the dim that ``entry`` splits, in its order.
 
-    The answer is for the sizes of this call: ``0:n`` keeps all items of a dim of n.
+    Then any cut of the dim may stay. The answer is for the sizes of this call: ``0:n`` keeps all
+    items of a dim of n.
     """
     if masked(call) or not isinstance(entry, Split):
         return False
@@ -168,7 +175,10 @@ def keeps_split_dim(call: Call, entry: Sbp) -> bool:
 
 
 def takes_split_dims_whole(call: Call, ins: Sequence[NdSbp]) -> bool:
-    """Return whether ``x[...]`` has ``:`` for each split dim, and so keeps it at any size."""
+    """Return whether ``x[...]`` has ``:`` for each dim that ``ins`` splits.
+
+    A plan of such a call may be used for all sizes. ``ins`` has the nd-sbp of each operand.
+    """
     if len(call.operands) != 1:
         return False
     index = call.args[1] if isinstance(call.args[1], tuple) else (call.args[1],)

@@ -40,10 +40,10 @@ LARGE = 1 << 22
 def attention(call: Call, parts: int) -> list[Signature]:
     """Return signatures of attention, by `f(...l[e], ...s[e]), ...sv, f(...ls) -> ...lv`.
 
-    So batches, heads, query rows and columns of the values may be split, and also the keys. A form
-    serves rows whose position matters (``is_causal``), and split keys. Rows and keys that are long,
-    or split by a cut, may both stay split: keys and values pass round the ranks (ring attention),
-    or an all-to-all brings whole sequences of some heads to each rank.
+    l are the query rows, s the keys, e and v the columns of queries and values. So batches, heads,
+    query rows and columns of the values may be split, and also the keys. If rows are long, or split
+    by a cut, rows and keys may both stay split: keys and values go from rank to rank (ring
+    attention), or an all-to-all gives each rank whole sequences of some heads.
     """
     q, k, v = (call.get(name) for name in ("query", "key", "value"))
     mask = call.get("attn_mask")
@@ -66,6 +66,7 @@ def attention(call: Call, parts: int) -> list[Signature]:
 
 
 def _splits_heads(made: Signature, query: Operand) -> bool:
+    """Return whether ``made`` splits the query along a batch or head dim."""
     entry = made.ins[query.index]
     return isinstance(entry, Split) and entry.dim < query.ndim - 2
 
@@ -75,9 +76,10 @@ def _cut_of(entry: Sbp) -> DimCut | None:
 
 
 def _goes_round(call: Call, now: Sbp) -> bool:
-    """Return whether the forms RING and HEADS are offered for query rows with the SBP ``now``.
+    """Return whether the forms RING and HEADS are offered for a query whose SBP is ``now``.
 
-    They are for rows with a cut, and for balanced ones whose matrix of scores would be large.
+    They are for rows with a cut, and for balanced rows whose matrix of scores would have LARGE
+    elements or more.
     """
     q, k, v = call.operands[:3]
     if not isinstance(now, Split) or now.dim != q.ndim - 2 or not _may_go_round(call):
@@ -87,7 +89,11 @@ def _goes_round(call: Call, now: Sbp) -> bool:
 
 
 def _rounds(call: Call, parts: int) -> list[Signature]:
-    """Return the signatures of the forms RING and HEADS: rows and keys have the query's split."""
+    """Return the signatures of the forms RING and HEADS: ``q, k, v`` all have the query's split.
+
+    The result has it too. HEADS is left out if heads do not divide among the ranks, or with
+    dropout.
+    """
     now = call.operands[0].spec.sbp[call.axis]
     q, k, v, *masks = call.operands
     assert isinstance(now, Split)
@@ -109,11 +115,16 @@ def _rounds(call: Call, parts: int) -> list[Signature]:
 
 
 def _has_rows(mask: Operand) -> bool:
+    """Return whether the mask differs between query rows, so that it is split with them."""
     return mask.ndim > 1 and mask.shape[-2] > 1
 
 
 def _may_go_round(call: Call) -> bool:
-    """Return whether the forms RING and HEADS support this call; others have plain splits only."""
+    """Return whether the forms RING and HEADS support this call.
+
+    They need 4 dims or more, floating-point tensors, equal batches, and with ``is_causal`` as many
+    rows as keys. Other calls have only the signatures of the rule.
+    """
     q, k, v, *masks = call.operands
     if min(q.ndim, k.ndim, v.ndim) < 4 or not q.spec.dtype.is_floating_point:
         return False
@@ -129,6 +140,11 @@ def _may_go_round(call: Call) -> bool:
 
 
 def _by_form(call: Call, made: Signature, parts: int, form: str) -> Signature:
+    """Return ``made`` with the form that it needs: none if attention of the shards is the result.
+
+    Split keys need one to join the ranks' softmaxes, split causal rows need their positions, and
+    dropout needs the positions of its mask.
+    """
     q, k = call.operands[:2]
     if made.ins[1] is S(k.ndim - 2):
         rows = call.outs[0].shape[:-1].numel()
@@ -146,7 +162,8 @@ def _by_form(call: Call, made: Signature, parts: int, form: str) -> Signature:
 def _groups_stay(call: Call, made: Signature, operands: tuple[Operand, ...]) -> bool:
     """Return whether the query heads that share a key head are on the rank that has the key head.
 
-    Heads of q, k and v must then be split in the same way, and evenly.
+    It is for grouped-query attention. Heads of ``operands`` (q, k, v) must then be split in the
+    same way and evenly, unless there is a single key head.
     """
     cut = [
         isinstance(s, Split) and s.dim == t.ndim - 3
@@ -161,9 +178,9 @@ def _groups_stay(call: Call, made: Signature, operands: tuple[Operand, ...]) -> 
 
 
 def _serves_any_size(call: Call, ins: Sequence[NdSbp]) -> bool:
-    """Return whether signatures do not depend on sizes, so that one cached plan serves them all.
+    """Return whether signatures do not depend on sizes, so that one cached plan serves all sizes.
 
-    It saves plans while decoding, where keys grow by one with each token.
+    While a model decodes, the keys grow by one with each token, and no new plan is made.
     """
     return not call.get("enable_gqa", False)
 

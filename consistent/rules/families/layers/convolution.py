@@ -22,8 +22,9 @@ _PIXELS, _TAPS = "xyz", "uvw"
 def _never_empty(call: Call, made: list[Signature], batched: bool) -> list[Signature]:
     """Return ``made`` without the signatures that could leave a rank without channels.
 
-    The batch, which may be empty, is dim 0 of the output. Other axes may split the same dim, so
-    there must be a channel for every rank of the placement.
+    A split batch may leave a rank without samples, which torch allows; ``batched`` says that dim 0
+    is a batch. Other axes may split the channels too, so there must be one for every rank of the
+    placement.
     """
     size = call.operands[0].spec.placement.size
 
@@ -36,7 +37,10 @@ def _never_empty(call: Call, made: list[Signature], batched: bool) -> list[Signa
 
 
 def _replaced(call: Call, name: str, value: Any) -> tuple[tuple, dict]:
-    """Return the call's (args, kwargs) with the argument ``name`` set to ``value``."""
+    """Return the call's (args, kwargs) with the argument ``name`` set to ``value``.
+
+    An argument that the call does not pass stays left out.
+    """
     args, kwargs = list(call.args), dict(call.kwargs)
     position = call.params.index(name)
     if position < len(args):
@@ -52,9 +56,9 @@ def _replaced(call: Call, name: str, value: Any) -> tuple[tuple, dict]:
 def convolution(call: Call, parts: int) -> list[Signature]:
     """Return signatures of a convolution: batch, input or output channels, or pixels may be split.
 
-    It is a matrix product over channels at each pixel: ``nc[xy], oc[uv] + o -> no[xy]``, transposed
-    ``nc[xy], co[uv] + o -> no[xy]``, or the same group by group. Along split pixels, ranks fetch
-    what their outputs read of neighbouring shards (a halo).
+    It is a matrix product over channels at each pixel: ``nc[xy], oc[uv] + o -> no[xy]`` with taps
+    uv, transposed ``nc[xy], co[uv] + o -> no[xy]``, and in groups ``ng[xy], g[iuv] + g -> ng[xy]``.
+    Along split pixels, ranks fetch what their outputs read of neighbouring shards (a halo).
     """
     x, weight = call.get("input"), call.get("weight")
     given = [t for t in (x, weight, call.get("bias")) if isinstance(t, Operand)]
@@ -80,15 +84,18 @@ def convolution(call: Call, parts: int) -> list[Signature]:
 
 
 def _groups_align(call: Call, channels: int, out_channels: int) -> bool:
-    """Return whether any split of the channels falls between groups, so that none is divided."""
+    """Return whether any split of the channels falls between groups, so that no group is divided.
+
+    ``channels`` and ``out_channels`` are the numbers of channels of the input and of the output.
+    """
     groups = call.get("groups", 1)
     return groups == channels == out_channels or groups % call.operands[0].spec.placement.size == 0
 
 
 def local_groups(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple, dict]:
-    """Return the call's arguments with the number of groups that the shard has.
+    """Return the call's arguments with the number of groups that this rank's shard has.
 
-    A rank with a part of the channels has the same fraction of the groups.
+    With 8 groups and half of the channels, a rank has 4. ``ins`` are the shapes of the shards.
     """
     groups = call.get("groups", 1)
     if groups == 1:
@@ -104,7 +111,7 @@ def local_groups(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple
 def channels_whole(call: Call, parts: int) -> list[Signature]:
     """Return signatures of ops that move elements between channels and pixels: the batch is split.
 
-    P passes because elements are only moved.
+    P passes too, because elements are only moved. pixel_shuffle is such an op.
     """
     made = [call.whole(), call.make({0: P}, P)]
     x = call.operands[0]
@@ -119,8 +126,8 @@ def channels_whole(call: Call, parts: int) -> list[Signature]:
 def pixels_shuffled(call: Call, parts: int) -> list[Signature]:
     """Return signatures of pixel_shuffle and its inverse: batch, channels or pixels are split.
 
-    Channels and pixels are split only if all pieces are equal, so that the channels that become one
-    block of pixels stay together.
+    Channels and pixels are split only if the placement's ranks divide them evenly, so that the
+    channels that become one block of pixels stay together.
     """
     made, x, y = channels_whole(call, parts), call.operands[0], call.outs[0]
     for d in range(x.ndim - 3, x.ndim):
@@ -132,9 +139,9 @@ def pixels_shuffled(call: Call, parts: int) -> list[Signature]:
 def blocks(call: Call, parts: int) -> list[Signature]:
     """Return signatures of im2col and col2im: batch, channels or rows of the image are split.
 
-    Channels are split only if all pieces are equal, as a column of the result holds a block of each
-    channel. Rows of the image, and the columns for them, are split by the form "halo", which
-    fetches what a rank needs of neighbouring rows.
+    Channels are split only if the ranks divide them evenly, since im2col stacks a block of each
+    channel in one column. Along split rows, ranks fetch what they need of neighbouring rows (the
+    form "halo").
     """
     x, y = call.operands[0], call.outs[0]
     made = [call.whole(), call.make({0: P}, P)]
@@ -149,7 +156,10 @@ def blocks(call: Call, parts: int) -> list[Signature]:
 
 
 def local_size(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple, dict]:
-    """Return the arguments of affine_grid_generator with the shard's batch size in ``size``."""
+    """Return the arguments of affine_grid_generator with the shard's batch size in ``size``.
+
+    ``ins`` are the shapes of the shards.
+    """
     return _replaced(call, "size", [ins[0][0], *call.get("size")[1:]])
 
 
@@ -173,19 +183,26 @@ _TRANSPOSED = "conv_transpose1d conv_transpose2d conv_transpose3d"
 def _each(pixels: str, outs: str = "") -> tuple[str, ...]:
     """Return the rules of ops on separate images of dims ``pixels``, with and without a batch.
 
-    Channels are marked as never empty, since torch refuses that.
+    ``_each("<xy>")`` is ``("f(nc!<xy>) -> nc!<xy>", "f(c!<xy>) -> c!<xy>")``. ``!`` marks the
+    channels, of which every rank must have some, as torch refuses none.
     """
     return tuple(f"f({dims}) -> {dims}{outs}" for dims in (f"nc!{pixels}", f"c!{pixels}"))
 
 
 def _averaged(pixels: str) -> tuple[str, ...]:
-    """Return the rules of average pooling, which is linear unless integers are rounded."""
+    """Return the rules of average pooling: those of ``_each`` without f, as it is linear.
+
+    The flag "rounds" says that it is not linear for integers.
+    """
     rules = _each(f"<{pixels}>")
     return tuple(f"{rule.replace('f(', '').replace(')', '')}; rounds" for rule in rules)
 
 
 def _unpooled(pixels: str) -> tuple[str, ...]:
-    """Return the rules of max_unpool, whose images are separate. It is linear in the values."""
+    """Return the rules of max_unpool, with and without a batch: each image is on its own.
+
+    ``_unpooled("xy")[0]`` is ``"nc![xy], f(nc![xy]) -> nc!_"`` for values and indices.
+    """
     return tuple(f"{dims}[{pixels}], f({dims}[{pixels}]) -> {dims}_" for dims in ("nc!", "c!"))
 
 

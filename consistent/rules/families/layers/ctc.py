@@ -13,9 +13,10 @@ _NAMES = "log_probs targets input_lengths target_lengths blank reduction zero_in
 
 
 def ctc(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of ctc_loss: samples are split.
+    """Return signatures of ctc_loss: the batch is split.
 
-    Targets are split with them if they have a row per sample. The lengths, a few numbers, are B.
+    Log-probabilities are (time, batch, classes), so they are S(1). Targets are split if they have a
+    row per sample. Lengths, a few numbers, are B. The loss is P, or S(0) without a reduction.
     """
     x, targets = call.operands[0], call.get("targets")
     if x.ndim != 3:
@@ -26,9 +27,10 @@ def ctc(call: Call, parts: int) -> list[Signature]:
 
 
 def ctc_outs(call: Call) -> list[Out] | None:
-    """Return the output of ctc_loss, one loss per sample or one in all; None leaves it to torch.
+    """Return the output of ctc_loss: one loss per sample, or one in all.
 
-    Torch itself reads the lengths, which meta tensors do not hold.
+    Torch cannot tell on meta tensors, since it reads the lengths. None, for a call of other shapes,
+    leaves the output to torch.
     """
     x = call.operands[0]
     if not isinstance(x, Operand) or x.ndim != 3:

@@ -15,8 +15,9 @@ _NAMES = "weight indices offsets scale_grad_by_freq mode sparse per_sample_weigh
 def bagged(call: Call, parts: int) -> list[Signature]:
     """Return signatures of embedding_bag: the table is split by columns, or by rows.
 
-    Split by rows, which serves sums and means, each rank adds up the rows of a bag that it has, so
-    the bags are P. The sizes of bags are B.
+    Split by columns, ``S(1), B, B -> S(1)`` for the bags. Split by rows, each rank adds up the rows
+    of a bag that it has: ``S(0), B, B -> P`` for sums and means. Outputs for backward, such as the
+    sizes of bags, are B.
     """
     mode = call.get("mode", SUM)
     made = [call.whole()]
@@ -34,7 +35,8 @@ def bagged(call: Call, parts: int) -> list[Signature]:
 def bag_outs(call: Call) -> list[Out] | None:
     """Return the outputs (bags, bag of each index, sizes of bags, positions of maxima).
 
-    The last three have the lengths that torch needs for backward, which differ by device.
+    None, for a call without offsets, leaves them to torch. The lengths of the last three differ by
+    device, and these are the largest.
     """
     weight, index, offsets = (call.get(name) for name in ("weight", "indices", "offsets"))
     if not isinstance(offsets, Operand):

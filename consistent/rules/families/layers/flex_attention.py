@@ -19,8 +19,9 @@ FORM = "flex_attention"
 def flex_attention(call: Call, parts: int) -> list[Signature]:
     """Return signatures of flex_attention: batches, heads, or query rows are split.
 
-    Heads are split if each rank then has the keys of its heads. Keys that are split as the rows are
-    sent to the ranks whose rows attend to them.
+    q, k, v have shape (batch, heads, rows, columns). Heads are split if each rank then has the keys
+    of its heads. If keys are split as the rows are, they are sent to the ranks whose rows attend to
+    them.
     """
     q, k, v = _operands(call)
     size = q.spec.placement.size
@@ -49,6 +50,11 @@ def _signature(call: Call, ins: dict[int, Sbp], out: Sbp, nbytes: int) -> Signat
 
 
 def _operands(call: Call) -> tuple[Operand, Operand, Operand]:
+    """Return (q, k, v).
+
+    Raises:
+        DoesNotFit: they are not three tensors of 4 dims.
+    """
     q, k, v = call.take(3)
     if (q.ndim, k.ndim, v.ndim) != (4, 4, 4):
         raise DoesNotFit

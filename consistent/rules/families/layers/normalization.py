@@ -12,12 +12,18 @@ from ...table import Row, add_rows
 
 
 def last_dims(call: Call) -> tuple[int, ...]:
-    """Return the dims that layer_norm or rms_norm normalizes, those of its weight and bias."""
+    """Return the dims that layer_norm or rms_norm normalizes, for the letter D of its rule.
+
+    They are the last ones, one for each size in ``normalized_shape``: (4, 8) -> (-2, -1).
+    """
     return tuple(range(-len(call.get("normalized_shape")), 0))
 
 
 def updated(call: Call) -> tuple[int, ...]:
-    """Return the indices of the operands that are running statistics, if the op updates them."""
+    """Return the indices of the running statistics among the operands, if the op updates them.
+
+    Otherwise (), as in evaluation.
+    """
     if not call.get("training" if call.name == "batch_norm" else "use_input_stats"):
         return ()
     given = (call.get(name) for name in ("running_mean", "running_var"))
@@ -25,10 +31,10 @@ def updated(call: Call) -> tuple[int, ...]:
 
 
 def with_statistics(call: Call) -> list[Out] | None:
-    """Return the outputs (result, mean, 1 / deviation); None leaves them to torch's meta kernel.
+    """Return the outputs (result, mean, 1 / deviation) of native_layer_norm on a CPU.
 
-    On the CPU torch keeps the statistics of half-precision inputs in half precision, unless the
-    weight is wider; its meta kernel says what CUDA does.
+    None, on other devices, leaves them to torch's meta kernel, which gives the dtypes of CUDA. The
+    CPU keeps the statistics of half-precision inputs in half precision, unless the weight is wider.
     """
     x, *others = call.operands
     if x.spec.placement.type != "cpu":

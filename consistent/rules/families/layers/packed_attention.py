@@ -20,8 +20,8 @@ FORM = "packed_attention"
 def packed_attention(call: Call, parts: int) -> list[Signature]:
     """Return signatures of _varlen_attn: heads are split, or rows and keys in the same way.
 
-    The result has the layout of the query, and so has the log-sum-exp of each row, whose heads come
-    first.
+    q, k, v have shape (tokens, heads, columns). The result has the layout of q. So has the
+    log-sum-exp of each row, in which the heads are dim 0 and the tokens dim 1.
     """
     q, k, v, _ = _operands(call)
     made = [_signature(call, {}, 0)]
@@ -37,6 +37,7 @@ def packed_attention(call: Call, parts: int) -> list[Signature]:
 
 
 def _signature(call: Call, ins: dict, nbytes: int) -> Signature:
+    """Return the signature for ``ins``: the result has the split of q, and other outputs follow."""
     entry = ins.get(0, B)
     log = Split(1 - entry.dim, entry.cut) if isinstance(entry, Split) else B
     return call.make(ins, (entry, log, B), FORM, nbytes)
@@ -47,10 +48,11 @@ def _heads_divide(q: Operand, k: Operand, size: int) -> bool:
 
 
 def _operands(call: Call) -> tuple[Operand, Operand, Operand, tuple[Operand, ...]]:
-    """Return (query, keys, values, the operands with the beginnings of documents) of a call.
+    """Return (q, k, v, the operands with the beginnings of documents) of a call.
 
     Raises:
-        DoesNotFit: the call is for a cache of pages, or for a part of the keys.
+        DoesNotFit: the call is for a cache in pages (``block_table``), or uses only a part of the
+            keys (``seqused_k``), or has other shapes.
     """
     names = ("query", "key", "value", "cu_seq_q", "cu_seq_k")
     found = [call.get(name) for name in names]

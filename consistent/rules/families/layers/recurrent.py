@@ -16,7 +16,8 @@ def layers(call: Call, parts: int) -> list[Signature]:
     """Return signatures of gru, lstm and rnn, by ``tni, [l]nh -> tno, [l]nh``: the batch is split.
 
     In the rule t are time steps, n sequences, l layers. The call is op(input, hidden, weights,
-    has_biases, num_layers, dropout, train, ...).
+    has_biases, num_layers, dropout, train, ...). With dropout in training every rank computes the
+    whole batch.
     """
     # Packed sequences never come here: torch has no meta kernel for them, as their lengths are
     # data.
@@ -38,7 +39,7 @@ def layers(call: Call, parts: int) -> list[Signature]:
 def cell(call: Call, parts: int) -> list[Signature]:
     """Return signatures of one step of a recurrent cell, by ``ni, nh -> nh``.
 
-    The batch n is split.
+    n are the sequences of the batch, along which all tensors are split.
     """
     x, hidden = call.get("input"), call.get("hx")
     if x.ndim != 2:

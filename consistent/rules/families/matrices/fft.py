@@ -12,9 +12,9 @@ from ...table import Row, add_rows
 
 
 def space(call: Call) -> tuple[int, ...] | None:
-    """Return the dims that fftn, ... transform: all by default, or the last ones.
+    """Return the dims that fftn, ... transform; None stands for all.
 
-    They are the last ones if the call has sizes and no dims.
+    They are those of ``dim``, or else the last ones, one for each size in ``s``, or else all.
     """
     sizes, n = call.get("s"), call.operands[0].ndim
     if call.get("dim") is None and sizes is not None:

@@ -19,9 +19,9 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 def solved(call: Call, parts: int) -> list[Signature]:
     """Return signatures of linalg_solve, by `f(...[km]), ...[m]n -> ...[k]n`.
 
-    So batches and right-hand sides may be split, and P of the right-hand side passes, as the
-    solution is linear in it. For vectors the rule is `...[m] -> ...[k]`, and to solve from the
-    right `...n[m] -> ...n[k]`.
+    So batches and right-hand sides n may be split, and P of the right-hand side passes, as the
+    solution is linear in it. For vectors the rule is `f(...[km]), ...[m] -> ...[k]`, and with
+    ``left=False`` `f(...[mk]), ...n[m] -> ...n[k]`.
     """
     a, b = call.take(2)
     vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and a.shape[:-1] == b.shape)
@@ -38,9 +38,9 @@ def solved(call: Call, parts: int) -> list[Signature]:
 
 
 def crossed_dim(call: Call) -> int:
-    """Return the dim along which torch.cross works, counted from the right.
+    """Return the dim along which torch.cross works, counted from the right: -1 for ``(4, 3)``.
 
-    If the call names none, torch.cross takes the first of size 3.
+    If the call names none, it is the first dim of size 3.
     """
     shape, dim = torch.broadcast_shapes(*(x.shape for x in call.operands)), call.get("dim")
     if dim is None:
@@ -49,9 +49,9 @@ def crossed_dim(call: Call) -> int:
 
 
 def with_dim(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple, dict]:
-    """Return the call's arguments with ``dim`` by name.
+    """Return the arguments of torch.cross for the shards, with ``dim`` by name.
 
-    Without it torch would choose a dim of size 3 of the shard, which may be another one.
+    Without it torch would take the first dim of size 3 of the shard, which may be another dim.
     """
     return call.operands, {"dim": crossed_dim(call)}
 
@@ -59,7 +59,7 @@ def with_dim(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple, di
 def chained(call: Call, parts: int) -> list[Signature]:
     """Return signatures of a product of many matrices, by `ab, bc, cd -> ad`.
 
-    The first and the last operand may be vectors.
+    The rule has as many operands as the call. The first and the last may be vectors: `a, ab -> b`.
     """
     left: list[str] = []
     names = iter(_LETTERS)
@@ -73,9 +73,9 @@ def chained(call: Call, parts: int) -> list[Signature]:
 def multiplied(call: Call, parts: int) -> list[Signature]:
     """Return signatures of kron: a dim of the first operand is split if all pieces are equal.
 
-    Each item of the first operand gives a run of items of the result, one for each item of the
-    second operand, and equal pieces of the first give whole runs. A dim of the second operand is
-    split if the first has size 1 there.
+    Along a dim, item i of the first operand gives items i·m to i·m + m of the result, if the second
+    has m. Equal pieces then give equal pieces. A dim of the second operand is split if the first
+    has size 1 there.
     """
     a, b = call.take(2)
     made = [call.whole()]

@@ -13,7 +13,13 @@ from ...table import Row, add_rows
 
 
 def einsum(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of torch.einsum, with its equation as the rule."""
+    """Return signatures of torch.einsum, whose equation is the rule.
+
+    Letters are made lower-case, and the output is added if the equation has none.
+
+    Raises:
+        DoesNotFit: the equation is given as lists of numbers, or has more than 26 letters.
+    """
     given = call.get("equation")
     if not isinstance(given, str):
         raise DoesNotFit("an equation of lists of numbers")
@@ -28,7 +34,10 @@ def einsum(call: Call, parts: int) -> list[Signature]:
 
 
 def _lowered(equation: str) -> str:
-    """Return the equation in lower case, because capitals have another meaning in a rule."""
+    """Return the equation with lower-case letters: capitals have another meaning in a rule.
+
+    ``"Ab,bC->AC"`` -> ``"ab,bc->ac"``: letters are renamed in the order in which they occur.
+    """
     used = dict.fromkeys(char for char in equation if char.isalpha())
     if len(used) > len(ascii_lowercase):
         raise DoesNotFit("more than 26 letters")
@@ -36,9 +45,10 @@ def _lowered(equation: str) -> str:
 
 
 def tensordot(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of tensordot: dims that are summed together share a letter of the rule.
+    """Return signatures of tensordot, by a rule in which summed dims share a letter.
 
-    So a summed dim is split in both operands, and gives P; any other dim stays split.
+    For ``tensordot(a, b, dims=1)`` of matrices it is `ab, bd -> ad`. So a summed dim is split in
+    both operands, and gives P; any other dim stays split.
     """
     a, b = call.take(2)
     meet_a, meet_b = (
@@ -59,9 +69,9 @@ def tensordot(call: Call, parts: int) -> list[Signature]:
 
 
 def grouped_outs(call: Call) -> list[Out]:
-    """Return the output of _grouped_mm, since its meta kernel refuses float32.
+    """Return the output of _grouped_mm, whose meta kernel refuses float32.
 
-    Torch sums over the dim that ``offs`` divides only if it is the summed dim of both operands.
+    With two matrices, ``offs`` divides the summed dim, and the output has a matrix per group.
     """
     x, w, *offs = call.operands
     shape = [*x.shape[:-1], w.shape[-1]]
@@ -75,8 +85,8 @@ def grouped_outs(call: Call) -> list[Out]:
 def scaled(call: Call, parts: int) -> list[Signature]:
     """Return signatures of _scaled_mm: rows of the first or columns of the second matrix are split.
 
-    Their scales are split with them. The summed dim stays whole: sums over a part of it would be
-    rounded to the dtype of the result, and the kernel adds before it rounds.
+    Scales per row or column are split with them. The summed dim stays whole: addends would be
+    rounded to the dtype of the result, while the kernel adds first and rounds then.
     """
     x, w = call.operands[:2]
     made = [call.make({}, B, "scaled_mm")]
@@ -109,7 +119,10 @@ def scaled_outs(call: Call) -> list[Out]:
 
 
 def added(out: str, product: str) -> tuple[str, ...]:
-    """Return the rules of c + a @ b, where c has any number of dims and broadcasts."""
+    """Return the rules of c + a @ b, where c may have fewer dims and broadcasts.
+
+    ``added("mn", "mk, kn")`` is the rules ``"mn + mk, kn -> mn"``, ``"n + ..."`` and ``" + ..."``.
+    """
     return tuple(f"{out[i:]} + {product} -> {out}" for i in range(len(out) + 1))
 
 

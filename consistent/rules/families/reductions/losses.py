@@ -18,7 +18,7 @@ from ...table import Row, add_rows
 
 
 def class_dim(call: Call) -> int:
-    """Return the dim of the classes in an input of shape (C) or (N, C, ...)."""
+    """Return the dim of the classes in an input of shape (C) or (N, C, ...): 0 or 1."""
     return min(1, call.operands[0].ndim - 1)
 
 
@@ -28,9 +28,11 @@ def has_probabilities(call: Call) -> bool:
 
 
 def _by_row(call: Call, form: str) -> list[Signature]:
-    """Return signatures that split the samples or positions of a loss over classes.
+    """Return signatures that split a loss over classes along any dim but that of the classes.
 
-    If the target holds class indices, it lacks the class dim.
+    Without a reduction the result is split. A sum or mean is P, or B in half precision. A mean, and
+    any result in half precision, needs ``form``, which counts or adds over all ranks. A target of
+    class indices lacks the class dim.
     """
     classes = class_dim(call)
     reduction = notation.reduction_of(call)
@@ -53,8 +55,8 @@ def _by_row(call: Call, form: str) -> list[Signature]:
 def cross_entropy(call: Call, parts: int) -> list[Signature]:
     """Return signatures of cross_entropy of logits: rows or classes may be split.
 
-    Where classes are split, ranks join the largest value and the sum of each row, and send no
-    logits.
+    If classes are split, ranks exchange a few numbers for each row, such as its largest logit and
+    the sum of exponentials, and no logits.
     """
     made, classes = _by_row(call, "cross_entropy"), class_dim(call)
     probabilities, logits = has_probabilities(call), call.operands[0]
@@ -68,8 +70,8 @@ def cross_entropy(call: Call, parts: int) -> list[Signature]:
 def negative_log_likelihood(call: Call, parts: int) -> list[Signature]:
     """Return signatures of nll_loss: rows or classes may be split, and P of the input passes.
 
-    A loss is minus the target's entry of the input, so it is linear. Where classes are split, ranks
-    without the target's class add 0.
+    A row's loss is minus one element of the input, so the loss is linear. If classes are split,
+    ranks that lack the target's class add 0, and the result is P.
     """
     made, classes = _by_row(call, "nll_loss"), {0: S(class_dim(call))}
     if call.outs[0].dtype in notation.HALVES and notation.reduction_of(call) != NONE:
@@ -84,7 +86,8 @@ _NLL = "input target weight reduction ignore_index"
 def _reduced(rule: str, letter: str) -> tuple[str, str]:
     """Return two rules of a loss: one for half precision, and ``rule`` for other dtypes.
 
-    In half precision losses are added in float32 and rounded once, as in torch.
+    In half precision the form "half_loss" adds the ranks' losses in float32 and rounds once, as
+    torch does. ``letter`` is the dim that is summed.
     """
     return f"{rule}; {letter} joined by half_loss; if half", rule
 

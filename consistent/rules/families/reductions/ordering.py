@@ -17,8 +17,9 @@ from ...table import Row, add_rows
 def ordered(call: Call, parts: int) -> list[Signature]:
     """Return signatures of sort, argsort and msort: dims other than the sorted one are split.
 
-    A split of the sorted dim moves to another dim. If no other dim has an item for every rank,
-    ranks exchange sorted runs instead, together with the positions that the items come from.
+    If no other dim has an item for every rank, a split of the sorted dim stays: ranks exchange
+    sorted runs of values, with the positions that they come from. Otherwise such an operand is
+    boxed.
     """
     x = call.operands[0]
     dim = 0 if call.name == "msort" else call.dim("dim", -1)
@@ -33,8 +34,8 @@ def ordered(call: Call, parts: int) -> list[Signature]:
 def quantile(call: Call, parts: int) -> list[Signature]:
     """Return signatures of quantile and nanquantile: any dim may be split.
 
-    Along a reduced dim the quantiles are found by counting the bytes of the values, as medians are.
-    If ``q`` is a vector, its dim is the first of the result.
+    A split of a reduced dim gives B: ranks find the quantiles by counting the bytes of the values,
+    as they do for medians. If ``q`` is a vector, its dim is the first of the result.
     """
     x, dims, q = call.operands[0], call.dims(), call.get("q")
     first = q.ndim if isinstance(q, Operand) else 0
@@ -54,7 +55,7 @@ def largest_few(call: Call, parts: int) -> list[Signature]:
     """Return signatures of topk: any dim may be split.
 
     Along the dim of topk the ranks gather the k best elements of each shard, and choose among
-    these.
+    these. The result is then B, or split along another dim.
     """
     x, dim = call.operands[0], call.dim()
     made = call.same(d for d in range(x.ndim) if d != dim)
@@ -69,9 +70,10 @@ def largest_few(call: Call, parts: int) -> list[Signature]:
 
 
 def trapezoid(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of trapezoid, a weighted sum along ``dim``: a split of ``dim`` gives P.
+    """Return signatures of trapezoid, which sums along ``dim``: a split of ``dim`` gives P.
 
-    Other dims stay split. The points ``x``, if given, are B, or split as ``y`` is.
+    It gives B in half precision. Other dims stay split. The points ``x``, if given, are B, or split
+    as ``y`` is.
     """
     y, x = call.operands[0], call.operands[1] if len(call.operands) > 1 else None
     dim = call.dim()

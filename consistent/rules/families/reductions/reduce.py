@@ -16,7 +16,11 @@ from ...table import Row, add_rows
 
 
 def kept(call: Call, dims: Sequence[int], keepdim: bool | None = None) -> list[Signature]:
-    """Return the signature with every tensor B, and one for each split of a dim not in ``dims``."""
+    """Return the signature with every tensor B, and one for each split of a dim not in ``dims``.
+
+    For a reduction of dim 0 of a matrix: ``B -> B`` and ``S(1) -> S(0)``, with keepdim ``S(1) ->
+    S(1)``. ``keepdim`` is the call's if not given.
+    """
     if keepdim is None:
         keepdim = bool(call.get("keepdim", False))
     made = [call.whole()]
@@ -27,9 +31,9 @@ def kept(call: Call, dims: Sequence[int], keepdim: bool | None = None) -> list[S
 
 
 def joined(call: Call, parts: int, dims: Sequence[int], form: str) -> list[Signature]:
-    """Return signatures that split one of ``dims`` and join the ranks' results by ``form``.
+    """Return signatures that split one of the reduced ``dims``; ``form`` joins the ranks' results.
 
-    In some signatures the result stays split, and each rank joins only its part.
+    The result is B, as ``S(0) -> B``, or split if each rank joins only its part of it.
     """
     made = []
     for d in dims:
@@ -40,7 +44,11 @@ def joined(call: Call, parts: int, dims: Sequence[int], form: str) -> list[Signa
 
 
 def spread_of(call: Call) -> tuple[float, tuple[int, ...], bool]:
-    """Return (correction, dims, keepdim) of a call of var, std, var_mean or std_mean."""
+    """Return (correction, dims, keepdim) of a call of var, std, var_mean or std_mean.
+
+    The variance of n items divides by n - correction. Torch also takes ``unbiased`` in its place,
+    and as the first argument in the place of ``dim``.
+    """
     n = call.operands[0].ndim
     first, unbiased = call.get("dim"), call.get("unbiased", True)
     if isinstance(first, bool):
@@ -52,10 +60,11 @@ def spread_of(call: Call) -> tuple[float, tuple[int, ...], bool]:
 
 
 def norm(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of norms: kept dims are split, and also reduced dims of a vector norm.
+    """Return signatures of norms: kept dims are split, and also the reduced dims of a vector norm.
 
-    The Frobenius norm is a vector norm of all elements. Other norms of matrices need whole
-    matrices.
+    If a reduced dim is split, a norm of order 0 or 1, which is a sum, is P. Other positive orders
+    and the infinite ones are joined by the form "norm". Norms of matrices, but for the Frobenius
+    norm, need whole matrices.
     """
     order, dims = norm_of(call)
     made = kept(call, dims)
@@ -72,7 +81,10 @@ def norm(call: Call, parts: int) -> list[Signature]:
 
 
 def norm_of(call: Call) -> tuple[float | None, tuple[int, ...]]:
-    """Return (order of a vector norm, dims that are reduced). The order is None for other norms."""
+    """Return (order, dims that are reduced) of a vector norm; the order is None for other norms.
+
+    The Frobenius norm counts as a vector norm of order 2.
+    """
     dims, ndim = call.dims(), call.operands[0].ndim
     if call.name in ("norm", "linalg_vector_norm", "frobenius_norm"):
         order = 2 if call.name == "frobenius_norm" else call.get("ord", 2)
