@@ -39,8 +39,8 @@ Version = tuple[int, int]  # the step, and the world in which it was kept
 class Piece(NamedTuple):
     """Description of this rank's part of a tensor, by which ranks tell each other what they hold.
 
-    ``box`` is the region that the part covers; None for a plain tensor, of which each rank has its
-    own.
+    ``shape`` is that of the whole tensor. ``box`` is the region of it that the part covers, as
+    (offsets, sizes); None for a plain tensor, of which each rank has its own.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Piece(NamedTuple):
 
 
 class LastPiece(NamedTuple):
-    """A tensor and its piece as of the last ``prepare``, to save making the piece again.
+    """A tensor and its ``Piece`` as of the last ``prepare``, to save making the piece again.
 
     The piece is reused as long as the tensor's memory and layout (``place``) are the same.
     """
@@ -61,9 +61,14 @@ class LastPiece(NamedTuple):
 
 
 class CopiesPlan(NamedTuple):
-    """An exchange in which each rank sends the next one the pieces that no other rank has.
+    """Plan of an exchange in which each rank sends the next one the pieces that no other rank has.
 
-    It is made again when ``notes``, in which each rank sums up its pieces, are others.
+    It is used again at each step until a rank holds other pieces.
+
+    Attributes:
+        notes: a hash of each rank's pieces, to see whether any has changed.
+        once: dtype -> the pieces that this rank sends.
+        coming: dtype -> the pieces that it receives, from the rank before.
     """
 
     notes: list[bytes]
@@ -73,7 +78,14 @@ class CopiesPlan(NamedTuple):
 
 @dataclass
 class Copy:
-    """The training state of one step, which a rank keeps once all ranks have finished the step."""
+    """The training state of one step, which a rank keeps once all ranks have finished the step.
+
+    Attributes:
+        version: the step, and the number of the world of ranks in which it was kept.
+        contents: the values that are no tensors, and how objects and tensors are named.
+        pieces: name -> this rank's part of a tensor, with its values.
+        of_peers: parts that only the rank before this one has, with their values.
+    """
 
     version: Version
     contents: Contents
@@ -81,7 +93,7 @@ class Copy:
     of_peers: list[tuple[Piece, torch.Tensor]] = field(default_factory=list)  # of another rank
 
     def nbytes(self) -> tuple[int, int]:
-        """Return the bytes of this rank's own pieces, and of those of another rank."""
+        """Return the bytes of this rank's own parts, and of the parts of another rank."""
         own, of_peers = self.pieces.values(), self.of_peers
         return sum(x.nbytes for _, x in own), sum(x.nbytes for _, x in of_peers)
 
@@ -89,9 +101,12 @@ class Copy:
 class PeerCopies:
     """The copies of the training state that this rank keeps, to continue if another rank is lost.
 
+    At the end of a step each rank calls ``prepare``, then all ranks wait for each other, and then
+    each calls ``take``. If a rank is lost in between, ``settle`` decides which copy counts.
+
     Attributes:
         kept: the copy of the last step that all ranks have finished; None before the first.
-        prepared: the copy that replaces ``kept`` once all ranks have met.
+        prepared: the copy that ``take`` will make ``kept``; None outside the end of a step.
     """
 
     def __init__(self, peers: bool) -> None:
@@ -104,14 +119,14 @@ class PeerCopies:
         self._plan: CopiesPlan | None = None  # of the last exchange with peers, in this world
 
     def prepare(self, version: Version, objects: dict[str, Any]) -> None:
-        """List the tensors of ``objects`` to copy at the end of a step. Nothing is copied yet.
+        """List the tensors of ``objects`` to copy at the end of a step; nothing is copied yet.
 
-        With ``peers`` this is a collective, which also receives the pieces that only the rank
-        before this one has, as a second copy of them.
+        If this object was made with ``peers``, it is a collective, in which this rank also receives
+        the parts that only the rank before it has, as a second copy of them.
 
         Args:
-            version: (step, world) of the state.
-            objects: name -> object with state.
+            version: (step, number of the world) of the state.
+            objects: name -> module, optimizer or other object with state, or a value.
 
         Raises:
             TypeError, ValueError: an object cannot be kept.
@@ -133,7 +148,7 @@ class PeerCopies:
             self.prepared.of_peers = self._of_rank_before(list(pieces.values()))
 
     def take(self) -> None:
-        """Copy the prepared state to memory of its own and keep it. Nothing is sent."""
+        """Copy the prepared state to memory of its own and keep it, without communication."""
         found, self.prepared = self.prepared, None
         assert found is not None
         # The memory is that of the last copy: if copying raises, no copy is whole.
@@ -163,9 +178,12 @@ class PeerCopies:
     def _of_rank_before(
         self, own: list[tuple[Piece, torch.Tensor]]
     ) -> list[tuple[Piece, torch.Tensor]]:
-        """Return copies of the pieces that only the rank before this one has. A collective.
+        """Return copies of the pieces that only the rank before this one has; a collective.
 
         The rank before the first is the last. If that rank is lost, this one can replace its state.
+
+        Args:
+            own: the pieces of this rank, with their values.
         """
         size = current().size
         everyone = tuple(range(size))
@@ -195,8 +213,11 @@ class PeerCopies:
         ]
 
     def _piece(self, name: str, x: Any) -> tuple[Piece, torch.Tensor] | None:
-        """Return this rank's part of a tensor, as it is kept for other ranks; None if it has
-        none."""
+        """Return this rank's part of the tensor ``x``, and its values; None if it has no part.
+
+        Raises:
+            ValueError: ``x`` is a partial sum (P).
+        """
         if not is_global(x):
             return Piece(name, tuple(x.shape), x.dtype, None), x.detach()
         spec: TensorSpec = x._spec
@@ -216,14 +237,19 @@ class PeerCopies:
 
 
 def _place(x: Any) -> tuple[Any, ...]:
-    """Return address and memory layout of this rank's part of a tensor, to detect changes."""
+    """Return address and memory layout of this rank's part of ``x``; equal if nothing has moved."""
     if is_global(x):
         return x.data_ptr(), x._spec
     return x.data_ptr(), x.shape, x.stride()
 
 
 def _plan(notes: list[bytes], own: list[Piece]) -> CopiesPlan:
-    """Plan the exchange of pieces that lie on one rank only. A collective."""
+    """Return which pieces ranks exchange: those that one rank alone holds. A collective.
+
+    Args:
+        notes: a hash of each rank's pieces, which is stored with the plan.
+        own: the pieces of this rank.
+    """
     told = gathered(own)
     count = Counter((piece.name, piece.box) for pieces in told for piece in pieces)
     once = [[p for p in pieces if count[p.name, p.box] == 1] for pieces in told]
@@ -239,7 +265,7 @@ def _by_dtype(pieces: list[Piece]) -> dict[torch.dtype, list[Piece]]:
 
 
 def _size(piece: Piece) -> tuple[int, ...]:
-    """Return the shape of the part of a global tensor."""
+    """Return the shape of a part of a global tensor, from its ``Piece``."""
     assert piece.box is not None
     return tuple(piece.box[1])
 

@@ -39,7 +39,14 @@ Key = tuple[str, tuple[int, ...]]  # name and offset of a piece
 
 @dataclass(frozen=True)
 class CopiesNote:
-    """Description of the copies that a rank keeps, which it sends to the other ranks."""
+    """Description of the copies that a rank keeps, which it sends to the other ranks.
+
+    Attributes:
+        version: the step, and the number of the world in which it was kept.
+        values, kinds, aliases: as in ``Contents``.
+        pieces, of_peers: the parts of tensors that the rank keeps, its own and those of another.
+        digests: name -> a checksum of a plain tensor, to see whether ranks have the same.
+    """
 
     version: Version
     values: dict[str, str]
@@ -51,7 +58,7 @@ class CopiesNote:
 
 
 def note_of(kept: Copy | None) -> CopiesNote | None:
-    """Return the description of ``kept`` for the other ranks; None if this rank keeps nothing."""
+    """Return the description of ``kept``, to be sent to the other ranks; None if it is None."""
     if kept is None:
         return None
     found = kept.contents
@@ -69,7 +76,7 @@ class CopiesReader(Reader):
     """The copies of all ranks, as a checkpoint that is open for reading.
 
     Attributes:
-        missing: names of tensors of which no rank keeps some part.
+        missing: names of tensors of which some part is kept by no rank.
         received: bytes that this rank received from others.
     """
 
@@ -84,6 +91,7 @@ class CopiesReader(Reader):
         self.missing = sorted(_uncovered(self.index.tensors))
 
     def _index(self, notes: list[CopiesNote | None]) -> Index:
+        """Return the table of contents of the copies, as a checkpoint in files has it."""
         told: Any = notes[self._first]
         metadata = Metadata(state_dict_metadata={}, storage_data={})
         differing = _differing(notes, told)
@@ -110,6 +118,15 @@ class CopiesReader(Reader):
         )
 
     def _enter(self, metadata: Metadata, piece: Piece, rank: int, differs: bool) -> None:
+        """Add a piece that ``rank`` keeps to the table of contents.
+
+        Args:
+            metadata: the table.
+            piece: the description of the piece.
+            rank: the rank that keeps it.
+            differs: whether it is of a plain tensor with another value on each rank, which are
+                entered under names of their own.
+        """
         name = on_rank(piece.name, rank) if differs else piece.name
         start, size = piece.box or ((0,) * len(piece.shape), piece.shape)
         key = name, tuple(start)
@@ -127,7 +144,7 @@ class CopiesReader(Reader):
         found.chunks.append(ChunkStorageMetadata(torch.Size(start), torch.Size(size)))
 
     def _held(self, piece: Piece) -> torch.Tensor:
-        """Return the values that this rank keeps of a piece."""
+        """Return the values that this rank keeps of a piece, its own or one of the rank before."""
         assert self._own is not None
         own, x = self._own.pieces.get(piece.name, (None, None))
         if own == piece and x is not None:
@@ -135,7 +152,7 @@ class CopiesReader(Reader):
         return next(x for each, x in self._own.of_peers if each == piece)
 
     def _lend(self, metadata: Metadata, name: str, rank: int) -> None:
-        """Let ``rank``, which keeps no copy, read another rank's plain tensor ``name``."""
+        """Let ``rank``, which keeps no copy, read the plain tensor ``name`` of a rank that does."""
         source, target = on_rank(name, self._first), on_rank(name, rank)
         metadata.state_dict_metadata[target] = metadata.state_dict_metadata[source]
         for key, holders in list(self._holders.items()):
@@ -149,7 +166,10 @@ class CopiesReader(Reader):
     def fetch(self, plan: Any) -> None:
         """Receive the pieces that this rank's load plan reads and this rank does not keep.
 
-        A collective.
+        A collective, called before ``read_data``, which then finds all pieces on this rank.
+
+        Args:
+            plan: this rank's load plan, of torch's distributed checkpoints.
         """
         wanted = [
             (key, box) for item in plan.items for key, box in [self._read(item)]
@@ -197,7 +217,12 @@ class CopiesReader(Reader):
 
 
 def _differing(notes: list[CopiesNote | None], told: CopiesNote) -> list[str]:
-    """Return values and plain tensors that differ by rank, as "value NAME" and "tensor NAME"."""
+    """Return what differs between ranks, as ``["value losses", "tensor model.step"]``.
+
+    Args:
+        notes: what each rank keeps; None for a rank that keeps nothing.
+        told: one of them, whose entries are compared with those of the others.
+    """
     kept = [note for note in notes if note is not None]
     found = [
         f"value {k}" for k, text in told.values.items() if any(n.values[k] != text for n in kept)
@@ -209,7 +234,7 @@ def _differing(notes: list[CopiesNote | None], told: CopiesNote) -> list[str]:
 def _uncovered(metadata: Metadata) -> set[str]:
     """Return the names of tensors of which some elements are kept by no rank.
 
-    Counting elements suffices, because pieces of one layout do not overlap.
+    The elements of the kept pieces are counted, since pieces of one layout do not overlap.
     """
     found = set()
     for name, each in metadata.state_dict_metadata.items():
@@ -220,7 +245,11 @@ def _uncovered(metadata: Metadata) -> set[str]:
 
 
 def load(kept: CopiesReader, objects: dict[str, Any]) -> dict[str, Any]:
-    """Load the state that the ranks keep together into ``objects`` on every rank. A collective.
+    """Load the state that the ranks keep together into ``objects`` on every rank; a collective.
+
+    Args:
+        kept: the copies of all ranks.
+        objects: name -> module, optimizer or other object with state.
 
     Returns:
         The kept values for which no object is given.

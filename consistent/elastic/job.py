@@ -24,14 +24,18 @@ from .slow import Slow
 
 
 class WorldChanges(BaseException):
-    """Signal that the ranks leave the training function between two steps to let others join.
+    """Raised by ``Job.commit`` on all ranks when the set of ranks is to change between two steps.
 
-    It is not an ``Exception``, so that a program which catches these does not stop it.
+    ``run`` catches it and calls the training function again on the new set. It is not an
+    ``Exception``, so that a program that catches these does not stop it.
     """
 
 
 class Job:
-    """The object that ``run`` passes to the training function: placement, state, and end of a step.
+    """The object that ``run`` passes to the training function.
+
+    The function asks it for a ``placement``, registers its objects by ``keep``, and ends each step
+    by ``commit``.
 
     Attributes:
         step: number of finished steps: the next one is ``step + 1``.
@@ -78,8 +82,8 @@ class Job:
             axes: their names, and the number of ranks of each; -1 for one axis, which gets the
                 rest. If names alone are given, the first axis has all ranks.
             type: the type of the devices.
-            copies: the least number of ranks on the axis with -1, if there are as many ranks. Where
-                the other axes would leave it fewer, these get fewer.
+            copies: the least number of ranks on the axis with -1. The other axes are made smaller
+                where they would leave fewer, as for 3 and 2 ranks above.
         """
         given = dict(axes) if isinstance(axes, Mapping) else _first_has_all(axes)
         free = [name for name, count in given.items() if count == -1]
@@ -102,9 +106,9 @@ class Job:
 
         A collective, called once in the training function, before its loop.
 
-        The objects get the state that the ranks keep of that step, in whatever layout the objects
-        have now. At the very start they get that of the last checkpoint in ``folder``, or keep
-        their own.
+        The objects get the state that the ranks keep of that step, converted to the layouts that
+        the objects have in this call. At the very start they get that of the last checkpoint in
+        ``folder``, or keep their own.
 
         Args:
             folder: where the program saves checkpoints, named by ``step=job.step``. They are read
@@ -137,9 +141,10 @@ class Job:
         return values
 
     def commit(self, **values: Any) -> None:
-        """End a step: all ranks meet, and keep copies of their shards. A collective.
+        """End a step: all ranks wait for each other, and copy their shards. A collective.
 
-        From these copies the others can continue if a rank is lost later.
+        From these copies the others can continue if a rank is lost later. If ranks are to join or
+        to be left out, it does not return, but ends the call of the training function.
 
         Args:
             values: what ``keep`` returns if the training continues after this step, such as a list
@@ -166,10 +171,11 @@ class Job:
             raise WorldChanges
 
     def _look_for_slow(self, notes: list[bytes]) -> bool:
-        """Return whether the ranks leave this world to continue without slow ones.
+        """Print slow ranks, and return whether the others are to continue without them.
 
-        The notes of all ranks are compared, so the result is the same on all. Slow ranks are
-        printed.
+        Args:
+            notes: the seconds that each rank has worked in this step, as ``Slow.note`` packs them.
+                All ranks have the same notes, so the result is the same on all.
 
         Raises:
             Stopped: this rank is slow, and the others continue without it.
@@ -188,7 +194,12 @@ class Job:
     # ---- for run --------------------------------------------------------------------------------
 
     def begin(self, world: ElasticWorld | None, changes: Any) -> None:
-        """Start in a new world of ranks. A collective of them."""
+        """Prepare for a call of the training function in a new set of ranks; a collective of them.
+
+        Args:
+            world: the set of ranks; None if ``consistent run`` did not start them.
+            changes: () -> whether the ranks are to leave the training function.
+        """
         self._world, self._changes = world, changes
         self.size = current().size
         self._objects = {}
@@ -243,7 +254,10 @@ class Job:
     def _check_twice(self, prepared: Copy | None) -> None:
         """Raise if some part of a tensor is on one rank only, and would be lost with it.
 
-        A collective.
+        A collective, at the start of a job that has no checkpoints.
+
+        Args:
+            prepared: what this rank would keep.
 
         Raises:
             ValueError: the message names the tensors that one rank alone holds.
@@ -280,6 +294,7 @@ class Job:
             print(words, file=sys.stderr, flush=True)
 
     def _say(self, text: str, received: int = 0, more: str = "") -> None:
+        """Print a line about this job on rank 0, with the sum over ranks of ``received`` bytes."""
         received = sum(gathered(received))
         if current().rank == 0:
             sent = f"; {received:,} bytes came from other ranks" if received else ""
@@ -288,6 +303,7 @@ class Job:
 
 
 def _first_has_all(names: Sequence[str]) -> dict[str, int]:
+    """Return the axes for names alone: ``("dp", "tp") -> {"dp": -1, "tp": 1}``."""
     return {name: 1 if k else -1 for k, name in enumerate(names)}
 
 
@@ -295,7 +311,7 @@ def _fitting(ranks: int, wanted: int, copies: int) -> int:
     """Return a size for an axis that leaves at least ``copies`` ranks for the axis of -1.
 
     It is the largest number up to ``wanted`` that divides ``ranks`` with a quotient of at least
-    ``copies``; 1 if there is none.
+    ``copies``, or else 1: ``_fitting(4, 2, 2) -> 2``, ``_fitting(3, 2, 2) -> 1``.
     """
     fits = [n for n in range(1, min(wanted, ranks) + 1) if ranks % n == 0 and ranks // n >= copies]
     return max(fits, default=1)

@@ -27,10 +27,12 @@ from .recovery import Recovery
 
 @dataclass(frozen=True)
 class ElasticWorld:
-    """A set of ranks that work together until a rank is lost or joins, as seen from one rank.
+    """A set of ranks that train together until a rank is lost or joins, as seen from one rank.
 
     Attributes:
         epoch: number of this world, counted from 1.
+        rank: number of this process in the world.
+        size: number of ranks.
         gone: for each rank that was lost from the world before, a text about it.
         came: ranks that were not in the world before.
     """
@@ -43,11 +45,16 @@ class ElasticWorld:
 
 
 class Stopped(RuntimeError):
-    """Error of a process that may not continue, by decision of the launcher."""
+    """Raised in a process that must end while other ranks continue.
+
+    The launcher has decided so, or this rank is slow and is left out.
+    """
 
 
 class Member:
-    """Connection of this process to the launcher.
+    """Connection of this process to the launcher, which forms worlds (sets of ranks that train).
+
+    ``run`` waits with it for each world. A thread receives the launcher's messages meanwhile.
 
     Attributes:
         change: whether the ranks are to leave their world after this step.
@@ -67,7 +74,7 @@ class Member:
 
     @staticmethod
     def of_this_process() -> Member | None:
-        """Return this process's connection; None if ``consistent run`` did not start it."""
+        """Return a connection of this process; None if ``consistent run`` did not start it."""
         told = os.environ.get(VARIABLE)
         if told is None:
             return None
@@ -79,7 +86,7 @@ class Member:
 
         Args:
             timeout_s: the timeout of the process group.
-            recovery: gets the times.
+            recovery: records how long waiting and joining took.
 
         Returns:
             None if the other ranks have finished the program.
@@ -104,11 +111,14 @@ class Member:
         return world
 
     def lost(self) -> str | None:
-        """Return why this process's world is over, in words; None if it is not."""
+        """Return why the present world is over, as text for an error; None if it goes on."""
         return self._words or rejoin.broken()
 
     def done(self) -> None:
-        """Report that the program is over on this rank, after all ranks have reached its end."""
+        """Tell the launcher that the program is over on this rank.
+
+        Called after all ranks have reached its end.
+        """
         self._mail.send(mail.LEADER, {"is": "done", "name": self._name})
 
     def close(self) -> None:
@@ -118,6 +128,7 @@ class Member:
     # ---- in the thread that reads the mail ------------------------------------------------------
 
     def _take(self, said: dict[str, Any]) -> None:
+        """Handle one message of the launcher: a new world, or the end of the present one."""
         if said["is"] == "change":
             self.change = self.change or said["epoch"] == self._epoch
         elif said["is"] == "lost":
@@ -131,6 +142,7 @@ class Member:
             self._worlds.put(said)
 
     def _out_of_reach(self) -> None:
+        """Give up the world because the launcher's store cannot be reached."""
         words = (
             f"elastic: the store at {self._host}:{self._port} cannot be reached, so its launcher "
             "has ended or the network is cut. Only the store's side goes on, so this rank ends."
@@ -139,13 +151,18 @@ class Member:
         self._give_up(words)
 
     def _give_up(self, words: str) -> None:
+        """Make every call of this rank that communicates raise ``words``, as its world is over."""
         self._words, self.lost_at = words, self.lost_at or time.monotonic()
         rejoin.stop(words)
 
 
 @functools.cache
 def facts() -> dict[str, str]:
-    """Return the versions and checksums that must be equal on all ranks of a world."""
+    """Return the versions and checksums that must be equal on all ranks of a world.
+
+    For example ``{"torch": "2.9.0", "Python": "3.12.3", ...}``. The launcher stops a process whose
+    values differ from those of the others.
+    """
     main = getattr(sys.modules["__main__"], "__file__", None)
     try:
         program = f"{crc32(Path(main).read_bytes()):08x}" if main else "none"
@@ -160,7 +177,7 @@ def facts() -> dict[str, str]:
 
 
 def _sources() -> int:
-    """Return a checksum of the library's sources."""
+    """Return a checksum of the library's Python files, to see whether ranks run the same code."""
     found = 0
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         found = crc32(path.read_bytes(), found)

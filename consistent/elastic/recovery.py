@@ -19,10 +19,11 @@ PARTS = (
 
 
 class Recovery:
-    """Seconds that each part of this rank's last recovery took.
+    """Stopwatch of this rank's last recovery, from the loss of a rank until training goes on.
 
     Attributes:
-        seconds: part -> seconds. A rank that joins does not have the first parts.
+        seconds: name of a part, as in ``PARTS`` -> seconds. A rank that has just joined lacks the
+            parts that were before.
     """
 
     def __init__(self) -> None:
@@ -30,12 +31,12 @@ class Recovery:
         self._since: float | None = None  # None in a new process, until its first part has ended
 
     def begin(self, at: float | None) -> None:
-        """Start to measure a recovery, at the time ``at`` of ``time.monotonic``, or now."""
+        """Start the stopwatch, at the time ``at`` of ``time.monotonic``; None for this moment."""
         self.seconds = {}
         self._since = time.monotonic() if at is None else at
 
     def end(self, part: str) -> None:
-        """Note that a part, one of ``PARTS``, has ended, and the next one begins."""
+        """Store the seconds of ``part``, one of ``PARTS``, which has ended; the next one begins."""
         now = time.monotonic()
         if self._since is not None:
             self.seconds[part] = now - self._since
@@ -43,7 +44,9 @@ class Recovery:
 
 
 def said(of_ranks: list[dict[str, float]]) -> str:
-    """Return the longest time of each part as text.
+    """Return the longest time of each part of a recovery as text.
+
+    For example ``0.10 s to leave the step, 0.42 s until all ranks were ready, ...``.
 
     Args:
         of_ranks: the ``seconds`` of each rank.

@@ -36,7 +36,10 @@ class Slow:
         self._names: list[str] = []
 
     def begin(self) -> None:
-        """Forget what was measured, because the world has new ranks. A collective of them."""
+        """Start anew in a world with other ranks; what was measured before is forgotten.
+
+        A collective of these ranks.
+        """
         if self._waiting is None:
             found = put_around(Waiting)
             assert isinstance(found, Waiting)
@@ -46,7 +49,7 @@ class Slow:
         self.start()
 
     def start(self) -> None:
-        """Start to measure this rank's work in a step."""
+        """Start to measure this rank's work in a step; ``note`` returns it at the end."""
         assert self._waiting is not None
         self._since, self._waited = time.perf_counter(), self._waiting.seconds
 
@@ -60,7 +63,9 @@ class Slow:
         return _SECONDS.pack(time.perf_counter() - self._since - waited)
 
     def found(self, notes: list[bytes]) -> dict[int, str]:
-        """Return the ranks that have now been slow for ``steps`` consecutive steps.
+        """Return the ranks for which this is the last of ``steps`` consecutive slow steps.
+
+        Called once in each step. A rank that stays slow is returned only once.
 
         Args:
             notes: the ``note`` of each rank, by rank.

@@ -78,9 +78,10 @@ def run(
         peers: let each rank also keep the parts of the rank before it that no other rank has. They
             are sent when copies are made.
         timeout: seconds for which a rank waits for others before it gives up.
-        slow: a rank that works, without waiting for others, for more than so many times as long as
-            the median rank, in ``slow_steps`` consecutive steps, is named with its host. None: not
-            measured.
+        slow: a factor by which slow ranks are found: those that work more than ``slow`` times as
+            long as the median rank, waiting not counted. They are printed with their hosts. None:
+            nothing is measured.
+        slow_steps: the number of consecutive steps in which a rank must be slow for that.
         leave_out: end such a rank, and continue without it.
 
     Returns:
@@ -110,12 +111,22 @@ def run(
 
 
 class _Runs:
+    """One call of ``run``: enters worlds (sets of ranks) one after another, and trains in each.
+
+    Args:
+        train: the training function.
+        job: the object that it gets, the same one in each world.
+        member: the connection to the launcher.
+        timeout: seconds for which a rank waits for others.
+    """
+
     def __init__(self, train: Any, job: Job, member: Member, timeout: float) -> None:
         self._train, self._job, self._member, self._timeout = train, job, member, timeout
         self._results: list[Any] = []  # what ``train`` returned, once it has
         self._failed_at: int | None = None  # the step that was given up last
 
     def run(self) -> Any:
+        """Return what the training function returns in the world in which it reaches its end."""
         # A new rank's first optimizer call would import this, while the other ranks wait for it.
         importlib.import_module("torch._dynamo")
         gc.freeze()  # imported objects are left out of the collection at each change of ranks
@@ -139,7 +150,11 @@ class _Runs:
                 self._job.recovery.end("to leave the step")
 
     def _call(self, world: ElasticWorld) -> bool:
-        """Return whether the training reached its end in this world."""
+        """Call the training function in ``world``; return whether all ranks have reached its end.
+
+        If not, the world is over, and the function is to be called again in the next one. Errors of
+        the program itself are raised.
+        """
         try:
             self._job.begin(world, lambda: self._member.change)
             result = self._train(self._job)
@@ -165,7 +180,11 @@ class _Runs:
         return False
 
     def _lost(self) -> str | None:
-        """Return why the world is over; None if it is not, so the error is the program's own."""
+        """Return why the world is over; None if it goes on, so that an error is the program's own.
+
+        Called after an error. It waits for a moment, because the message of the launcher that a
+        rank is lost may come after the error that the loss has caused.
+        """
         end = time.monotonic() + _NOTICE_S
         while (words := self._member.lost()) is None and time.monotonic() < end:
             time.sleep(0.01)
@@ -174,7 +193,7 @@ class _Runs:
     def _is_the_programs(self, world: ElasticWorld) -> bool:
         """Return whether an error is the program's own, so that another try cannot help.
 
-        It is if the same step failed in the world before, and no rank was lost or joined since.
+        It is if the last error was in the same step, and no rank was lost or joined in between.
         """
         again = self._failed_at == self._job.step and not world.gone and not world.came
         self._failed_at = self._job.step
@@ -182,14 +201,17 @@ class _Runs:
 
 
 def _came_too_late() -> NoReturn:
-    """End the process with status 0: it has nothing to return, and did nothing wrong."""
+    """End a process that joined after the program was over, with status 0 and a message."""
     words = "elastic: the program was over on the other ranks before this one came."
     print(words, file=sys.stderr, flush=True)
     raise SystemExit(0)
 
 
 def _let_go(error: BaseException) -> None:
-    """Free what the frames of an error refer to: the model, and the autograd graph of a step."""
+    """Free what the frames of an error hold: the model, and the autograd graph of a step.
+
+    Called before the ranks enter their next world, so that memory does not hold two models.
+    """
     seen: BaseException | None = error
     while seen is not None:
         traceback.clear_frames(seen.__traceback__)

@@ -17,7 +17,10 @@ T = TypeVar("T")
 
 
 class Islands:
-    """The islands of a job, as seen from one rank.
+    """The islands of a job, as seen from one rank; ``join`` returns this object.
+
+    An island is a group of ranks that trains by itself, and seldom exchanges parameters with the
+    other groups.
 
     Attributes:
         number: index of this rank's island, counted from 0.
@@ -54,10 +57,11 @@ class Islands:
         parts: int = 1,
         dtype: torch.dtype | None = None,
     ) -> Outer:
-        """Start averaging parameters between islands; ``outer.step()`` then counts steps.
+        """Return an object that averages the parameters of ``model`` between islands.
 
-        All islands must make this call at the same point of the program. It first copies the
-        parameters of island 0 to every island.
+        Call its ``step()`` after each step of the training; it counts these steps, and exchanges
+        parameters every ``every`` steps. All islands must make this call at the same point of the
+        program. It first copies the parameters of island 0 to every island.
 
         ```
         outer = islands.outer(
@@ -69,11 +73,11 @@ class Islands:
             model: its parameters are global tensors of the island, or plain tensors.
             optimizer: a function that builds the outer optimizer from a list of parameters. The
                 gradient of a parameter is the mean over islands of how far they moved it since the
-                last meeting, so SGD with lr=1 averages the parameters.
-            every: number of steps between two meetings of the islands.
-            parts: number of parts into which the parameters are divided. Each part meets at its own
-                step, once in ``every`` steps. The total number of bytes is unchanged, but they are
-                sent one part at a time.
+                last exchange, so SGD with lr=1 averages the parameters.
+            every: number of steps between two exchanges of the same parameter.
+            parts: number of parts into which the parameters are divided. Each part is exchanged at
+                its own step, once in ``every`` steps. The total number of bytes is unchanged, but
+                they are sent one part at a time.
             dtype: dtype in which values are sent; by default each parameter's own dtype.
                 torch.bfloat16 sends half the bytes of float32. torch.int8 sends a quarter, and
                 torch.float8_e4m3fn too: one byte for each value, and a float32 scale for each 256.

@@ -29,20 +29,27 @@ _PAUSE_S = 0.002
 
 @dataclass(frozen=True)
 class Came:
-    """An island that takes part in a meeting, and the note that it sent to the others."""
+    """An island that takes part in a meeting, and the note that it passed to ``Meetings.come``.
+
+    A meeting is one exchange of values between islands.
+    """
 
     island: int
     note: dict[str, Any]
 
 
 class Meetings:
-    """The meetings of this rank's island with other islands.
+    """The meetings of this rank's island with other islands: exchanges of values, known by names.
+
+    For each meeting, ``come`` agrees with the other islands on the members, through a store that
+    all islands reach, and ``hold`` runs the exchange between them.
 
     Args:
         between: the connection to the other islands.
         patience_s: seconds that a meeting waits for missing islands. None: it waits for the general
             time-out of ranks, and raises after it.
-        name: the name of these meetings, the same on all islands and different from that of others.
+        name: a prefix of the store's keys, the same on all islands and different from that of other
+            ``Meetings``.
 
     Attributes:
         sent: number of bytes that this rank has sent to other islands.
@@ -77,13 +84,13 @@ class Meetings:
     ) -> list[Came] | None:
         """Join the meeting ``name``, and return the islands that take part, ordered by island.
 
-        A collective of the island.
+        Every rank of the island must call it (a collective of the island).
 
         Args:
             name: the name of the meeting, the same on all islands.
             note: a dict of JSON values for the other islands.
-            counts: returns whether a meeting of these islands is held. One island asks it, on its
-                first rank, and all use its answer.
+            counts: (the islands that have come) -> whether they may hold the meeting. It is called
+                on the first rank of one island, and all islands use its answer.
 
         Returns:
             the islands with their notes; None if the meeting was held without this island, or is
@@ -105,28 +112,33 @@ class Meetings:
         return [Came(island, each) for island, each in found]
 
     def begun(self, name: str) -> bool:
-        """Return whether any island has arrived at the meeting. A collective of the island."""
+        """Return whether any island has arrived at the meeting ``name``.
+
+        A collective of the island.
+        """
         store = self._between.store
         return store is not None and self._told(lambda: store.check([f"{name}/begun"]))
 
     def want(self, name: str) -> None:
-        """Make the other islands wait for this one at the meeting, although it missed the last one.
+        """Make the other islands wait for this one at the meeting ``name``.
 
-        A collective of the island.
+        By default, they wait only for the members of their last meeting. An island that missed it
+        calls this to be waited for again. A collective of the island.
         """
         key = f"{name}/wants/{self._between.number}"
         self._told(lambda: self._between.store.set(key, ""))
 
     def is_over(self, name: str) -> bool:
-        """Return whether it is already decided which islands take part in the meeting ``name``.
+        """Return whether the members of the meeting ``name`` are decided, so that none can join.
 
         A collective of the island.
         """
         return self._told(lambda: self._between.store.check([f"{name}/members"]))
 
     def was_held(self, name: str) -> bool:
-        """Return whether the meeting ``name`` was decided to be held. Only an island's first rank
-        may call it.
+        """Return whether the meeting ``name`` was decided to take place, with any members.
+
+        It reads the store without telling other ranks, so only an island's first rank may call it.
         """
         key, store = f"{name}/members", self._between.store
         return store.check([key]) and bool(json.loads(store.get(key)))
@@ -136,15 +148,18 @@ class Meetings:
     ) -> T | None:
         """Run ``exchange`` until it succeeds on all members of the meeting, and return its result.
 
-        If an island is lost during an attempt, the exchange runs again among the others. None if
-        the others have held the meeting without this island, because it took too long. A collective
-        of the islands.
+        If an island is lost during an attempt, the exchange runs again among the others. All ranks
+        of all members call it (a collective of the islands).
 
         Args:
             name: the name of the meeting.
             came: the islands that take part, from ``come``.
             exchange: (connection, islands) -> the result. It may be called several times, with
                 fewer islands each time, so it must not change what it reads.
+
+        Returns:
+            what ``exchange`` returned; None if the others have held the meeting without this
+            island, because it took too long.
 
         Raises:
             RuntimeError: an island is lost and no patience was set, or every attempt failed.
@@ -184,6 +199,14 @@ class Meetings:
         return gathered(call() if self._between.place == 0 else None)[0]
 
     def _come(self, name: str, note: dict[str, Any], counts: Callable[[list[Came]], bool]) -> Any:
+        """Decide with the other islands on the members of the meeting ``name``.
+
+        This is the part of ``come`` that an island's first rank runs.
+
+        Returns:
+            (island, note) of each member; [] if the meeting is not held; None if it was decided
+            without this island; the text of an error if an island is missing.
+        """
         me, store = self._between.number, self._between.store
         if store.check([f"{name}/members"]):
             return None
@@ -214,6 +237,13 @@ class Meetings:
     def _vote(self, name: str, came: list[Came], well: bool) -> list[int] | None:
         """Report whether this island's exchange succeeded, and wait for the reports of the others.
 
+        ``hold`` calls it after each attempt, on the first rank of the island.
+
+        Args:
+            name: the name of the attempt.
+            came: the members of the meeting.
+            well: whether the exchange succeeded on all ranks of this island.
+
         Returns:
             the islands that take part in another attempt; None if all exchanges succeeded.
         """
@@ -235,6 +265,10 @@ class Meetings:
     # ---- connections ----------------------------------------------------------------------------
 
     def _line_of(self, name: str, came: list[Came]) -> Line:
+        """Return a connection of the islands in ``came``: the last one if it connects the same.
+
+        ``name`` is a prefix of the store's keys with which a new connection is set up.
+        """
         members = [each.island for each in came]
         if self._line is None or self._line[0] != members:
             self._close_line()

@@ -40,6 +40,9 @@ _UNFIT = (torch.float8_e8m0fnu, torch.float4_e2m1fn_x2)
 class Part:
     """Parameters that islands average at the same step, with the state of their meetings.
 
+    A meeting is one exchange between islands; those of one part are numbered from 1. ``Outer`` has
+    ``parts`` of these, which are exchanged at different steps.
+
     Attributes:
         name, names: the name of the part, and the names of its parameters.
         number: number of the next meeting of the part.
@@ -56,18 +59,22 @@ class Part:
     is_new: bool = False
 
     def meeting(self, number: int | None = None) -> str:
-        """Return the name of the meeting ``number`` of this part, by default of the next one."""
+        """Return the name of meeting ``number`` of this part, such as ``part 0/7``.
+
+        By default, that of the next one.
+        """
         return f"part {self.name}/{self.number if number is None else number}"
 
 
 @dataclass
 class Exchanged:
-    """What an exchange gives this rank. It takes effect only if all islands report success.
+    """Result of an exchange between islands, which ``Outer`` applies after all report success.
 
     Attributes:
-        means: the mean over islands of (start - current), for this rank's shard of each parameter.
-        starts, states: shards of the parameters of the last meeting, and the outer optimizer's
-            state of each parameter. Empty if all islands attended the last meeting.
+        means: the mean over islands of (start - current), for this rank's shard of each parameter,
+            where start is the parameter after the last meeting.
+        starts, states: this rank's shard of each start, and the outer optimizer's state of each
+            parameter, for islands that missed a meeting. Empty if all have attended the last one.
         ends: whether training ends with this meeting.
     """
 
@@ -78,13 +85,16 @@ class Exchanged:
 
 
 class Outer:
-    """Outer optimizer, which ``Islands.outer`` returns: it averages parameters between islands.
+    """Averages parameters between islands every some steps; ``Islands.outer`` returns it.
+
+    It keeps a copy of each parameter as of the last exchange, and steps the copies with a torch
+    optimizer (the outer one). Their gradient is the mean over islands of (copy - parameter). The
+    result becomes the parameter on all islands.
 
     Attributes:
         steps: number of calls of `step` so far. An island that was late, or that was started
             again, takes over the count of the islands that it meets.
-        optimizer: the outer optimizer; its learning rate may be changed. It steps copies of the
-            parameters as they were when islands last met.
+        optimizer: the outer optimizer of the copies; its learning rate may be changed.
     """
 
     def __init__(
@@ -123,8 +133,8 @@ class Outer:
     def step(self) -> bool:
         """Count one step of this island; call it after the step of the inner optimizer.
 
-        Every ``every`` steps islands meet: the outer optimizer takes a step, and its result becomes
-        the parameters on all islands.
+        Every ``every`` steps islands meet, that is, exchange what they have learned: the outer
+        optimizer takes a step, and its result becomes the parameters on all islands.
 
         An island that comes too late to a meeting trains on alone, and joins the next meeting as
         soon as another island arrives there.
@@ -172,12 +182,16 @@ class Outer:
     def _first_meeting(
         self, named: Mapping[str, Tensor], figures: tuple[Any, ...]
     ) -> list[Came] | None:
-        """Return the islands in the first meeting, after checking that they train the same model.
+        """Return the islands that start together, after checking that they train the same model.
 
-        Parameters and arguments must be equal. None if the others began without this island.
+        None if the others have started without this island.
+
+        Args:
+            named: the parameters by name, whose shapes, dtypes and layouts are compared.
+            figures: (every, parts, dtype), which are compared, too.
 
         Raises:
-            ValueError: they differ.
+            ValueError: islands differ in them.
         """
         text = "\n".join([*_described(named), str(figures)])
         mine = hashlib.sha256("".join(gathered(text)).encode()).hexdigest()
@@ -193,7 +207,7 @@ class Outer:
 
     @torch.no_grad()
     def _meet(self, part: Part, due: bool, ends: bool) -> bool:
-        """Average the parameters of ``part`` with the other islands, as the outer optimizer does.
+        """Exchange the parameters of ``part`` with the other islands, and step the outer optimizer.
 
         Args:
             part: the part.
@@ -243,10 +257,11 @@ class Outer:
         return True
 
     def _counts(self, part: Part, came: list[Came]) -> bool:
-        """Return whether a meeting of these islands is held.
+        """Return whether the islands in ``came`` may hold the next meeting of ``part``.
 
-        The parameters that a meeting reaches become those of all islands. So islands that have
-        missed what others reached, and come alone, must wait for the others.
+        The result of a meeting becomes the parameters of all islands, so it must not start from an
+        outdated state. All islands together may hold it, and so may several if one of them is not
+        new. One alone may hold it only if no meeting was held since its last one.
         """
         met = [each.note["met"] for each in came if not each.note["new"]]
         if len(came) == self._meetings.count or len(came) > 1 and met:
@@ -256,13 +271,13 @@ class Outer:
         return bool(met) and not any(map(self._meetings.was_held, missed))
 
     def _exchange(self, part: Part, line: Line, came: list[Came]) -> Exchanged:
-        """Average (start - current) over islands, where start is as of each island's last meeting.
+        """Average (start - current) over islands; start is the parameter after the last meeting.
 
-        Islands that missed meetings or are new also get the parameters and the optimizer's state of
-        an island that attended the last meeting.
+        Passed to ``Meetings.hold``, so it changes nothing here. Islands that missed meetings or are
+        new also get the starts and the optimizer's state of an island that attended the last one.
 
         Args:
-            part: the parameters.
+            part: the parameters to average.
             line: the connection between the islands.
             came: the islands that take part, with their notes.
         """
@@ -288,7 +303,7 @@ class Outer:
         return Exchanged(means, starts, states, any(each.note["ends"] for each in came))
 
     def _sent_state(self, start: Tensor, line: Line, holder: int) -> dict[str, Tensor]:
-        """Return the holder's state of the outer optimizer for one parameter, on all islands.
+        """Send one island's outer optimizer state of a parameter to all islands, and return it.
 
         It consists of tensors that are laid out like the parameter or have one element.
 
@@ -317,7 +332,7 @@ def _mean(line: Line, flat: Tensor, dtype: torch.dtype | None, of: int) -> Tenso
         line: the connection between the islands.
         flat: the numbers of this island.
         dtype: the real dtype to which sent numbers are rounded; None sends all of their bits.
-        of: the number of islands that contribute.
+        of: the number of islands that contribute, fewer than all if some send zeros.
     """
     if flat.is_complex():
         pairs = torch.view_as_real(flat).view(-1)
@@ -326,18 +341,21 @@ def _mean(line: Line, flat: Tensor, dtype: torch.dtype | None, of: int) -> Tenso
 
 
 def _sent(line: Line, holder: int, mine: Tensor) -> Tensor:
-    """Return the ``mine`` of the island at position ``holder``, in new memory of the CPU."""
+    """Broadcast ``mine`` from the island at position ``holder`` of ``line`` to all its islands.
+
+    Returns the values in new memory of the CPU. ``mine`` has the same shape and dtype on each.
+    """
     given = mine.detach().cpu().clone(memory_format=torch.contiguous_format)
     line.from_one(given, holder)
     return given
 
 
 def _sent_object(line: Line, holder: int, mine: Any) -> Any:
-    """Return a picklable object of the island ``holder`` on all islands.
+    """Broadcast a picklable object from the island at position ``holder``, and return it on all.
 
     Args:
         line: the connection between the islands.
-        holder: the position of the island that sends.
+        holder: the position in ``line`` of the island that sends.
         mine: this island's value, which is sent if it is the holder.
     """
     data = torch.frombuffer(bytearray(pickle.dumps(mine)), dtype=torch.uint8)
@@ -357,12 +375,12 @@ def _shard(x: Tensor) -> Tensor:
 
 
 def _from_first(line: Line, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the first island's shards of all parameters."""
+    """Return the first island's shards of all parameters by name, which each island starts with."""
     return {name: _sent(line, 0, _shard(p)) for name, p in named.items()}
 
 
 def _laid_as(x: Tensor, shard: Tensor) -> Tensor:
-    """Return a new tensor with the layout of ``x``, whose shard on this rank is ``shard``."""
+    """Return a new tensor of the layout of ``x`` with the values ``shard`` on this rank."""
     made = torch.zeros_like(x)
     _shard(made).copy_(shard)
     return made
@@ -371,7 +389,7 @@ def _laid_as(x: Tensor, shard: Tensor) -> Tensor:
 def _dealt(named: Mapping[str, Tensor], parts: int) -> list[list[str]]:
     """Divide the parameters, in order, into at most ``parts`` lists of about equal size.
 
-    Sizes are numbers of elements.
+    Sizes are numbers of elements: sizes 4, 4, 8 in two parts are ``[[a, b], [c]]``.
     """
     total, seen = sum(p.numel() for p in named.values()), 0
     found: list[list[str]] = [[] for _ in range(parts)]
@@ -382,6 +400,7 @@ def _dealt(named: Mapping[str, Tensor], parts: int) -> list[list[str]]:
 
 
 def _check(named: Mapping[str, Tensor], every: int, parts: int, dtype: torch.dtype | None) -> None:
+    """Raise ValueError if an argument of ``Islands.outer`` cannot be used."""
     if not named:
         raise ValueError("islands.outer: the model has no parameter that requires a gradient.")
     if every < 1:
@@ -399,5 +418,6 @@ def _check(named: Mapping[str, Tensor], every: int, parts: int, dtype: torch.dty
 
 
 def _described(named: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line of text for each parameter, by which islands compare their models."""
     for name, p in named.items():
         yield f"{name} {tuple(p.shape)} {p.dtype} {p._spec if is_global(p) else 'plain'}"

@@ -31,6 +31,11 @@ def install_assign(modules: Iterable[nn.Module]) -> None:
 def _keep_layouts(
     module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict, *_: Any
 ) -> None:
+    """Copy the state's values into the module's own tensors, if ``assign=True`` was given.
+
+    A load_state_dict pre-hook. The entries of ``state`` become the module's own tensors, so the
+    assignment by torch that follows changes nothing.
+    """
     if not local_metadata.get("assign_to_params_buffers", False):
         return
     for key, own in [*module._parameters.items(), *module._buffers.items()]:
@@ -46,6 +51,7 @@ def _keep_layouts(
 
 
 def _laid(given: Any, own: Any) -> Any:
+    """Return a loaded tensor, boxed (redistributed) to the layout of ``own`` if it is global."""
     if is_global(given):
         return given.detach().to_global(placement=own.placement, sbp=own.sbp)
     return given.detach()

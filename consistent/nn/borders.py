@@ -12,7 +12,10 @@ from .plan import Border, Nd, Plan
 
 
 def install_borders(module: torch.nn.Module, plan: Plan) -> None:
-    """Install hooks that box arguments and results of submodules as ``plan.modules`` says."""
+    """Install hooks that box arguments and results of submodules as ``plan.modules`` says.
+
+    To box a tensor is to redistribute it to another layout. ``parallelize`` calls this.
+    """
     if not plan.modules:
         return
     for name, part in module.named_modules():
@@ -27,9 +30,12 @@ def install_borders(module: torch.nn.Module, plan: Plan) -> None:
 
 
 class BoxInputs:
-    """Forward pre-hook that boxes a module's tensor arguments to the layouts of its ``Border``.
+    """Forward pre-hook that boxes (redistributes) tensor arguments of a module.
 
     A class and not a closure, so that a module with the hook can be copied and pickled.
+
+    Args:
+        border: the layouts of the arguments, by position or keyword.
     """
 
     def __init__(self, border: Border) -> None:
@@ -42,7 +48,11 @@ class BoxInputs:
 
 
 class BoxOutputs:
-    """Forward hook that boxes the tensors a module returns to the layouts of its ``Border``."""
+    """Forward hook that boxes (redistributes) tensors that a module returns.
+
+    Args:
+        border: the layouts of the results, by position or key.
+    """
 
     def __init__(self, border: Border) -> None:
         self.border = border
@@ -52,9 +62,10 @@ class BoxOutputs:
 
 
 def box_outputs(result: Any, ways: Mapping[int | str, Nd]) -> Any:
-    """Box the tensors of a module's ``result`` that ``ways`` names, and return the result.
+    """Box (redistribute) the tensors of a module's ``result`` that ``ways`` names.
 
-    A mapping is changed in place; a tuple or list is made again.
+    Returns the result: a mapping is changed in place; a tuple or list is made again. ``BoxOutputs``
+    uses it.
 
     Args:
         result: what the module's forward returned.
@@ -76,6 +87,11 @@ def box_outputs(result: Any, ways: Mapping[int | str, Nd]) -> Any:
 
 
 def _boxed(x: Any, nd: Nd | None) -> Any:
+    """Return ``x`` in the layout ``nd``; unchanged if ``nd`` is None or ``x`` is no global tensor.
+
+    A None in ``nd`` keeps the layout along that axis: ``(None, B)`` makes ``(S(0), S(1))``
+    ``(S(0), B)``.
+    """
     if nd is None or not isinstance(x, GlobalTensor):
         return x
     sbp = tuple(now if asked is None else asked for now, asked in zip(x.sbp, nd, strict=True))

@@ -19,7 +19,11 @@ from .plan import Layouts, Plan
 
 
 def coder_of(param: Any, layouts: Layouts) -> Coder | None:
-    """Return the codecs for gathering ``param`` and reducing its gradient; None without codecs."""
+    """Return the codecs for gathering ``param`` and for reducing its gradient.
+
+    None if its layouts name no codec, if it is not gathered along one axis, or on a rank that has
+    no part of it.
+    """
     axis = _moved(layouts)
     if axis is None or my_coordinate(param._spec.placement) is None:
         return None
@@ -33,8 +37,10 @@ def coder_of(param: Any, layouts: Layouts) -> Coder | None:
 
 
 def _moved(layouts: Layouts) -> int | None:
-    """Return the placement axis along which a tensor is gathered; None if there are none or
-    several."""
+    """Return the one placement axis along which a tensor is gathered for its use.
+
+    None if it is gathered along no axis, or along several.
+    """
     axes = [a for a, (e, used) in enumerate(zip(layouts.sbp, layouts.use)) if e != used]
     return axes[0] if len(axes) == 1 else None
 
@@ -42,7 +48,8 @@ def _moved(layouts: Layouts) -> int | None:
 def install_sums(module: torch.nn.Module, plan: Plan) -> None:
     """Make the all-reduces of replicated parameters' gradients use the codecs of ``plan``.
 
-    Parameters that need no gradient are included, because they may need one later.
+    ``parallelize`` calls this. Parameters that need no gradient are included, because they may
+    need one later.
     """
     for name, param in module.named_parameters():
         layouts = plan.layouts(name)
@@ -55,7 +62,10 @@ def install_sums(module: torch.nn.Module, plan: Plan) -> None:
 
 
 def _summed(layouts: Layouts) -> list[int]:
-    """Return the axes along which a replicated tensor's gradient is reduced with a codec."""
+    """Return the axes along which a gradient is all-reduced by a codec.
+
+    On these axes the parameter is replicated (B), and ``layouts.reduce`` names a codec.
+    """
     return [
         axis
         for axis, codec in enumerate(layouts.reduce)
@@ -65,6 +75,14 @@ def _summed(layouts: Layouts) -> list[int]:
 
 def check_codecs(name: str, layouts: Layouts, placement: Placement, dtype: torch.dtype) -> None:
     """Raise if the codecs that ``layouts`` gives for the tensor ``name`` cannot be used.
+
+    ``parallelize`` calls this for each tensor before anything changes.
+
+    Args:
+        name: the tensor's name, for the error.
+        layouts: its layouts, with codecs in ``gather`` and ``reduce``.
+        placement: its placement; an axis with one rank needs no codec.
+        dtype: its dtype.
 
     Raises:
         ValueError: a codec is unknown, or does not fit the tensor's dtype or layouts.
@@ -94,7 +112,7 @@ def check_codecs(name: str, layouts: Layouts, placement: Placement, dtype: torch
 
 
 def _unfit(layouts: Layouts, placement: Placement, dtype: torch.dtype) -> str | None:
-    """Return why a tensor's codecs cannot be used, for the error message; None if they can."""
+    """Return why a tensor's codecs cannot be used, as a part of an error; None if they can."""
     if not dtype.is_floating_point:
         return f"its numbers are {str(dtype).removeprefix('torch.')}, which a codec does not round"
     if any(isinstance(e, Partial) for e in (*layouts.sbp, *layouts.use)):

@@ -32,6 +32,7 @@ _MARK = "_is_hf_initialized"  # transformers initialises the tensors without thi
 def empty_shard(spec: TensorSpec) -> Any:
     """Return a global tensor of ``spec`` with an uninitialized shard on this rank.
 
+    It takes the place of a parameter that was built on ``meta``; ``initialise`` or a load fills it.
     On a rank outside the placement the shard is a meta tensor.
     """
     at = my_coordinate(spec.placement)
@@ -86,6 +87,7 @@ def check_attributes(module: nn.Module) -> None:
 
 
 def _tensors(module: nn.Module, names: Collection[str]) -> dict[str, Any]:
+    """Return those of the named parameters and buffers that are global, by name."""
     found = {**dict(module.named_parameters(remove_duplicate=False)),
              **dict(module.named_buffers(remove_duplicate=False))}  # fmt: skip
     return {name: found[name] for name in names if is_global(found[name])}
@@ -96,8 +98,12 @@ def _by_themselves(module: nn.Module, waiting: set[int]) -> None:
 
     First ``reset_parameters`` of each submodule is called, children before their parents as in the
     calls of constructors. Then the ``_init_weights`` of the outermost module that has one is
-    applied to the modules inside it. Modules with a tensor outside ``waiting`` (ids of the tensors
-    without values) are skipped, since an initialiser would overwrite it.
+    applied to the modules inside it. A module that has a tensor with values already is skipped,
+    since an initialiser would overwrite it.
+
+    Args:
+        module: the module.
+        waiting: the ids of the tensors that have no values yet.
     """
     for each in _inside_out(module):
         reset = getattr(each, "reset_parameters", None) or getattr(each, "_reset_parameters", None)
@@ -113,7 +119,7 @@ def _by_themselves(module: nn.Module, waiting: set[int]) -> None:
 
 
 def _inside_out(module: nn.Module) -> Iterator[nn.Module]:
-    """Return the modules in ``module`` in the order of ``apply``: each after its children."""
+    """Return ``module`` and the modules inside it, each after its children, as ``apply`` does."""
     met: set[nn.Module] = set()
 
     def visit(each: nn.Module) -> Iterator[nn.Module]:
@@ -127,9 +133,13 @@ def _inside_out(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _all_wait(module: nn.Module, waiting: set[int]) -> bool:
-    """Return whether every tensor that an initialiser of ``module`` may write is in ``waiting``.
+    """Return whether an initialiser of ``module`` would overwrite no values.
 
-    ``waiting`` has the ids of the tensors that have no values yet.
+    That is, all tensors of ``module`` itself, or if it has none those inside it, have no values.
+
+    Args:
+        module: the module whose initialiser is to be called.
+        waiting: the ids of the tensors that have no values yet.
     """
     own = [x for x in (*module._parameters.values(), *module._buffers.values()) if x is not None]
     inside = own or [*module.parameters(), *module.buffers()]
@@ -137,7 +147,11 @@ def _all_wait(module: nn.Module, waiting: set[int]) -> bool:
 
 
 def _by_transformers(module: Any, waiting: set[int]) -> None:
-    """Initialize a transformers model, which skips the tensors that are marked as initialised."""
+    """Initialize a transformers model by its own ``initialize_weights``.
+
+    Transformers skips tensors that are marked as initialised, so all tensors but those in
+    ``waiting`` (ids of the tensors without values) are marked for the time of the call.
+    """
     for each in module.modules():
         each.__dict__.pop(_MARK, None)
         for x in (*each._parameters.values(), *each._buffers.values()):
@@ -151,6 +165,11 @@ def _by_transformers(module: Any, waiting: set[int]) -> None:
 
 
 def _make_nan(names: list[str], tensors: dict[str, Any]) -> None:
+    """Fill tensors that no initialiser has written with NaN, and warn.
+
+    Raises:
+        ValueError: a tensor's dtype has no NaN.
+    """
     whole = [name for name in names if not _has_nan(tensors[name].dtype)]
     if whole:
         raise ValueError(

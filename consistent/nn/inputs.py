@@ -51,14 +51,17 @@ _OTHERS = "*"
 def install_inputs(
     module: torch.nn.Module, placement: Placement, inputs: SbpLike | Mapping[str, SbpLike]
 ) -> None:
-    """Install a hook that makes plain arguments of ``module`` global tensors on ``placement``."""
+    """Install a hook that makes plain arguments of ``module`` global tensors on ``placement``.
+
+    ``inputs`` gives their layouts, as in ``parallelize``.
+    """
     ways = check_inputs(module, placement, inputs)
     hook = InputsHook(placement, inputs, ways, _positions(module))
     module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
 
 
 def inputs_of(module: torch.nn.Module) -> SbpLike | Mapping[str, SbpLike] | None:
-    """Return the ``inputs`` that ``install_inputs`` was called with; None if it was not called."""
+    """Return the ``inputs`` that ``parallelize`` installed on ``module``; None without them."""
     hooks = module._forward_pre_hooks.values()
     return next((hook.given for hook in hooks if isinstance(hook, InputsHook)), None)
 
@@ -66,7 +69,9 @@ def inputs_of(module: torch.nn.Module) -> SbpLike | Mapping[str, SbpLike] | None
 def check_inputs(
     module: torch.nn.Module, placement: Placement, inputs: SbpLike | Mapping[str, SbpLike]
 ) -> dict[str, NdSbp]:
-    """Check ``inputs``, and return the layout of each argument by name; ``*`` for all others.
+    """Check the ``inputs`` of ``parallelize``, and return the layout of each argument by name.
+
+    ``*`` stands for all other arguments: ``S(0)`` becomes ``{"*": (S(0),)}``.
 
     Raises:
         ValueError: a layout is partial or does not fit the axes, or a name is neither one of the
@@ -92,6 +97,11 @@ def check_inputs(
 
 
 def _fit(sbp: SbpLike, placement: Placement) -> NdSbp:
+    """Return ``sbp`` with an entry for each axis of ``placement``; a single B serves for all axes.
+
+    Raises:
+        ValueError: the number of entries differs from that of axes, or one is partial.
+    """
     entries = as_nd_sbp(sbp)
     if entries == (B,):
         entries *= placement.ndim
@@ -111,9 +121,10 @@ def _fit(sbp: SbpLike, placement: Placement) -> NdSbp:
 
 
 class InputsHook:
-    """Forward pre-hook that makes plain tensor arguments global.
+    """Forward pre-hook that makes the plain tensors among a module's arguments global.
 
-    A class and not a closure, so that a module with the hook can be copied and pickled.
+    In the first call, ranks also compare the tensors that must be equal on them. A class and not a
+    closure, so that a module with the hook can be copied and pickled.
 
     Args:
         placement: the placement of the global tensors.
@@ -148,9 +159,15 @@ class InputsHook:
         return tuple(list(taken.values())[: len(args)]), {name: taken[name] for name in kwargs}
 
     def _way(self, name: str) -> NdSbp | None:
+        """Return the layout of the argument ``name``; None if it stays plain."""
         return self.ways.get(name, self.ways.get(_OTHERS))
 
     def _taken(self, found: Sequence[tuple[str, torch.Tensor, NdSbp]]) -> list[Any]:
+        """Return the global tensors that the ranks' plain tensors make up.
+
+        Args:
+            found: (text about an argument, its tensor on this rank, its layout).
+        """
         if present() is not None:
             return [_cut(name, x, sbp, self.placement) for name, x, sbp in found]
         splits = any(isinstance(e, Split) for _, _, sbp in found for e in sbp)
@@ -180,10 +197,12 @@ def _is_input(x: torch.Tensor) -> bool:
 
 
 def _plain_tensors(value: Any) -> list[torch.Tensor]:
+    """Return the plain tensors with dims in ``value``, which may be nested."""
     return [x for x in tensors_in(value) if _is_input(x)]
 
 
 def _with(value: Any, made: Any) -> Any:
+    """Return ``value`` with each of its plain tensors replaced by the next one of ``made``."""
     return map_tensors(value, lambda x: next(made) if _is_input(x) else x)
 
 
@@ -192,7 +211,8 @@ def _told(
 ) -> dict[int, list[tuple]]:
     """Gather the shape, dtype, name and hash of each rank's tensors, by rank of the placement.
 
-    Ranks outside the placement take part, since they follow the module's ops on meta tensors.
+    The hash is "" if ``hashed`` is false, or for a tensor that no axis replicates. Ranks outside
+    the placement take part, since they follow the module's ops on meta tensors.
 
     Raises:
         ValueError: ranks pass tensors of different names, dtypes or numbers of dims.
@@ -238,6 +258,8 @@ def _part(
 ) -> Any:
     """Return the global tensor of which ``x`` is this rank's part.
 
+    Parts of unbalanced sizes are evened out by sending rows.
+
     Args:
         name: the name of the argument, for errors.
         x: the tensor that this rank passes.
@@ -276,6 +298,7 @@ def _cut(name: str, x: torch.Tensor, sbp: NdSbp, placement: Placement) -> Any:
 
 
 def _whole(x: torch.Tensor, placement: Placement) -> Any:
+    """Return ``x``, which is the same on each rank, as a global tensor that is B on all axes."""
     return from_local(x, placement, (B,) * placement.ndim, shape=x.shape)
 
 
@@ -284,7 +307,14 @@ def _compare(
     notes: Mapping[int, Sequence[tuple]],
     placement: Placement,
 ) -> None:
-    """Raise on every rank if ranks that differ only along B axes pass different values.
+    """Raise on every rank if ranks pass different values of a tensor that they have replicated.
+
+    Ranks are compared if they differ only along axes on which the tensor is B.
+
+    Args:
+        found: (text about an argument, its tensor on this rank, its layout).
+        notes: rank -> (shape, dtype, name, hash) of each of its tensors.
+        placement: the placement of the ranks.
 
     Raises:
         ValueError: the hashes of the values differ.

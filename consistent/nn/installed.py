@@ -19,14 +19,14 @@ _PLAN = "_consistent_plan"
 
 
 def installed_plan(module: torch.nn.Module) -> Plan | None:
-    """Return the plan installed on ``module`` itself; None if there is none."""
+    """Return the plan that ``parallelize`` has installed on ``module`` itself; None without one."""
     return module.__dict__.get(_PLAN)
 
 
 def ask_for_install(placement: Placement, plan: Plan) -> None:
     """Run the collectives of ``install`` in advance, so that ``install`` itself sends nothing.
 
-    ``move`` calls this while an error can still leave the job unchanged.
+    Their results are cached. ``move`` calls this while an error can still leave the job unchanged.
     """
     laid = plan.on(placement)
     if _gathers(laid) or _lies_split(laid, placement):
@@ -73,7 +73,11 @@ def install(
 
 
 def _install_gathers(module: torch.nn.Module, placement: Placement, laid: Plan) -> None:
-    """Make modules gather the parameters that they use whole, and ops prefetch the split ones."""
+    """Install what gathers parameters: hooks of modules, and prefetching for ops.
+
+    Modules gather those whose ``use`` differs from the layout in which they are stored. Ops gather
+    others, which are used sharded, if that is cheaper.
+    """
     if _gathers(laid):
         from .sharded.install import install_use
 
@@ -98,7 +102,10 @@ def _gathers(plan: Plan) -> bool:
 
 
 def _lies_split(plan: Plan, placement: Placement) -> bool:
-    """Return whether some tensors are used sharded, as stored, with no gather by the module."""
+    """Return whether some tensors are sharded, and used so: no module gathers them for its forward.
+
+    Ops may then gather them, and can prefetch that.
+    """
     layouts: Sequence[Any] = list(plan.tensors.values())
     return any(
         each.use == each.sbp
@@ -108,7 +115,10 @@ def _lies_split(plan: Plan, placement: Placement) -> bool:
 
 
 def settle(module: torch.nn.Module) -> None:
-    """Wait for parameter prefetches that are under way in ``module``, and drop their results."""
+    """Wait for parameter prefetches that are under way in ``module``, and drop their results.
+
+    ``move`` calls this before it replaces the parameters.
+    """
     from .sharded.order import GatherOrders
     from .sharded.prefetch_operands import drop_ahead
 
@@ -119,7 +129,10 @@ def settle(module: torch.nn.Module) -> None:
 
 
 def take_off(module: torch.nn.Module) -> None:
-    """Undo ``install``: tensors are used and stepped in the layout in which they are stored."""
+    """Undo ``install``: tensors are used and stepped in the layout in which they are stored.
+
+    ``move`` calls this before it installs the new plan.
+    """
     from .inputs import InputsHook
     from .sharded.gathered import GatheredParameters
     from .sharded.order import GatherOrders

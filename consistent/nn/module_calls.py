@@ -25,14 +25,21 @@ this_thread = _Thread()
 
 
 def undo_on_raise(module: nn.Module) -> None:
-    """Wrap calls of ``module`` so that an error ends the work that its hooks have begun."""
+    """Wrap calls of ``module``, so that an error undoes what its hooks have begun.
+
+    For example, it releases parameters that a pre-hook has gathered for the forward.
+    """
     module.__dict__["_call_impl"] = _Watched(module)
 
 
 def remove_hooks(module: nn.Module, is_ours: Callable[[Any], bool]) -> None:
     """Remove the hooks that ``is_ours`` selects from ``module`` and its submodules.
 
-    Their calls are no longer wrapped. Other hooks stay, in their order.
+    ``undo_on_raise`` is undone, too. Other hooks stay, in their order.
+
+    Args:
+        module: the module.
+        is_ours: (hook) -> whether to remove it.
     """
     for each in module.modules():
         for name, flags in _FLAGS.items():
@@ -52,9 +59,9 @@ _FLAGS = {
 
 
 class _Watched:
-    """Wrapper of a module's call that ends begun work if the call raises.
+    """Replacement of a module's ``_call_impl`` that undoes the work of hooks if the call raises.
 
-    A class and not a closure, so that a module with the wrapper can be copied and pickled.
+    A class and not a closure, so that a module with it can be copied and pickled.
     """
 
     def __init__(self, module: nn.Module) -> None:

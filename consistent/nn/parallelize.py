@@ -167,6 +167,11 @@ def _check_same(
 ) -> None:
     """Raise if an entirely global module is parallelized again with another placement or plan.
 
+    Args:
+        module: the module.
+        placement, plan, keep_bytes: what ``parallelize`` is called with.
+        held: the plan that the module has.
+
     Raises:
         ValueError: the message names the difference.
     """
@@ -198,9 +203,16 @@ def _check_same(
 
 
 def _joined(module: torch.nn.Module, placement: Placement, held: Plan, added: Plan) -> Plan:
-    """Return one plan for a module: ``held``, and ``added`` for the layers added to it since.
+    """Return one plan for a module that was parallelized, and got new layers since.
 
-    If the module's tensors are on several placements, only ``added`` is returned.
+    If the module's tensors are on several placements, which one plan cannot describe, only
+    ``added`` is returned.
+
+    Args:
+        module: the module.
+        placement: the placement of the new layers.
+        held: the plan from before.
+        added: the plan of the new layers.
     """
     slots = global_slots(module)
     if any(places[0].value.placement != placement for places in slots):  # type: ignore[attr-defined]
@@ -219,10 +231,15 @@ def _joined(module: torch.nn.Module, placement: Placement, held: Plan, added: Pl
 
 
 def _lay_out(tensors: list[list[Slot]], placement: Placement, plan: Plan) -> None:
-    """Replace each plain tensor by a global one, and empty ``tensors``.
+    """Replace each plain tensor by a global one, in the layout in which the plan stores it.
 
     Each whole tensor is freed before the next is laid out, so that peak memory is little more than
-    that of the plain module.
+    that of the plain module. For that, ``tensors`` is emptied.
+
+    Args:
+        tensors: for each tensor, the places in the module that hold it.
+        placement: the placement of all tensors.
+        plan: their layouts.
     """
     while tensors:
         places = tensors.pop(0)
@@ -237,13 +254,21 @@ def _lay_out(tensors: list[list[Slot]], placement: Placement, plan: Plan) -> Non
 
 
 def _lay_out_gradients(grads: list[list[Slot]]) -> None:
-    """Put back the gradients from before ``parallelize``, in the layouts of the plan."""
+    """Make the gradients from before ``parallelize`` global, in the layouts of the plan.
+
+    Args:
+        grads: a list for each gradient, with one slot that names its parameter's owner and key.
+    """
     for ((owner, key, _, grad),) in grads:
         param: Any = owner._parameters[key]
         param.grad = distribute(grad, param.placement, settled_spec(param).sbp)
 
 
 def _made_global(value: torch.Tensor, placement: Placement, sbp: NdSbp) -> torch.Tensor:
+    """Return a global tensor with the values of ``value``; a parameter if that is one.
+
+    One that was built on ``meta`` gets an uninitialized shard.
+    """
     spec = TensorSpec.of(placement, sbp, value.shape, value.dtype)
     if value.is_meta:
         made: Any = deferred.empty_shard(spec)

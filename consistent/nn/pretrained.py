@@ -77,7 +77,7 @@ def from_pretrained(
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """Return the file of each saved tensor by its name.
+    """Return the file of each saved tensor, by the tensor's name.
 
     Raises:
         FileNotFoundError: the folder has no safetensors files.
@@ -102,19 +102,28 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 class _Files:
-    """Reader of tensors in safetensors files, which opens each file once."""
+    """Reader of tensors in safetensors files, which opens each file once.
+
+    Args:
+        files: name of a tensor -> its file.
+        opened: the stack of contexts whose end closes the files.
+    """
 
     def __init__(self, files: Mapping[str, Path], opened: ExitStack) -> None:
         self.files, self._opened = files, opened
         self._open: dict[Path, Any] = {}
 
     def part(self, name: str, starts: Iterable[int], sizes: Iterable[int]) -> torch.Tensor:
-        """Return the region of tensor ``name`` that begins at ``starts`` and has ``sizes``."""
+        """Read the region of the tensor ``name`` that begins at ``starts`` and has ``sizes``.
+
+        Only this region is read from the file: starts (8, 0), sizes (4, 6) are ``[8:12, 0:6]``.
+        """
         ranges = tuple(slice(a, a + n) for a, n in zip(starts, sizes, strict=True))
         file = self._file(name)
         return file.get_slice(name)[ranges] if ranges else file.get_tensor(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of the tensor ``name`` in its file."""
         return tuple(self._file(name).get_slice(name).get_shape())
 
     def _file(self, name: str) -> Any:
@@ -127,6 +136,7 @@ class _Files:
 
 
 def _built(cls: Any, folder: Path, dtype: torch.dtype | None) -> nn.Module:
+    """Return the model: of transformers by the configuration in ``folder``, or else ``cls()``."""
     if hasattr(cls, "config_class") and hasattr(cls, "_from_config"):
         config = cls.config_class.from_pretrained(folder)
         return cls._from_config(config, **({} if dtype is None else {"dtype": dtype}))
@@ -160,7 +170,8 @@ def _read(model: nn.Module, files: _Files) -> tuple[set[str], list[str]]:
 def _key(model: Any, name: str, files: Mapping[str, Path]) -> str | None:
     """Return the name that the files have for the model's tensor ``name``; None if there is none.
 
-    A model may be saved with or without its head, so the prefix of the base model may differ.
+    A model may be saved with or without its head, so the prefix of the base model may differ:
+    ``wte.weight`` and ``transformer.wte.weight`` are tried for each other.
     """
     prefix = getattr(model, "base_model_prefix", "")
     names = [name]
@@ -171,6 +182,17 @@ def _key(model: Any, name: str, files: Mapping[str, Path]) -> str | None:
 
 @torch.no_grad()
 def _fill(x: Any, name: str, key: str, files: _Files) -> None:
+    """Read this rank's part of a saved tensor into the shard of ``x``.
+
+    Args:
+        x: the global tensor of the model.
+        name: its name in the model, for the error.
+        key: its name in the files.
+        files: the files.
+
+    Raises:
+        ValueError: the shape in the file differs.
+    """
     shape = files.shape(key)
     if shape != tuple(x.shape):
         raise ValueError(
@@ -188,12 +210,17 @@ def _fill(x: Any, name: str, key: str, files: _Files) -> None:
 
 
 def _not_saved(model: nn.Module) -> list[str]:
-    """Return the names of global buffers outside the state_dict, such as tables of positions."""
+    """Return the names of global buffers that are not in the state_dict, as position tables."""
     state = {id(x) for x in model.state_dict(keep_vars=True).values()}
     return [n for n, x in model.named_buffers() if id(x) not in state and is_global(x)]
 
 
 def _report(model: Any, missing: list[str], unexpected: set[str]) -> None:
+    """Warn of tensors that the files lack, and of those in the files that the model has not.
+
+    Raises:
+        ValueError: there are both, and transformers would convert the one to the other.
+    """
     missing = _but(missing, getattr(model, "_keys_to_ignore_on_load_missing", None))
     left = _but(sorted(unexpected), getattr(model, "_keys_to_ignore_on_load_unexpected", None))
     if missing and left and _converts(model):
@@ -214,6 +241,7 @@ def _report(model: Any, missing: list[str], unexpected: set[str]) -> None:
 
 
 def _converts(model: Any) -> bool:
+    """Return whether transformers converts the names or layouts of this model's saved weights."""
     if not hasattr(model, "config"):
         return False
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
@@ -222,6 +250,7 @@ def _converts(model: Any) -> bool:
 
 
 def _but(names: list[str], ignored: Iterable[str] | None) -> list[str]:
+    """Return ``names`` without those that a regular expression in ``ignored`` matches."""
     return [n for n in names if not any(re.search(each, n) for each in ignored or ())]
 
 
@@ -231,7 +260,7 @@ def _some(names: list[str]) -> str:
 
 
 def _settle(model: Any, folder: Path) -> None:
-    """Set the name and generation config of the model, like transformers' ``from_pretrained``."""
+    """Set the name and the generation config of a transformers model, as its own loader does."""
     if hasattr(model, "config") and hasattr(model, "can_generate"):
         model.config._name_or_path = str(folder)
         if model.can_generate() and (folder / "generation_config.json").exists():

@@ -33,6 +33,12 @@ def check_alike(
     Compares tensors, modes and constants of the modules, the plan's layouts, and the settings of
     torch, in one small collective. Warns if only the numbers of threads differ.
 
+    Args:
+        module: the module, whose submodules are compared.
+        tensors: for each tensor, the places in the module that hold it.
+        placement: the ranks.
+        plan: the plan for the module.
+
     Raises:
         ValueError: the message names the first difference and the values of two ranks.
     """
@@ -48,6 +54,11 @@ def check_alike(
 
 
 def _check_notes(ranks: Sequence[int], notes: Sequence[list[str]]) -> None:
+    """Raise if ranks describe their modules by different lines of text.
+
+    Raises:
+        ValueError: the message has a line that only one of two ranks has.
+    """
     for rank, note in zip(ranks, notes):
         if note != notes[0]:
             ours = next((n for n in notes[0] if n not in note), "fewer tensors")
@@ -61,6 +72,11 @@ def _check_notes(ranks: Sequence[int], notes: Sequence[list[str]]) -> None:
 
 
 def _check_settings(ranks: Sequence[int], notes: Sequence[dict[str, str]]) -> None:
+    """Raise if a setting of torch differs between ranks; only warn for the number of threads.
+
+    Raises:
+        ValueError: the message names the setting and its values.
+    """
     name = first_difference(notes)
     if name is None:
         return
@@ -76,7 +92,11 @@ def _check_settings(ranks: Sequence[int], notes: Sequence[dict[str, str]]) -> No
 
 
 def _constants(name: str, module: torch.nn.Module) -> str:
-    """Return the text by which ranks compare a module's class and mode, with torch's constants."""
+    """Return a text about a module's class, constants and mode, for comparison between ranks.
+
+    For example ``drop: Dropout(p=0.1, inplace=False), training``. Constants are those that torch's
+    own modules print.
+    """
     kind = type(module)
     constants = module.extra_repr() if kind.__module__.startswith("torch.nn.") else ""
     mode = "training" if module.training else "evaluating"
@@ -84,7 +104,11 @@ def _constants(name: str, module: torch.nn.Module) -> str:
 
 
 def laid_text(layouts: Layouts | None) -> str:
-    """Return a tensor's SBP (or its four layouts if they differ) and its codecs as text."""
+    """Return a tensor's layout and codecs as text, for errors: ``S(0)``, ``S(0)/B/S(0)/S(0)``.
+
+    The second form has its layouts in storage, in use, of the gradient and in the step, which are
+    written only if they differ.
+    """
     if layouts is None:
         return "left plain"
     sides = (layouts.sbp, layouts.use, layouts.grad, layouts.step)
@@ -94,7 +118,10 @@ def laid_text(layouts: Layouts | None) -> str:
 
 
 def _told(places: Sequence[Slot], plan: Plan) -> str:
-    """Return the text by which ranks compare a tensor: names, dtype, shape and layouts."""
+    """Return a text about a tensor's names, dtype, shape and layouts, for comparison between ranks.
+
+    For example ``fc.weight: float32 [8, 4] S(0)``.
+    """
     value = places[0].value
     where = "on meta, " if value.is_meta else ""
     dtype = str(value.dtype).removeprefix("torch.")
@@ -112,7 +139,7 @@ def send_values(what: str, tensors: Sequence[Sequence[Slot]], placement: Placeme
 
     Args:
         what: the name of the caller.
-        tensors: the places of each tensor.
+        tensors: for each tensor, the places in a module that hold it; it is overwritten in place.
         placement: the ranks.
     """
     if placement.size == 1:
@@ -137,10 +164,10 @@ def send_values(what: str, tensors: Sequence[Sequence[Slot]], placement: Placeme
 def _arriving(
     sparse: Sequence[torch.Tensor], placement: Placement
 ) -> list[tuple[Sequence[torch.Tensor], bool]]:
-    """Return (parts, is coalesced) of each sparse tensor, to send from or to receive into.
+    """Return the dense parts (indices, values) of each sparse tensor, and whether it is coalesced.
 
-    The first rank returns its own parts, the other ranks empty tensors of the same sizes. The sizes
-    are gathered in one small collective.
+    The first rank of the placement returns its own parts, to send from; the others return empty
+    tensors of the same sizes, to receive into. The sizes are gathered in one small collective.
     """
     if not sparse:
         return []
@@ -160,6 +187,10 @@ def _is_coalesced(x: torch.Tensor) -> bool:
 
 
 def _buckets(values: Iterable[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
+    """Divide ``values``, in order, into lists of at most ``BUCKET`` bytes each.
+
+    A larger tensor gets a list of its own.
+    """
     bucket: list[torch.Tensor] = []
     size = 0
     for value in values:
@@ -172,6 +203,7 @@ def _buckets(values: Iterable[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
 
 
 def _send(values: Sequence[torch.Tensor], placement: Placement) -> None:
+    """Broadcast ``values``, all of one dtype, from the first rank in one message, in place."""
     first, ranks = placement.first_rank, tuple(placement.ranks.ravel().tolist())
     one = values[0]
     numel = sum(value.numel() for value in values)
@@ -192,6 +224,11 @@ def _send(values: Sequence[torch.Tensor], placement: Placement) -> None:
 
 def check_values(what: str, tensors: Sequence[Sequence[Slot]], placement: Placement) -> None:
     """Raise on every rank of the placement if a tensor's values differ; one small collective.
+
+    Args:
+        what: the name of the caller, for the error.
+        tensors: for each tensor, the places in a module that hold it.
+        placement: the ranks.
 
     Raises:
         ValueError: the message names the first tensor that differs.

@@ -16,7 +16,8 @@ _RECOMPUTED = "_consistent_recomputed"
 def recompute(module: torch.nn.Module, value: bool = True) -> None:
     """Mark ``module`` for activation checkpointing, or unmark it with ``value=False``.
 
-    The mark takes effect inside ``recomputing``.
+    The mark has an effect only in calls inside the context ``recomputing``, in which ``Graph`` runs
+    its steps.
     """
     module.__dict__[_RECOMPUTED] = bool(value)
 
@@ -28,7 +29,10 @@ def is_recomputed(module: torch.nn.Module) -> bool:
 
 @contextmanager
 def recomputing(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
-    """Run the marked ones of ``modules`` under ``torch.utils.checkpoint`` inside the context."""
+    """Run the calls of marked modules under ``torch.utils.checkpoint`` inside the context.
+
+    The mark is that of ``recompute``; all others of ``modules`` run as always.
+    """
     asked = [m for m in modules if is_recomputed(m)]
     before = [m.__dict__.get("_compiled_call_impl") for m in asked]
     # Torch calls ``_compiled_call_impl`` instead of ``_call_impl`` if a module has one.
@@ -45,6 +49,7 @@ def recomputing(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
 
 
 def _recomputed(module: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call ``module`` under a checkpoint, or as it is if no gradients are recorded."""
     if not torch.is_grad_enabled():
         return module._call_impl(*args, **kwargs)
     return checkpoint(module._call_impl, *args, use_reentrant=False, **kwargs)

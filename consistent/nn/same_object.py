@@ -30,10 +30,10 @@ _REPLACED = "_replaced_in"  # name that an abandoned parameter had in its module
 
 
 def become(value: Any, made: Any, name: str) -> Any:
-    """Make the object ``value`` the global parameter ``made``, and return it.
+    """Make the Python object ``value`` the global parameter ``made``, and return it.
 
-    Returns ``made`` itself if torch refuses the swap, as it does while C++ code holds a weak
-    reference to ``value``.
+    Hooks of ``value`` stay. If torch refuses the swap, as it does while C++ code holds a weak
+    reference to ``value``, ``made`` itself is returned, and optimizers of ``value`` will raise.
 
     Args:
         value: the plain parameter.
@@ -66,6 +66,7 @@ def become(value: Any, made: Any, name: str) -> Any:
 
 
 def _refuse(_: Any) -> NoReturn:
+    """Raise in the backward of a graph that was made while its parameters were plain; a hook."""
     raise RuntimeError(
         "backward: this graph was made before consistent.parallelize made its parameters global, "
         "and no gradient would reach them. Call backward before parallelize, or compute the loss "
@@ -80,13 +81,21 @@ _seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def abandon(value: Any, name: str) -> None:
-    """Mark the replaced parameter ``value``, so that an optimizer that steps it raises an error."""
+    """Mark a parameter that its module no longer has, so that an optimizer that steps it raises.
+
+    Args:
+        value: the parameter, which another object has replaced.
+        name: the name that it had in its module, for the error.
+    """
     value.__dict__[_REPLACED] = name
     _look_at_optimizers()
 
 
 def _look_at_optimizers() -> None:
-    """Make every optimizer be checked again at its next step, since a parameter became global."""
+    """Have every optimizer checked by ``_before_step`` once more, at its next step.
+
+    Called when a parameter becomes global.
+    """
     _seen.clear()
     _install_hook()
 
@@ -97,6 +106,13 @@ def _install_hook() -> None:
 
 
 def _before_step(optimizer: Any, args: tuple, kwargs: dict) -> None:
+    """Check an optimizer before its step, once after parameters have become global (pre-hook).
+
+    Its plain state is laid out like the parameters.
+
+    Raises:
+        RuntimeError: it has a parameter that was replaced by another object in the module.
+    """
     # Only steps without global tensors are compiled, and Dynamo would trace the code below.
     if torch.compiler.is_compiling() or optimizer in _seen:
         return
@@ -120,6 +136,9 @@ def _lay_out_state(optimizer: Any, params: Sequence[Any]) -> None:
 
     The state gets the layout in which its parameter is stepped, and the values of the first rank,
     like the parameters.
+
+    Raises:
+        RuntimeError: the state is on ``meta``, so it has no values.
     """
     found: dict[Placement, list[tuple[list[Slot], Any]]] = {}
     for i, param in enumerate(params):

@@ -12,7 +12,14 @@ from ..tensor.global_tensor import GlobalTensor
 
 
 class Slot(NamedTuple):
-    """Place in a module that holds a tensor; a tied tensor has several places."""
+    """Place in a module that holds a tensor; a tied tensor has several places.
+
+    Attributes:
+        owner: the submodule (or optimizer) that holds the tensor.
+        key: its key there, such as ``weight``.
+        name: its name in the whole module, such as ``layers.0.fc.weight``.
+        value: the tensor.
+    """
 
     owner: torch.nn.Module
     key: str
@@ -20,7 +27,7 @@ class Slot(NamedTuple):
     value: torch.Tensor
 
     def put(self, value: torch.Tensor) -> None:
-        """Replace the tensor in this place."""
+        """Replace the parameter or buffer in this place by ``value``."""
         store: Any = (
             self.owner._parameters if self.key in self.owner._parameters else self.owner._buffers
         )
@@ -28,7 +35,10 @@ class Slot(NamedTuple):
 
 
 def plain_slots(module: torch.nn.Module) -> list[list[Slot]]:
-    """Return the places of the plain (not global) parameters and buffers, one list for each tensor.
+    """Return the places of the plain (not global) parameters and buffers of ``module``.
+
+    Each inner list has all places of one tensor, which are several if it is tied:
+    ``[[Slot(wte.weight), Slot(head.weight)], [Slot(ln.weight)]]``.
 
     Raises:
         ValueError: a lazy module has not seen its first input.
@@ -68,7 +78,9 @@ def plain_slots(module: torch.nn.Module) -> list[list[Slot]]:
 
 
 def plain_gradients(tensors: list[list[Slot]]) -> list[list[Slot]]:
-    """Return the gradients of the parameters in ``tensors``, at the first place of each parameter.
+    """Return the gradients of the parameters in ``tensors``, each in a list with one ``Slot``.
+
+    The slot names the owner and key of the parameter; its value is the gradient.
 
     Raises:
         ValueError: a gradient is not strided.
@@ -93,7 +105,10 @@ def _is_dtensor(value: torch.Tensor) -> bool:
 
 
 def global_slots(module: torch.nn.Module) -> list[list[Slot]]:
-    """Return the places of the global parameters and buffers, one list for each tensor."""
+    """Return the places of the global parameters and buffers, one list for each tensor.
+
+    A tied tensor has several places in its list.
+    """
     found: dict[int, list[Slot]] = {}
     for prefix, owner in module.named_modules(remove_duplicate=False):
         for key, value in [*owner._parameters.items(), *owner._buffers.items()]:
@@ -104,9 +119,10 @@ def global_slots(module: torch.nn.Module) -> list[list[Slot]]:
 
 
 def plain_attributes(module: torch.nn.Module) -> list[list[Slot]]:
-    """Return the places of plain tensor attributes that are neither parameters nor buffers.
+    """Return the places of plain tensors that are neither parameters nor buffers: ``self.x = ...``.
 
-    They stay plain, and count as B (replicated) in ops with a global tensor.
+    One list for each tensor. They stay plain, and count as B (replicated) in ops with a global
+    tensor.
     """
     found: dict[int, list[Slot]] = {}
     for prefix, owner in module.named_modules():

@@ -17,7 +17,9 @@ Shapes = Mapping[int, tuple[int, ...]]
 
 
 def joined_shape(name: str, placement: Placement, sbp: NdSbp, shapes: Shapes) -> tuple[int, ...]:
-    """Return the shape of the whole tensor, in which the parts' sizes add up along split dims.
+    """Return the shape of the whole tensor of which each rank has a part.
+
+    Sizes of parts add up along dims that are split: parts [3, 10], [2, 10] under S(0) -> [5, 10].
 
     Args:
         name: the name of the argument, for errors.
@@ -46,9 +48,10 @@ def joined_shape(name: str, placement: Placement, sbp: NdSbp, shapes: Shapes) ->
 
 
 def evened_out(name: str, x: torch.Tensor, spec: TensorSpec, shapes: Shapes) -> torch.Tensor:
-    """Return this rank's balanced piece of the whole that the ranks' parts make up.
+    """Return this rank's shard of a tensor of which each rank passes a part of any size.
 
-    The parts are joined in the order of the ranks' coordinates.
+    The parts, joined in the order of the ranks' coordinates, are the whole; ranks send each other
+    rows so that the shards are balanced: parts of 5 and 1 rows -> shards of 3 and 3.
 
     Args:
         name: the name of the argument, for errors.
@@ -82,10 +85,11 @@ def evened_out(name: str, x: torch.Tensor, spec: TensorSpec, shapes: Shapes) -> 
 
 
 def _only_dim(name: str, x: torch.Tensor, spec: TensorSpec, shapes: Shapes) -> int:
-    """Return the dim along which ``evened_out`` evens the parts.
+    """Return the one dim of uneven parts that is split.
 
     Raises:
-        ValueError: it cannot, as its docstring says.
+        ValueError: two dims are split, or the parts need a gradient, which ``evened_out`` does not
+            support.
     """
     dims = {entry.dim for entry in spec.sbp if isinstance(entry, Split)}
     if len(dims) > 1 or records((x,)):
@@ -99,9 +103,10 @@ def _only_dim(name: str, x: torch.Tensor, spec: TensorSpec, shapes: Shapes) -> i
 
 
 def _along(placement: Placement, axes: Sequence[int], at: Sequence[int] | None) -> list[int]:
-    """Return the ranks that differ from the one at ``at`` along ``axes`` only, outer axis first.
+    """Return the ranks that differ from the one at coordinate ``at`` along ``axes`` only.
 
-    With None, ``at`` is the origin of the grid.
+    They are in the order of their coordinates, outer axis first. With None, ``at`` is the origin of
+    the grid.
     """
     here = list(at or (0,) * placement.ndim)
     found = []
@@ -113,7 +118,7 @@ def _along(placement: Placement, axes: Sequence[int], at: Sequence[int] | None) 
 
 
 def _starts(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the (start, stop) of consecutive parts that have ``sizes``."""
+    """Return the (start, stop) of consecutive parts: sizes 3, 2 -> ``[(0, 3), (3, 5)]``."""
     stops = list(itertools.accumulate(sizes))
     return [(stop - size, stop) for stop, size in zip(stops, sizes)]
 

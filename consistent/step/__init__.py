@@ -1,5 +1,4 @@
-"""``nn.Graph``: one training step as one object, with the settings of its modules and its
-config."""
+"""``nn.Graph``: one training step as one object, with its config and settings of its modules."""
 
 from .config import GraphConfig
 from .graph import Graph

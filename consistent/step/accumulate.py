@@ -24,8 +24,16 @@ def accumulated(
 ) -> Any:
     """Run ``build`` on each of ``count`` micro-batches, one after another, and join the results.
 
-    The loss of a micro-batch is weighted by its share of the rows, and passed through ``scale``
-    (the gradient scaler) before backward. ``name`` is the graph's name in errors.
+    ``Graph`` uses it to accumulate gradients without pipeline stages. The loss of a micro-batch is
+    weighted by its share of the rows, and passed through ``scale`` before backward.
+
+    Args:
+        name: the graph's name, for errors.
+        build: the function that computes a step, and calls ``backward`` on its loss.
+        args, kwargs: its arguments for the whole batch. Tensors with as many rows (dim 0) as the
+            batch are cut along dim 0; all others are passed whole to each micro-batch.
+        count: the number of micro-batches.
+        scale: (loss) -> the loss times the factor of the gradient scaler.
 
     Raises:
         ValueError: the batch cannot be cut, or the results cannot be joined.

@@ -16,8 +16,9 @@ from ..spec.tracer import Tracer, set_aside
 def taken(take: Callable[[Any, Callable[[Any], None]], None]) -> Iterator[None]:
     """Replace each ``loss.backward()`` inside the ``with`` block by a call ``take(loss, run)``.
 
-    ``take`` can change the loss, for example weight or scale it, and then calls ``run(loss)``,
-    which runs the backward pass.
+    ``take`` can change the loss, and then calls ``run(loss)``, which runs the backward pass. So
+    ``taken(lambda loss, run: run(loss / 2))`` halves all gradients. Micro-batches weight their
+    losses in this way, and a gradient scaler scales them.
     """
 
     def of_global(y: Any, gradient: Any, retain: bool | None, create: bool) -> None:
@@ -29,13 +30,17 @@ def taken(take: Callable[[Any, Callable[[Any], None]], None]) -> Iterator[None]:
 
 
 def _untaken(y: Any, *args: Any, **kwargs: Any) -> None:
+    """Run ``y.backward(...)`` itself, without passing it to ``take`` once more."""
     # Without this the call would be intercepted again.
     with set_aside("handle_backward"):
         y.backward(*args, **kwargs)
 
 
 class _Plain(TorchFunctionMode):
-    """Torch function mode that intercepts ``backward()`` of losses that are plain tensors."""
+    """Torch function mode that calls ``take(loss, run)`` for ``backward()`` of plain tensors.
+
+    ``taken`` uses it beside a ``Tracer``, which does the same for losses that are global tensors.
+    """
 
     def __init__(self, take: Callable[[Any, Callable[[Any], None]], None]) -> None:
         super().__init__()

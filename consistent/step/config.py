@@ -12,8 +12,11 @@ from ..pipeline.schedules import check_name
 
 
 class _Option:
-    """Descriptor that makes an option of the compiled step available as an attribute of
-    ``graph.config``."""
+    """Descriptor that makes a field of ``CompileOptions`` an attribute of ``GraphConfig``.
+
+    ``config.fuse`` reads ``config.options.fuse``. Setting it replaces ``config.options``, which is
+    immutable, by a copy with the new value.
+    """
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -73,11 +76,11 @@ class GraphConfig:
             self.options = replace(self.options, backend=value)
 
     def enable_amp(self, mode: bool = True, *, dtype: torch.dtype = torch.bfloat16) -> None:
-        """Run ``build`` under autocast to ``dtype``."""
+        """Run ``build`` under autocast to ``dtype``; with ``mode=False`` without autocast."""
         self.amp = dtype if mode else None
 
     def set_gradient_accumulation_steps(self, value: int) -> None:
-        """Cut each batch into ``value`` micro-batches.
+        """Cut each batch into ``value`` micro-batches, and add up their gradients for the step.
 
         Raises:
             ValueError: ``value`` is not a whole number above 0.
@@ -93,7 +96,8 @@ class GraphConfig:
         """Shard optimizer state over the ranks on which a parameter is replicated (ZeRO).
 
         With ``stage`` 2 gradients are sharded too. With 3 the parameters of modules that were
-        passed to ``parallelize`` are also sharded, as in its plan ``"zero3"``.
+        passed to ``parallelize`` are also sharded, as in its plan ``"zero3"``. ``mode=False``
+        switches ZeRO off for modules that no step has sharded yet.
 
         Raises:
             ValueError: ``stage`` is none of 1, 2 and 3.
@@ -107,10 +111,11 @@ class GraphConfig:
 
     @shows_options
     def enable_compile(self, mode: bool = True, **options: Unpack[Options]) -> None:
-        """Record the second call of the graph, and run the recording as a compiled program from
-        then on.
+        """Record the second call of the graph, and run the recording as a program in later calls.
 
-        ``options`` are those of ``consistent.compile``.
+        Args:
+            mode: False to run each call as ``build`` is written.
+            options: those of ``consistent.compile``.
 
         Raises:
             ValueError, ImportError: an option is not available; ``CompileOptions`` describes when.

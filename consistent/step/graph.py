@@ -58,7 +58,10 @@ class Graph:
         self._compiled: CompiledStep | None = None
 
     def build(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the step; subclasses define this method."""
+        """Compute one step; each subclass defines this method, and calls of the graph run it.
+
+        It gets the arguments of the call, and calls ``backward()`` on its loss if it trains.
+        """
         raise NotImplementedError(
             f"{type(self).__name__}.build: it is not written. Define build(self, ...), which "
             "computes what a call of the graph returns."
@@ -70,7 +73,9 @@ class Graph:
         *,
         lr_sch: torch.optim.lr_scheduler.LRScheduler | None = None,
     ) -> None:
-        """Make each call a training step that steps ``optim``, and then ``lr_sch``.
+        """Make each call of the graph a training step, which steps ``optim`` after ``build``.
+
+        ``lr_sch``, a learning rate schedule of the optimizer, is stepped once in each call, too.
 
         Raises:
             TypeError: ``optim`` is not an optimizer.
@@ -78,7 +83,10 @@ class Graph:
         self._optimizers.add(optim, lr_sch)
 
     def set_grad_scaler(self, grad_scaler: torch.amp.GradScaler | None) -> None:
-        """Scale losses by ``grad_scaler``, and skip steps whose gradients overflow."""
+        """Scale losses by ``grad_scaler``, and skip steps whose gradients overflow.
+
+        With None, losses are not scaled, as is the default.
+        """
         self._optimizers.scaler = grad_scaler
 
     @staticmethod
@@ -105,7 +113,10 @@ class Graph:
     # -- its modules -------------------------------------------------------------------------------
 
     def modules(self) -> Iterator[torch.nn.Module]:
-        """Iterate over the modules among the attributes and all modules inside them, each once."""
+        """Iterate over the modules that are attributes of the graph, and over their submodules.
+
+        Each module is returned once.
+        """
         seen: set[int] = set()
         for value in vars(self).values():
             if isinstance(value, torch.nn.Module):
@@ -115,13 +126,15 @@ class Graph:
                         yield module
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the modules among the attributes, with the attribute's name as
-        prefix of keys."""
+        """Return the states of the modules that are attributes of the graph, without optimizers.
+
+        Keys begin with the attribute's name, such as ``model.layers.0.weight``.
+        """
         found = {n: m for n, m in vars(self).items() if isinstance(m, torch.nn.Module)}
         return {f"{n}.{key}": x for n, m in found.items() for key, x in m.state_dict().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state that ``state_dict`` returned.
+        """Load a state that ``state_dict`` returned into the modules of the graph.
 
         Raises:
             RuntimeError: a name is missing, or a name is not known.
@@ -140,7 +153,7 @@ class Graph:
             )
 
     def stages(self) -> list[Stage]:
-        """Return the pipeline stages that were set, in order."""
+        """Return the pipeline stages of the graph's modules, ordered by index."""
         found = [stage for m in self.modules() if (stage := stage_of(m)) is not None]
         placements = check_stages(type(self).__name__, found)
         return [Stage(index, placement) for index, placement in placements.items()]
@@ -185,6 +198,7 @@ class Graph:
         )
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
+        """Zero the gradients, run ``build`` with its backward, and step the optimizers."""
         stages = self.stages()
         self._optimizers.begin()
         with ExitStack() as around:
@@ -195,9 +209,10 @@ class Graph:
         return result
 
     def _runner(self, stages: list[Stage]) -> Callable[[tuple, dict[str, Any]], Any]:
-        """Return the function that runs ``build`` on a whole batch, backward included.
+        """Return the function (args, kwargs) -> result that runs ``build`` on a whole batch.
 
-        It depends on the config: pipelined, with gradient accumulation, or as written.
+        It runs micro-batches on pipeline stages, or one after another, or the batch in one piece,
+        as ``config`` and ``stages`` say. The backward that ``build`` calls is included.
         """
         if self.config.micro_batches > 1 and len(stages) > 1:
             if self._pipeline is None or not self._pipeline.fits(stages, self.config):
@@ -215,6 +230,7 @@ class Graph:
         return self._whole
 
     def _whole(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Run ``build`` on the batch in one piece, and scale its loss if there is a scaler."""
         if self._optimizers.scaler is None:
             return self.build(*args, **kwargs)
         with taken(lambda loss, run: run(self._scale(loss))):

@@ -1,5 +1,4 @@
-"""Settings of one module inside a graph: its pipeline stage, and whether its activations are
-recomputed."""
+"""Settings of one module inside a graph: its stage, and whether activations are recomputed."""
 
 from __future__ import annotations
 
@@ -12,9 +11,9 @@ from ..torch_patches.views_of_modules import views
 
 
 class GraphModule:
-    """Handle for the graph settings of ``module``, returned by ``module.to(nn.graph.GraphModule)``.
+    """Handle for the graph settings of a module: its stage, and whether activations are recomputed.
 
-    ``module`` itself stays as it is.
+    ``module.to(nn.graph.GraphModule)`` returns it. ``module`` itself is unchanged.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -44,7 +43,7 @@ class GraphModule:
 
     @property
     def activation_checkpointing(self) -> bool:
-        """True if backward computes the module's activations again instead of storing them."""
+        """Whether backward computes the module's activations again instead of storing them."""
         return is_recomputed(self.module)
 
     @activation_checkpointing.setter

@@ -8,9 +8,9 @@ import torch
 
 
 class Optimizers:
-    """Collection that does the work of a training step before and after ``build``.
+    """Optimizers of a ``Graph``, with their learning rate schedules and one gradient scaler.
 
-    Before, it drops gradients; after, it steps the optimizers, the scaler and the schedules.
+    A training step calls ``begin`` before ``build``, and ``step`` after it.
     """
 
     def __init__(self) -> None:
@@ -34,12 +34,14 @@ class Optimizers:
         return [optimizer for optimizer, _ in self._pairs]
 
     def begin(self) -> None:
-        """Drop the gradients of the previous step."""
+        """Drop the gradients of the previous step (``zero_grad`` of each optimizer)."""
         for optimizer, _ in self._pairs:
             optimizer.zero_grad()
 
     def step(self, name: str) -> None:
-        """Step every optimizer, then the scaler and the schedules.
+        """Step every optimizer, then update the gradient scaler and step the schedules.
+
+        ``name`` is the name of the graph, for the error.
 
         Raises:
             RuntimeError: none of the parameters of an optimizer has a gradient.

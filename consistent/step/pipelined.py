@@ -13,7 +13,11 @@ from ..pipeline.stage import Stage
 
 
 class Pipelined:
-    """Runner of a graph's ``build`` on its pipeline stages, in the order of a schedule."""
+    """Runner of a graph's ``build`` on its pipeline stages, in the order of a schedule.
+
+    The graph makes one in its first call with several stages and micro-batches, and uses it again
+    in later calls as long as ``fits``.
+    """
 
     def __init__(self, graph: Any, stages: list[Stage], config: Any) -> None:
         self._graph = graph
@@ -28,16 +32,26 @@ class Pipelined:
         )
 
     def fits(self, stages: list[Stage], config: Any) -> bool:
-        """Return whether this runner can be reused: it was made for these stages and this
-        schedule."""
+        """Return whether this runner was made for the same stages and the same schedule.
+
+        If so, the graph uses it again.
+        """
         return self._asked == ([*stages], config.schedule)
 
     def show(self, path: str | Path | None) -> str:
-        """Return the schedule and the program of a micro-batch by stages; see ``Pipeline.show``."""
+        """Return the schedule, and what each stage does in a micro-batch, as text.
+
+        ``Graph.show`` calls it. With ``path``, the same is also written as an HTML page.
+        """
         return show(self._engine, self._graph.config.micro_batches, path)
 
     def run(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Run ``build`` on a batch and return its result; run backward where ``build`` calls it.
+        """Run ``build`` on a batch, cut into micro-batches, and return its result.
+
+        Backward runs where ``build`` calls it. ``Graph`` calls this for each batch.
+
+        Args:
+            args, kwargs: the arguments of ``build``.
 
         Raises:
             RuntimeError: the graph has an optimizer, and ``build`` calls backward on no loss.

@@ -23,11 +23,12 @@ _DONE = "_consistent_zero"
 
 
 def settle(graph: Any, stage: int) -> None:
-    """Shard the optimizer state of ``graph`` for ZeRO ``stage``; each module is sharded once.
+    """Shard the optimizer state of ``graph`` for ZeRO ``stage``; called before each of its steps.
 
-    A parameter that is replicated (B) on a mesh axis, and whose dim 0 is not split, is stepped as
-    shards, S(0), along that axis. From stage 2 on its gradient has that layout too, and with stage
-    3 the parameter itself.
+    A parameter that is replicated (B) along an axis of its placement is stepped as a shard along
+    dim 0, S(0), of that axis: ``(B, S(1)) -> (S(0), S(1))``. Its gradient has that layout too from
+    stage 2 on, and with stage 3 the parameter itself between uses. A parameter with an S(0) already
+    stays as it is. A module is changed only once for a stage, so later calls cost little.
 
     Raises:
         ValueError: with stage 3, a global parameter belongs to a module that was not passed to
@@ -54,12 +55,16 @@ def settle(graph: Any, stage: int) -> None:
 
 
 def _shared(own: NdSbp) -> NdSbp:
+    """Return ``own`` with S(0) in place of each B: ``(B, S(1)) -> (S(0), S(1))``."""
     return tuple(S(0) if entry is B else entry for entry in own)
 
 
 def _split(graph: Any) -> None:
-    """Shard the parameters of parallelized modules, with gradients and optimizer state (ZeRO stage
-    3)."""
+    """Store the replicated parameters of parallelized modules as shards (ZeRO stage 3).
+
+    Each module is moved to its present plan with S(0) in place of B; gradients and the state of its
+    optimizers follow. Parameters are still used in the layouts of the present plan.
+    """
     modules = list(_outermost(graph, [m for m in vars(graph).values() if isinstance(m, nn.Module)]))
     for module in modules:
         if module.__dict__.get(_DONE) == 3:
@@ -86,8 +91,11 @@ def _split(graph: Any) -> None:
 
 
 def _outermost(graph: Any, modules: list[nn.Module]) -> Iterator[nn.Module]:
-    """Yield the outermost modules that were passed to ``parallelize``, among ``modules`` and their
-    children."""
+    """Yield the outermost modules that were passed to ``parallelize``, among ``modules`` and below.
+
+    Raises:
+        ValueError: a module outside of them has a global parameter.
+    """
     for module in modules:
         if installed_plan(module) is not None:
             yield module

@@ -38,6 +38,8 @@ _END_S = 5  # seconds that processes get to end by themselves
 class Agent:
     """Starts the processes of one host, watches them, and carries out the leader's messages.
 
+    The leader is the thread in the first launcher that decides which processes train.
+
     Args:
         number: number of this launcher among all launchers.
         host, port: address of the store.
@@ -45,7 +47,7 @@ class Agent:
         environment: variables that its processes get in addition to this process's environment.
 
     Attributes:
-        is_cut_off: the store cannot be reached, so threads may wait for it forever.
+        is_cut_off: whether the store cannot be reached, so that threads may wait for it forever.
     """
 
     def __init__(
@@ -101,6 +103,11 @@ class Agent:
         )
 
     def _turn(self) -> int | None:
+        """Handle the messages that have come, look for processes that have ended, and send a beat.
+
+        A beat tells the leader that this host is alive. Returns the exit status once the leader
+        has sent it; None before.
+        """
         while not self._told.empty():
             message = self._told.get()
             if message["is"] == "finish":
@@ -119,9 +126,11 @@ class Agent:
         return None
 
     def _say(self, kind: str, **more: Any) -> None:
+        """Send a message of this kind to the leader, with the entries ``more``."""
         self._mail.send(mail.LEADER, {"is": kind, "agent": self._number, **more})
 
     def _obey(self, message: dict[str, Any]) -> None:
+        """Start a process, or kill one, as a message of the leader says."""
         if message["is"] == "start":
             self._start()
         context = self._running.get(message.get("name", ""))
@@ -133,6 +142,7 @@ class Agent:
             os.killpg(pid, signal.SIGKILL)
 
     def _start(self) -> None:
+        """Start one more process that may become a rank, and report it to the leader."""
         name = f"{self._number}-{uuid.uuid4().hex[:8]}"
         taken = set(self._places.values())
         # The lowest free LOCAL_RANK.
@@ -154,8 +164,10 @@ class Agent:
         self._say("began", name=name, pid=context.pids()[0])
 
     def _look(self, name: str, context: PContext) -> None:
-        """Report to the leader if process ``name`` has ended; after a failure, end the processes
-        that it had started."""
+        """Report to the leader if process ``name`` has ended.
+
+        If it has failed, the processes that it had started are killed.
+        """
         ended = context.wait(0)
         if ended is None:
             return
@@ -169,6 +181,7 @@ class Agent:
 
 
 def _said_of(code: int) -> str:
+    """Return how a process has ended: ``has ended with status 1``, ``was ended by SIGKILL``."""
     if code >= 0:
         return f"has ended with status {code}"
     try:
@@ -178,6 +191,7 @@ def _said_of(code: int) -> str:
 
 
 def _is_stopped(pid: int) -> bool:
+    """Return whether a process is suspended, as by SIGSTOP or a debugger."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] in ("T", "t")

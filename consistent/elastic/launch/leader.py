@@ -16,11 +16,11 @@ from .membership import Membership
 class Leader:
     """Host of the TCPStore, and the thread that answers messages by the rules of ``Membership``.
 
-    It runs until the program is over.
+    It runs in the first launcher until the program is over.
 
     Args:
         host, port: where the store listens; port 0 takes a free one.
-        membership: the rules.
+        membership: the rules by which it decides which processes form the world.
     """
 
     def __init__(self, host: str, port: int, membership: Membership) -> None:

@@ -57,6 +57,8 @@ class Mailbox:
     """Thread that reads one queue of the store and passes on its messages, until ``close``.
 
     Args:
+        host, port: the address of the store.
+        queue: the name of the queue, from ``agent`` or ``worker``.
         take: called in the thread with each message.
         lost: called in the thread once if the store can no longer be reached.
     """
@@ -76,11 +78,11 @@ class Mailbox:
         self._thread.start()
 
     def send(self, to: str, message: dict[str, Any]) -> None:
-        """Put a message into another queue."""
+        """Put ``message`` into the queue ``to`` of another process."""
         send(self._writes, to, message)
 
     def close(self) -> None:
-        """End the thread, if the store can still be reached."""
+        """End the thread; nothing is done if the store cannot be reached any more."""
         try:
             send(self._writes, self._queue, {"is": "close"})
         except RuntimeError:

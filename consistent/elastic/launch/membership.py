@@ -35,7 +35,16 @@ GATHERING_S = 5.0  # seconds for which processes that are being started are wait
 
 @dataclass
 class Worker:
-    """A process that is a rank, or waits to become one."""
+    """A process that is a rank, or waits to become one.
+
+    Attributes:
+        agent: number of the launcher (one for each host) that started it.
+        pid: its process id on that host.
+        facts: versions and checksums that must be equal for all; None until it has reported them.
+        here_since: since when it waits for a world; None if it does not.
+        order: counts processes as they came.
+        done: whether it has finished the program.
+    """
 
     agent: int
     pid: int = 0
@@ -49,9 +58,12 @@ class Worker:
 class Membership:
     """State of the launcher's decision about who is a rank, and the rules to change it.
 
+    A world is a set of ranks that train together, and its members are the processes in it.
+
     Args:
         least, most: smallest and largest number of ranks; fewer than ``least`` do not continue.
-        patience_s: how long a member may take until it waits for a world, once another one waits.
+        patience_s: how long a member may take until it waits for the next world, once another
+            member waits for it.
         restarts: how many processes are started in place of lost ones.
         hosts: the least number of hosts with ranks in the first world.
     """
@@ -78,8 +90,10 @@ class Membership:
     def hear(self, said: dict[str, Any], now: float) -> list[Message]:
         """Process one message, and return the messages to send in response.
 
+        The leader's thread calls it; the class itself sends nothing.
+
         Args:
-            said: the message of a process or of an agent.
+            said: the message of a process or of an agent (the launcher of a host).
             now: the time in seconds, from any fixed start.
         """
         out: list[Message] = []
@@ -104,8 +118,8 @@ class Membership:
     def _excuse(self, now: float) -> None:
         """Extend the deadlines of all hosts by the time in which this process itself was suspended.
 
-        Agents beat twice a second, so if no message came for much longer, the agents are not to
-        blame.
+        Agents (the launchers of hosts) send a message twice a second. If none came for much longer,
+        this process did not read them, and no host is to be given up for that.
         """
         gap = 0.0 if self._heard is None else now - self._heard
         self._heard = now
@@ -115,6 +129,11 @@ class Membership:
     # ---- processes ------------------------------------------------------------------------------
 
     def _is_here(self, name: str, facts: dict[str, str], now: float) -> list[Message]:
+        """Note that a process waits for a world.
+
+        It is told to stop if its versions or code differ from those of the others, or if its host
+        was given up.
+        """
         if name not in self.workers:
             return [(mail.worker(name), {"is": "stop", "words": _CUT_OFF})]
         known = next((w.facts for w in self.workers.values() if w.facts is not None), facts)
@@ -130,6 +149,12 @@ class Membership:
         return []
 
     def _end(self, name: str, how: str) -> list[Message]:
+        """Remove a process that has ended, and tell the other members that their world is over.
+
+        Args:
+            name: the name of the process.
+            how: how it has ended, as the end of a sentence about it.
+        """
         gone = self.workers.pop(name)
         if gone.done or self.code is not None:
             return []
@@ -147,7 +172,10 @@ class Membership:
         return out
 
     def _silent(self, now: float) -> list[Message]:
-        """Give up hosts that were silent for ``SILENT_S`` seconds, and tell their ranks' peers."""
+        """Give up hosts that were silent for ``SILENT_S`` seconds.
+
+        Their processes count as ended, which the other members of the world are told.
+        """
         out: list[Message] = []
         for number, beat in list(self.beats.items()):
             if 0 <= beat < now - SILENT_S:
@@ -157,7 +185,7 @@ class Membership:
         return out
 
     def _left(self) -> list[str]:
-        """Return the members of the present world that live and have not finished."""
+        """Return the members of the present world that live and have not finished the program."""
         return [n for n in self.members if n in self.workers and not self.workers[n].done]
 
     def _waits(self, name: str) -> bool:
@@ -166,6 +194,11 @@ class Membership:
     # ---- worlds ---------------------------------------------------------------------------------
 
     def _next(self, now: float) -> list[Message]:
+        """Return the messages by which the next world is formed, or is brought nearer.
+
+        Depending on who waits: form it, ask the members of the present world to leave it, hurry the
+        last of them, or end the program.
+        """
         if not self.workers:
             return self._finish()
         if self.code is not None:
@@ -201,7 +234,7 @@ class Membership:
         return since
 
     def _first(self, waiting: list[str], now: float) -> list[Message]:
-        """Form a world without members of a world before, once enough processes wait.
+        """Form a world if the present one has no members left, once enough processes wait.
 
         It is the first world, or the next one after all members of the last one are lost.
         """
@@ -212,10 +245,15 @@ class Membership:
         return self._form(waiting) if whole or enough else []
 
     def _ask_out(self, left: list[str], waiting: list[str], now: float) -> list[Message]:
-        """Ask members that work to leave their world after this step, because newcomers wait.
+        """Ask the members to leave their world after this step, because new processes wait to join.
 
-        Newcomers that were started and do not wait yet are waited for, since each change of worlds
-        stops the training.
+        New processes that were started and do not wait yet are waited for, since each change of
+        worlds stops the training.
+
+        Args:
+            left: the members that live.
+            waiting: the processes that wait.
+            now: the present time.
         """
         late = now - min(map(self._since, waiting)) > GATHERING_S
         if not late and len(self.workers) > len(left) + len(waiting):
@@ -227,7 +265,7 @@ class Membership:
     def _hurry(self, absent: list[str], since: float, now: float) -> list[Message]:
         """Return messages that make members leave their world, since the others wait for them.
 
-        Suspended ones are killed at once; all are killed when their time is up.
+        Suspended ones are killed at once, and all of them after ``patience_s`` seconds.
 
         Args:
             absent: the names of the members.
@@ -247,6 +285,10 @@ class Membership:
         return mail.agent(self.workers[name].agent), message
 
     def _form(self, waiting: list[str]) -> list[Message]:
+        """Make the waiting processes the members of a new world, and tell each its rank.
+
+        If they are fewer than ``least``, they are stopped instead.
+        """
         if len(waiting) < self.least:
             words = (
                 f"elastic: {len(waiting)} ranks are left, and at least {self.least} are to go on. "

@@ -36,7 +36,7 @@ _ON_ROUTED = callbacks("on_routed")
 
 @dataclass(frozen=True)
 class Owners:
-    """Assignment of experts to the ranks of one group.
+    """Assignment of experts to the ranks of one group, which holds all experts together.
 
     Args:
         ranks: the ranks among which the experts are divided.
@@ -53,7 +53,11 @@ class Owners:
 
 
 class Routes:
-    """Routing of one call: the rows that this rank sends to each rank, and those that it receives.
+    """Routing of one call: which rows this rank sends to each rank, and which it receives.
+
+    A row is a token for one of its experts, so each token gives k rows. ``send`` brings rows to
+    the ranks of their experts, and ``give_back`` returns results. Making an instance exchanges the
+    numbers of rows.
 
     Args:
         index: [tokens, k] of whole numbers, the experts of each token. The number after the last
@@ -87,8 +91,8 @@ class Routes:
     def _told(self, counts: Tensor, wrong: Tensor) -> list[list[int]]:
         """Exchange the row counts, and return what each rank sent to this one.
 
-        From each rank: the rows that it sends to each expert of this rank, then the number of its
-        wrong indices, then the rows that it sends to each rank.
+        From each rank: how many rows it sends to each expert of this rank, then how many of its
+        indices are wrong, then how many rows it sends to each rank.
 
         Args:
             counts: [experts], this rank's rows for each expert.
@@ -106,7 +110,7 @@ class Routes:
     def _balanced(self) -> list[int]:
         """Return the counts that ``_told`` would receive if every expert got equally many rows.
 
-        A simulation uses them, since its tensors have no values to count.
+        A simulation, whose tensors have no values to count, uses them instead.
         """
         n, me, sizes = sum(self.owners.sizes), self.owners.me, list(self.owners.sizes)
         by_rank = _cut([piece(self.rows, n, k)[1] for k in range(n)], sizes)
@@ -149,11 +153,22 @@ class Routes:
 
 
 def _cut(numbers: list[int], sizes: list[int]) -> list[list[int]]:
+    """Return consecutive parts of ``numbers``: ``_cut([1, 2, 3], [2, 1]) -> [[1, 2], [3]]``."""
     left = iter(numbers)
     return [list(itertools.islice(left, size)) for size in sizes]
 
 
 def _check(wrong: list[int], owners: Owners, n: int) -> None:
+    """Raise on all ranks if a rank has indices that are no experts.
+
+    Args:
+        wrong: for each rank of the group, how many of its indices are out of range.
+        owners: the assignment of experts to ranks. Ranks of its other groups raise, too.
+        n: the number of experts.
+
+    Raises:
+        ValueError: a number in ``wrong`` is above 0.
+    """
     try:
         for rank, number in zip(owners.ranks, wrong, strict=True):
             if number:

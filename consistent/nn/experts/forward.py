@@ -49,7 +49,10 @@ _numbers = itertools.count()
 
 
 class ExpertsForward(Replaced):
-    """Forward of a module of experts that sends tokens to the ranks of their experts.
+    """Forward of a module of experts that sends each token to the ranks that hold its experts.
+
+    It replaces the module's ``forward(tokens, index, weights)``, which it runs on the tokens that
+    arrive. If layouts do not allow that, the module's forward runs as it is, on global tensors.
 
     Args:
         module: the module of experts.
@@ -82,12 +85,13 @@ class ExpertsForward(Replaced):
         return run_routed(RoutedStacks(found, self, tuple(stacks), specs), local, spec)
 
     def _on_inside(self, spec: TensorSpec, at: tuple[int, ...]) -> TensorSpec:
-        """Return the spec of this rank's experts on the ranks among which each expert is split.
+        """Return the spec of this rank's experts, on the ranks that hold the same experts.
+
+        Each has a part of each expert. They differ from this rank along the axes ``inside`` only.
 
         Args:
             spec: the spec of a stack of weights on the whole placement.
-            at: this rank's coordinate. The result's placement has the ranks that differ from it
-                only along the axes ``inside``.
+            at: this rank's coordinate.
         """
         local = spec.local_shape(at)
         placement = _along(spec.placement, self.inside, at)
@@ -97,7 +101,7 @@ class ExpertsForward(Replaced):
     def _added_up(self, out: Any) -> Any:
         """Return ``out`` with partial sums along the experts' axes reduced to B.
 
-        Left as P, the following layers would run on pieces, which would have to be moved.
+        As partial sums (P), the following layers would have to move pieces.
         """
         if not is_global(out):
             return out
@@ -108,7 +112,10 @@ class ExpertsForward(Replaced):
         return out.to_global(sbp=sbp)
 
     def _sent_from(self, x: Any, index: Any, weights: Any) -> TensorSpec | None:
-        """Return the spec to which the arguments are boxed to send tokens; None to run op by op."""
+        """Return the spec to which tokens, index and weights are redistributed before sending.
+
+        None if tokens cannot be sent; the module's forward then runs op by op on global tensors.
+        """
         given = [x, index, weights, *self._tensors().values()]
         if not all(map(is_global, given)) or index.is_floating_point():
             return None
@@ -126,9 +133,11 @@ class ExpertsForward(Replaced):
 def sent_from(
     given: Sequence[Any], lead: int, axes: Collection[int], inside: Collection[int] = ()
 ) -> TensorSpec | None:
-    """Return the spec to which tokens are boxed to be sent to their experts; None to send none.
+    """Return the spec to which tokens are redistributed before they are sent to their experts.
 
-    The decision depends only on specs, so it is the same on all ranks.
+    None if they are not sent: the tokens are not split along all axes of the experts, or tensors
+    are on several placements, or ranks outside the placement follow the ops. It depends only on
+    specs, so it is the same on all ranks.
 
     Args:
         given: the tokens, what they choose, and the tensors of the experts; global tensors.
@@ -151,17 +160,17 @@ def sent_from(
 
 @lru_cache(maxsize=1 << 10)
 def _along(placement: Placement, axes: tuple[int, ...], at: tuple[int, ...]) -> Placement:
-    """Return the placement of the ranks that differ from the one at ``at`` in ``axes`` only."""
+    """Return the placement of the ranks that differ from the one at ``at`` along ``axes`` only."""
     places = tuple(slice(None) if axis in axes else at[axis] for axis in range(placement.ndim))
     return Placement(placement.type, placement.ranks[places].tolist())
 
 
 @lru_cache(maxsize=1 << 10)
 def owners(placement: Placement, axes: tuple[int, ...], count: int, at: tuple[int, ...]) -> Owners:
-    """Return which rank of this rank's group holds how many of ``count`` experts.
+    """Return which rank holds how many of ``count`` experts, in the group of the rank at ``at``.
 
-    The group, among which the experts are divided, has the ranks that differ from the rank at
-    coordinate ``at`` only along ``axes``.
+    A group holds all experts. Its ranks differ only along ``axes``: on a placement [2, 4] whose
+    axis 1 divides the experts, there are 2 groups of 4 ranks.
     """
     entries = tuple(Split(0) if axis in axes else B for axis in range(placement.ndim))
     spec = TensorSpec.of(placement, entries, (count,), torch.int64)

@@ -16,7 +16,10 @@ from .replaced import take_off
 
 
 def install_experts(module: nn.Module, plan: Plan) -> None:
-    """Make modules whose experts ``plan`` divides among ranks send tokens to these ranks."""
+    """Make modules whose experts ``plan`` divides among ranks send tokens to these ranks.
+
+    ``parallelize`` calls this. Modules may be stacks of experts, or loop over a list of them.
+    """
     for name, part in module.named_modules():
         if not isinstance(part.__dict__.get("forward"), ExpertsForward) and takes_routed(part):
             axes, inside = _axes([plan.layouts(f"{name}.{key}") for key in part._parameters])

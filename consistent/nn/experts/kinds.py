@@ -48,4 +48,5 @@ def takes_routed(part: nn.Module) -> bool:
 
 
 def _is_stack(shape: tuple[int, ...], count: int | None) -> bool:
+    """Return whether a tensor of ``shape`` has ``count`` entries along dim 0, one per expert."""
     return len(shape) > 1 and shape[0] == count

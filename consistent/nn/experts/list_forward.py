@@ -41,7 +41,11 @@ _numbers = itertools.count()  # equal on all ranks for one module
 
 
 def install_list(found: ExpertList, plan: Plan) -> None:
-    """Make ``found`` send tokens to its experts, if ``plan`` puts each expert on one rank."""
+    """Make ``found`` send tokens to its experts, if ``plan`` puts each expert on one rank.
+
+    The forward of the module that calls the experts is replaced by a ``ListForward``, and that of
+    each expert by an ``ExpertCall``.
+    """
     uses = [
         {key: plan.layouts(f"{found.name}.{e}.{key}") for key in found.keys} for e in found.experts
     ]
@@ -57,7 +61,14 @@ def install_list(found: ExpertList, plan: Plan) -> None:
 
 
 def _axes(experts: Sequence[nn.Module], used: Sequence[Mapping[str, Nd]]) -> tuple[int, ...]:
-    """Return the axis that puts each expert on one rank; () if another one splits them in use."""
+    """Return the placement axis along which each expert is on one rank, as a tuple of one.
+
+    ``()`` if there is none, or if another axis splits the experts' tensors in use.
+
+    Args:
+        experts: the experts, in order.
+        used: for each expert, key of a parameter -> the layout in which it is used.
+    """
     found = list[int]()
     shapes = [dict(each.named_parameters()) for each in experts]
     for axis in range(len(next(iter(used[0].values())))):
@@ -76,7 +87,7 @@ def _axes(experts: Sequence[nn.Module], used: Sequence[Mapping[str, Nd]]) -> tup
 
 
 def take_off_list(part: nn.Module) -> None:
-    """Undo ``install_list`` for the module whose forward calls the experts."""
+    """Undo ``install_list`` for ``part``, if its forward was replaced by a ``ListForward``."""
     forward = part.__dict__.get("forward")
     if isinstance(forward, ListForward):
         for module in (part, *forward.experts):
@@ -84,14 +95,21 @@ def take_off_list(part: nn.Module) -> None:
 
 
 def parameters_of_lists(module: nn.Module) -> set[int]:
-    """Return the ids of the parameters inside ``module`` that a ``ListForward`` gathers."""
+    """Return the ids of parameters of experts that a ``ListForward`` inside ``module`` gathers.
+
+    ``install_use`` leaves these alone.
+    """
     forwards = [part.__dict__.get("forward") for part in module.modules()]
     experts = [x for each in forwards if isinstance(each, ListForward) for x in each.experts]
     return {id(p) for expert in experts for p in expert.parameters()}
 
 
 class ListForward(Replaced):
-    """Forward of a module that calls a list of experts, each of which is on one rank.
+    """Forward of a module that loops over a list of experts, each of which is on one rank.
+
+    It runs the module's own forward in a ``Loop``, a mode that collects the calls of experts. At
+    the end tokens are sent to the ranks of their experts, all experts run, and the results are
+    sent back and added.
 
     Args:
         found: the list.
@@ -116,10 +134,10 @@ class ListForward(Replaced):
         return real(out)
 
     def _may_wait(self) -> bool:
-        """Return whether experts may run later, on other rows, and away from their hooks.
+        """Return whether the experts may run after the loop, on rows of other ranks, without hooks.
 
-        Experts that draw random numbers may not: the numbers of global tensors do not depend on
-        their layout, and those of plain rows would.
+        If not, the loop runs as it is written. Experts that draw random numbers may not: the
+        numbers of global tensors do not depend on their layout, and those of plain rows would.
         """
         parts = [part for expert in self.experts for part in expert.modules()]
         params = [p for expert in self.experts for p in expert.parameters()]
@@ -131,7 +149,10 @@ class ListForward(Replaced):
         )
 
     def of_one(self, e: int, *args: Any, **kwargs: Any) -> Any:
-        """Return what expert ``e`` returns, on global tensors."""
+        """Run expert ``e`` alone, on global tensors, and return what it returns.
+
+        Used for calls of experts that cannot be collected.
+        """
         expert: Any = self.experts[e]
         with shown(expert, self._in_use(e)):
             return expert.__dict__["forward"].own(*args, **kwargs)
@@ -143,9 +164,14 @@ class ListForward(Replaced):
         return {key: p.to_global(sbp=used[key]) for key, p in params}  # type: ignore[attr-defined]
 
     def _add_at_once(self, found: Addends) -> bool:
-        """Send tokens to the experts of ``found``, add the results, and return True.
+        """Run all collected calls of experts by sending tokens, and add the results.
 
-        Returns False if the layouts do not allow it, which is decided by specs, alike on all ranks.
+        Args:
+            found: the calls, and the tensor to which the loop adds their results.
+
+        Returns:
+            whether it was done. False if the layouts do not allow it, which depends on specs only,
+            so it is the same on all ranks.
         """
         called = sorted({made.expert for made in found.made})
         params = [p for e in called for p in self.experts[e].parameters()]
@@ -177,6 +203,14 @@ class ListForward(Replaced):
         picks: Sequence[int],
         dtype: torch.dtype,
     ) -> Any:
+        """Return the results of the experts for all tokens, added up for each token.
+
+        Args:
+            given: the tokens, and the masks and weights of ``_columns``; global tensors.
+            spec: the spec to which these are boxed.
+            called, columns, picks: as in ``RoutedList``.
+            dtype: the dtype in which results are added.
+        """
         at = my_coordinate(spec.placement)
         assert at is not None
         in_use = [p for e in called for p in self._in_use(e).values()]
@@ -195,7 +229,15 @@ class ListForward(Replaced):
 
 
 class ExpertCall(Replaced):
-    """Forward of an expert in a list: it is noted by the loop that calls it, or runs by itself."""
+    """Forward of an expert in a list, which the loop of a ``ListForward`` calls.
+
+    If it gets rows that the loop has selected, the call is collected, to be run with all others.
+    Otherwise the expert runs at once.
+
+    Args:
+        forward: the forward of the module that loops over the experts.
+        number: the index of the expert.
+    """
 
     def __init__(self, forward: ListForward, number: int) -> None:
         super().__init__(forward.experts[number])
@@ -210,9 +252,9 @@ class ExpertCall(Replaced):
 
 
 def _applies(part: nn.Module) -> bool:
-    """Return whether the forward of ``part`` applies autograd Functions, as checkpoints are.
+    """Return whether the forward of ``part`` calls autograd Functions or checkpoints.
 
-    To them torch passes the tensors among their arguments alone.
+    Of their arguments torch handles only those that are tensors, which selected rows are not.
     """
     return not {"apply", "checkpoint"}.isdisjoint(names_in_forward(part))
 
@@ -239,6 +281,7 @@ _RANDOM = frozenset(
 
 
 def _drops(part: nn.Module) -> bool:
+    """Return whether ``part`` draws random numbers in training, as dropout does."""
     if isinstance(part, _DROPOUTS):
         return part.p > 0
     # An attribute of this name that is a module is looked at by itself.
@@ -252,11 +295,17 @@ def _drops(part: nn.Module) -> bool:
 
 
 def _columns(every: Sequence[Made], x: Any) -> tuple[Any, Any, list[int], list[int]]:
-    """Return the masks and the weights of all results, each [tokens, columns].
+    """Return the masks and the weights of a loop's results as two tensors [tokens, columns].
+
+    A column of the masks says which tokens one call of an expert has taken.
+
+    Args:
+        every: the collected results.
+        x: the tokens.
 
     Returns:
-        masks; weights, whose columns may be shared; for each column of the masks its expert; and
-        that of its weights.
+        masks; weights, whose columns may be shared; for each column of the masks the index of its
+        expert; and for each the column of its weights.
     """
     masks, weights = list[Any](), list[Any]()
     columns, picks = list[int](), list[int]()
@@ -275,22 +324,35 @@ def _columns(every: Sequence[Made], x: Any) -> tuple[Any, Any, list[int], list[i
 
 
 def _by_tokens(rows: Picked) -> Any:
-    """Return the mask of ``rows`` as bools [tokens, entries of a token]."""
+    """Return the mask of ``rows`` as bools [tokens, columns], with all other dims in the columns.
+
+    A mask [k, tokens], where k is the number of choices of a token, becomes [tokens, k].
+    """
     mask = rows.mask if rows.mask.dtype is torch.bool else rows.mask != 0
     return _ordered(mask, _order(rows), len(rows.dims))
 
 
 def _order(rows: Picked) -> list[int]:
-    """Return the dims of the mask of ``rows``, those of tokens first."""
+    """Return the order of the mask's dims in which those of tokens come first."""
     return [*rows.dims, *(d for d in range(rows.mask.ndim) if d not in rows.dims)]
 
 
 def _ordered(x: Any, order: Sequence[int], tokens: int) -> Any:
+    """Return ``x`` as [tokens, columns], after permuting its dims to ``order``.
+
+    The first ``tokens`` dims of that order are those of tokens.
+    """
     return x.permute(*order).flatten(0, tokens - 1).flatten(1) if x.ndim > 1 else x[:, None]
 
 
 def _weights(made: Made, entries: Any, x: Any) -> Any:
-    """Return the product of the weights of ``made``, [tokens, entries of a token]."""
+    """Return the weights of an expert's result, [tokens, columns], as the product of all factors.
+
+    Args:
+        made: the result.
+        entries: its mask, [tokens, columns].
+        x: the tokens, whose dtype ones have if there are no factors.
+    """
     weights = [
         _weight(each, made.rows, entries) for each in made.scales if isinstance(each, Picked)
     ]
@@ -301,6 +363,13 @@ def _weights(made: Made, entries: Any, x: Any) -> Any:
 
 
 def _weight(scale: Picked, rows: Picked, entries: Any) -> Any:
+    """Return one factor of a result as [tokens, columns], with the entries that no mask selects.
+
+    Args:
+        scale: the factor, as selected by the loop.
+        rows: the rows that the expert takes.
+        entries: their mask, [tokens, columns].
+    """
     source = scale.source.reshape(scale.source.shape[: len(scale.dims)])  # then dims of size 1
     if scale.mask is not rows.mask:  # another view of the same mask
         return source.reshape(entries.shape)
@@ -316,16 +385,16 @@ def _weight(scale: Picked, rows: Picked, entries: Any) -> Any:
 
 @dataclass(frozen=True, repr=False)
 class RoutedList(Routed):
-    """Routing through a list of experts.
+    """Routing through a list of experts, for the calls that a loop has made.
 
     Args:
         forward: the forward of the module that calls them.
         called: the experts that were called, ascending. Their tensors are passed in this order.
-        columns: the expert of each column of the masks.
+        columns: the index of the expert for each column of the masks.
         picks: for each column of the masks, the column of its weights.
         shapes: the shapes of the tensors of an expert.
-        sum_dtype: the dtype of the sum to which the loop adds results. Under autocast these are
-            shorter, and are not rounded to their dtype once they are added.
+        sum_dtype: the dtype of the sum to which the loop adds results. Under autocast results have
+            a shorter dtype, to which their sum must not be rounded.
     """
 
     forward: ListForward
@@ -340,7 +409,11 @@ class RoutedList(Routed):
         return self.sum_dtype
 
     def choices(self, choices: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep as many columns as a token chooses at most; most of the masks choose no expert."""
+        """Return the experts of each token and their weights, [tokens, k].
+
+        ``choices`` are masks [tokens, columns], most of which choose nothing. k is the largest
+        number of columns that any token chooses; other places get the number of a dropped choice.
+        """
         most = torch.cat([choices.sum(1), choices.new_ones(1, dtype=torch.int64)]).max()
         otherwise = len(self.columns) // len(self.called)
         (k,) = whole_numbers(most[None], lambda: [otherwise])
@@ -369,6 +442,7 @@ class RoutedList(Routed):
         return _Beside.apply(out, *_unused(out, [rows, *tensors]))
 
     def _run(self, e: int, rows: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+        """Return what expert ``e`` makes of ``rows``, with ``tensors`` as its parameters."""
         expert: Any = self.forward.experts[e]
         keys = [key for key, _ in expert.named_parameters()]
         with shown(expert, dict(zip(keys, tensors, strict=True))):
@@ -382,10 +456,11 @@ class RoutedList(Routed):
 
 
 class _Beside(torch.autograd.Function):
-    """Returns ``out``, with gradients of zeros for tensors that it does not depend on here.
+    """Autograd function that returns ``out``, and gives ``parts`` gradients of zeros.
 
-    These are the parts of experts that other ranks have, and what experts left out: rows, where
-    there are none, or a parameter. So all ranks have the same gradients, and send in backward.
+    The parts are tensors that ``out`` does not depend on, such as parameters of experts of other
+    ranks, or of an expert without rows. With it all ranks have gradients of the same parameters,
+    and so communicate alike in backward.
     """
 
     @staticmethod
@@ -399,7 +474,7 @@ class _Beside(torch.autograd.Function):
 
 
 def _unused(out: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return those of ``tensors`` that need a gradient and get none from ``out``."""
+    """Return those of ``tensors`` that need a gradient and on which ``out`` does not depend."""
     needed = [x for x in tensors if x.requires_grad]
     ends = [_edge(x) for x in needed]
     stops, seen = set(ends), set[Any]()
@@ -414,5 +489,6 @@ def _unused(out: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _edge(x: Tensor) -> tuple[Any, int]:
+    """Return the place of ``x`` in the autograd graph, as (node, output number)."""
     found = get_gradient_edge(x)
     return found.node, found.output_nr

@@ -27,7 +27,7 @@ _SELECTS = frozenset("where nonzero index_add index_add_ any".split())
 
 @dataclass(frozen=True)
 class ExpertList:
-    """A list of modules of equal structure, which are experts.
+    """A list of experts: modules of equal structure, of which a loop calls some for each token.
 
     Args:
         name: the name of the list in the whole module.
@@ -41,20 +41,27 @@ class ExpertList:
 
     @property
     def keys(self) -> list[str]:
-        """Return the names of the parameters of each expert, inside it."""
+        """Return the names of an expert's parameters, such as ``w1.weight``.
+
+        All experts of the list have the same.
+        """
         return [key for key, _ in next(iter(self.experts.values())).named_parameters()]
 
     @property
     def selects(self) -> bool:
         """Return whether the forward that calls the experts seems to select tokens for each.
 
-        Otherwise each expert may get all tokens, and it is better to have it on every rank.
+        It is guessed from the functions that it calls. Otherwise each expert may get all tokens,
+        and it is better to have it on every rank.
         """
         return not _SELECTS.isdisjoint(names_in_forward(self.host))
 
 
 def names_in_forward(module: nn.Module) -> set[str]:
-    """Return the names in the code of ``module``'s forward, and of its methods that this calls."""
+    """Return the names that the code of ``module``'s forward uses, as ``{"where", "experts"}``.
+
+    Those of methods of the module that the forward calls are included. Used to guess what it does.
+    """
     found, left = set[str](), ["forward"]
     while left:
         code = getattr(getattr(type(module), left.pop(), None), "__code__", None)
@@ -86,6 +93,7 @@ def expert_lists(module: nn.Module) -> Iterator[ExpertList]:
 
 
 def _are_alike(experts: list[nn.Module]) -> bool:
+    """Return whether modules can be experts of one list, as ``expert_lists`` says."""
     shapes = [
         [(key, p.shape, p.dtype) for key, p in each.named_parameters(remove_duplicate=False)]
         for each in experts
@@ -101,13 +109,16 @@ def _are_alike(experts: list[nn.Module]) -> bool:
 
 
 def on_its_rank(size: int, expert: int, count: int, ranks: int) -> Sbp:
-    """Return the SBP by which one rank has the whole of a tensor of an expert.
+    """Return the SBP by which one rank has the whole of an expert's tensor, and the others nothing.
 
-    Experts are assigned to ranks in balanced runs, as ``S(0)`` of a stack of them is.
+    Experts are assigned to ranks in balanced blocks: of 4 experts on 2 ranks, rank 0 has 0 and 1.
+    So expert 1 with size 12 is ``S(0, sizes=(12, 0))``.
 
     Args:
-        size: the first size of the tensor.
-        expert: the index of the expert among ``count``.
+        size: the size of the tensor's dim 0.
+        expert: the index of the expert.
+        count: the number of experts.
+        ranks: the number of ranks along the axis.
     """
     runs = [piece(count, ranks, rank) for rank in range(ranks)]
     return S(0, sizes=[size * (a <= expert < a + n) for a, n in runs])

@@ -34,10 +34,10 @@ from .selected import Chosen, Made, Picked, Raised, Selected, closed, memory, pi
 
 @dataclass
 class Addends:
-    """Results of experts that are to be added to one tensor.
+    """Results of experts that are to be added to one tensor, collected while a loop runs.
 
     Args:
-        out: the tensor [..., features].
+        out: the tensor [..., features] to which the loop adds them.
         x: the tensor whose rows the experts take.
         made: the results, in order.
         again: for each of them a function that adds it as the loop does.
@@ -52,16 +52,22 @@ class Addends:
     is_fresh: bool = False
 
     def memories(self) -> set[int]:
-        """Return the memories from which the results are computed."""
+        """Return identifiers of all memory from which the results are computed, as ``memory`` does.
+
+        A write to it has to wait until they are computed.
+        """
         return set[int]().union(*(made.memories() for made in self.made))
 
 
 class Loop(TorchFunctionMode):
-    """Mode in which one call of a module with a loop over experts runs.
+    """Function mode in which a module's loop over experts runs: it collects the calls of experts.
+
+    Calls of torch that select tokens, weight results and add them are not run but noted. All other
+    calls run as written, after what they need was computed.
 
     Args:
         of_one: runs one expert: (its index, its argument) -> its result.
-        add_at_once: makes and adds all results at once, and returns whether it could.
+        add_at_once: computes and adds all collected results; returns False if it cannot.
     """
 
     def __init__(
@@ -84,9 +90,9 @@ class Loop(TorchFunctionMode):
 
     @property
     def is_paused(self) -> bool:
-        """Return whether gradients or autocast are set otherwise than where the loop began.
+        """Return whether grad mode or autocast differ from where the loop began.
 
-        What is noted runs later, as they are set there.
+        Noted calls run later, as these were at the beginning, so none is noted meanwhile.
         """
         return _state() != self.state
 
@@ -97,9 +103,10 @@ class Loop(TorchFunctionMode):
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Follow the calls inside the context, and what reads tensors without a call of torch.
+        """Collect the calls of torch inside the context.
 
         At its end all results are added, and the values that the program still holds are computed.
+        Reads of a global tensor without a call of torch, as by ``to_local``, are watched, too.
         """
         with Tracer(before_read=self._before_read).tracing():
             with self:
@@ -120,7 +127,7 @@ class Loop(TorchFunctionMode):
         return self._run(func, args, kwargs) if made is NotImplemented else made
 
     def _run(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Run a call as it is written."""
+        """Run a call as it is written, after computing the values that it uses or overwrites."""
         given = tensors_in((args, kwargs))
         if self._pending is not None and memory(self._pending.out) in map(memory, given):
             self.flush()
@@ -139,7 +146,12 @@ class Loop(TorchFunctionMode):
         return made
 
     def before_write(self, x: Tensor, but: tuple[Selected, ...] = ()) -> None:
-        """Compute what still depends on the present values of ``x``, except for ``but``."""
+        """Compute what depends on the values of ``x``, before these are overwritten.
+
+        Args:
+            x: the tensor that is to be written.
+            but: noted values that stay as they are.
+        """
         where = memory(x)
         if self._pending is not None and where in self._pending.memories():
             self.flush()
@@ -151,16 +163,18 @@ class Loop(TorchFunctionMode):
                 del known[key]
 
     def _before_read(self, x: Tensor) -> None:
-        """Add what is left to ``x``, before its shard is read by other than a call of torch."""
+        """Add the collected results to ``x`` before its shard is read."""
         pending = self._pending  # of another thread, perhaps: tracers are told of all threads
         if pending is not None and not self._as_written and memory(pending.out) == memory(x):
             self.settle()
             self.flush()
 
     def settle(self) -> None:
-        """Give up a sum if the program still holds the rows to which it was added.
+        """Undo the collection of the last result if the program still holds the rows under it.
 
-        They are what ``out`` had before: ``rows = out[at]; out[at] = rows + made; use(rows)``.
+        Rows under it are what ``out`` had before, and may be used later: ``rows = out[at];
+        out[at] = rows + made; use(rows)``. The result is then added as the loop has written it.
+        Called before each next call of torch, when it is known whether the rows are held.
         """
         base, self._base = self._base and self._base(), None
         if base is None or self._pending is None:
@@ -173,13 +187,14 @@ class Loop(TorchFunctionMode):
             add()
 
     def _finish(self) -> None:
+        """Add all results, and compute the noted values that are still alive, as the loop ends."""
         self.settle()
         self.flush()
         for each in list(self.live.values()):
             each.close()
 
     def flush(self) -> None:
-        """Add the results that have been noted."""
+        """Add the collected results to their tensor: all at once, or else one by one."""
         found, self._pending = self._pending, None
         if found is None or not found.made:
             return
@@ -190,7 +205,10 @@ class Loop(TorchFunctionMode):
 
     @contextmanager
     def as_written(self) -> Iterator[None]:
-        """Run calls of torch inside the context as they are, in the state where the loop began."""
+        """Run calls of torch inside the context without noting them.
+
+        Grad mode and autocast are those of where the loop began.
+        """
         before, self._as_written = self._as_written, True
         grad, casts = self.state
         try:
@@ -207,7 +225,7 @@ class Loop(TorchFunctionMode):
     # -- for the values ----------------------------------------------------------------------------
 
     def computed(self, value: Selected) -> Tensor:
-        """Compute ``value``."""
+        """Return the tensor of a noted value, after adding collected results that it reads."""
         with self.as_written():
             if self._pending is not None:
                 if memory(self._pending.out) in value.memories():
@@ -215,23 +233,29 @@ class Loop(TorchFunctionMode):
             return value.compute()
 
     def indices(self, mask: Tensor) -> tuple[Tensor, ...]:
-        """Return ``torch.where(mask)``, computed once."""
+        """Return ``torch.where(mask)``, computed once, and again after a write to ``mask``."""
         if id(mask) not in self._indices:
             self._indices[id(mask)] = mask, torch.where(mask)
         return self._indices[id(mask)][1]
 
     def _root(self, mask: Tensor) -> Tensor:
-        """Return the tensor of which ``mask`` is a view that has the same entries in one order."""
+        """Return the mask of which ``mask`` is a reshaped view with its entries in the same order.
+
+        It is ``mask`` itself if it is no such view.
+        """
         return self._roots.get(id(mask), (mask, mask))[1]
 
     def alike(self, a: Picked, b: Picked) -> bool:
-        """Return whether ``a`` and ``b`` select the same entries, in the same order."""
+        """Return whether ``a`` and ``b`` select by the same mask, so that their rows correspond."""
         if a.mask is b.mask:
             return True
         return a.is_of_whole and b.is_of_whole and self._root(a.mask) is self._root(b.mask)
 
     def expert(self, number: int, rows: Picked) -> Any:
-        """Return the result of an expert for ``rows``."""
+        """Note a call of expert ``number`` with ``rows``, and return the value for its result.
+
+        If ``rows`` is not [entries, features], the expert runs at once.
+        """
         if not rows.are_rows:
             return self.of_one(number, rows.real())
         with self.as_written():
@@ -293,13 +317,13 @@ class Loop(TorchFunctionMode):
         return None
 
     def _noted(self, out: Any, made: Made, again: Callable[[], Any], *but: Selected) -> bool:
-        """Note an addend of ``out``, and return whether its shape and history allow that.
+        """Collect a result that the loop adds to ``out``; return False if it cannot be collected.
 
         Args:
             out: the tensor to which ``made`` is added.
-            made: the addend.
+            made: the result of an expert.
             again: adds it as the loop does.
-            but: values of the statement that adds it, which seldom are needed any more.
+            but: other values of the same statement, which need not be computed because of it.
         """
         x = made.rows.source
         fits = out.ndim > 1 and out.shape[-1] > 1 and out.shape[:-1].numel() == x.shape[:-1].numel()
@@ -319,6 +343,7 @@ class Loop(TorchFunctionMode):
 
 
 def _state() -> tuple[bool, tuple[tuple[str, bool, torch.dtype], ...]]:
+    """Return (whether gradients are recorded, the settings of autocast) of this moment."""
     return torch.is_grad_enabled(), autocast.now()
 
 
@@ -336,10 +361,12 @@ _NOTED: dict[str, Callable[..., Any]] = {
 
 
 def _memories(found: tuple[Any, Any]) -> set[int]:
+    """Return identifiers of the memory of all tensors in ``found``."""
     return set(map(memory, tensors_in(found)))
 
 
 def _writes(func: Any, kwargs: dict[str, Any]) -> bool:
+    """Return whether a function of torch writes to an argument, as ``add_`` or ``out=`` does."""
     name = getattr(func, "__name__", "")
     in_place = (
         name.startswith("__i")

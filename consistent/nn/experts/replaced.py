@@ -1,6 +1,7 @@
-"""Forwards of this library that stand in place of a module's own, and values in place of its
-parameters. Both lie in a ``__dict__``, where Python finds them before the class's ``forward`` and
-before parameters.
+"""Forwards of this library in place of a module's own, and values in place of its parameters.
+
+Both lie in a ``__dict__``, where Python finds them before the class's ``forward`` and before
+torch's table of parameters.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from torch import nn
 class Replaced:
     """Base of the callables that replace the forward of a module.
 
-    Classes and not closures, so that a module with one can be copied and pickled.
+    They are stored in the module's ``__dict__``, which Python searches before the class. Classes
+    and not closures, so that a module with one can be copied and pickled.
 
     Args:
         module: the module.
@@ -26,18 +28,18 @@ class Replaced:
         self.inner = module.__dict__.get("forward")
 
     def install(self) -> None:
-        """Make the module call this object."""
+        """Make calls of the module run this object in place of its forward."""
         self.module.__dict__["forward"] = self
 
     def own(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module's own forward."""
+        """Call the forward that the module had before, and return its result."""
         if self.inner is not None:
             return self.inner(*args, **kwargs)
         return type(self.module).forward(self.module, *args, **kwargs)
 
 
 def take_off(module: nn.Module) -> None:
-    """Undo ``install`` for ``module``, which may also be a copy of the one that was given."""
+    """Undo ``install`` for ``module``, which may be a copy of the one it was called for."""
     inner = module.__dict__.pop("forward").inner
     if inner is not None:
         module.__dict__["forward"] = inner
@@ -45,8 +47,15 @@ def take_off(module: nn.Module) -> None:
 
 @contextmanager
 def shown(module: nn.Module, values: Mapping[str, Any]) -> Iterator[None]:
-    """Let ``module`` and the modules in it have ``values`` in place of their attributes of these
-    names, inside the context. A name inside another module has dots, as in ``w1.weight``."""
+    """Let attributes of ``module`` have other values inside the context.
+
+    The module's forward then reads these in place of its parameters.
+
+    Args:
+        module: the module.
+        values: name of an attribute -> its value. A name inside a submodule has dots, as in
+            ``w1.weight``.
+    """
     places = []
     for name, value in values.items():
         path, _, key = name.rpartition(".")

@@ -26,11 +26,12 @@ from .replaced import shown
 
 @dataclass(frozen=True)
 class Routed(ABC):
-    """Function that routes this rank's tokens through the experts of all ranks.
+    """Function that sends this rank's tokens to the experts of all ranks, and adds their outputs.
 
-    Maps (tokens, choices, weights, this rank's tensors of the experts) to the experts' output for
-    this rank's tokens. Its ``repr`` is the same on all ranks, and identifies it in a recorded
-    program.
+    It maps (tokens, choices, weights, this rank's tensors of the experts) to the weighted outputs
+    for this rank's tokens; all are plain tensors. Subclasses say what choices are (``choices``) and
+    how experts run (``of_rows``). Its ``repr`` is the same on all ranks, and identifies it in a
+    recorded program.
 
     Args:
         owners: the assignment of experts to ranks.
@@ -40,7 +41,10 @@ class Routed(ABC):
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Return the dtype in which the outputs of a token's experts are added (``give_back``)."""
+        """Return the dtype in which the outputs of a token's experts are added.
+
+        None for that of the outputs.
+        """
         return None
 
     def __call__(self, x: Tensor, choices: Tensor, weights: Tensor, *tensors: Tensor) -> Tensor:
@@ -52,21 +56,26 @@ class Routed(ABC):
 
     @abstractmethod
     def choices(self, choices: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (index, weights) [tokens, k]: the experts of each token, and their weights."""
+        """Return (index, weights), each [tokens, k]: the experts of each token, and their weights.
+
+        Args:
+            choices: what tokens choose, in the form that the module has it.
+            weights: the weights that belong to it.
+        """
 
     @abstractmethod
     def of_rows(self, rows: Tensor, expert: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-        """Return the results for ``rows``, which belong to experts of this rank.
+        """Return what this rank's experts make of ``rows``, a row for each.
 
         Args:
-            rows: [rows, features], from all ranks.
+            rows: [rows, features], which have arrived from all ranks.
             expert: [rows], on the CPU: the index of each row's expert among those of this rank.
             tensors: the tensors of the experts.
         """
 
 
 class Forward(Protocol):
-    """Protocol of the forward that replaces a module's own.
+    """The replaced forward of a module of experts, as ``RoutedStacks`` uses it.
 
     ``number`` identifies the module in a recorded program; it is the same on all ranks.
     """
@@ -79,10 +88,10 @@ class Forward(Protocol):
 
 @dataclass(frozen=True, repr=False)
 class RoutedStacks(Routed):
-    """Routing through a module whose tensors are stacks with one entry for each expert.
+    """Routing through a module of experts whose tensors are stacks, with an entry for each expert.
 
     Args:
-        forward: the module's own forward.
+        forward: the replaced forward of the module, whose ``own`` runs the module's code.
         keys: the names of its stacks.
         specs: the specs of its stacks on the ranks among which each expert is split; empty if
             experts are not split.
@@ -107,7 +116,12 @@ class RoutedStacks(Routed):
         return made[:0] if empty else made
 
     def _run(self, given: list[Tensor], stacks: Sequence[Tensor]) -> Any:
-        """Run the module's forward on ``given``, one expert for each row, with ``stacks``."""
+        """Run the module's own forward as if this rank's experts were all.
+
+        Args:
+            given: the rows that have arrived, the expert of each, and weights of one.
+            stacks: this rank's part of each stack.
+        """
         if not self.specs:
             with shown(self.forward.module, self._seen(stacks)):
                 return self.forward.own(*given)
@@ -119,8 +133,10 @@ class RoutedStacks(Routed):
             return self.forward.own(*laid).to_global(sbp=whole).to_local()
 
     def _seen(self, stacks: Sequence[Tensor]) -> dict[str, Any]:
-        """Return what the module has where this rank's experts are all that it has: their stacks,
-        and how many they are."""
+        """Return the attributes with which the module looks as if this rank's experts were all.
+
+        These are the stacks, and the attributes that hold the number of experts.
+        """
         numbers = [key for key in COUNTS if isinstance(self.forward.module.__dict__.get(key), int)]
         return dict(zip(self.keys, stacks, strict=True)) | dict.fromkeys(numbers, len(stacks[0]))
 
@@ -129,7 +145,7 @@ class RoutedStacks(Routed):
 
 
 def check_rows(made: Any, rows: Tensor, experts: nn.Module) -> None:
-    """Raise ``TypeError`` unless ``made`` has a row for each of ``rows``."""
+    """Raise ``TypeError`` unless the result ``made`` of experts has a row for each of ``rows``."""
     if not isinstance(made, Tensor) or made.ndim != 2 or made.shape[0] != rows.shape[0]:
         raise TypeError(
             f"experts: {type(experts).__name__} made {short(made)} of {rows.shape[0]} rows, and "
@@ -142,12 +158,17 @@ def check_rows(made: Any, rows: Tensor, experts: nn.Module) -> None:
 
 
 def run_routed(run: Routed, local: list[Tensor], spec: TensorSpec) -> Any:
-    """Return ``run(*local)`` as a global tensor, laid out like the tokens, which have ``spec``.
+    """Run ``run`` on ``local``, and return the result as a global tensor laid out like the tokens.
 
-    A recorded step makes all communication one message of the transport, since sizes that depend on
-    values must not be visible outside a message. The backward is another message, which runs the
+    In a recorded step the whole of it is one message of the transport, since sizes that depend on
+    values must not be visible outside a message. Its backward is another one, which runs the
     forward again. Messages inside experts that another axis splits are part of it, so all ranks of
     the placement take part.
+
+    Args:
+        run: the routing through the experts.
+        local: its arguments on this rank.
+        spec: the spec of the tokens.
     """
     out = _InOneMessage.apply(run, *local) if current().records else run(*local)
     shape = (*spec.shape[:-1], out.shape[-1])
@@ -155,6 +176,8 @@ def run_routed(run: Routed, local: list[Tensor], spec: TensorSpec) -> Any:
 
 
 class _InOneMessage(torch.autograd.Function):
+    """Autograd function whose forward and backward are one message each in a recorded step."""
+
     @staticmethod
     def forward(ctx: Any, run: Routed, *tensors: Tensor) -> Tensor:
         ctx.run = run
@@ -170,11 +193,14 @@ class _InOneMessage(torch.autograd.Function):
 
 
 def _sent(run: _Forward | _Backward, tensors: list[Tensor]) -> list[Tensor]:
+    """Run ``run`` on ``tensors`` as one message of the transport, and return its results."""
     return current().as_one(run, [x.detach() for x in tensors], run.run.owners.told)
 
 
 @dataclass(frozen=True)
 class _Forward:
+    """Function (tokens, choices, weights, tensors) -> [output], which is one recorded message."""
+
     run: Routed
 
     def __call__(self, xs: list[Tensor]) -> list[Tensor]:
@@ -184,7 +210,10 @@ class _Forward:
 
 @dataclass(frozen=True)
 class _Backward:
-    """Function (gradient, tokens, index, weights, stacks) -> gradients of all but the index."""
+    """Function (gradient, tokens, index, weights, stacks) -> gradients of all but the index.
+
+    One recorded message, which runs the forward again.
+    """
 
     run: Routed
 

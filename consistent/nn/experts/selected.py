@@ -1,5 +1,6 @@
-"""Values of a loop over experts that stand for ops which have not been run: selected tokens, the
-results of an expert, and results times weights.
+"""Values of a loop over experts that stand for ops which have not been run.
+
+They are selected tokens, the results of an expert, and results times weights.
 
 ```
 idx, top_x = torch.where(mask[e])        Chosen, Chosen            mask[e]: [k, tokens]
@@ -31,21 +32,25 @@ Form = tuple[int | None, ...]  # a shape; None stands for the number of selected
 
 
 def memory(x: Any) -> int:
-    """Return a number that tensors share if they share memory."""
+    """Return an identifier of the memory of ``x``; tensors that share memory have the same."""
     return plain(x).untyped_storage()._cdata if x.layout is torch.strided else id(x)
 
 
 def real(value: Any) -> Any:
-    """Return ``value``, which may be nested, with each ``Selected`` in it computed."""
+    """Return ``value``, which may be nested, with a computed tensor for each ``Selected`` in it."""
     return _mapped(value, Selected.real)
 
 
 def closed(value: Any) -> Any:
-    """Return ``value``, which may be nested, with each closed ``Selected`` in it computed."""
+    """Return ``value`` with a computed tensor for each ``Selected`` in it that is closed.
+
+    A closed one can no longer be noted, for example because its source was overwritten.
+    """
     return _mapped(value, lambda x: x.real() if x.is_closed else x)
 
 
 def _mapped(value: Any, made: Callable[[Selected], Any]) -> Any:
+    """Return ``value``, which may be nested, with ``made(x)`` for each ``Selected`` x in it."""
     if isinstance(value, Selected):
         return made(value)
     if type(value) in (list, tuple):
@@ -56,7 +61,7 @@ def _mapped(value: Any, made: Callable[[Selected], Any]) -> Any:
 
 
 def _is_in_function() -> bool:
-    """Return whether a forward of an autograd Function of the user's own is running."""
+    """Return whether the forward of an autograd Function that was written in Python is running."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _APPLY:
@@ -66,7 +71,10 @@ def _is_in_function() -> bool:
 
 
 class Selected:
-    """A value that is computed when it is needed for anything but the form of the loop.
+    """A value in a loop over experts that stands for a tensor which is not computed yet.
+
+    The loop may select, weight and add such values, which is only noted. Any other use computes the
+    tensor (``real``), so programs see what torch would have returned.
 
     Args:
         loop: the loop to which it belongs (``loop.Loop``).
@@ -81,11 +89,11 @@ class Selected:
         loop.live[next(loop.numbers)] = self
 
     def real(self) -> Tensor:
-        """Return the tensor that torch would have returned.
+        """Return the tensor that torch would have returned in place of this value.
 
         Raises:
-            RuntimeError: an autograd Function was given the value and reads it now. The Function
-                took it for no tensor, so its gradient would be lost.
+            RuntimeError: an autograd Function was given the value and reads it. Since the value is
+                no tensor, the Function would give it no gradient.
         """
         if self.loop.records and not torch.is_grad_enabled() and _is_in_function():
             raise RuntimeError(
@@ -101,28 +109,35 @@ class Selected:
         return self._real
 
     def close(self) -> None:
-        """Compute the value, before it or one of its sources changes."""
+        """Compute the value, and take it as a plain tensor from here on.
+
+        Called before the value or one of its sources changes.
+        """
         self.real()
         self._is_closed = True
 
     @property
     def is_closed(self) -> bool:
-        """Return whether only its value counts: it or a source has changed, or the loop pauses."""
+        """Return whether uses of the value are run and not noted.
+
+        It or a source has changed, or the loop is paused.
+        """
         return self._is_closed or self.loop.is_paused
 
     def compute(self) -> Tensor:
+        """Return the tensor, computed from the sources; each subclass defines this."""
         raise NotImplementedError
 
     def sources(self) -> list[Tensor]:
-        """Return the tensors from which ``compute`` starts."""
+        """Return the tensors from which ``compute`` computes the value."""
         raise NotImplementedError
 
     def parts(self) -> list[Selected]:
-        """Return the values from which ``compute`` starts."""
+        """Return the other ``Selected`` values from which ``compute`` computes this one."""
         return []
 
     def memories(self) -> set[int]:
-        """Return the memories a write to which may change the value."""
+        """Return identifiers of the memory (``memory``) of which a write may change the value."""
         here = [self._real] if isinstance(self._real, Tensor) else []
         found = set(map(memory, (*self.sources(), *here)))
         return found.union(*(part.memories() for part in self.parts()))
@@ -146,6 +161,8 @@ class Selected:
 
 
 def _delegated(name: str) -> Callable[..., Any]:
+    """Return a method that computes the value, and calls the tensor's method ``name``."""
+
     def method(self: Selected, *args: Any) -> Any:
         return getattr(self.real(), name)(*real(args))
 
@@ -159,11 +176,11 @@ for _name in """len iter bool int float index contains getitem setitem neg pos a
 
 
 class Chosen(Selected):
-    """The indices along one dim of the entries of a mask that are not zero: [entries].
+    """One of the results of ``torch.where(mask)``, not computed: [entries].
 
     Args:
         mask: a global tensor.
-        dim: one of its dims.
+        dim: the dim of the mask along which it has the indices of all entries that are not zero.
     """
 
     def __init__(self, loop: Any, mask: Tensor, dim: int) -> None:
@@ -178,14 +195,14 @@ class Chosen(Selected):
 
 
 class Picked(Selected):
-    """The entries of a tensor that a mask selects.
+    """Entries of a tensor that a mask selects, as ``x[top_x]`` after ``torch.where(mask)``.
 
     Args:
-        source: [d0, ..., trailing dims], where d0, ... are dims of the mask.
+        source: the tensor, [d0, ..., trailing dims], where d0, ... are dims of the mask.
         mask: the mask.
-        dims: the dim of the mask that each of d0, ... follows.
-        index: the index of ``source`` that selects them.
-        form: the shape of the result.
+        dims: for each of d0, ... the dim of the mask that it is.
+        index: the index of ``source`` that selects the entries.
+        form: the shape of the result; None in it stands for the number of selected entries.
     """
 
     def __init__(
@@ -212,12 +229,12 @@ class Picked(Selected):
 
     @property
     def are_rows(self) -> bool:
-        """Return whether it is [entries, features]."""
+        """Return whether the value is [entries, features], as an expert takes it."""
         return len(self.form) == 2 and self.form[0] is None
 
     @property
     def is_column(self) -> bool:
-        """Return whether it is [entries, 1]."""
+        """Return whether the value is [entries, 1], as weights of rows are."""
         return self.form == (None, 1)
 
     @property
@@ -226,6 +243,12 @@ class Picked(Selected):
         return self.dims == tuple(range(self.mask.ndim))
 
     def _formed(self, form: Form | None, again: Callable[[Tensor], Tensor]) -> Any:
+        """Return this value in another shape, which is only noted if ``form`` is known.
+
+        Args:
+            form: the shape; None if it cannot be noted.
+            again: (this value, computed) -> the reshaped tensor.
+        """
         if form is None or self.is_closed:
             return again(self.real())
         return Picked(self.loop, self.source, self.mask, self.dims, self.index, form)
@@ -264,13 +287,13 @@ class Picked(Selected):
 
 
 class Made(Selected):
-    """The result of an expert for selected rows, times weights: [entries, features].
+    """The result of an expert for selected rows, times weights; not computed: [entries, features].
 
     Args:
         expert: the index of the expert.
-        rows: its argument.
-        scales: the weights and numbers by which it is multiplied.
-        steps: the functions that torch would have called on the expert's result, in order.
+        rows: the rows that it gets.
+        scales: the weights and numbers by which the result is multiplied.
+        steps: the functions that compute the value from the expert's result, in order.
     """
 
     def __init__(
@@ -291,7 +314,7 @@ class Made(Selected):
         return [self.rows, *(each for each in self.scales if isinstance(each, Picked))]
 
     def now(self) -> Made:
-        """Return the same value as another object, which ``*=`` leaves as it is."""
+        """Return a copy of this value, which a later ``*=`` to this one does not change."""
         made = Made(self.loop, self.expert, self.rows, self.scales, self.steps)
         made._real = self._real
         return made
@@ -303,6 +326,12 @@ class Made(Selected):
         return made
 
     def _then(self, step: Callable[[Tensor], Tensor], *scales: Picked | float) -> Any:
+        """Return the value after one more function.
+
+        Args:
+            step: the function, from tensor to tensor.
+            scales: the factors by which it multiplies; none if it only casts or reshapes.
+        """
         if self.is_closed:
             return step(self.real())
         every = (*self.scales, *scales)
@@ -342,7 +371,15 @@ class Made(Selected):
 
 
 class Raised(Selected):
-    """The sum of selected rows and an expert's result, which ``x[index] += made`` stores."""
+    """The sum of selected rows and an expert's result, not computed.
+
+    In ``x[index] += made`` Python computes ``x[index] + made``, which is this value, and then
+    stores it in ``x[index]``.
+
+    Args:
+        base: the rows.
+        made: the expert's result.
+    """
 
     def __init__(self, loop: Any, base: Picked, made: Made) -> None:
         super().__init__(loop)
@@ -362,10 +399,10 @@ class Raised(Selected):
 
 
 def picked(loop: Any, source: Tensor, index: Any) -> Picked | None:
-    """Return ``source[index]``, if the index selects the entries of one mask.
+    """Return ``source[index]`` as a noted value, or None if ``index`` has another form.
 
-    Indices are ``Chosen``, or masks themselves; before and after them None, and after them whole
-    slices; and ints.
+    It must select the entries of one mask: by ``Chosen`` indices of it, or by the mask itself. Ints
+    may be anywhere, None before and after, and whole slices after them.
     """
     items = list(index) if isinstance(index, tuple) else [index]
     found = [_mask_and_dims(each) for each in items]
@@ -391,6 +428,7 @@ def picked(loop: Any, source: Tensor, index: Any) -> Picked | None:
 
 
 def _mask_and_dims(item: Any) -> tuple[Tensor, tuple[int, ...]] | None:
+    """Return the mask that an index selects by, and which of its dims; None for other indices."""
     if isinstance(item, Chosen):
         return item.mask, (item.dim,)
     if isinstance(item, Tensor) and item.dtype is torch.bool and item.ndim and is_global(item):
@@ -399,7 +437,13 @@ def _mask_and_dims(item: Any) -> tuple[Tensor, tuple[int, ...]] | None:
 
 
 def _without_ints(source: Tensor, items: list[Any], found: list[Any]) -> tuple[Tensor, list[Any]]:
-    """Return ``source`` after its ints, and the indices of a mask that are left."""
+    """Return ``source`` with the ints of an index applied, and the indices by a mask that are left.
+
+    Args:
+        source: the tensor.
+        items: the index, item by item.
+        found: for each item (mask, dims) if it selects by a mask, else None.
+    """
     kept, dim = [], 0
     for item, each in zip(items, found, strict=True):
         if type(item) is int:
@@ -413,7 +457,11 @@ def _without_ints(source: Tensor, items: list[Any], found: list[Any]) -> tuple[T
 
 
 def _indexed(form: Form, index: Any) -> Form | None:
-    """Return the shape after an index of whole slices, None and an ellipsis; None for others."""
+    """Return the shape of a value of shape ``form`` after ``[index]``; None if it is not known.
+
+    The index may have None, whole slices and an ellipsis: ``[:, None]`` of a value of n entries and
+    8 features is [n, 1, 8], as a ``Form`` (None, 8) -> (None, 1, 8).
+    """
     items = list(index) if isinstance(index, tuple) else [index]
     kinds = {type(each) for each in items}
     slices = [each for each in items if type(each) is slice]
@@ -435,7 +483,10 @@ def _indexed(form: Form, index: Any) -> Form | None:
 
 
 def _reshaped(form: Form, sizes: Any) -> Form | None:
-    """Return the shape after ``reshape(*sizes)``, if -1 stands for the entries; None otherwise."""
+    """Return the shape after ``reshape(*sizes)``; None if it would mix entries with other dims.
+
+    One of the sizes has to be -1, and stand for the number of entries.
+    """
     if len(sizes) == 1 and isinstance(sizes[0], list | tuple):
         (sizes,) = sizes
     if not all(type(each) is int for each in sizes) or sizes.count(-1) != 1:
@@ -445,5 +496,9 @@ def _reshaped(form: Form, sizes: Any) -> Form | None:
 
 
 def _around(form: Form) -> tuple[int, list[int | None]]:
+    """Return the elements before the dim of entries, and the sizes after it other than 1.
+
+    A reshape that keeps both keeps each entry's elements together.
+    """
     at = form.index(None)
     return prod(form[:at]), [each for each in form[at + 1 :] if each != 1]  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ _ERRORS: dict[str, type[Exception]] = {
 
 
 class _Note(NamedTuple):
-    """Note that a rank sends to the others before anything moves."""
+    """What a rank tells the others about the move that it has planned, before anything moves."""
 
     error: tuple[str, str] | None  # class and message of the rank's error
     described: str  # a hash of the move that the rank has planned
@@ -34,7 +34,7 @@ class _Note(NamedTuple):
 def agreed(prepare: Callable[[], Carried]) -> tuple[Carried, list[str]]:
     """Run ``prepare``, and return its result if it succeeded, with the same plan, on every rank.
 
-    Takes at most two small collectives.
+    Takes at most two small collectives. ``move`` calls it before anything is sent.
 
     Returns:
         the result of ``prepare``, and the names of plain tensors that have other values on ranks
@@ -65,6 +65,7 @@ def agreed(prepare: Callable[[], Carried]) -> tuple[Carried, list[str]]:
 
 
 def _note(carried: Carried | None, error: Exception | None) -> _Note:
+    """Return this rank's note for the others: its error, or hashes of what it would move."""
     if carried is None:
         return _Note((type(error).__name__, str(error)), "", {}, 0, 0)
     job = carried.job
@@ -76,7 +77,10 @@ def _note(carried: Carried | None, error: Exception | None) -> _Note:
 
 
 def _described(job: JobToMove) -> list[str]:
-    """Return the move that this rank has planned as lines of text, to be compared between ranks."""
+    """Return the move that this rank has planned as lines of text, to be compared between ranks.
+
+    One line for each tensor, layout of the plan, and parameter group: ``fc.weight: ... -> ...``.
+    """
     lines = [f"from {job.old} to {job.placement}, inputs {job.inputs}"]
     lines += map(str, job.tensors())
     for name, border in job.plan.modules.items():
@@ -91,11 +95,13 @@ def _described(job: JobToMove) -> list[str]:
 
 
 def _is_plain_option(key: str, value: Any) -> bool:
+    """Return whether an entry of a parameter group can be compared between ranks as text."""
     kinds = (int, float, str, tuple, type(None))
     return key != "params" and isinstance(value, kinds) and not isinstance(value, torch.Tensor)
 
 
 def _raise_others(notes: list[_Note]) -> None:
+    """Raise the first error that another rank has reported, with that rank's number."""
     for rank, note in enumerate(notes):
         if note.error is not None:
             name, words = note.error
@@ -104,6 +110,11 @@ def _raise_others(notes: list[_Note]) -> None:
 
 
 def _raise_difference(described: list[list[str]]) -> None:
+    """Raise with the first lines in which two ranks' plans differ.
+
+    Raises:
+        ValueError: always, since their hashes differ.
+    """
     for rank, lines in enumerate(described):
         if lines != described[0]:
             ours = next((x for x in described[0] if x not in lines), "fewer tensors")
@@ -117,7 +128,12 @@ def _raise_difference(described: list[list[str]]) -> None:
 
 
 def _check_seeds(notes: list[_Note], old: Placement, new: Placement) -> None:
-    """Raise if the random state of a new rank differs from that of the job's old first rank.
+    """Raise if a rank of the new placement has another random state than the job.
+
+    Args:
+        notes: the note of each rank, with its seed and the number of random draws.
+        old, new: the placement before and after the move. The state of the first rank of ``old`` is
+            that of the job.
 
     Raises:
         RuntimeError: the job's random numbers would be others on that rank.
@@ -137,7 +153,9 @@ def _check_seeds(notes: list[_Note], old: Placement, new: Placement) -> None:
 
 
 def _plain_differences(notes: list[_Note], job: JobToMove) -> list[str]:
-    """Return the names of plain tensors that differ between the old first rank and a joining rank.
+    """Return the names of plain tensors whose values ranks that join the job do not have.
+
+    They are compared with those of the old placement's first rank, which will send them.
 
     Raises:
         ValueError: a plain tensor differs in more than its values.

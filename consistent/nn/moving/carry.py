@@ -24,10 +24,13 @@ _ON_MOVE = callbacks("on_move")
 
 
 class Carried:
-    """New shards of a training job's tensors, before they replace the old ones.
+    """New shards of a training job's tensors, before they replace the old ones in a ``move``.
 
     Making an instance allocates the shards. Nothing is sent before ``send``, and nothing in the job
     changes before ``put``.
+
+    Args:
+        job: the job, with the specs of its tensors before and after the move.
     """
 
     def __init__(self, job: JobToMove) -> None:
@@ -39,7 +42,12 @@ class Carried:
         self._plain: dict[str, Tensor] = {}
 
     def send(self, plain_names: Sequence[str]) -> None:
-        """Fill the new shards, and broadcast the named plain tensors from the old first rank."""
+        """Fill the new shards from the old ones of all ranks, and broadcast some plain tensors.
+
+        Args:
+            plain_names: the plain tensors that joining ranks lack. The first rank of the old
+                placement sends them.
+        """
         whole = [i for i, each in enumerate(self._items) if not _is_partial(each.src)]
         run_exchanges(
             [self._old[i] for i in whole],
@@ -83,8 +91,9 @@ class Carried:
     def watch(self) -> None:
         """Register the moved parameters again for gradient reduction over the new ranks.
 
-        Gradients are reduced in the order in which their leaves were registered, which must be the
-        same on all ranks. Leaves whose ranks did not change are therefore registered again, too.
+        Called last in a move. Gradients are reduced in the order in which their parameters were
+        registered, which must be the same on all ranks. Parameters whose ranks did not change are
+        therefore registered again, too.
         """
         leaves = [each.tensor for each in self.job.params if each.tensor.requires_grad]
         for leaf in leaves:
@@ -98,7 +107,12 @@ def _is_partial(spec: TensorSpec) -> bool:
 
 
 def _shard(old: Tensor, each: Moved) -> Tensor:
-    """Return memory for this rank's new shard, or the old shard if both are the same piece."""
+    """Return memory for this rank's new shard; the old shard itself if it has the same elements.
+
+    Args:
+        old: the old shard.
+        each: the tensor, with its specs before and after the move.
+    """
     src, dst = each.src, each.dst
     at, to = my_coordinate(src.placement), my_coordinate(dst.placement)
     if to is None:
@@ -112,13 +126,15 @@ def _shard(old: Tensor, each: Moved) -> Tensor:
 
 
 def _data(x: Any) -> Tensor:
-    """Return the shard of ``x`` as a tensor with the same storage, detached from any graph."""
+    """Return the shard of ``x`` as a plain tensor that shares its storage, outside any graph."""
     with HookOff():
         return torch.Tensor.data.__get__(x)  # type: ignore[attr-defined]
 
 
 def _check_unshared(job: JobToMove) -> None:
-    """Raise if an autograd graph or a view holds a tensor of the job and would see it change.
+    """Raise if an autograd graph or a view still uses a tensor of the job.
+
+    It would see the tensor change.
 
     Raises:
         RuntimeError: a tensor is in use; the message names it.
@@ -152,10 +168,15 @@ def _check_unshared(job: JobToMove) -> None:
 
 
 def _put(x: Any, local: Tensor, spec: TensorSpec) -> None:
-    """Make the object ``x`` the global tensor with the shard ``local`` and ``spec``.
+    """Make the object ``x`` a global tensor with another shard and spec.
 
     Assigning torch's ``data`` cannot move a tensor from or to ``meta``, so the two Python objects
-    swap their tensors.
+    swap their tensors. Hooks of ``x`` stay.
+
+    Args:
+        x: the global tensor.
+        local: its new shard.
+        spec: its new spec.
     """
     with HookOff():
         is_leaf = x.requires_grad and x.is_leaf
@@ -174,6 +195,7 @@ def _put(x: Any, local: Tensor, spec: TensorSpec) -> None:
 
 
 def _refuse(_: Any) -> NoReturn:
+    """Raise in the backward of a graph from before the move; a hook of the old tensor."""
     raise RuntimeError(
         "backward: this graph was made before consistent.move took its parameters elsewhere. Call "
         "backward before the move, or compute the loss again after it."

@@ -51,7 +51,7 @@ def check_moment(model: Any) -> None:
 
 
 def _module_under_way(model: Any) -> torch.nn.Module | None:
-    """Return the innermost module of ``model`` that is being called now, or None.
+    """Return the innermost module of ``model`` that is being called at this moment, or None.
 
     If no call is found, return one whose parameters are still gathered. Modules do not record
     that they are called, which would make calls slower. Python's frames are searched instead, but
@@ -112,6 +112,9 @@ def check_model(model: Any) -> None:
 def check_tensors(slots: Sequence[Sequence[Slot]]) -> Placement:
     """Return the placement that all tensors of a model share.
 
+    Args:
+        slots: for each tensor, the places in the model that hold it.
+
     Raises:
         ValueError: the model has no global tensors, or they are on several placements.
         RuntimeError: an optimizer's step is under way.
@@ -136,7 +139,7 @@ def check_tensors(slots: Sequence[Sequence[Slot]]) -> Placement:
 
 
 def check_optimizers(given: Any, model: torch.nn.Module) -> list[Optimizer]:
-    """Return the list of optimizers in ``given``, which is one, several or None.
+    """Return the ``optimizer`` argument of ``move`` (one, several or None) as a list.
 
     Raises:
         TypeError: an entry is not an optimizer.
@@ -186,12 +189,16 @@ def check_placement(given: Any) -> None:
 
 
 def check_added(model: torch.nn.Module, old: Placement, new: Placement) -> None:
-    """Raise if new ranks join a job that has a plain parameter, added after ``parallelize``.
+    """Raise if a model has a plain parameter, which a rank that joins the job has not trained.
 
-    The new ranks have neither trained that parameter nor have they its optimizer state.
+    Such a parameter was added after ``parallelize``.
+
+    Args:
+        model: the model.
+        old, new: the placement before and after the move.
 
     Raises:
-        ValueError: the message names the parameter.
+        ValueError: ranks join, and there is one; the message names it.
     """
     comes_in = sorted(set(new.ranks.ravel().tolist()) - set(old.ranks.ravel().tolist()))
     added = [name for name, p in model.named_parameters() if not is_global(p)]

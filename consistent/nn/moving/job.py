@@ -20,7 +20,13 @@ from ..slots import Slot, plain_attributes, plain_slots
 
 @dataclass(eq=False)
 class Moved:
-    """Global tensor of the job, with its specs before (``src``) and after (``dst``) the move."""
+    """One global tensor of a job that moves.
+
+    Attributes:
+        name: its name, which is the same on all ranks.
+        tensor: the global tensor.
+        src, dst: its spec before and after the move.
+    """
 
     name: str
     tensor: Any
@@ -62,7 +68,7 @@ class JobToMove:
         return [*self.params, *self.buffers, *self.grads.values(), *self.state]
 
     def enter(self, slots: Sequence[Sequence[Slot]]) -> None:
-        """Collect the tensors of the model and of its optimizers.
+        """Add the tensors of the model and of its optimizers to this job.
 
         Args:
             slots: the places of the global parameters and buffers, one list for each tensor.
@@ -84,9 +90,11 @@ class JobToMove:
             self._enter_plain(places[0].name, places[0].value)
 
     def _moved(self, name: str, x: Any, sbp: NdSbp) -> Moved:
+        """Return ``x`` as a tensor to move, with the layout ``sbp`` on the new placement."""
         return Moved(name, x, x._spec, TensorSpec.of(self.placement, sbp, x.shape, x.dtype))
 
     def _enter_parameter(self, name: str, x: Any, layouts: Layouts) -> None:
+        """Add a parameter and its gradient, if it has one."""
         grad = raw_grad(x)
         if grad is not None:
             self.grads[len(self.params)] = self._moved(f"{name}.grad", grad, layouts.grad)
@@ -95,10 +103,15 @@ class JobToMove:
     def _enter_optimizer(
         self, what: str, optimizer: Optimizer, layouts_of: dict[int, Layouts]
     ) -> None:
-        """Collect an optimizer's tensors.
+        """Add an optimizer's tensors.
 
         State of a parameter's shape gets the layout in which the parameter is stepped, and all
         other state becomes B.
+
+        Args:
+            what: a text for the names of these tensors, such as ``optimizer 1``.
+            optimizer: the optimizer.
+            layouts_of: id of a parameter -> its layouts in the new plan.
         """
         names = {id(each.tensor): each.name for each in self.params}
         masters, known = masters_of(optimizer), {id(each.tensor) for each in self.tensors()}
@@ -116,6 +129,7 @@ class JobToMove:
                 self._enter_state(inner, x, whole, known)
 
     def _enter_state(self, name: str, x: Any, sbp: NdSbp, known: set[int]) -> None:
+        """Add a tensor of an optimizer, unless it is among those in ``known`` (ids)."""
         if not is_global(x):
             self._enter_plain(name, x)
         elif id(x) not in known:
@@ -123,6 +137,7 @@ class JobToMove:
             self.state.append(self._moved(name, x, sbp))
 
     def _enter_plain(self, name: str, x: torch.Tensor) -> None:
+        """Add a plain tensor, unless it is on ``meta``."""
         if not x.is_meta:
             self.plain[name] = x
 
@@ -134,9 +149,10 @@ def params_of(optimizer: Optimizer) -> Iterator[Any]:
 
 
 def _of_no_parameter(what: str, optimizer: Optimizer) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return named dicts of the optimizer's values outside the state of its parameters.
+    """Return named dicts of what an optimizer holds beside the state of its parameters.
 
-    These are its parameter groups, state of other keys, and attributes of the optimizer.
+    These are its parameter groups, state of other keys, and its attributes; tensors in them are
+    moved, too.
     """
     for k, group in enumerate(optimizer.param_groups):
         yield f"{what} group {k}", {key: x for key, x in group.items() if key != "params"}
@@ -148,7 +164,10 @@ def _of_no_parameter(what: str, optimizer: Optimizer) -> Iterator[tuple[str, dic
 
 
 def _named(name: str, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Return the tensors in a dict's values, each with a name that is the same on every rank."""
+    """Return (name, tensor) of the tensors in a dict's values, which may be nested.
+
+    Names begin with ``name``, as ``optimizer[fc.weight].exp_avg``, and are equal on every rank.
+    """
     for key, value in values.items():
         found = tensors_in(value)
         for i, x in enumerate(found):

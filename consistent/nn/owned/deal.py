@@ -21,7 +21,7 @@ Load = tuple[float, int]  # the cost and the number of the parameters that a ran
 
 
 def flops_of(shape: Shape) -> float:
-    """Return the work of stepping a parameter of ``shape``.
+    """Return the work of stepping a parameter of ``shape``, by which parameters are dealt to ranks.
 
     For a matrix of m rows and n >= m columns it is m * m * (2 n + m), as in an iteration of Newton
     and Schulz. A tensor with more dims counts as a matrix of its first dim by all others, and a
@@ -40,12 +40,16 @@ def deal(
     ranks: Sequence[int],
     loads: dict[int, Load],
 ) -> list[int]:
-    """Return the owner of each parameter.
+    """Return the owner of each parameter: the one rank that steps it as a whole matrix.
+
+    The most expensive parameter is dealt first, to the rank with the least cost so far: costs
+    9, 5, 4 on ranks 0 and 1 -> owners 0, 1, 1.
 
     Args:
         shapes, costs: the shape and the cost of each parameter.
         ranks: the ranks that may become owners.
-        loads: the load of each rank from earlier calls; the new parameters are added in place.
+        loads: rank -> (cost, number) of the parameters that it owns from earlier calls; the new
+            ones are added in place.
     """
     owners = [0] * len(shapes)
     place = {rank: k for k, rank in enumerate(ranks)}

@@ -94,10 +94,15 @@ def matrix_step(
 
 
 def _takes(group: dict[str, Any]) -> bool:
+    """Return whether a parameter group is stepped whole: unless it has ``"use_muon": False``.
+
+    This is the default of ``matrix_step``'s argument ``groups``.
+    """
     return bool(group.get("use_muon", True))
 
 
 def _install(optimizer: Any) -> None:
+    """Install the hooks of ``matrix_step`` on an optimizer, and wrap its ``step`` for errors."""
     before = optimizer.register_step_pre_hook(_before).id
     after = optimizer.register_step_post_hook(_after).id
     optimizer.register_state_dict_post_hook(tell)
@@ -107,7 +112,10 @@ def _install(optimizer: Any) -> None:
 
 
 def _guarded(step: Any) -> Callable[..., Any]:
-    """Return ``step`` wrapped to restore old values on an error, and to raise it on all ranks."""
+    """Return the method ``step`` wrapped, so that an error in it leaves the old values.
+
+    Layouts and gradients are restored on this rank, and the error is raised on all ranks.
+    """
 
     @functools.wraps(step)
     def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -139,7 +147,10 @@ def _after(optimizer: Any, args: tuple, kwargs: dict) -> None:
 
 @torch.no_grad()
 def enter(optimizer: Any) -> None:
-    """Bring the parameters, gradients and states that ``optimizer`` steps whole to their owners."""
+    """Send the parameters that ``optimizer`` steps whole, with gradients, to their owner ranks.
+
+    Called before the step. Optimizer state that is elsewhere is sent, too.
+    """
     owners = owners_of(optimizer)
     assert owners is not None
     if owners.under_way is not None:  # an earlier step raised without passing ``_guarded``
@@ -154,7 +165,10 @@ def enter(optimizer: Any) -> None:
 
 @torch.no_grad()
 def leave(optimizer: Any) -> None:
-    """Bring the new values back to all shards, once every owner has stepped."""
+    """Send the new values of the parameters back to all shards, once every owner has stepped.
+
+    Called after the step. If an owner has raised, all ranks raise, with the old values.
+    """
     owners = owners_of(optimizer)
     if owners is None or owners.under_way is None:
         return
@@ -175,7 +189,10 @@ _PLANNED = "_has_a_plan"  # name of a parameter's attribute
 
 
 def install_known(module: nn.Module) -> None:
-    """Make known matrix optimizers of this module's parameters use ``matrix_step`` by default."""
+    """Make known matrix optimizers (Muon) of this module's parameters use ``matrix_step``.
+
+    ``parallelize`` calls this. The optimizer may be made later: it is found at its first step.
+    """
     params: list[Any] = list(module.parameters())
     for param in params:
         if is_global(param):
@@ -185,6 +202,7 @@ def install_known(module: nn.Module) -> None:
 
 @functools.cache
 def _watch() -> None:
+    """Have ``_look`` called before each step of any optimizer, from the first call on."""
     install_hooks()
     Tracer(on_optimizer_step=_look).always()
 
@@ -192,7 +210,8 @@ def _watch() -> None:
 def _look(optimizer: Any) -> None:
     """Apply ``matrix_step`` to an optimizer that needs it, and keep its hooks innermost.
 
-    Called before each step of any optimizer.
+    Called before each step of any optimizer. It is needed by a known optimizer (Muon) of a
+    parallelized module, and by a copy of one with ``matrix_step``.
     """
     if "_innermost" not in optimizer.__dict__ and "_looked_at" not in optimizer.__dict__:
         params = [p for group in optimizer.param_groups for p in group["params"] if is_global(p)]
@@ -209,13 +228,15 @@ def _look(optimizer: Any) -> None:
 
 
 def _is_known(optimizer: Any) -> bool:
+    """Return whether the class of ``optimizer``, or a base class of it, is one of ``_KNOWN``."""
     names = {(c.__module__.partition(".")[0], c.__name__) for c in type(optimizer).__mro__}
     return any(known in names for known in _KNOWN)
 
 
 def _is_owned(optimizer: Any) -> bool:
-    """Return whether owner ranks hold the optimizer's state, so that it has to step whole matrices.
+    """Return whether the optimizer has state that lies whole on owner ranks.
 
-    This is how a copy of such an optimizer is recognized: its state was copied, its hooks were not.
+    It then has to step whole matrices. A copy of such an optimizer is recognized by this: its state
+    was copied, its hooks were not.
     """
     return any(isinstance(state, OwnedState) for state in optimizer.state.values())

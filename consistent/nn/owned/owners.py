@@ -20,11 +20,14 @@ _NAME = "_owned"  # name of an optimizer's attribute; `sharded/step.py` reads it
 
 
 class ParameterOwners:
-    """Assignment of an optimizer's parameters to owner ranks.
+    """The ranks that own an optimizer's parameters; the owner of a parameter steps it as a whole.
 
     Args:
         takes: (parameter group) -> whether its parameters are stepped whole.
         cost: (shape) -> the work of stepping a parameter.
+
+    Attributes:
+        under_way: the ``WholeStep`` that has begun and not ended; None otherwise.
     """
 
     def __init__(
@@ -43,7 +46,7 @@ class ParameterOwners:
                 yield from (p for p in group["params"] if is_global(p))
 
     def of(self, param: Any) -> Placement:
-        """Return the placement of the one rank that owns ``param``."""
+        """Return the owner of ``param``, as a placement of that one rank."""
         return _alone(param.placement.type, self._of[param])
 
     def deal(self, optimizer: torch.optim.Optimizer) -> None:
@@ -68,6 +71,7 @@ class ParameterOwners:
             self._of.update(zip(here, dealt, strict=True))
 
     def _give(self, param: Any, rank: int) -> None:
+        """Make ``rank`` the owner of ``param``, and add the cost to its load."""
         cost, count = self._loads.get(rank, (0.0, 0))
         self._loads[rank] = cost + float(self._cost(tuple(param.shape))), count + 1
         self._of[param] = rank
@@ -79,20 +83,24 @@ class ParameterOwners:
 
 
 def owners_of(optimizer: Any) -> ParameterOwners | None:
-    """Return the owners of the parameters that ``optimizer`` steps whole; None without owners."""
+    """Return the ``ParameterOwners`` of ``optimizer``; None if it steps no parameter whole."""
     return optimizer.__dict__.get(_NAME)
 
 
 def give_owners(optimizer: Any, owners: ParameterOwners) -> None:
-    """Set the owners that ``owners_of(optimizer)`` returns."""
+    """Store ``owners`` with ``optimizer``, for ``owners_of``."""
     optimizer.__dict__[_NAME] = owners
 
 
 @lru_cache
 def _alone(kind: str, rank: int) -> Placement:
+    """Return the placement of one rank, the same object in each call."""
     return Placement(kind, [rank])
 
 
 def is_mine(owner: Placement) -> bool:
-    """Return whether this rank is the one rank of the placement ``owner``."""
+    """Return whether this rank is the one rank of the placement ``owner``.
+
+    True on the rank that owns a parameter.
+    """
     return current().rank_in(owner) == owner.first_rank

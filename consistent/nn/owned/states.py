@@ -31,7 +31,7 @@ def settle(optimizer: Optimizer, param: Any, owner: Placement) -> None:
     """Move a parameter's optimizer state to the rank that owns the parameter, if it is elsewhere.
 
     The state is elsewhere if it was loaded, was made while the optimizer stepped in another way, or
-    the job was moved. A collective if the state has global tensors.
+    the job was moved. Called before each step; a collective if the state has global tensors.
     """
     state = optimizer.state.get(param)
     if isinstance(state, OwnedState) and state.owner == owner:
@@ -49,7 +49,7 @@ def settle(optimizer: Optimizer, param: Any, owner: Placement) -> None:
 
 
 class _Told(NamedTuple):
-    """Shape and dtype of a tensor in an owner's state, as sent to the other ranks."""
+    """Shape and dtype of a tensor in an owner's state, which other ranks get in its place."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -89,6 +89,11 @@ def told_states(
 
 
 def _described(state: OwnedState) -> dict[str, Any]:
+    """Return a parameter's state as its owner sends it to the other ranks.
+
+    Each tensor with dims is replaced by a ``_Told``, its shape and dtype.
+    """
+
     def describe(x: Tensor) -> Any:
         return x.detach() if x.ndim == 0 else _Told(tuple(x.shape), x.dtype)
 
@@ -98,7 +103,9 @@ def _described(state: OwnedState) -> dict[str, Any]:
 def _laid(
     told: dict[str, Any], state: OwnedState, as_global: Callable[[Tensor, TensorSpec], Any]
 ) -> dict[str, Any]:
-    """Return a parameter's state with global tensors: the owner's own shards, meta ones elsewhere.
+    """Return a parameter's state with global tensors, on the placement of its one owner.
+
+    On other ranks their shards are meta tensors.
 
     Args:
         told: the state as its owner described it, with a ``_Told`` in place of each tensor.
@@ -118,7 +125,8 @@ def _laid(
 def tell(optimizer: Any, state_dict: dict[str, Any]) -> None:
     """Put state that owner ranks hold into ``state_dict``, so that it is the same on every rank.
 
-    A state_dict post-hook of the optimizer. Entries that other hooks added for a parameter stay.
+    A state_dict post-hook of the optimizer, and a collective. Entries that other hooks have added
+    for a parameter stay.
     """
     states = told_states(optimizer, lambda x, spec: attach(x.detach(), spec))
     if not states:

@@ -42,13 +42,17 @@ _Base: Any = torch.Tensor
 
 
 class WholeStep:
-    """Step of whole matrices that is under way.
+    """One step of an optimizer on whole matrices, each on the rank that owns it.
 
-    Making an instance brings all parameters that have a gradient to their owners.
+    Making an instance sends all parameters that have a gradient to their owners; ``leave`` sends
+    the new values back.
 
     Args:
         optimizer: the optimizer.
         owned: (parameter, placement of its owner) of all parameters that it steps whole.
+
+    Attributes:
+        ranks: all ranks that have a shard of one of these parameters.
     """
 
     def __init__(self, optimizer: Any, owned: Sequence[tuple[Any, Placement]]) -> None:
@@ -64,11 +68,11 @@ class WholeStep:
             item.enter(whole, grad, self._masters)
 
     def takes_part(self) -> bool:
-        """Return whether this rank is in the placement of a parameter that is stepped whole."""
+        """Return whether this rank has a shard of a parameter that is stepped whole."""
         return current().rank in self.ranks
 
     def leave(self) -> None:
-        """End the step: bring the new values back, and restore the parameters' layouts."""
+        """End the step: send the new values back, and restore the parameters' layouts."""
         values = [item.value() for item in self._items]
         self.undo()
         routes = [(item.one, item.spec) for item in self._items]
@@ -79,7 +83,10 @@ class WholeStep:
                 self._masters.keep(item.param)
 
     def undo(self) -> None:
-        """Restore layouts, values and gradients from before the step, without communication."""
+        """Restore layouts, values and gradients from before the step, without communication.
+
+        Used after an error, since shards are not changed before ``leave``.
+        """
         for item in self._items:
             item.leave()
             state = self._optimizer.state.get(item.param)
@@ -89,7 +96,13 @@ class WholeStep:
 
 
 class _Item:
-    """One parameter in a step of whole matrices, with its shard and gradient from before."""
+    """One parameter in a ``WholeStep``, with its shard and gradient from before the step.
+
+    Args:
+        param: the parameter.
+        owner: the placement of the one rank that steps it.
+        grad: its gradient.
+    """
 
     def __init__(self, param: Any, owner: Placement, grad: Any) -> None:
         self.param, self.owner, self.grad = param, owner, grad
@@ -100,7 +113,13 @@ class _Item:
         self.master: Tensor | None = None
 
     def boxes(self) -> list[tuple[Tensor, Route]]:
-        """Return the shards of the parameter and its gradient, with their routes to the owner."""
+        """Return what is sent to the owner: (shard, route) of the parameter, and of its gradient.
+
+        A route is (spec from which, spec to which) the tensor is redistributed.
+
+        Raises:
+            TypeError: the gradient is sparse.
+        """
         local, spec = plain(self.grad).detach(), self.grad._spec
         if local.is_sparse:
             raise TypeError(
@@ -135,7 +154,7 @@ class _Item:
             _C.set_gradient(self.param, grad.to(whole.dtype))
 
     def value(self) -> Tensor:
-        """Return the value after the step; a meta tensor if another rank owns the parameter."""
+        """Return the value after the step: the whole matrix on its owner, else a meta tensor."""
         if not self.is_mine:
             return torch.empty(self.spec.shape, dtype=self.spec.dtype, device="meta")
         stepped = _Base.detach(self.param)
@@ -157,10 +176,10 @@ class _Item:
 def _boxed(
     boxes: Sequence[tuple[Tensor, Route]], into: Sequence[Tensor] | None = None
 ) -> list[Tensor]:
-    """Move shards to the parameters' owners or back, with one exchange for each placement.
+    """Send tensors from their shards to the owners or back, with one exchange for each placement.
 
     Args:
-        boxes: (shard, route) of each; a route is (present spec, target spec).
+        boxes: (local tensor, route) of each; a route is (present spec, target spec).
         into: the tensors to fill; by default new ones.
 
     Returns:
@@ -183,6 +202,7 @@ def _boxed(
 
 
 def _room(spec: TensorSpec) -> Tensor:
+    """Return an uninitialized local tensor for ``spec``; a meta tensor outside its placement."""
     at = my_coordinate(spec.placement)
     device = "meta" if at is None else device_of(spec.placement)
     return torch.empty(spec.local_shape(at), dtype=spec.dtype, device=device)

@@ -98,16 +98,22 @@ def strategy_of(text: str, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def strategy_text(strategy: Mapping[str, Any]) -> str:
-    """Return the YAML text that follows the plan in a strategy's file."""
+    """Return the YAML text of a strategy's own entries, which follow the plan in its file."""
     return yaml_text.dumped({"strategy": dict(strategy)}, width=100)
 
 
 def _plan_in(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those entries of a YAML file that are arguments of ``Plan``."""
     said = {key: found.get(key) or ([] if key in ("axes", "notes") else {}) for key in KEYS}
     return said | ({_KEEP: found[_KEEP]} if _KEEP in found else {})
 
 
 def _loaded(text: str, where: str) -> dict[str, Any]:
+    """Return the entries of a plan's or strategy's YAML file, checked.
+
+    Raises:
+        ValueError: it is not YAML, or has other entries than a plan has.
+    """
     found = yaml_text.loaded(text, "plan", where)
     allowed = {*KEYS, _KEEP, "strategy"}
     if not isinstance(found, dict) or "tensors" not in found or set(found) - allowed:
@@ -125,6 +131,11 @@ def _loaded(text: str, where: str) -> dict[str, Any]:
 
 
 def _check_strategy(found: Any, where: str) -> None:
+    """Raise if the entry ``strategy:`` of a file has not all its keys, with values of their types.
+
+    Raises:
+        ValueError: the message names the key.
+    """
     if found is None:
         return
     if not isinstance(found, dict) or set(found) != set(STRATEGY):
@@ -141,6 +152,7 @@ def _check_strategy(found: Any, where: str) -> None:
 
 
 def _of_layouts(layouts: Layouts) -> Any:
+    """Return layouts as values for YAML: ``"S(0)"``, or ``{"sbp": "S(0)", "use": "B"}``."""
     if layouts.is_plain:
         return nd_text(layouts.sbp)
     laid = {
@@ -152,6 +164,7 @@ def _of_layouts(layouts: Layouts) -> Any:
 
 
 def _of_border(border: Border) -> dict[str, Any]:
+    """Return a border as values for YAML: ``{"outputs": {0: "B"}}``."""
     sides = {"inputs": _ways(border.inputs), "outputs": _ways(border.outputs)}
     return {side: ways for side, ways in sides.items() if ways}
 

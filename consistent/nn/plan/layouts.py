@@ -50,6 +50,8 @@ class Layouts:
     def like(cls, given: Any) -> Layouts:
         """Convert an SBP, or a mapping of this class's arguments, to ``Layouts``.
 
+        For example ``S(0)``, or ``{"sbp": S(0), "use": B}``. ``Layouts`` are returned unchanged.
+
         Raises:
             ValueError: the mapping has an unknown key or no ``sbp``.
         """
@@ -70,22 +72,25 @@ class Layouts:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether all four layouts are the same, and there is no codec."""
+        """Return whether all four layouts are the same, and there is no codec.
+
+        A file then has just the SBP.
+        """
         return self.is_one and not self.gather and not self.reduce
 
     def map(self, change: Any) -> Layouts:
-        """Return a copy with ``change`` applied to ``sbp``, ``use``, ``grad`` and ``step``."""
+        """Return a copy with ``change(x)`` in place of each layout x: sbp, use, grad and step."""
         return replace(self, **{name: change(getattr(self, name)) for name in NAMES})
 
     @property
     def is_one(self) -> bool:
-        """Return whether the four layouts are the same."""
+        """Return whether the four layouts are the same, so the tensor is never redistributed."""
         return self.sbp == self.use == self.grad == self.step
 
     def on(self, placement: Placement) -> Layouts:
         """Return a copy for ``placement``, with B and no codec along each axis that has one rank.
 
-        All entries mean the same on such an axis; B needs no gather.
+        S, B and P are the same on such an axis, and B needs no gather.
         """
         made = self.map(lambda sbp: _alone(sbp, placement, B))
         for name in CODED:
@@ -99,7 +104,10 @@ CODED = ("gather", "reduce")
 
 
 def _codecs(given: Any) -> Codecs:
-    """Return the codec of each axis from a tuple or a text; ``-`` or None stands for no codec."""
+    """Return the codec of each axis from a tuple or a text: ``"(-, int8)" -> (None, "int8")``.
+
+    ``-`` or None stands for no codec. Without any codec the result is ``()``.
+    """
     if given is None or isinstance(given, str):
         given = str(given or _KEPT).strip().removeprefix("(").removesuffix(")").split(",")
     names = tuple(None if e is None or e.strip() == _KEPT else e.strip() for e in given)
@@ -139,21 +147,24 @@ class Border:
 
     @property
     def boxes(self) -> bool:
-        """Return whether the border gives any tensor a layout along any axis."""
+        """Return whether the border fixes the layout of any tensor, along any axis.
+
+        If not, it needs no hook.
+        """
         ways = [*self.inputs.values(), *self.outputs.values()]
         return any(entry is not None for nd in ways for entry in nd)
 
     def on(self, placement: Placement) -> Border:
-        """Return a copy that boxes nothing along axes of ``placement`` that have one rank."""
+        """Return a copy without redistribution along axes of ``placement`` that have one rank."""
         sides = (self.inputs, self.outputs)
         return Border(*({k: _alone(nd, placement, None) for k, nd in x.items()} for x in sides))
 
     @classmethod
     def like(cls, given: Any) -> Border:
-        """Convert a mapping with ``inputs`` and ``outputs`` to a ``Border``.
+        """Convert a mapping to a ``Border``: ``{"outputs": {0: B}} -> Border(outputs={0: (B,)})``.
 
         Raises:
-            ValueError: the mapping has another key.
+            ValueError: the mapping has another key than ``inputs`` and ``outputs``.
         """
         if isinstance(given, Border):
             return given
@@ -168,6 +179,7 @@ class Border:
 
 
 def _ways(given: Any) -> dict[int | str, Nd]:
+    """Return layouts by position or key: ``B -> {0: (B,)}``, since one alone is at position 0."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):
@@ -176,9 +188,9 @@ def _ways(given: Any) -> dict[int | str, Nd]:
 
 
 def read_nd(value: SbpLike | Nd) -> Nd:
-    """Return the layout that ``value`` stands for, such as ``(-, S(1))``, axis by axis.
+    """Return the layout that ``value`` stands for, axis by axis: ``"(-, S(1))" -> (None, S(1))``.
 
-    ``-`` or None means that the layout along this axis stays as it is; it becomes None.
+    ``-`` or None means that the layout along this axis stays as it is.
     """
     if isinstance(value, str):
         text = value.strip().removeprefix("(").removesuffix(")") if "," in value else value
@@ -198,7 +210,7 @@ def nd_text(nd: Nd) -> str:
 def join_axes(parts: list[Layouts | None]) -> Layouts:
     """Join a tensor's layouts, one for each placement axis in order, into one for all axes.
 
-    ``parts`` has None for an axis along which the tensor is B (replicated).
+    S(0) and B become ``(S(0), B)``. In ``parts`` None stands for B (replicated).
     """
     whole = Layouts((B,))
     found = [part or whole for part in parts]
@@ -212,7 +224,7 @@ def join_axes(parts: list[Layouts | None]) -> Layouts:
 def join_borders(parts: list[Border | None]) -> Border:
     """Join a module's borders, one for each placement axis in order, into one for all axes.
 
-    ``parts`` has None for an axis whose plan redistributes nothing at this module.
+    In ``parts`` None stands for an axis whose plan redistributes nothing at this module.
     """
     sides = []
     for side in ("inputs", "outputs"):

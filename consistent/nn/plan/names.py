@@ -13,7 +13,8 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a whole number between dots
 def match(name: str, patterns: Iterable[str]) -> str | None:
     """Return the first of ``patterns`` that matches all of ``name``; None if there is none.
 
-    In a mapping, ``name`` itself as a key precedes all patterns.
+    Patterns are those of ``fnmatch``: ``*.weight`` matches ``fc.weight``. If ``patterns`` is a
+    mapping, ``name`` itself as a key precedes all patterns.
     """
     if isinstance(patterns, Mapping) and name in patterns:
         return name
@@ -24,9 +25,9 @@ def match(name: str, patterns: Iterable[str]) -> str | None:
 
 
 def match_path(name: str, patterns: Mapping[str, Any]) -> str | None:
-    """Return the key that matches ``name``, with ``*`` stopping at a dot; None if there is none.
+    """Return the key that matches ``name``, where ``*`` does not match a dot; None if none does.
 
-    Thus ``layers.*`` matches a layer, but not a module inside a layer.
+    Thus ``layers.*`` matches ``layers.0``, but not ``layers.0.mlp``.
     """
     if name in patterns:
         return name
@@ -34,22 +35,25 @@ def match_path(name: str, patterns: Mapping[str, Any]) -> str | None:
 
 
 def path_matches(name: str, pattern: str) -> bool:
-    """Return whether each part of ``name`` between dots matches its part of ``pattern``."""
+    """Return whether ``pattern`` matches ``name`` part by part, where a dot separates parts.
+
+    ``layers.*.mlp`` matches ``layers.0.mlp``, and ``layers.*`` does not.
+    """
     parts, wanted = name.split("."), pattern.split(".")
     return len(wanted) == len(parts) and all(map(fnmatch.fnmatchcase, parts, wanted))
 
 
 def is_pattern(text: str) -> bool:
-    """Return whether ``text`` has wildcards."""
+    """Return whether ``text`` has a wildcard of ``fnmatch``: ``*``, ``?`` or ``[``."""
     return "*" in text or "?" in text or "[" in text
 
 
 def grouped(entries: Mapping[str, Any]) -> list[tuple[str, list[str], Any]]:
     """Group the entries of repeated blocks, and return (text, names, value) of each group.
 
-    The names in a group differ only in their numbers, and their values are equal. The text is the
-    name with a range such as ``{0-11}`` for the numbers. Groups are in the order of first
-    occurrence.
+    Names in a group differ only in their numbers, and have equal values: ``h.0.w`` and ``h.1.w``
+    become ``("h.{0-1}.w", ["h.0.w", "h.1.w"], value)``. Groups are in the order of their first
+    entries.
     """
     groups: dict[tuple, list[str]] = {}
     for name, value in entries.items():
@@ -58,11 +62,13 @@ def grouped(entries: Mapping[str, Any]) -> list[tuple[str, list[str], Any]]:
 
 
 def _text(shape: str, names: Sequence[str]) -> str:
+    """Return the text of a group: ``_text("h.{}.w", ["h.0.w", "h.1.w"]) -> "h.{0-1}.w"``."""
     numbers = zip(*(map(int, _NUMBER.findall(name)) for name in names), strict=True)
     return shape.format(*(_ranges(sorted(set(each))) for each in numbers))
 
 
 def _ranges(numbers: Sequence[int]) -> str:
+    """Return ascending numbers as text: ``[0, 1, 2, 5] -> "{0-2,5}"``, ``[3] -> "3"``."""
     if len(numbers) == 1:
         return str(numbers[0])
     runs: list[list[int]] = []
@@ -79,9 +85,10 @@ def as_patterns(
     tied: Mapping[str, str] | None = None,
     matches: Callable[[str, str], bool] = fnmatch.fnmatchcase,
 ) -> dict[str, Any]:
-    """Return ``entries`` with one pattern for each group of repeated blocks, for a short file.
+    """Return ``entries`` with one pattern for the names of repeated blocks, for a short file.
 
-    A group keeps its names if the pattern would match other entries, too.
+    ``h.0.w`` and ``h.1.w`` with equal values become ``h.*.w``, unless it would match other names,
+    too.
 
     Args:
         entries: name -> value.

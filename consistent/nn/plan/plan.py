@@ -68,21 +68,24 @@ class Plan:
         self.keep_bytes = keep_bytes
 
     def layouts(self, name: str) -> Layouts | None:
-        """Return the layouts of a tensor by its name or tied name; None if the plan has none."""
+        """Return the layouts of a tensor by any of its names; None if the plan has none for it."""
         found = match(self.tied.get(name, name), self.tensors)
         return None if found is None else self.tensors[found]
 
     def border(self, name: str) -> Border | None:
-        """Return the layouts of a module's arguments and results; None if it has none."""
+        """Return the layouts to which a module's arguments and results are redistributed.
+
+        None if no name or pattern in ``modules`` matches.
+        """
         found = match_path(name, self.modules)
         return None if found is None else self.modules[found]
 
     def on(self, placement: Placement) -> Plan:
         """Return the plan for ``placement``, without redistribution along axes that have one rank.
 
-        All layouts mean the same on such an axis, so tensors become B (replicated) along it, which
-        need no gather, and borders box nothing. A plan in which nothing is gathered or boxed is
-        returned unchanged.
+        Tensors become B (replicated) along such an axis, where S, B and P are the same, and borders
+        box nothing. Without such an axis, or if the plan redistributes nothing, it is returned
+        itself.
         """
         if all(n > 1 for n in placement.shape):
             return self
@@ -109,7 +112,7 @@ class Plan:
         return made
 
     def part(self, tensors: Sequence[str], modules: Sequence[str]) -> Plan:
-        """Return the plan of a part of the model, with only these names.
+        """Return the plan of a part of the model, with only these names of tensors and modules.
 
         The stages of a pipeline use it: each takes its entries from a plan of the whole model.
         """
@@ -119,9 +122,10 @@ class Plan:
 
     @classmethod
     def join(cls, plans: Sequence[Plan], axes: Sequence[str] = ()) -> Plan:
-        """Join plans for one placement axis each, in axis order, into one plan.
+        """Join plans for one placement axis each, in axis order, into one plan for all axes.
 
-        The plans must name tensors and modules without wildcards.
+        The plans of ``"data"`` and ``"zero3"`` become one in which weights lie as ``(B, S(0))``.
+        They must name tensors and modules without wildcards.
         """
         names = dict.fromkeys(name for plan in plans for name in plan.tensors)
         borders = dict.fromkeys(name for plan in plans for name in plan.modules)

@@ -13,9 +13,14 @@ from .names import grouped
 def tensor_lines(
     tensors: Mapping[str, Layouts], shapes: Mapping[str, Sequence[int]], tied: Mapping[str, str]
 ) -> list[str]:
-    """Return the table of the tensors: name, number of repetitions, shape and layouts.
+    """Return the table of a plan's tensors, one line for all blocks: ``h.{0-11}.w  12x  S(0)``.
 
     The columns for use, grad, step and codecs are left out if no tensor needs them.
+
+    Args:
+        tensors: name or pattern -> layouts.
+        shapes: name -> logical shape, for a column if there are any.
+        tied: further name of a tensor -> its name in ``tensors``.
     """
     aliases: dict[str, list[str]] = {}
     for alias, name in tied.items():
@@ -41,7 +46,10 @@ def tensor_lines(
 
 
 def border_lines(modules: Mapping[str, Border]) -> list[str]:
-    """Return the table of the borders: name, repetitions, boxing of inputs and of outputs."""
+    """Return the table of a plan's borders: for each module, how its inputs and outputs are boxed.
+
+    To box a tensor is to redistribute it to another layout.
+    """
     keyed = {
         name: (_ways(border.inputs), _ways(border.outputs)) for name, border in modules.items()
     }
@@ -51,22 +59,24 @@ def border_lines(modules: Mapping[str, Border]) -> list[str]:
 
 
 def border_text(name: str, border: Border) -> str:
-    """Return the border of one module as a part of a sentence."""
+    """Return a module's border as a part of a sentence: ``fc with outputs boxed to 0: B``."""
     sides = (("inputs", _ways(border.inputs)), ("outputs", _ways(border.outputs)))
     boxed = " and ".join(f"{side} boxed to {ways}" for side, ways in sides if ways)
     return f"{name or 'the module'} with {boxed or 'nothing boxed'}"
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the rows as lines of aligned columns, with the first row underlined."""
+    """Return the rows of a table as lines of aligned columns, with the first row underlined."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in rows]
     return [lines[0], "  ".join("-" * w for w in widths), *lines[1:]]
 
 
 def _times(names: Sequence[str]) -> str:
+    """Return the number of repetitions as text, ``12x``; empty for one."""
     return f"{len(names)}x" if len(names) > 1 else ""
 
 
 def _ways(ways: Mapping[int | str, Nd]) -> str:
+    """Return layouts by position or key as text: ``0: S(1), mask: B``."""
     return ", ".join(f"{key}: {nd_text(nd)}" for key, nd in ways.items())

@@ -22,7 +22,7 @@ def write(path: str | Path, text: str) -> Path:
 
 
 def read(path: str | Path) -> str:
-    """Return the text of a file.
+    """Return the text of a file of YAML.
 
     Raises:
         ValueError: the path is not a regular file of text, or is larger than any plan.
@@ -86,6 +86,7 @@ def dumped(value: Any, **options: Any) -> str:
 
 
 def _yaml(what: str) -> Any:
+    """Return the module ``yaml``; ``what`` is the kind of file, for the error without PyYAML."""
     try:
         import yaml
     except ImportError:

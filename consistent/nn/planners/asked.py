@@ -13,12 +13,14 @@ from ..plan import Plan
 
 @dataclass(frozen=True)
 class Asked:
-    """Request to a planner: a module and one axis.
+    """What a planner is called with: a module, and one placement axis to lay it out along.
+
+    A planner is a function from ``Asked`` to the ``Plan`` for this axis.
 
     Args:
         module: the whole module; its tensors are plain.
         tensors: first name -> tensor, each tensor once.
-        names: first name -> all names of that tensor.
+        names: first name -> all names of that tensor, several if it is tied.
         ranks: the number of ranks along the axis.
         axis: the axis's name, for notes.
         others: the plans of other axes that were made before.
@@ -32,7 +34,10 @@ class Asked:
     others: Sequence[Plan] = field(default_factory=tuple)
 
     def first_name(self, name: str) -> str:
-        """Return the first name of the tensor called ``name``, or ``name`` if it is unknown."""
+        """Return the name under which ``tensors`` has the tensor ``name``; ``name`` if it has none.
+
+        The head of a model with tied weights: ``lm_head.weight -> wte.weight``.
+        """
         if name in self.tensors:
             return name
         return next((first for first, names in self.names.items() if name in names), name)
@@ -42,7 +47,10 @@ class Asked:
         return isinstance(self.tensors[name], torch.nn.Parameter)
 
     def split_by_others(self, name: str) -> set[int]:
-        """Return the dims of the tensor that other axes split, counted from the front."""
+        """Return the dims of the tensor that plans of other axes split: ``{0}`` if one has S(0).
+
+        They are counted from the front.
+        """
         dims: set[int] = set()
         for plan in self.others:
             layouts = plan.tensors.get(name)

@@ -43,13 +43,14 @@ def plan_context(asked: Asked) -> Plan:
 
 
 def _takes_tokens(module: torch.nn.Module) -> bool:
+    """Return whether the module's forward has an argument ``input_ids``."""
     return "input_ids" in inspect.signature(module.forward).parameters
 
 
 def takes_whole(plan: Plan) -> bool:
-    """Return whether ``plan`` is of context parallelism, which splits the model's inputs itself.
+    """Return whether ``plan`` is one of context parallelism, which splits the inputs of the model.
 
-    Each rank then has to pass whole sequences, so plain input tensors are taken as replicated.
+    Each rank then has to pass whole sequences, so ``parallelize`` takes plain input tensors as B.
     """
     border = plan.border("")
     return border is not None and any(SEQUENCE in nd for nd in border.inputs.values())

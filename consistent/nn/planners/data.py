@@ -46,5 +46,5 @@ class data_parallel:  # noqa: N801  (a plan, as zero3 is)
 
 
 def plan_data(asked: Asked) -> Plan:
-    """Return the empty plan, in which all tensors are B (replicated)."""
+    """Return the plan ``"data"``, which is empty: all tensors are B (replicated)."""
     return data_parallel()(asked)

@@ -16,10 +16,11 @@ _UP = frozenset("gate_up_proj gate_proj up_proj w1 w3 input_linear".split())
 
 
 def stacked_experts(asked: Asked) -> Iterator[tuple[str, str, int]]:
-    """Return the weights [E, ...] that stack all E experts of a module.
+    """Return the weights [E, ...] that hold all E experts of a module, one entry for each.
 
-    Each is (first name of the tensor, its key in the module, number of experts). Tensors that were
-    global before are left out, since they stay as they are.
+    Each is (first name of the tensor, its key in the module, number of experts):
+    ``("h.0.experts.w1", "w1", 8)``. Tensors that were global before are left out, since they stay
+    as they are.
     """
     for name, part in asked.module.named_modules():
         count = count_of(part)
@@ -32,7 +33,10 @@ def stacked_experts(asked: Asked) -> Iterator[tuple[str, str, int]]:
 
 
 def plan_expert(asked: Asked) -> Plan:
-    """Return the plan that splits expert weights [E, ...] along E and replicates the rest."""
+    """Return the plan ``"expert"``: experts are divided among ranks, and the rest is replicated.
+
+    A stack of experts [E, ...] is S(0), and each expert in a list of modules is on one rank.
+    """
     plan = Plan()
     for name, _, count in stacked_experts(asked):
         if count < asked.ranks:
@@ -48,7 +52,13 @@ def plan_expert(asked: Asked) -> Plan:
 
 
 def _add_list(plan: Plan, asked: Asked, found: ExpertList) -> None:
-    """Put each expert of a list on one rank."""
+    """Add the layouts with which each expert of a list is on one rank, or a note why they are not.
+
+    Args:
+        plan: the plan, which is changed.
+        asked: the module and the axis.
+        found: the list.
+    """
     count, keys = len(found.experts), found.keys
     names = [[asked.first_name(f"{found.name}.{e}.{key}") for key in keys] for e in found.experts]
     if count < asked.ranks:
@@ -72,7 +82,10 @@ def _add_list(plan: Plan, asked: Asked, found: ExpertList) -> None:
 
 
 def beside_experts(planner: Callable[[Asked], Plan]) -> Callable[[Asked], Plan]:
-    """Return a planner that divides experts among ranks and plans all else with ``planner``."""
+    """Return a planner that divides experts among ranks and plans all else with ``planner``.
+
+    ``beside_experts(plan_zero3)`` is the plan ``"zero3+expert"``.
+    """
 
     def plan(asked: Asked) -> Plan:
         experts, rest = plan_expert(asked), planner(asked)
@@ -83,7 +96,7 @@ def beside_experts(planner: Callable[[Asked], Plan]) -> Callable[[Asked], Plan]:
 
 
 def split_experts_inside(plan: Plan, asked: Asked) -> None:
-    """Split each expert's features over the ranks in ``plan``, a plan of tensor parallelism.
+    """Add layouts to ``plan`` that split each expert over the ranks, for the plan ``"tensor"``.
 
     The last layer of an expert is split along its input, the others along their output. A weight
     fused with a gate is split, too: the op that separates both has to exchange pieces, but a whole
@@ -102,10 +115,15 @@ def split_experts_inside(plan: Plan, asked: Asked) -> None:
 
 
 def _add_up_after(plan: Plan, asked: Asked, but: Collection[str] = ()) -> None:
-    """Reduce the experts' partial sums to B at the output of each mixture.
+    """Make ``plan`` reduce the experts' partial sums to B at the output of each mixture of experts.
 
-    Otherwise the next layers would run on pieces, which would have to be moved. The modules in
-    ``but``, to which tokens are sent, are left out.
+    Otherwise the next layers would run on pieces, which would have to be moved.
+
+    Args:
+        plan: the plan, which is changed.
+        asked: the module and the axis.
+        but: the names of modules of experts whose outputs are complete, since tokens are sent to
+            the experts.
     """
     split = [name for name, _, _ in stacked_experts(asked) if name in plan.tensors]
     for name, part in asked.module.named_modules():
@@ -117,6 +135,9 @@ def _add_up_after(plan: Plan, asked: Asked, but: Collection[str] = ()) -> None:
 
 
 def _features(asked: Asked, name: str) -> tuple[int, int]:
-    """Return the dims of a weight [E, ...] that correspond to its layer's output and input."""
+    """Return the dims of a weight [E, ...] that are its layer's output and input.
+
+    (1, 2) for [E, out, in], and (2, 1) for a module that says ``is_transposed``.
+    """
     owner = asked.module.get_submodule(name.rpartition(".")[0])
     return (2, 1) if getattr(owner, "is_transposed", False) else (1, 2)

@@ -39,6 +39,11 @@ def plan_hf(asked: Asked) -> Plan:
 
 
 def _words_of(module: nn.Module) -> Mapping[str, str]:
+    """Return the model's own plan: pattern of a name -> word, such as ``"colwise"``.
+
+    Raises:
+        ValueError: the model has none.
+    """
     words = getattr(module, "tp_plan", None) or getattr(module, "_tp_plan", None)
     if not words:
         config = getattr(module, "config", None)
@@ -52,6 +57,16 @@ def _words_of(module: nn.Module) -> Mapping[str, str]:
 
 
 def _style(word: str, pattern: str, model: str) -> _Style:
+    """Return the function that adds to a plan what ``word`` says of a module or parameter.
+
+    Args:
+        word: the word of the model's plan.
+        pattern: the pattern of names that has it, for the error.
+        model: the name of the model's class, for the error.
+
+    Raises:
+        ValueError: the word is not known.
+    """
     if word not in STYLES:
         raise ValueError(
             f"parallelize: the plan of {model} says {word!r} of {pattern!r}, and this word is not "
@@ -67,7 +82,7 @@ def _style(word: str, pattern: str, model: str) -> _Style:
 def _out_dim(asked: Asked, name: str) -> int:
     """Return the dim of the parameter ``name`` that corresponds to its layer's output.
 
-    It is one of the last two dims, as weights of experts are [experts, out, in].
+    0 for a weight [out, in], and 1 for a stack of experts [experts, out, in] or a ``Conv1D``.
     """
     owner, _, _ = name.rpartition(".")
     part = _module(asked, owner)
@@ -81,6 +96,7 @@ def _tensor(asked: Asked, name: str) -> torch.Tensor:
 
 
 def _module(asked: Asked, name: str) -> nn.Module | None:
+    """Return the submodule ``name``; None if there is none."""
     try:
         return asked.module.get_submodule(name)
     except AttributeError:
@@ -88,13 +104,17 @@ def _module(asked: Asked, name: str) -> nn.Module | None:
 
 
 def _split(plan: Plan, asked: Asked, name: str, dim: int) -> None:
+    """Add ``S(dim)`` for a parameter to the plan, if the dim has an element for each rank."""
     first = asked.first_name(name)
     if first in asked.tensors and asked.tensors[first].shape[dim] >= asked.ranks:
         plan.tensors[first] = Layouts((Split(dim),))
 
 
 def _own(asked: Asked, name: str) -> list[str]:
-    """Return the parameters that ``name`` stands for: itself, or a module's weight and bias."""
+    """Return the names of the parameters that ``name`` stands for.
+
+    That is ``name`` itself if it is a parameter, or a module's weight and bias.
+    """
     if asked.first_name(name) in asked.tensors:
         return [name]
     found = [f"{name}.weight", f"{name}.bias"]
@@ -102,11 +122,13 @@ def _own(asked: Asked, name: str) -> list[str]:
 
 
 def _columns(plan: Plan, asked: Asked, name: str) -> None:
+    """Split the output features of a layer, weight and bias, over the ranks."""
     for own in _own(asked, name):
         _split(plan, asked, own, 0 if _tensor(asked, own).ndim == 1 else _out_dim(asked, own))
 
 
 def _rows(plan: Plan, asked: Asked, name: str) -> None:
+    """Split the input features of a layer over the ranks, and reduce its partial sums to B."""
     for own in _own(asked, name):
         if _tensor(asked, own).ndim > 1:
             dim = _out_dim(asked, own)
@@ -117,31 +139,37 @@ def _rows(plan: Plan, asked: Asked, name: str) -> None:
 
 
 def _vocabulary(plan: Plan, asked: Asked, name: str) -> None:
+    """Split an embedding over the tokens of the vocabulary, and reduce its partial sums to B."""
     for own in _own(asked, name):
         _split(plan, asked, own, 0)
     plan.modules[name] = Border(outputs={0: (B,)})
 
 
 def _features(plan: Plan, asked: Asked, name: str) -> None:
+    """Split an embedding over its features, and gather its output."""
     for own in _own(asked, name):
         _split(plan, asked, own, 1)
     plan.modules[name] = Border(outputs={0: (B,)})
 
 
 def _sum(plan: Plan, asked: Asked, name: str) -> None:
+    """Reduce a module's output to B."""
     plan.modules[name] = Border(outputs={0: (B,)})
 
 
 def _experts(plan: Plan, asked: Asked, name: str) -> None:
+    """Divide a stack of experts among the ranks, along dim 0."""
     for own in _own(asked, name):
         _split(plan, asked, own, 0)
 
 
 def _sequence(plan: Plan, asked: Asked, name: str) -> None:
+    """Split a module's input and output along the sequence, ``S(1)``."""
     plan.modules[name] = Border({0: (Split(1),)}, {0: (Split(1),)})
 
 
 def _whole(plan: Plan, asked: Asked, name: str) -> None:
+    """Add nothing to the plan: the module is replicated."""
     pass
 
 

@@ -47,8 +47,8 @@ def plan_for(
 ) -> Plan:
     """Return the full plan that the argument ``plan`` of ``parallelize`` stands for.
 
-    Names are planned and patterns resolved: the result has the layouts of each tensor by its
-    first name, checked against its shape.
+    It has the layouts of each tensor by its first name, checked against the tensor's shape:
+    ``{"fc.*": S(0)}`` becomes entries for ``fc.weight`` and ``fc.bias``, and B for all others.
 
     Args:
         module: the module.
@@ -81,7 +81,7 @@ def plan_for(
 
 
 def axis_names(placement: Placement) -> tuple[str, ...]:
-    """Return the names of the placement's axes, or their numbers if they have no names."""
+    """Return the names of the placement's axes, or if they have none ``("0", "1", ...)``."""
     return placement.axes or tuple(str(axis) for axis in range(placement.ndim))
 
 
@@ -89,6 +89,12 @@ def axis_names(placement: Placement) -> tuple[str, ...]:
 
 
 def _one_name(name: str | WithCodecs, placement: Placement) -> dict[str, Any]:
+    """Return the plan ``name`` for the only axis: ``{"dp": "zero3"}``, or ``"data"`` for all axes.
+
+    Raises:
+        ValueError: the name is unknown, or there are several axes.
+        TypeError: ``name`` is an SBP.
+    """
     if isinstance(name, str) and not _is_name(name):
         raise _sbp_for_all(name)
     _planner(name)
@@ -107,7 +113,10 @@ def _one_name(name: str | WithCodecs, placement: Placement) -> dict[str, Any]:
 def _is_by_axis(
     given: Mapping[str, Any], tensors: Sequence[Sequence[Slot]], placement: Placement
 ) -> bool:
-    """Return whether the keys of ``given`` are axes, and not names of tensors."""
+    """Return whether the keys of a mapping are axes, as in ``{"dp": "zero3"}``.
+
+    Otherwise they are names or patterns of tensors.
+    """
     if given and set(given) <= set(axis_names(placement)):
         return True
     names = [slot.name for places in tensors for slot in places]
@@ -117,6 +126,7 @@ def _is_by_axis(
 
 
 def _is_name(value: Any) -> bool:
+    """Return whether ``value`` is a text other than an SBP, and so may be the name of a plan."""
     if not isinstance(value, str):
         return False
     try:
@@ -134,8 +144,14 @@ def _joined(
 ) -> Plan:
     """Return one plan from a plan for each axis.
 
-    Axes with a zero plan are planned last, because they split dims that the other axes leave
-    whole; among them, those that divide experts come first.
+    Axes whose plan is a zero plan or divides experts are planned last, because they split dims that
+    the other axes leave whole; among them, those that divide experts come first.
+
+    Args:
+        module: the module.
+        tensors: for each tensor, the places in the module that hold it.
+        placement: its placement.
+        given: axis -> plan; ``"data"`` for an axis that is not named.
     """
     axes = _axes_of(given, placement)
     first = {places[0].name: places[0].value for places in tensors}
@@ -157,6 +173,8 @@ def _late(name: str) -> tuple[bool, bool]:
 def _axes_of(given: Mapping[str, Any], placement: Placement) -> tuple[str, ...]:
     """Return the placement's axis names in order; unnamed axes take the keys of ``given``.
 
+    So ``{"dp": "zero3", "tp": "tensor"}`` serves for a placement of 2 axes without names, too.
+
     Raises:
         ValueError: a key of ``given`` is not an axis.
     """
@@ -174,6 +192,7 @@ def _axes_of(given: Mapping[str, Any], placement: Placement) -> tuple[str, ...]:
 
 
 def _on_one_axis(given: Any, asked: Asked, tensors: Sequence[Sequence[Slot]]) -> Plan:
+    """Return the plan of one axis, which may be given by name, as patterns or as a ``Plan``."""
     if isinstance(given, WithCodecs) or (isinstance(given, str) and _is_name(given)):
         return _planner(given)(asked)
     if isinstance(given, str | Sbp | int | tuple | list):
@@ -184,6 +203,7 @@ def _on_one_axis(given: Any, asked: Asked, tensors: Sequence[Sequence[Slot]]) ->
 
 
 def _sbp_for_all(given: Any) -> TypeError:
+    """Return the error for an SBP in place of a plan."""
     shown = repr(given) if isinstance(given, str) else f"{given}"
     return TypeError(
         f"parallelize: the plan is {shown}, which says how one tensor lies and not of which. "
@@ -192,6 +212,11 @@ def _sbp_for_all(given: Any) -> TypeError:
 
 
 def _planner(name: str | WithCodecs) -> Callable[[Asked], Plan]:
+    """Return the planner of a plan's name.
+
+    Raises:
+        ValueError: there is none.
+    """
     if isinstance(name, WithCodecs):
         return name
     if name not in PLANNERS:
@@ -204,6 +229,10 @@ def _planner(name: str | WithCodecs) -> Callable[[Asked], Plan]:
 
 
 def _meant(name: str) -> str:
+    """Return a hint for an unknown plan, to end an error with.
+
+    It is what another library's name is called here, or the name that is most similar.
+    """
     word = re.sub(r"[-_ ]|parallel(ism)?", "", name.lower())
     instead = elsewhere.OF_PLANS.get(word)
     return f" It is {instead} here." if instead else suggestion(word, PLANNERS)

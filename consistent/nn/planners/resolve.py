@@ -20,7 +20,15 @@ def resolve(
     placement: Placement,
     plan: Plan,
 ) -> Plan:
-    """Return ``plan`` with tensors by their first names, no patterns, and layouts checked.
+    """Return ``plan`` with an entry for each tensor by its first name, and no patterns.
+
+    ``{"*.weight": S(0)}`` becomes ``{"fc.weight": S(0), "fc.bias": B}``. Layouts are checked.
+
+    Args:
+        module: the module.
+        tensors: for each tensor, the places in the module that hold it.
+        placement: the placement of all tensors.
+        plan: the plan.
 
     Raises:
         ValueError: a pattern matches nothing, a layout does not fit its tensor's shape, or tied
@@ -72,6 +80,11 @@ def _layouts_of(places: Sequence[Slot], placement: Placement, plan: Plan) -> Lay
 
     The pattern ``"*"`` counts only if no other pattern matches one of the names.
 
+    Args:
+        places: all places in the module that hold the tensor; several if it is tied.
+        placement: its placement.
+        plan: the plan.
+
     Raises:
         ValueError: the names of a tied tensor get different layouts, or an SBP does not fit.
     """
@@ -90,10 +103,10 @@ def _layouts_of(places: Sequence[Slot], placement: Placement, plan: Plan) -> Lay
 
 
 def _fit(slot: Slot, pattern: str, layouts: Layouts, placement: Placement) -> Layouts:
-    """Return ``layouts`` checked against the shape of a tensor, with dims counted from the front.
+    """Return ``layouts``, checked against the shape of a tensor, with dims counted from the front.
 
-    A tensor without dims, such as a step counter, cannot be split. It becomes B where a pattern
-    matched it, and is an error where its exact name was given.
+    ``S(-1)`` of a matrix becomes ``S(1)``. A tensor without dims, such as a step counter, cannot be
+    split. It becomes B where ``pattern`` matched it, and is an error where that is its exact name.
     """
     no_dims = slot.value.ndim == 0 and pattern != slot.name  # such as a counter among weights
 
@@ -111,6 +124,7 @@ def _fit(slot: Slot, pattern: str, layouts: Layouts, placement: Placement) -> La
 
 
 def _checked(name: str, border: Border, placement: Placement) -> Border:
+    """Return ``border``; raise ValueError if a layout of it has not an entry for each axis."""
     for ways in (border.inputs, border.outputs):
         for key, nd in ways.items():
             if len(nd) != placement.ndim:

@@ -38,7 +38,15 @@ OUT = frozenset(
 
 @dataclass
 class Linear:
-    """Linear layer ``y = x @ w + b``, whose weight may be stored as w or transposed."""
+    """A linear layer ``y = x @ w + b`` of a module, whose weight is stored as w or transposed.
+
+    Attributes:
+        name, module: the layer's name, and the layer.
+        ins, outs: the numbers of its input and output features.
+        out_dim: the dim of the weight that corresponds to the output.
+        parts: sizes of the parts that are one after the other in the output, such as q, k and v;
+            empty if it has no parts.
+    """
 
     name: str
     module: nn.Module
@@ -54,13 +62,24 @@ class Linear:
 
     @property
     def leaf(self) -> str:
-        """Return the last part of the layer's name."""
+        """Return the last part of the layer's name: ``q_proj`` of ``layers.0.attn.q_proj``."""
         return self.name.rpartition(".")[2]
 
 
 @dataclass
 class Pair:
-    """Layers to split by columns, and the layers after them to split by rows."""
+    """Attention or an MLP: layers to split by columns, and layers after them to split by rows.
+
+    Split by columns, each rank computes some features; split by rows, it uses these, and the
+    results of all ranks are summed.
+
+    Attributes:
+        name: the module that has q, k and v, or in which the MLP was found.
+        kind: ``"attention"`` or ``"mlp"``.
+        columns, rows: the layers to split in each way.
+        whole: its layers that are not split.
+        note: why they are not split, for the plan.
+    """
 
     name: str
     kind: str  # "attention" or "mlp"
@@ -71,7 +90,10 @@ class Pair:
 
 
 def linears(module: nn.Module) -> dict[str, Linear]:
-    """Return the linear layers of ``module`` by name, each layer once."""
+    """Return name -> linear layer of ``module``: ``nn.Linear``, and ``Conv1D`` of transformers.
+
+    Each layer is returned once.
+    """
     found: dict[str, Linear] = {}
     for name, part in module.named_modules():
         if isinstance(part, torch.jit.ScriptModule):  # its layers are not Python modules
@@ -87,14 +109,20 @@ def linears(module: nn.Module) -> dict[str, Linear]:
 
 
 def pairs(module: nn.Module, layers: Mapping[str, Linear], ranks: int) -> list[Pair]:
-    """Return the attention pairs of ``module``, and then its MLP pairs."""
+    """Return the attention and MLP ``Pair``s of ``module``, attention first.
+
+    Args:
+        module: the module.
+        layers: name -> linear layer, from ``linears``.
+        ranks: the number of ranks, by which heads and widths must be divisible.
+    """
     free, inside = dict(layers), _inside(layers)
     found = list(_attention(module, free, inside, ranks))
     return found + list(_mlps(module, free, inside))
 
 
 def _inside(layers: Mapping[str, Linear]) -> dict[str, list[Linear]]:
-    """Return the linear layers inside each module, by the module's name, in order."""
+    """Return module name -> the linear layers inside that module, in order."""
     found: dict[str, list[Linear]] = {"": list(layers.values())}
     for name, layer in layers.items():
         above = name.rpartition(".")[0]
@@ -110,6 +138,14 @@ def _inside(layers: Mapping[str, Linear]) -> dict[str, list[Linear]]:
 def _attention(
     module: nn.Module, free: dict[str, Linear], inside: Mapping[str, list[Linear]], ranks: int
 ) -> Iterator[Pair]:
+    """Yield the attention ``Pair``s: modules whose children are named as q, k and v are.
+
+    Args:
+        module: the module.
+        free: the layers that are in no pair; those that are used are removed.
+        inside: module name -> the linear layers inside it.
+        ranks: the number of ranks.
+    """
     for name, part in module.named_modules():
         own = {n: free[f"{name}.{n}".lstrip(".")] for n, _ in part.named_children()
                if f"{name}.{n}".lstrip(".") in free}  # fmt: skip
@@ -155,7 +191,14 @@ def _out_of(
 
 
 def _checked(module: nn.Module, part: nn.Module, pair: Pair, ranks: int) -> Pair:
-    """Return ``pair``, with all layers whole and a note if it cannot be split over ``ranks``."""
+    """Return ``pair``; if it cannot be split over ``ranks``, with all layers whole and a note.
+
+    Args:
+        module: the whole module, whose configuration may have the number of heads.
+        part: the module that has q, k and v.
+        pair: the pair, which is changed.
+        ranks: the number of ranks.
+    """
     heads = heads_of(module, part)
     if not pair.rows:
         why = "its output layer was not found"
@@ -176,7 +219,16 @@ def _checked(module: nn.Module, part: nn.Module, pair: Pair, ranks: int) -> Pair
 
 
 def _stacked(part: nn.Module, layer: Linear, heads: Sequence[int]) -> tuple[int, ...]:
-    """Return the sizes of q, k and v stacked in a layer's output; empty if they are not stacked."""
+    """Return the sizes of q, k and v in a layer that computes them one after the other.
+
+    Empty if it computes only one of them, or in another order. With 8 query heads, 2 key heads and
+    heads of 4: (32, 8, 8).
+
+    Args:
+        part: the module that has the layer.
+        layer: the layer.
+        heads: the numbers of query heads and of key heads.
+    """
     count, keys = heads
     if layer.leaf not in STACKED or layer.outs % (count + 2 * keys):
         return ()
@@ -191,7 +243,10 @@ _KEY_HEADS = "num_key_value_heads num_kv_heads n_kv_heads n_head_kv".split()
 
 
 def heads_of(module: nn.Module, part: nn.Module) -> list[int] | None:
-    """Return the numbers of query heads and of key heads; None if they are not known."""
+    """Return [number of query heads, number of key heads]; None if they are not known.
+
+    They are read from attributes of ``part``, or of its configuration or that of ``module``.
+    """
     for holder in (part, getattr(part, "config", None), getattr(module, "config", None)):
         heads = _number(holder, _HEADS)
         if heads is not None:
@@ -203,6 +258,7 @@ def heads_of(module: nn.Module, part: nn.Module) -> list[int] | None:
 
 
 def _number(holder: Any, names: Sequence[str]) -> int | None:
+    """Return the first attribute of ``holder`` among ``names`` that is a positive int, or None."""
     for name in names:
         value = getattr(holder, name, None)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
@@ -216,9 +272,14 @@ def _number(holder: Any, names: Sequence[str]) -> int | None:
 def _mlps(
     module: nn.Module, free: dict[str, Linear], inside: Mapping[str, list[Linear]]
 ) -> Iterator[Pair]:
-    """Return the MLP pairs, searched from the innermost modules outwards.
+    """Yield the MLP ``Pair``s, searched from the innermost modules outwards.
 
     A pair has layers d -> m, or one layer d -> 2m, and after them one layer m -> d.
+
+    Args:
+        module: the module.
+        free: the layers that are in no pair; those that are used are removed.
+        inside: module name -> the linear layers inside it.
     """
     names = [name for name, _ in module.named_modules()]
     for name in sorted(names, key=lambda n: -n.count(".") - bool(n)):
@@ -232,11 +293,18 @@ def _mlps(
 
 
 def _holds_blocks(part: nn.Module) -> bool:
-    """Return whether ``part`` has a list of blocks, so that its layers need not run in sequence."""
+    """Return whether ``part`` has a list of modules, which need not run one after the other.
+
+    MLPs are searched in the modules of the list instead.
+    """
     return any(isinstance(m, nn.ModuleList) and len(m) for m in part.modules())
 
 
 def _pairs_in(name: str, layers: Sequence[Linear]) -> Iterator[Pair]:
+    """Yield the MLP ``Pair``s among ``layers``, the linear layers of one module in order.
+
+    ``name`` is the name of that module.
+    """
     waiting = _Waiting(name, layers)
     for down in layers:
         ups = waiting.before(down) if down.ins > 1 else []
@@ -250,10 +318,14 @@ def _pairs_in(name: str, layers: Sequence[Linear]) -> Iterator[Pair]:
 
 
 class _Waiting:
-    """Linear layers met so far in the module ``name`` that may still become the columns of a pair.
+    """Linear layers of a module that may still become the columns of an MLP ``Pair``.
 
     Parts are the module's children, such as an actor and a critic. A layer's output may go to
     another layer of the same part, or from the end of one part to the beginning of another part.
+
+    Args:
+        name: the name of the module.
+        layers: all of its linear layers.
     """
 
     def __init__(self, name: str, layers: Sequence[Linear]) -> None:
@@ -265,11 +337,12 @@ class _Waiting:
         self._there: dict[tuple[int, int], dict[tuple[str, ...], list[Linear]]] = {}
 
     def add(self, layer: Linear) -> None:
+        """Add a layer, which may become columns of a pair with a later layer."""
         own = self._there.setdefault(_widths(layer), {})
         own.setdefault(self._part(layer), []).append(layer)
 
     def before(self, down: Linear) -> list[Linear]:
-        """Return the layers whose outputs ``down`` may take as input."""
+        """Return the layers added so far whose outputs ``down`` may take, by their widths."""
         found, part = self._there.get((down.outs, down.ins), {}), self._part(down)
         if self._parts[part][0] is not down:
             return list(found.get(part, ()))
@@ -278,12 +351,12 @@ class _Waiting:
         return [layer for waiting in found.values() for layer in waiting]
 
     def leave(self, layers: Sequence[Linear]) -> None:
-        """Remove layers that became columns, with the layers of the same part and widths."""
+        """Remove layers that became columns of a pair, with those of the same part and widths."""
         for layer in layers:
             self._there[_widths(layer)].pop(self._part(layer), None)
 
     def _at_the_end(self, part: tuple[str, ...], waiting: list[Linear]) -> list[Linear]:
-        """Return those of ``waiting`` after which ``part`` has no other layers."""
+        """Return those of ``waiting`` that are the last layers of ``part``."""
         count = 0
         for layer, last in zip(reversed(waiting), reversed(self._parts[part])):
             if layer is not last:
@@ -292,11 +365,15 @@ class _Waiting:
         return waiting[len(waiting) - count :]
 
     def _part(self, layer: Linear) -> tuple[str, ...]:
+        """Return which child of the module has ``layer``, as the parts of the child's name."""
         return tuple(layer.name.split(".")[: self._depth + 1])
 
 
 def _widths(layer: Linear) -> tuple[int, int]:
-    """Return the layer's input width, and the input width of a layer that takes its output."""
+    """Return (input width of ``layer``, input width of a layer that takes its output).
+
+    The latter is half the output width for a layer that computes an MLP's gate, too.
+    """
     if layer.leaf in FUSED_GATE and layer.outs % 2 == 0:
         return layer.ins, layer.outs // 2
     return layer.ins, 0 if layer.leaf in FUSED_GATE else layer.outs

@@ -27,8 +27,8 @@ def searched(
         module: the module to plan for.
         placement: its placement.
         plan: the ``plan`` argument of ``parallelize``.
-        example: a batch for the search.
-        memory: the bytes that a rank may hold.
+        example: a batch, on which the search follows the module's ops.
+        memory: the bytes that a rank may hold; None for no limit.
 
     Raises:
         ValueError: "auto" has no example, or another plan has one or a ``memory``. Errors of the
@@ -65,7 +65,7 @@ def searched(
 
 
 def _as_sent(error: Exception) -> Exception:
-    """Return ``error`` in a form that other ranks can unpickle.
+    """Return ``error`` in a form that other ranks can unpickle: of a builtin class.
 
     The constructor of another library's exception may need more than the message.
     """

@@ -25,7 +25,10 @@ _SEQUENCE = Split(1)  # of [batch, sequence, features]
 
 
 def plan_sequence(asked: Asked) -> Plan:
-    """Return the plan of ``tensor``, with activations split along the sequence between blocks."""
+    """Return the plan ``"tensor+sequence"``: ``"tensor"`` with activations split between blocks.
+
+    Activations [batch, sequence, features] are split along the sequence there, S(1).
+    """
     plan, pairs = lay_out(asked)
     split = [pair for pair in pairs if pair.rows]
     if not any(pair.kind == "attention" for pair in split):
@@ -44,7 +47,13 @@ def plan_sequence(asked: Asked) -> Plan:
 
 
 def _gather_before(plan: Plan, asked: Asked, pair: Pair) -> None:
-    """Gather the input of a pair's first layers, once for all layers that share it."""
+    """Make ``plan`` gather the input of a pair's first layers, once for layers that share it.
+
+    Args:
+        plan: the plan, which is changed.
+        asked: the module and the axis.
+        pair: attention or an MLP.
+    """
     layers: list[Linear] = [*pair.columns, *pair.whole]
     if len(layers) == 1:
         _gather(plan, layers[0].name, (0,))
@@ -58,19 +67,23 @@ def _gather_before(plan: Plan, asked: Asked, pair: Pair) -> None:
 
 
 def _holds_only(asked: Asked, pair: Pair) -> bool:
-    """Return whether the pair's module is the MLP itself, with no parameters besides the pair's."""
+    """Return whether the pair's module has no parameters besides those of the pair's layers.
+
+    Then it is the MLP itself, and not a block around it.
+    """
     own = {id(p) for p in asked.module.get_submodule(pair.name).parameters()}
     layers = {id(p) for x in (*pair.columns, *pair.rows) for p in x.module.parameters()}
     return own <= layers
 
 
 def _gather(plan: Plan, name: str, given: tuple[int | str, ...]) -> None:
+    """Make ``plan`` gather arguments of the module ``name``, by their positions or keywords."""
     outputs = plan.modules[name].outputs if name in plan.modules else {}
     plan.modules[name] = Border({key: (B,) for key in given}, outputs)
 
 
 def _heads(plan: Plan, asked: Asked, pairs: list[Pair]) -> list[str]:
-    """Return the names of split linear layers outside pairs: the heads over the vocabulary."""
+    """Return the names of split linear layers that belong to no pair: heads over the vocabulary."""
     taken = {layer.name for pair in pairs for layer in (*pair.columns, *pair.rows, *pair.whole)}
     found = []
     for name, part in asked.module.named_modules():

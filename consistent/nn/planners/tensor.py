@@ -33,12 +33,18 @@ _EMBEDDINGS = frozenset(
 
 
 def plan_tensor(asked: Asked) -> Plan:
-    """Return Megatron's plan: pairs by columns and rows, embeddings and heads by vocabulary."""
+    """Return the plan ``"tensor"``, Megatron's: attention and MLPs split by columns and rows.
+
+    Embeddings and heads are split over the vocabulary.
+    """
     return lay_out(asked)[0]
 
 
 def lay_out(asked: Asked) -> tuple[Plan, list[Pair]]:
-    """Return Megatron's plan, and the pairs of layers that were found."""
+    """Return the plan ``"tensor"``, and the ``Pair``s (attention, MLPs) that it was made of.
+
+    ``plan_sequence`` adds to both.
+    """
     layers = linears(asked.module)
     found = pairs(asked.module, layers, asked.ranks)
     plan = Plan()
@@ -57,7 +63,10 @@ def lay_out(asked: Asked) -> tuple[Plan, list[Pair]]:
 
 
 def add_pair(plan: Plan, asked: Asked, pair: Pair) -> None:
-    """Split the layers of ``pair``, and reduce the partial sums at the output of its rows."""
+    """Add the layouts of a pair's layers to ``plan``.
+
+    Their partial sums are reduced to B at the output of the layers that are split by rows.
+    """
     for layer in pair.columns:
         _split(plan, asked, layer, layer.out_dim, bias=True)
     for layer in pair.rows:
@@ -66,6 +75,7 @@ def add_pair(plan: Plan, asked: Asked, pair: Pair) -> None:
 
 
 def _split(plan: Plan, asked: Asked, layer: Linear, dim: int, bias: bool) -> None:
+    """Add ``S(dim)`` for a layer's weight to the plan; if ``bias``, also S(0) for its bias."""
     parts = layer.parts if dim == layer.out_dim else ()
     _set(plan, asked, f"{layer.name}.weight", dim, parts)
     if bias and layer.module._parameters.get("bias") is not None:
@@ -73,6 +83,10 @@ def _split(plan: Plan, asked: Asked, layer: Linear, dim: int, bias: bool) -> Non
 
 
 def _set(plan: Plan, asked: Asked, name: str, dim: int, parts: tuple[int, ...] = ()) -> None:
+    """Add ``S(dim)`` for the tensor ``name`` to the plan, if the dim has an element for each rank.
+
+    With ``parts``, sizes of parts one after the other, each part is split (``S(dim, of=...)``).
+    """
     first = asked.first_name(name)
     if first in asked.tensors and asked.tensors[first].shape[dim] >= asked.ranks:
         alike = len(set(parts)) == 1
@@ -81,7 +95,15 @@ def _set(plan: Plan, asked: Asked, name: str, dim: int, parts: tuple[int, ...] =
 
 
 def _add_vocabulary(plan: Plan, asked: Asked, layers: dict[str, Linear]) -> None:
-    """Split token embeddings, and linear layers with as many outputs as an embedding has tokens."""
+    """Split token embeddings and heads over the vocabulary.
+
+    A head is a linear layer with as many outputs as an embedding has tokens.
+
+    Args:
+        plan: the plan, which is changed.
+        asked: the module and the axis.
+        layers: name -> linear layer, of those in no pair.
+    """
     sizes: set[int] = set()
     for name, part in asked.module.named_modules():
         if isinstance(part, nn.Embedding) and name.rpartition(".")[2] in _EMBEDDINGS:
@@ -94,7 +116,7 @@ def _add_vocabulary(plan: Plan, asked: Asked, layers: dict[str, Linear]) -> None
 
 
 def _grouped_notes(found: list[Pair]) -> list[str]:
-    """Return the notes of the pairs, each once for all blocks that it holds for."""
+    """Return the notes of the pairs, once for all blocks with the same: ``h.{0-11}.attn: ...``."""
     notes: dict[str, list[str]] = {}
     for pair in found:
         if pair.note:

@@ -22,9 +22,9 @@ from .asked import Asked
 
 @dataclass(frozen=True)
 class zero1:  # noqa: N801  (a plan, written as the name of it is)
-    """Plan ``"zero1"`` with a codec for gradients, which are summed in fewer bytes.
+    """Plan ``"zero1"`` with a codec, so that gradients are summed in fewer bytes.
 
-    The optimizer's state is split.
+    The optimizer's state is split over the ranks; parameters and gradients are replicated.
 
     ```
     consistent.parallelize(model, placement, consistent.zero1(reduce="int8"))
@@ -42,12 +42,12 @@ class zero1:  # noqa: N801  (a plan, written as the name of it is)
 
 
 def plan_zero1(asked: Asked) -> Plan:
-    """Return the plan in which the optimizer's state is split."""
+    """Return the plan ``"zero1"``, in which only the optimizer's state is split."""
     return zero1()(asked)
 
 
 def plan_zero2(asked: Asked) -> Plan:
-    """Return the plan in which gradients and the optimizer's state are split."""
+    """Return the plan ``"zero2"``, in which gradients and the optimizer's state are split."""
     return _plan(asked, lambda s: Layouts((B,), grad=(s,), step=(s,)))
 
 
@@ -84,11 +84,18 @@ class zero3:  # noqa: N801  (a plan, written as the name of it is)
 
 
 def plan_zero3(asked: Asked) -> Plan:
-    """Return the plan that splits parameters (gathered for use), gradients and optimizer state."""
+    """Return the plan ``"zero3"``: parameters, gradients and optimizer state are split.
+
+    Parameters are gathered for use.
+    """
     return zero3()(asked)
 
 
 def _plan(asked: Asked, layouts: object) -> Plan:
+    """Return the plan that gives each parameter ``layouts(split)``, where split is its S.
+
+    Parameters that cannot be split are left out, and so are replicated.
+    """
     tensors: dict[str, Layouts] = {}
     for name, tensor in asked.tensors.items():
         split = _split(tuple(tensor.shape), asked.ranks, asked.split_by_others(name))
@@ -98,6 +105,15 @@ def _plan(asked: Asked, layouts: object) -> Plan:
 
 
 def _split(shape: tuple[int, ...], ranks: int, taken: set[int]) -> Sbp | None:
+    """Return the S by which a tensor is split: along its first free dim, or the longest one.
+
+    None if no dim can be split.
+
+    Args:
+        shape: its shape.
+        ranks: the number of ranks; the first free dim is taken if it is at least as long.
+        taken: the dims that other axes split.
+    """
     free = [dim for dim in range(len(shape)) if dim not in taken]
     if not free or max(shape[dim] for dim in free) < 2:
         return None

@@ -1,6 +1,6 @@
 """Sharded parameters (ZeRO), which are whole only while forward, backward or an optimizer needs it.
 
-The life of one of them:
+What happens to one of them in a step:
 
 ```
                 gather                            release

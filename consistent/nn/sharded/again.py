@@ -20,8 +20,9 @@ from .order import GatherOrders, find, wanted_at
 class GatheredAgain:
     """Parameter that backward gathers again, since autograd has saved views of its values.
 
-    This object stays with autograd. It holds what a second gather needs: the shard, its version,
-    and the number of saved views. ``Gathering`` in ``saved.py`` makes it, for a run of forward.
+    A saved view refers to this object, which has all that a second gather needs: the shard, its
+    version, and the number of saved views. Forward makes one for each parameter that it gathers, as
+    a ``Gathering`` (``saved.py``), a subclass.
     """
 
     __slots__ = (
@@ -42,9 +43,10 @@ class GatheredAgain:
     whole: Tensor | None  # the gathered values, while backward keeps them
 
     def take(self) -> Tensor:
-        """Return the gathered values for backward.
+        """Return the gathered values for backward, which unpacks a saved view of them.
 
-        The caller that takes the last saved view gets the only reference to them.
+        With the last saved view, this object drops the values, so that the caller has the only
+        reference.
 
         Raises:
             RuntimeError: the parameter was written to since forward.
@@ -64,10 +66,11 @@ class GatheredAgain:
         return whole
 
     def _gather_again(self, whole: Tensor | None) -> Tensor:
-        """Return the gathered values for backward, and start to prefetch the next parameters.
+        """Return the gathered values for backward, and start to prefetch those that follow.
 
         Args:
-            whole: the values if they are still held; None to use prefetched ones or to gather now.
+            whole: the values, if they are still held. With None, prefetched ones are used, or else
+                they are gathered at once.
         """
         if self.orders is None:
             return self._fetched() if whole is None else whole
@@ -79,13 +82,14 @@ class GatheredAgain:
         return whole
 
     def _fetched(self) -> Tensor:
+        """Gather the values at once, by the codec if the parameter has one."""
         if self.coder is None:
             return run(self.local, self.src, self.dst)
         (whole,) = gather_each([self.local], [(self.src, self.dst)], [self.coder])
         return whole
 
     def forget(self) -> None:
-        """Drop the values that backward kept, when it ended without taking all saved views."""
+        """Drop the values that backward kept, as it ends without having taken all saved views."""
         self.whole, self.taken = None, 0
 
 
@@ -112,14 +116,14 @@ _thread = _Thread()
 
 
 def _opens_backward() -> bool:
-    """Return whether this is the first time that the running backward takes gathered values."""
+    """Return whether the running backward takes gathered values for the first time."""
     task = torch._C._current_graph_task_id()
     before, _thread.opened = _thread.opened, task
     return task not in (-1, before)
 
 
 def _let_go_after_backward(each: GatheredAgain) -> bool:
-    """Drop the values of ``each`` when this backward ends; return False outside of a backward.
+    """Have the values of ``each`` dropped when this backward ends; return False outside of one.
 
     They may be dropped earlier, with the last view. A backward that stops at some inputs does not
     take all views.
@@ -135,5 +139,6 @@ def _let_go_after_backward(each: GatheredAgain) -> bool:
 
 
 def _forget(task: int) -> None:
+    """Drop the values that the backward ``task`` kept; autograd calls this at its end."""
     for each in list(_thread.kept.pop(task, ())):
         each.forget()

@@ -47,7 +47,10 @@ from .saved import (
 
 
 class GatheredParameters(GatherUnit):
-    """Parameters that are gathered while one module runs, with the hooks that gather them."""
+    """Parameters that one module gathers for its forward, with the hooks that gather them.
+
+    For ``zero3``, ``before_forward`` gathers them and ``after_forward`` releases them.
+    """
 
     def before_forward(self, module: nn.Module, args: Any) -> None:
         """Gather the parameters (forward pre-hook).
@@ -69,7 +72,10 @@ class GatheredParameters(GatherUnit):
             ForwardRun(self).begin()
 
     def after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Release the gathered parameters (forward hook)."""
+        """Release the gathered parameters (forward hook).
+
+        Calls inside this one that have not ended, as after an error, are ended first.
+        """
         found = this_thread.under_way
         if any(run.unit is self for run in found):
             while True:  # the innermost run of these parameters, and all runs inside it
@@ -79,7 +85,7 @@ class GatheredParameters(GatherUnit):
                     return
 
     def retire(self) -> None:
-        """Stop gathering: the hooks are removed, and parameters may be on other ranks now.
+        """Stop gathering, when a plan is removed and parameters may move to other ranks.
 
         Otherwise the backward of a graph that is still alive would prefetch them.
         """
@@ -89,9 +95,16 @@ class GatheredParameters(GatherUnit):
 class GatheredTogether(GatheredParameters):
     """Parameters of a whole module that are gathered at its call, and kept until its backward ends.
 
-    Used if they are small together. Only one call between two backward passes keeps them, so that
-    many calls do not hold many copies. In other calls, and inside other hooks for saved tensors
-    such as those of a checkpoint, each submodule gathers its own parameters.
+    Used if they are small (``Plan.keep_bytes``). Only one call between two backward passes keeps
+    them, so that many calls do not hold many copies. In other calls, and inside other hooks for
+    saved tensors such as those of a checkpoint, each submodule gathers its own parameters.
+
+    Args:
+        parameters: the places of the parameters.
+        orders: as in ``GatherUnit``.
+
+    Attributes:
+        keeper: whether calls may keep the gathered parameters at all.
     """
 
     def __init__(
@@ -119,7 +132,15 @@ class GatheredTogether(GatheredParameters):
 
 
 class ForwardRun:
-    """Run of a module's forward on gathered parameters, from ``begin`` to ``end``."""
+    """One call of a module's forward on gathered parameters, from ``begin`` to ``end``.
+
+    Args:
+        unit: the parameters to gather.
+
+    Attributes:
+        keeps: whether modules inside this one use what it has gathered.
+        saves_views: whether autograd saves views without their values, to be gathered again.
+    """
 
     keeps = False  # whether modules inside this one use what it has gathered
     saves_views = True  # whether autograd saves views without their values
@@ -133,7 +154,10 @@ class ForwardRun:
         self.put: list[tuple[dict, str, Any, bool, Any]] = []
 
     def begin(self) -> None:
-        """Gather the parameters, and put them where forward reads them."""
+        """Gather the parameters, and put them into the ``__dict__`` of their modules.
+
+        Forward finds them there before torch's own table of parameters.
+        """
         this_thread.under_way.append(self)  # first, so that it is ended wherever this raises
         unit = self.unit
         order = None if unit.orders is None else unit.orders.in_forward()
@@ -164,7 +188,7 @@ class ForwardRun:
             self.hooks = enter(list(self.gathered.values()))
 
     def _put_weight_lists(self, modules: Iterable[nn.RNNBase]) -> None:
-        """Put the gathered weights into the lists from which the forwards of RNNs read them."""
+        """Put gathered weights into the lists from which RNN modules read them in forward."""
         for owner in modules:
             weights = [getattr(owner, name, None) for name in owner._flat_weights_names]
             before = owner.__dict__["_flat_weights"]
@@ -187,9 +211,12 @@ class ForwardRun:
 
 
 class KeptRun(ForwardRun):
-    """Run that gathers for all submodules, and lets autograd keep the gathered values.
+    """A call that gathers for all submodules, and lets autograd keep the gathered values.
 
     No hooks for saved tensors are used, so what autograd saves is not gathered again in backward.
+
+    Args:
+        unit: the parameters of the whole module.
     """
 
     unit: GatheredTogether
@@ -209,12 +236,12 @@ class KeptRun(ForwardRun):
             super().begin()
 
     def serves(self, unit: GatherUnit) -> bool:
-        """Return whether ``unit``, inside this run, finds its parameters gathered.
+        """Return whether the parameters of ``unit``, of a module called inside, are gathered here.
 
-        If other hooks for saved tensors have been entered since this run began, it is ended, and
+        If other hooks for saved tensors have been entered since this call began, it is ended, and
         its module does not keep parameters again. Such hooks may belong to a checkpoint, which
-        calls the modules inside it again after the run has ended, and must find the same number of
-        saved tensors as the first time.
+        calls the modules inside it again after this call has ended, and must find the same number
+        of saved tensors as the first time.
         """
         if not unit.parameters:
             return False
@@ -228,7 +255,10 @@ class KeptRun(ForwardRun):
         return False
 
     def end(self) -> None:
-        """Release the gathered parameters, and note those of which autograd has saved something."""
+        """Release the gathered parameters, and note those of which autograd has saved something.
+
+        Backward then checks that these were not written to.
+        """
         # More than one reference: besides the tensor that forward saw, autograd holds a view.
         gathered = list(self.gathered.values())
         held = [each for each in gathered if torch._C._storage_Use_Count(each.storage) > 1]
@@ -236,6 +266,13 @@ class KeptRun(ForwardRun):
         self.saved += [(each.local, each.local._version) for each in held]
 
     def _arriving(self, *given: Any, **how: Any) -> Any:
+        """Check in backward that parameters kept by autograd were not written to since forward.
+
+        It takes the place of ``arriving``, through which gradients of gathered values pass.
+
+        Raises:
+            RuntimeError: one was, as torch raises it for saved tensors.
+        """
         for shard, writes in self.saved:
             if shard._version != writes:
                 raise modified(shard.shape, shard._version, writes)
@@ -243,9 +280,13 @@ class KeptRun(ForwardRun):
 
 
 class OneByOne:
-    """Run of a ``GatheredTogether`` that gathers nothing: each submodule gathers its own.
+    """A call of a module with a ``GatheredTogether`` that gathers nothing for its submodules.
 
-    It ends where the call ends, so that a run around it does not.
+    Each submodule gathers its own parameters. The object marks on the stack where the call ends, so
+    that the hook after it ends no other call.
+
+    Args:
+        unit: the parameters of the whole module.
     """
 
     keeps = False
@@ -258,5 +299,8 @@ class OneByOne:
 
 
 def join_kept(unit: GatherUnit) -> bool:
-    """Return whether a call around this one has gathered the parameters of ``unit`` already."""
+    """Return whether a call around this one has gathered the parameters of ``unit`` already.
+
+    This call then gathers none.
+    """
     return any(each.keeps and each.serves(unit) for each in this_thread.under_way)

@@ -47,7 +47,10 @@ def install_use(module: nn.Module, plan: Plan) -> None:
 
 
 def coders_of(module: nn.Module) -> list[Coder]:
-    """Return the codecs of the parameters that ``module`` gathers when it is called."""
+    """Return the codecs of the parameters that ``module`` gathers when it is called.
+
+    They are of those that its own hooks gather, not of submodules.
+    """
     hooks = [getattr(hook, "__self__", None) for hook in module._forward_pre_hooks.values()]
     gathered = [hook for hook in hooks if isinstance(hook, GatherUnit)]
     coders = [each.begun_coder() for hook in gathered for each in hook.parameters]
@@ -55,6 +58,10 @@ def coders_of(module: nn.Module) -> list[Coder]:
 
 
 def _orders(module: nn.Module, parameter: ShardedParameter) -> GatherOrders | None:
+    """Return the orders by which parameters of ``module`` are prefetched; None if ranks cannot.
+
+    Installs the hook that starts the order of forward over at each call of ``module``.
+    """
     sending = way_on(parameter.value.placement)
     if sending is None:
         return None
@@ -64,7 +71,10 @@ def _orders(module: nn.Module, parameter: ShardedParameter) -> GatherOrders | No
 
 
 def _gathered_bytes(parameters: list[ShardedParameter]) -> int:
-    """Return the bytes of all gathered parameters on the rank with most, the same on every rank."""
+    """Return the bytes of all gathered parameters, on the rank that holds most of each.
+
+    It is the same number on every rank. A tied parameter counts once.
+    """
     found: dict[int, int] = {}
     for each in parameters:
         param = each.value
@@ -73,7 +83,10 @@ def _gathered_bytes(parameters: list[ShardedParameter]) -> int:
 
 
 def _places(module: nn.Module, plan: Plan) -> list[list[tuple[str, ShardedParameter]]]:
-    """Return the named places of each parameter that is used in another layout than stored."""
+    """Return the places of each parameter that is used in another layout than stored.
+
+    One list for each parameter, of (name, place); a tied parameter has several.
+    """
     found: dict[int, list[tuple[str, ShardedParameter]]] = {}
     of_lists = parameters_of_lists(module)  # each expert gathers its own
     for name, param in module.named_parameters(remove_duplicate=False):
@@ -88,7 +101,14 @@ def _places(module: nn.Module, plan: Plan) -> list[list[tuple[str, ShardedParame
 
 
 def _runner(module: nn.Module, names: list[str]) -> nn.Module:
-    """Return the innermost module with a forward that contains all parameters in ``names``."""
+    """Return the module that gathers a parameter: the innermost one that contains all its owners.
+
+    A module without a forward of its own is passed over, since no hook of it would run.
+
+    Args:
+        module: the whole module.
+        names: all names of the parameter.
+    """
     paths = [name.split(".")[:-1] for name in names]
     shared = []
     for level in zip(*paths, strict=False):
@@ -112,6 +132,10 @@ def _has_forward(module: nn.Module) -> bool:
 def _install(
     runner: nn.Module, parameters: list[ShardedParameter], orders: GatherOrders | None
 ) -> None:
+    """Install hooks on ``runner`` that gather ``parameters``.
+
+    If it has such hooks, for other parameters, they gather these, too.
+    """
     for hook in runner._forward_pre_hooks.values():
         found = getattr(hook, "__self__", None)
         if type(found) is GatheredParameters:

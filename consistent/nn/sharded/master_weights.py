@@ -63,7 +63,12 @@ def master_weights(optimizer: Optimizer, dtype: torch.dtype = torch.float32) -> 
 
 
 def _check(optimizer: torch.optim.Optimizer) -> None:
-    """Raise if ``master_weights`` cannot serve ``optimizer``, as its docstring says."""
+    """Raise if ``master_weights`` cannot be used for ``optimizer``.
+
+    Raises:
+        TypeError: a bfloat16 or float16 parameter is a plain tensor.
+        RuntimeError: the optimizer has stepped already.
+    """
     params = [p for group in optimizer.param_groups for p in group["params"]]
     if any(p.dtype in _LOW and not is_global(p) for p in params):
         raise TypeError(
@@ -80,7 +85,15 @@ def _check(optimizer: torch.optim.Optimizer) -> None:
 
 
 class Masters:
-    """Master weights of an optimizer: copies of its parameters in a longer dtype."""
+    """Master weights of an optimizer: copies of its parameters in a longer dtype, which it steps.
+
+    Args:
+        dtype: the dtype of the copies.
+
+    Attributes:
+        copies: parameter -> (its copy, the version of the parameter that it is of).
+        loading: state of ``load_state_dict``, set aside while torch loads the rest.
+    """
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -90,7 +103,9 @@ class Masters:
         self.loading: dict[int, dict[str, Any]] = {}
 
     def of(self, param: Any, part: Tensor, spec: TensorSpec) -> Tensor:
-        """Return the shard of the parameter's copy in the layout of ``spec``.
+        """Return this rank's shard of the parameter's copy, which the optimizer steps.
+
+        The copy is made if there is none, or if the parameter was written to since.
 
         Args:
             param: the parameter; if its dtype needs no copy, ``part`` is returned.
@@ -109,10 +124,16 @@ class Masters:
         return plain(copy)
 
     def _is_older(self, param: Any, copy: Any, part: Tensor, laid: TensorSpec) -> bool:
-        """Return whether ``param`` was written to since the last step.
+        """Return whether the copy of ``param`` is outdated.
 
-        Writes through ``param.data`` have a version counter of their own. If it was used, the
-        values are compared instead.
+        It is if ``param`` was written to since its last step. Writes through ``param.data`` have a
+        version counter of their own. If it was used, the values are compared instead.
+
+        Args:
+            param: the parameter.
+            copy: its copy, a global tensor.
+            part: the parameter's shard in the layout of the step.
+            laid: the spec of the step.
         """
         if self.copies[param][1] != param._version:
             return True
@@ -120,28 +141,32 @@ class Masters:
         return same_layout and not torch.equal(plain(copy).to(part.dtype), part)
 
     def keep(self, param: Any) -> None:
-        """Mark the copy of ``param`` as current at the end of a step; later writes are newer."""
+        """Note at the end of a step that the copy of ``param`` has its present values.
+
+        A later write to ``param`` makes the copy outdated.
+        """
         param._data_given = False
         if param in self.copies:
             self.copies[param] = self.copies[param][0], param._version
 
     def is_kept(self, param: Any) -> bool:
-        """Return whether ``param`` has a copy that is newer than all writes to ``param``."""
+        """Return whether ``param`` has a copy, and was not written to since its last step."""
         return param in self.copies and self.copies[param][1] in (-1, param._version)
 
 
 def masters_of(optimizer: torch.optim.Optimizer) -> Masters | None:
-    """Return the copies of ``optimizer``; None if ``master_weights`` was not called for it."""
+    """Return the ``Masters`` of ``optimizer``; None if ``master_weights`` was not called for it."""
     return optimizer.__dict__.get("_masters")
 
 
 def ordered(optimizer: Any) -> dict[int, Any]:
-    """Return the optimizer's parameters by their numbers in ``state_dict``."""
+    """Return the optimizer's parameters by the numbers that they have in ``state_dict``."""
     params = dict.fromkeys(p for group in optimizer.param_groups for p in group["params"])
     return dict(enumerate(params))
 
 
 def _add_masters(optimizer: Any, state_dict: dict) -> None:
+    """Add the copies to the state of their parameters, as ``"master"`` (state_dict post-hook)."""
     masters: Masters = optimizer.__dict__["_masters"]
     state_dict["state"] = state = dict(state_dict["state"])
     for number, param in ordered(optimizer).items():
@@ -151,9 +176,9 @@ def _add_masters(optimizer: Any, state_dict: dict) -> None:
 
 
 def _set_aside(optimizer: Any, state_dict: dict) -> dict:
-    """Set loaded state aside, which torch would convert to the parameters' dtype.
+    """Return the state_dict that torch loads, without the copies (load_state_dict pre-hook).
 
-    Returns the state_dict that torch loads, without the copies.
+    All loaded state is set aside before, since torch converts it to the parameters' dtype.
     """
     masters: Masters = optimizer.__dict__["_masters"]
     masters.loading = {number: dict(kept) for number, kept in state_dict["state"].items()}
@@ -165,6 +190,10 @@ def _set_aside(optimizer: Any, state_dict: dict) -> dict:
 
 
 def _bring_back(optimizer: Any) -> None:
+    """Restore copies and state in their own dtype, after torch has loaded the rest.
+
+    A load_state_dict post-hook.
+    """
     masters: Masters = optimizer.__dict__["_masters"]
     for number, param in ordered(optimizer).items():
         kept = masters.loading.get(number, {})
@@ -177,7 +206,7 @@ def _bring_back(optimizer: Any) -> None:
 
 
 def _global(value: Any, param: Any) -> Any:
-    """Return a loaded copy, plain and whole or global, as a global tensor."""
+    """Return a loaded copy as a global tensor; a plain one is the whole parameter."""
     if is_global(value):
         return value
     return distribute(value.detach(), param.placement, step_spec(param).sbp)

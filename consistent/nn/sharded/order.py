@@ -30,7 +30,13 @@ Key = Any
 
 
 class ShardedParameter(NamedTuple):
-    """Place of a sharded parameter in a module, its layout in forward, and its codecs if any."""
+    """Place of a sharded parameter in a module, with what is needed to gather it.
+
+    Attributes:
+        owner, key: the module that has the parameter, and its key there.
+        use: the layout in which forward uses it.
+        coder: the codecs for gathering it and reducing its gradient; None without codecs.
+    """
 
     owner: nn.Module
     key: str
@@ -39,18 +45,28 @@ class ShardedParameter(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """Return the module's present parameter; it may have been replaced since."""
+        """Return the parameter that the module has at this moment; it may have been replaced."""
         return self.owner._parameters.get(self.key)
 
     def begun_coder(self) -> Coder | None:
-        """Return the codecs, with their state if the parameter needs a gradient by now."""
+        """Return the codecs, after allocating what they need if the parameter needs a gradient.
+
+        That is a buffer for rounding errors, for example.
+        """
         if self.coder is not None and is_global(self.value):
             self.coder.begin(self.value)
         return self.coder
 
 
 class ToGather(NamedTuple):
-    """Parameter to gather now, its spec in forward, its codecs, and all its places in modules."""
+    """A parameter that a module gathers in the call that begins.
+
+    Attributes:
+        param: the parameter.
+        dst: the spec to which it is gathered.
+        coder: its codecs, if any.
+        places: all its places in modules, of which a tied parameter has several.
+    """
 
     param: Any
     dst: TensorSpec
@@ -59,12 +75,12 @@ class ToGather(NamedTuple):
 
 
 class GatherUnit:
-    """Parameters that one module gathers at a time.
+    """Parameters that one module gathers at a time, in one message.
 
     Args:
         parameters: the places of the parameters.
-        orders: the gather orders of the whole module, of which these parameters are one step; None
-            without prefetching.
+        orders: the orders in which all units of the whole module are gathered, by which the next
+            ones are prefetched; None without prefetching.
     """
 
     def __init__(
@@ -77,7 +93,7 @@ class GatherUnit:
         self.opens_backward: set[int] = set()
 
     def to_gather(self) -> list[ToGather]:
-        """Return each parameter that is stored in another layout than forward needs, once."""
+        """Return the parameters that are stored in another layout than forward needs, each once."""
         found: dict[int, ToGather] = {}
         for each in self.parameters:
             param = each.owner._parameters.get(each.key)
@@ -90,7 +106,7 @@ class GatherUnit:
         return list(found.values())
 
     def wanted(self) -> list[Wanted]:
-        """Return (shard, its spec, spec in forward, codecs) of each parameter, to prefetch it."""
+        """Return (shard, its spec, spec in forward, codecs) of each parameter, for a prefetch."""
         return [(plain(x).detach(), x._spec, dst, c) for x, dst, c, _ in self.to_gather()]
 
     def __deepcopy__(self, memo: dict) -> GatherUnit:
@@ -100,9 +116,10 @@ class GatherUnit:
 
 
 def wanted_at(key: tuple[GatherUnit, int]) -> list[Wanted]:
-    """Return the shard, specs and codecs of one parameter, for its prefetch in backward.
+    """Return what is needed to prefetch one parameter in backward, as a list of one.
 
-    They are read from the module and not from saved graphs, which may be alive on some ranks only.
+    It is read from the module and not from saved graphs, which may be alive on some ranks only. The
+    list is empty if the unit gathers fewer parameters than before.
 
     Args:
         key: (the unit that gathers the parameter, its position among those to gather).
@@ -115,9 +132,11 @@ def wanted_at(key: tuple[GatherUnit, int]) -> list[Wanted]:
 
 
 class _Group:
-    """Parameters whose prefetch is started together.
+    """Parameters whose prefetch is started together; the constructor starts it.
 
-    ``take(i)`` waits, and returns the i-th one once.
+    Args:
+        sending: the way to prefetch.
+        wanted: the parameters.
     """
 
     def __init__(self, sending: Sending, wanted: list[Wanted]) -> None:
@@ -125,6 +144,7 @@ class _Group:
         self._wait = sending.start(wanted)
 
     def take(self, i: int) -> Tensor:
+        """Wait for the prefetch, and return the values of parameter ``i``; only once for each."""
         if self._made is None:
             # Tensors that are made in inference mode have no version counter.
             inside = torch.is_inference_mode_enabled()
@@ -135,9 +155,14 @@ class _Group:
 
 
 class _Coming(NamedTuple):
-    """Prefetch under way of the parameters of ``key``, which was predicted to follow ``after``.
+    """A prefetch under way, of parameters that are expected to be gathered next.
 
-    Its results are the entries of ``group`` from ``first`` on.
+    Attributes:
+        after: the key of the parameters that came before them the last time.
+        key: their own key.
+        parts: (shard, its version, the spec to gather it to) of each.
+        group: what the prefetch was started with.
+        first: the position of their first one in ``group``.
     """
 
     after: Key
@@ -148,9 +173,15 @@ class _Coming(NamedTuple):
 
 
 class Ahead:
-    """Order in which a module's parameters are gathered, by which the next ones are predicted.
+    """Order in which a module's parameters are gathered, by which the next ones are prefetched.
 
-    There is one for forward, one for backward, and one for a forward that backward runs again.
+    A *key* stands for parameters that are gathered together. When one is gathered, ``arrived``
+    records it and returns its prefetch, and ``go_on`` prefetches the keys that followed it the last
+    time. There is one order for forward, one for backward, and one for a forward that backward runs
+    again.
+
+    Args:
+        sending: the way to prefetch.
     """
 
     def __init__(self, sending: Sending) -> None:
@@ -161,7 +192,10 @@ class Ahead:
         self._task = -1  # autograd's id of the running backward, -1 outside of one
 
     def restart(self) -> None:
-        """Forget prefetches and the position in the order: a forward or backward begins."""
+        """Go back to the beginning of the order, and forget prefetches under way.
+
+        Called when a forward or backward begins.
+        """
         self._before = None
         self._coming.clear()
 
@@ -173,7 +207,11 @@ class Ahead:
         self.restart()
 
     def arrived(self, key: Key) -> _Coming | None:
-        """Record that ``key`` is gathered now, and return its prefetch if there is one."""
+        """Record that the parameters of ``key`` are gathered, and return their prefetch or None.
+
+        If another key was prefetched, the prediction was wrong: it is not made again, and the
+        prefetches under way are forgotten.
+        """
         task = torch._C._current_graph_task_id()
         if task != self._task:
             self._task = task
@@ -191,11 +229,11 @@ class Ahead:
     def go_on(self, key: Key, wanted_for: Callable[[Key], list[Wanted]]) -> None:
         """Start to prefetch the parameters that came after ``key`` the last time.
 
-        Nothing is started while too many groups are under way: more than one by messages, or any in
-        a thread.
+        Nothing is started while too many prefetches are under way: more than one by messages, or
+        any in a thread.
 
         Args:
-            key: identifies the parameters that are gathered now.
+            key: stands for the parameters that are gathered in this moment.
             wanted_for: (key) -> the shards, specs and codecs of its parameters.
         """
         by_messages = self._sending.group_bytes > 0
@@ -216,7 +254,14 @@ class Ahead:
     def _next_of(
         self, key: Key, wanted_for: Callable[[Key], list[Wanted]]
     ) -> list[tuple[Key, Key, list[Wanted]]]:
-        """Return (key before, key, its parameters) of the next keys that are worth one message."""
+        """Return the keys that are expected next, as many as are worth one message.
+
+        Each is (the key before it, the key, its parameters).
+
+        Args:
+            key: the key that is gathered in this moment.
+            wanted_for: (key) -> the shards, specs and codecs of its parameters.
+        """
         after = self._coming[-1].key if self._coming else key
         known = {key, *(coming.key for coming in self._coming)}
         found: list[tuple[Key, Key, list[Wanted]]] = []
@@ -234,9 +279,14 @@ class Ahead:
 
 
 def find(coming: _Coming | None, local: Tensor, dst: TensorSpec) -> Tensor | None:
-    """Return the prefetched values of the shard ``local``, gathered to ``dst``.
+    """Return the values of a parameter's shard gathered to ``dst``, if they were prefetched.
 
-    Returns None if ``coming`` does not have them, or if the shard was written to since.
+    None if not, or if the shard was written to since.
+
+    Args:
+        coming: the prefetch; None without one.
+        local: the shard.
+        dst: the spec to gather it to.
     """
     if coming is None:
         return None
@@ -248,24 +298,33 @@ def find(coming: _Coming | None, local: Tensor, dst: TensorSpec) -> Tensor | Non
 
 
 def find_all(coming: _Coming | None, wanted: Sequence[ToGather]) -> list[Tensor] | None:
-    """Return the prefetched values of all of ``wanted``, or None if some are missing."""
+    """Return the prefetched values of all of ``wanted``; None if any is missing."""
     found = [find(coming, each.param, each.dst) for each in wanted]
     return None if any(x is None for x in found) else found  # type: ignore[return-value]
 
 
 class GatherOrders:
-    """The three gather orders of one module: forward, backward, and forward again in backward."""
+    """The orders in which one module gathers parameters: in forward, in backward, in recomputation.
+
+    Recomputation is a forward that backward runs again, as under a checkpoint.
+
+    Args:
+        sending: the way to prefetch.
+    """
 
     def __init__(self, sending: Sending) -> None:
         self._sending = sending
         self.forward, self.again, self.backward = (Ahead(sending) for _ in range(3))
 
     def in_forward(self) -> Ahead:
-        """Return the order of the forward that runs now, which may be inside a backward."""
+        """Return the order of the forward that is running.
+
+        One that runs inside a backward, as under a checkpoint, has an order of its own.
+        """
         return self.forward if torch._C._current_graph_task_id() == -1 else self.again
 
     def begin_forward(self, module: Any, args: Any) -> None:
-        """Start the forward order over (forward pre-hook of the whole module)."""
+        """Start the order of forward from the beginning (forward pre-hook of the whole module)."""
         self.in_forward().restart()
 
     def drop(self) -> None:

@@ -37,7 +37,12 @@ Wanted = tuple[Tensor, TensorSpec, TensorSpec, Coder | None]
 
 
 class _Off:
-    """Whether prefetching is off now, in threads and by messages."""
+    """Switches that ``switched_off`` sets: True where prefetching must not be used.
+
+    Attributes:
+        threads: for prefetching in a thread.
+        messages: for prefetching by messages.
+    """
 
     threads = messages = False
 
@@ -52,8 +57,8 @@ _WORTH = 4
 def switched_off(messages: bool = True) -> Iterator[None]:
     """Switch off prefetching inside the context: in threads always, by messages if ``messages``.
 
-    Recorders use it: a mode of this thread, such as a dispatch mode, would not see the ops of
-    another thread.
+    Recording a step uses it: a mode of this thread, such as a dispatch mode, would not see the ops
+    of another thread.
     """
     before = off.threads, off.messages
     off.threads, off.messages = True, messages
@@ -80,15 +85,16 @@ class Sending:
 def is_possible_on(placement: Placement) -> bool:
     """Return whether this rank is in ``placement`` and can prefetch parameters while it computes.
 
-    The first call is a collective of the placement's ranks.
+    The first call is a collective of the placement's ranks, whose result is kept.
     """
     return travel(placement) or _have_cores(placement)
 
 
 def way_on(placement: Placement) -> Sending | None:
-    """Return how a module on ``placement`` prefetches; None if it cannot.
+    """Return how a module on ``placement`` prefetches parameters; None if this rank cannot.
 
-    The first call is a collective of the placement's ranks.
+    By messages if they are sent while the rank computes, or else in a thread if there are spare
+    cores. The first call is a collective of the placement's ranks.
     """
     if travel(placement):
         return by_messages()
@@ -102,12 +108,12 @@ def way_on(placement: Placement) -> Sending | None:
 
 
 def by_messages() -> Sending:
-    """Return the way to prefetch by messages, which are sent while this rank computes."""
+    """Return the ``Sending`` by which messages prefetch parameters while this rank computes."""
     return Sending(_by_messages, _WORTH * start_bytes("cpu"))
 
 
 def none_ahead() -> Sending:
-    """Return a way to prefetch nothing."""
+    """Return a ``Sending`` with which nothing is prefetched, for a module that was unpickled."""
     return Sending(_by_messages, -1)
 
 
@@ -120,6 +126,7 @@ def travel(placement: Placement) -> bool:
 
 
 def _have_cores(placement: Placement) -> bool:
+    """Return whether this rank is in ``placement`` and has a spare core for a thread."""
     return _is_inside(placement) and has_spare_cores(_ranks(placement))
 
 
@@ -132,17 +139,20 @@ def _ranks(placement: Placement) -> tuple[int, ...]:
 
 
 def _by_messages(wanted: list[Wanted]) -> Callable[[], list[Tensor]]:
+    """Start to gather parameters by messages; return a function that waits for the values."""
     xs, routes, coders = _taken_apart(wanted)
     with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
         return start_each(xs, routes, coders).wait
 
 
 def _in_a_thread(transport: Ordered, wanted: list[Wanted]) -> Callable[[], list[Tensor]]:
+    """Start to gather parameters in a thread; return a function that waits for the values."""
     shards, routes, coders = _taken_apart(wanted)
     xs = begin_gathers(shards, routes, coders)
     return transport.submit(gather_each, xs, routes, coders, True).result
 
 
 def _taken_apart(wanted: list[Wanted]) -> tuple[list[Tensor], list[Route], list[Coder | None]]:
+    """Return the shards, the routes (spec, spec to gather to) and the codecs of parameters."""
     routes = [(src, dst) for _, src, dst, _ in wanted]
     return [x for x, *_ in wanted], routes, [coder for *_, coder in wanted]

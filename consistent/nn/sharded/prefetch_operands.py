@@ -34,7 +34,10 @@ _Key = tuple[tuple[nn.Module, str, TensorSpec], ...]
 
 
 class _Orders(GatherOrders):
-    """Gather orders of one module; that of forward restarts at the first op after a backward."""
+    """Gather orders of the parameters that ops gather themselves.
+
+    No hook tells where a forward begins, so its order restarts at the first op after a backward.
+    """
 
     def __init__(self) -> None:
         super().__init__(by_messages())
@@ -49,7 +52,12 @@ class _Orders(GatherOrders):
 
 
 class _Place:
-    """Where a parameter is in a module, with the gather orders by which ops prefetch it."""
+    """Where a parameter is in a module, stored with the parameter for prefetching.
+
+    Args:
+        orders: the orders in which ops gather the module's parameters.
+        owner, key: the submodule that has the parameter, and its key there.
+    """
 
     def __init__(self, orders: GatherOrders, owner: nn.Module, key: str) -> None:
         self.orders, self.owner, self.key = orders, owner, key
@@ -65,7 +73,11 @@ class _Place:
 
 
 def install_ahead(module: nn.Module, plan: Plan) -> None:
-    """Make ops in ``module`` prefetch the parameters of the next op, if both gather parameters."""
+    """Make ops in ``module`` prefetch the parameters that the next op is expected to gather.
+
+    Only parameters that are used in their stored, split layout are concerned, since modules gather
+    the others (``install_use``).
+    """
     orders = _Orders()
     for name, param in module.named_parameters(remove_duplicate=False):
         layouts = plan.layouts(name)
@@ -93,6 +105,9 @@ def _ahead(
 ) -> tuple[list[Tensor | None], Callable[[], None]]:
     """Return the prefetched values of an op's operands, and a function that prefetches the next.
 
+    The dispatcher calls it before an op that gathers operands. Values that were not prefetched are
+    None.
+
     Args:
         given: the operands that the op gathers.
         routes: (stored spec, spec to gather to) of each.
@@ -116,6 +131,7 @@ def _ahead(
 
 
 def _wanted(key: _Key) -> list[Wanted]:
+    """Return the shards and specs of the parameters of ``key``, to start their prefetch."""
     found = []
     with torch.no_grad(), HookOff():
         for owner, name, dst in key:

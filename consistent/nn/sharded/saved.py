@@ -45,14 +45,14 @@ _Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
 
 
 class Gathering(GatheredAgain):
-    """Gathering of one parameter in one run of forward.
+    """One parameter that is gathered in one call of a forward.
 
-    While forward runs, ``seen`` is the gathered tensor, whose in-place writes are tracked.
+    After forward, ``GatheredAgain``, its base, gathers it again for backward.
 
     Args:
         given: the parameter, with its spec in forward and its codecs.
-        seen: the gathered values, a global tensor.
-        unit: the parameters among which it is gathered.
+        seen: the gathered values, a global tensor that forward sees as the parameter.
+        unit: the parameters with which it is gathered.
         position: its position among them.
     """
 
@@ -74,7 +74,7 @@ class Gathering(GatheredAgain):
         _thread.aliases[self.storage] = self.aliases
 
     def release(self) -> None:
-        """Drop the gathered values, after copying forward's in-place writes to the parameter.
+        """Drop the gathered values, after copying in-place writes of forward to the parameter.
 
         Each rank copies its own part, so nothing is sent.
         """
@@ -109,6 +109,7 @@ _thread = _Thread()
 
 
 def _watch(alias: Any) -> None:
+    """Note an alias of gathered values that a program has made by ``x.data``."""
     # Called for each `x.data`, whose version counter does not count for `x`.
     if _thread.aliases:
         found = _thread.aliases.get(_storage_of(plain(alias)))
@@ -120,14 +121,14 @@ Tracer(on_data=_watch).always()
 
 
 def _storage_of(x: Tensor) -> int:
-    """Return an identifier of the storage of ``x``, valid while a tensor with it is alive."""
+    """Return an identifier of the storage of ``x``, valid as long as a tensor with it is alive."""
     with HookOff():
         held = parts_of(x)[-1] if is_sparse(x) else x
         return held.untyped_storage()._cdata
 
 
 def release(gathered: Iterable[Gathering]) -> None:
-    """Drop the values of ``gathered``, after copying forward's in-place writes to the parameters.
+    """Drop the values of all of ``gathered``, after copying forward's writes to the parameters.
 
     First, writes to them are no longer tracked, since their storage may be reused.
     """
@@ -141,9 +142,15 @@ def release(gathered: Iterable[Gathering]) -> None:
 
 
 class _View(NamedTuple):
-    """Saved tensor that is a view of a gathered parameter, or of its copy in ``dtype``.
+    """What autograd saves for a view of gathered values: how to make the view again.
 
-    ``spec`` is the spec of a view that was a global tensor, otherwise None.
+    The view may also be one of a copy of the values in ``dtype``, as autocast makes it.
+
+    Attributes:
+        source: the gathered parameter.
+        size, stride, offset: of the view, in the values' storage.
+        dtype: the dtype of the view.
+        spec: its spec if the view was a global tensor; None if plain.
     """
 
     source: Gathering
@@ -154,6 +161,7 @@ class _View(NamedTuple):
     spec: TensorSpec | None
 
     def taken(self) -> Tensor:
+        """Gather the values again, and return the view of them."""
         with HookOff():
             whole = self.source.take().to(self.dtype)
             view = whole.as_strided(self.size, self.stride, self.offset)
@@ -161,7 +169,7 @@ class _View(NamedTuple):
 
 
 class _Alias(NamedTuple):
-    """Any other saved tensor, with its version.
+    """What autograd saves for any other tensor: the tensor itself, with its version.
 
     Torch does not check the version of saved tensors if hooks are in use, so it is checked here.
     """
@@ -171,6 +179,7 @@ class _Alias(NamedTuple):
     spec: TensorSpec | None
 
     def taken(self) -> Tensor:
+        """Return the tensor; raise as torch does if it was written to since."""
         value = self.value
         if value._version != self.version:
             raise modified(value.shape, value._version, self.version)
@@ -181,7 +190,10 @@ class _Alias(NamedTuple):
 
 
 class SavedShards:
-    """Pair of saved-tensor hooks, in use from ``enter`` to ``leave``, with the gatherings it knows.
+    """Pair of saved-tensor hooks (``pack``, ``unpack``) by which autograd saves no gathered values.
+
+    In use from ``enter`` to ``leave``. Views of the gathered values that it knows (``add``) are
+    saved as ``_View``, without values.
 
     Args:
         below: the pair of hooks that was innermost before; None if there was none.
@@ -196,7 +208,7 @@ class SavedShards:
         self.made: dict[tuple[Any, int], tuple[Gathering, Tensor, int]] = {}
 
     def add(self, gathered: Iterable[Gathering]) -> None:
-        """Save views of the gathered values without these from now on."""
+        """Let the hooks know gathered values, whose views are then saved without values."""
         with HookOff():
             for source in gathered:
                 whole = source.seen
@@ -207,13 +219,14 @@ class SavedShards:
                     self.made[whole.grad_fn, whole.output_nr] = source, whole, whole._version
 
     def drop(self, gathered: Sequence[Gathering]) -> None:
-        """Forget ``gathered``, whose storage may be reused by other tensors."""
+        """Forget the values of ``gathered``, since other tensors may reuse their storage."""
         for each in gathered:
             source = self.known.pop(each.storage, None)
             for key in [key for key, (made, *_) in self.made.items() if made is source]:
                 del self.made[key]
 
     def pack(self, x: Tensor) -> Any:
+        """Return what autograd saves for the tensor ``x`` (the first of the hooks)."""
         with HookOff():
             spec: TensorSpec | None = x._spec if is_global(x) else None  # type: ignore[attr-defined]
             if x.layout is torch.strided and not x.is_meta:
@@ -231,9 +244,9 @@ class SavedShards:
         return self.below[0](x)
 
     def _cast(self, x: Tensor) -> Gathering | None:
-        """Return the gathering whose values ``x`` is a copy of in another dtype, or a view of such.
+        """Return the parameter of whose gathered values ``x`` is a copy in another dtype.
 
-        Returns None if ``x`` is no such copy.
+        ``x`` may also be a view of such a copy. None if it is neither.
         """
         node = x.grad_fn
         while node is not None and node.name() in _VIEWS:
@@ -249,6 +262,7 @@ class SavedShards:
         return source
 
     def unpack(self, kept: Any) -> Tensor:
+        """Return the tensor for which ``pack`` returned ``kept`` (the second of the hooks)."""
         if kept.__class__ is _View or kept.__class__ is _Alias:
             return kept.taken()
         assert self.below is not None
@@ -260,17 +274,19 @@ innermost: Callable[[], _Hooks | None] = partial(_autograd._top_saved_tensors_de
 
 
 def others_in_use() -> bool:
-    """Return whether saved-tensor hooks other than those of this file are in use."""
+    """Return whether saved-tensor hooks of other code are in use, such as those of a checkpoint."""
     top = innermost()
     hooks = None if top is None else getattr(top[0], "__self__", None)
     return top is not None and not (isinstance(hooks, SavedShards) and hooks.below is None)
 
 
 def enter(gathered: Sequence[Gathering]) -> SavedShards:
-    """Return this file's hooks on top of torch's stack, pushed if need be, and let them know more.
+    """Use ``SavedShards`` hooks for what forward does next, and return them.
+
+    Those on top of torch's stack are used again; otherwise new ones are pushed.
 
     Args:
-        gathered: the gatherings whose values the hooks save without these from now on.
+        gathered: the parameters of whose values autograd is to save no views with values.
     """
     top = innermost()
     found = None if top is None else getattr(top[0], "__self__", None)
@@ -283,7 +299,7 @@ def enter(gathered: Sequence[Gathering]) -> SavedShards:
 
 
 def leave(hooks: SavedShards, gathered: Sequence[Gathering]) -> None:
-    """Undo ``enter``."""
+    """Undo ``enter`` for the parameters ``gathered``; the last one pops the hooks."""
     hooks.drop(gathered)
     hooks.depth -= 1
     if not hooks.depth:

@@ -45,7 +45,7 @@ from ..plan import Plan
 
 
 def install_step(module: nn.Module, plan: Plan) -> None:
-    """Make optimizers step in the layouts of the plan, and give gradients the plan's layouts.
+    """Make optimizers step parameters, and backward lay out gradients, as the plan says.
 
     Args:
         module: a module whose parameters are global tensors.
@@ -71,7 +71,7 @@ def forget_step(param: Any) -> None:
 
 
 def in_step(param: Any) -> bool:
-    """Return whether an optimizer steps ``param`` now, or has raised in its step."""
+    """Return whether a step of ``param`` by an optimizer is under way, or has ended by an error."""
     return "_in_step" in param.__dict__
 
 
@@ -80,12 +80,16 @@ _ON_OPTIMIZER_STEP = callbacks("on_optimizer_step")
 
 @cache
 def install_hooks() -> None:
-    """Install hooks that enter and leave the step layouts around the steps of all optimizers."""
+    """Install torch's hooks around the steps of all optimizers, once.
+
+    They bring parameters to the layouts of the step, and back.
+    """
     register_optimizer_step_pre_hook(_before)
     register_optimizer_step_post_hook(_after)
 
 
 def _before(optimizer: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    """Bring parameters to the layouts of the step (pre-hook), and wrap a closure among ``args``."""
     if torch.compiler.is_compiling():
         return None
     # First: a callback may give the optimizer owners (``matrix_step``), which decides what follows.
@@ -100,9 +104,10 @@ def _before(optimizer: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | N
 def around_closure(
     args: tuple, kwargs: dict, out: Callable[[], None], back: Callable[[], None]
 ) -> tuple[tuple, dict] | None:
-    """Wrap the closure among a step's arguments so that it sees parameters in their stored layouts.
+    """Wrap the closure among the arguments of an optimizer's ``step``, which computes a loss.
 
-    The closure computes a loss. If it raises, parameters stay in their stored layouts.
+    It then sees parameters in their stored layouts, as a forward has to. If it raises, they stay
+    so.
 
     Args:
         args, kwargs: the arguments of the optimizer's ``step``.
@@ -136,13 +141,16 @@ def _after(optimizer: Any, args: tuple, kwargs: dict) -> None:
 
 
 def _concerns(optimizer: Any) -> bool:
+    """Return whether an optimizer has parameters whose layout or dtype changes for its step."""
     # Only steps without global tensors are compiled, and Dynamo would trace the code below.
     return not torch.compiler.is_compiling() and any(True for _ in _of(optimizer))
 
 
 def _of(optimizer: Any) -> Iterator[Any]:
-    """Yield the parameters of an optimizer whose layout or dtype in its step is not the stored
-    one."""
+    """Yield the parameters of an optimizer whose layout or dtype changes for its step.
+
+    Those that one rank steps whole (``matrix_step``) are left out.
+    """
     masters, owners = (optimizer.__dict__.get(name) for name in ("_masters", "_owned"))
     for group in optimizer.param_groups:
         if owners is not None and owners.takes(group):  # one rank steps each of them whole
@@ -154,7 +162,10 @@ def _of(optimizer: Any) -> Iterator[Any]:
 
 @torch.no_grad()
 def enter(optimizer: Any) -> None:
-    """Bring the parameters of ``optimizer``, their gradients and state to the step's layouts."""
+    """Bring the parameters of ``optimizer``, their gradients and state to the step's layouts.
+
+    Called before a step. Replicated tensors are only sliced, so nothing is sent for them.
+    """
     masters = optimizer.__dict__.get("_masters")
     for param in _of(optimizer):
         if "_in_step" not in param.__dict__:  # there already if an earlier step raised
@@ -166,7 +177,10 @@ def enter(optimizer: Any) -> None:
 
 @torch.no_grad()
 def leave(optimizer: Any) -> None:
-    """Undo ``enter`` with the new values, which are gathered in as few messages as possible."""
+    """Bring the stepped parameters back to their stored layouts; called after a step.
+
+    New values are gathered in as few messages as possible.
+    """
     found = [(param, param.__dict__.get("_in_step")) for param in _of(optimizer)]
     inside = [(param, each) for param, each in found if each is not None]
     gather_into([coming for param, each in inside for coming in each.coming(param)])
@@ -176,7 +190,13 @@ def leave(optimizer: Any) -> None:
 
 
 class _Coming(NamedTuple):
-    """Shard ``value`` that has to be boxed from ``src`` to ``dst``, into ``out``."""
+    """A new value to be redistributed after a step.
+
+    Attributes:
+        out: the memory to fill.
+        value: the local tensor with the new value.
+        src, dst: the spec that it has, and the one that it is to have.
+    """
 
     out: Tensor
     value: Tensor
@@ -185,9 +205,13 @@ class _Coming(NamedTuple):
 
 
 class _InStep:
-    """Parameter in the layout of its step, with its state from before the step.
+    """A parameter during an optimizer step, with what it was before.
 
-    Making an instance brings the parameter to the layout of the step.
+    Making an instance brings the parameter and its gradient to the layout of the step.
+
+    Args:
+        param: the parameter.
+        masters: the optimizer's float32 copies, of which one is stepped; None without them.
     """
 
     def __init__(self, param: Any, masters: Any) -> None:
@@ -205,7 +229,10 @@ class _InStep:
         _C.watch_if_leaf(param)
 
     def _enter_grad(self, param: Any) -> Any:
-        """Set and return the gradient that the step sees, a view of the present one if possible."""
+        """Return the gradient in the layout of the step, after setting it as ``.grad``.
+
+        It is a view of the present gradient if possible.
+        """
         grad = self.grad
         if grad is None or grad._spec is self.target:
             return grad
@@ -219,9 +246,9 @@ class _InStep:
         return seen
 
     def coming(self, param: Any) -> list[_Coming]:
-        """Return the boxing that brings the stepped value back to the stored layout; at most one.
+        """Return what has to be gathered after the step, at most one ``_Coming``.
 
-        Its target is the memory that the parameter had before the step.
+        It fills the memory that the parameter had before the step.
         """
         if param._spec is not self.target or self.target is self.spec:
             return []
@@ -232,6 +259,7 @@ class _InStep:
         return [] if laid is self.spec else [_Coming(self.whole, value, laid, self.spec)]
 
     def leave(self, param: Any) -> None:
+        """Restore the layouts of the parameter and its gradient from before the step."""
         if param._spec is not self.target:  # the layout was changed during the step
             return
         if self.target is not self.spec:
@@ -246,7 +274,10 @@ class _InStep:
 
 
 def gather_into(coming: list[_Coming]) -> None:
-    """Box each updated shard into its ``out``, in few messages for those with contiguous memory."""
+    """Redistribute each new value into its ``out``.
+
+    Those whose ``out`` is contiguous travel together in few messages, the others one by one.
+    """
     alone = [each for each in coming if each.out.is_meta or not each.out.is_contiguous()]
     together = [each for each in coming if not each.out.is_meta and each.out.is_contiguous()]
     routes = [(each.src, each.dst) for each in together]
@@ -259,7 +290,10 @@ def gather_into(coming: list[_Coming]) -> None:
 
 
 def _part(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
-    """Return the shard under ``dst``: a view of ``local`` if the boxing only slices, else boxed."""
+    """Return the local tensor under ``dst``, for one under ``src``.
+
+    It is a view of ``local`` if that only needs a slice (B to S); otherwise it is redistributed.
+    """
     if src is dst:
         return local
     cut = all(isinstance(m, Move) and m.kind == "slice" for m in plan_boxing(src, dst))
@@ -274,8 +308,14 @@ def _part(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
 
 
 def _follow(state: dict, spec: TensorSpec) -> None:
-    """Box the optimizer state of a parameter to the layout ``spec`` of its step; loaded state may
-    have another."""
+    """Bring optimizer state of a parameter's shape to the layout of its step.
+
+    State that was loaded may have another one.
+
+    Args:
+        state: name -> value, the state of one parameter; changed in place.
+        spec: the spec of the parameter in the step.
+    """
     for value in state.values():
         if is_global(value) and value._spec.shape == spec.shape:
             laid = spec.with_dtype(value.dtype)

@@ -1,5 +1,6 @@
-"""Detection of repeated blocks, such as the layers of a transformer, so that the integer program
-has one set of variables for all of them.
+"""Detection of repeated blocks, such as the layers of a transformer.
+
+The integer program has one set of variables for all equal blocks.
 
 Layers of a model are sibling modules whose names differ in a number. They count as blocks if there
 are several, each has several matrices, and each calls equal ops in an equal order: the same op on
@@ -22,8 +23,9 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 def keys(program: RecordedStep) -> list[Hashable]:
     """Return a key for each node of the layout problem; nodes that must choose equally share a key.
 
-    Corresponding nodes of equal blocks share their key. The key is None for a node that is in no
-    block.
+    The nodes are the inputs, parameters and buffers of the program, then its ops. Corresponding
+    nodes of equal blocks (layers of a model) share their key, so they are solved once. The key is
+    None for a node that is in no block.
     """
     given = [value for value in program.values if value.kind != OP]
     ops = program.ops
@@ -45,7 +47,11 @@ def keys(program: RecordedStep) -> list[Hashable]:
 
 
 def _blocks(program: RecordedStep) -> dict[str, Hashable]:
-    """Return module name -> key of its kind of block, for modules that have at least one equal."""
+    """Return the modules that are blocks, as name -> key of its kind of block.
+
+    Only modules with at least one equal module are blocks; equal ones have the same key:
+    ``{"h.0": ("h.*", 0), "h.1": ("h.*", 0)}``.
+    """
     families: dict[str, dict[str, Hashable]] = {}
     for name in _numbered(program):
         text = _NUMBER.sub("*", name)
@@ -75,9 +81,9 @@ def _numbered(program: RecordedStep) -> list[str]:
 
 
 def _contents(program: RecordedStep, block: str) -> Hashable:
-    """Return a key that is equal for modules with equal ops and tensors.
+    """Return a key of what a module runs and holds; equal modules have equal keys.
 
-    The key is None if ``block`` has fewer than two matrices, and so is too small to be a block.
+    None if it has fewer than two matrices, and so is too small to be a block.
     """
     inside = [op for op in program.ops if _is_in(op.module, block)]
     tensors = [value for value in program.values if value.name and _is_in(value.name, block)]
@@ -87,15 +93,18 @@ def _contents(program: RecordedStep, block: str) -> Hashable:
 
 
 def _op_key(op: Op) -> Hashable:
+    """Return a key of an op that is equal for the same op on the same shapes and arguments."""
     # Equal calls share one Call, which the program keeps alive.
     return op.name, id(op.call), op.row is None
 
 
 def _tensor_key(value: Value, block: str) -> Hashable:
+    """Return a key of a tensor that is equal for corresponding tensors of equal blocks."""
     return value.name[len(block) :], value.spec, value.kind, value.tracked
 
 
 def _block_of(name: str, blocks: dict[str, Hashable]) -> str | None:
+    """Return the block that has the module or tensor ``name``, or None: ``h.0.fc -> h.0``."""
     parts = name.split(".")
     prefixes = (".".join(parts[:n]) for n in range(1, len(parts) + 1))
     return next((prefix for prefix in prefixes if prefix in blocks), None)

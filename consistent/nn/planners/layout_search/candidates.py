@@ -1,9 +1,8 @@
-"""The plans that a search chooses from: how each is made, and what a step under it is estimated to
-take.
+"""The plans that a search chooses from, and the estimated time of a step under each.
 
 A plan that cannot be made for the model, or that a run could not follow, is left out. One name on
-each of two mesh axes may be such a plan: "tensor" on both would cut a custom cut of a projection of
-queries, keys and values once more.
+each of two placement axes may be such a plan: "tensor" on both would cut a custom cut of a
+projection of queries, keys and values once more.
 """
 
 from __future__ import annotations
@@ -31,8 +30,13 @@ _NAMED = {"data": S(0), "zero3": S(0), "tensor": B, "tensor+sequence": B}
 def judged(
     program: RecordedStep, costs: CostModel, makers: Mapping[str, Callable[[], Plan]]
 ) -> tuple[dict[str, Plan], dict[str, Estimate]]:
-    """Return the plans that a run can follow, and their estimates, by name; none if there is
-    none."""
+    """Return the plans that a run can follow, and the estimate of a step under each, by name.
+
+    Args:
+        program: the recorded step.
+        costs: the seconds of ops and messages on this machine.
+        makers: name -> a function that makes the plan. A plan that raises ValueError is left out.
+    """
     plans, found = dict[str, Plan](), dict[str, Estimate]()
     for name, make in makers.items():
         try:
@@ -45,21 +49,25 @@ def judged(
 
 
 def whole_plan(program: RecordedStep, model: torch.nn.Module) -> Plan:
-    """Return the plan that splits nothing."""
+    """Return the plan in which every tensor is B (replicated).
+
+    It is taken if no other plan can be followed.
+    """
     return resolve(model, plain_slots(model), program.placement, Plan())
 
 
 def named_plans(program: RecordedStep, model: torch.nn.Module) -> dict[str, Callable[[], Plan]]:
-    """Return functions that make the plans by name ("data", "zero3", ...).
+    """Return functions that make the plans by name, to compare the found plan with.
 
-    There is one for each combination of a name per mesh axis. The layouts of the model's inputs are
-    added to each plan.
+    There is one for each combination of a name per placement axis: ``"zero3, tensor"`` on two axes.
+    The layouts of the model's inputs are added to each plan.
     """
     chosen = itertools.product(_NAMED, repeat=program.placement.ndim)
     return {", ".join(names): partial(_named, program, model, names) for names in chosen}
 
 
 def _named(program: RecordedStep, model: torch.nn.Module, chosen: tuple[str, ...]) -> Plan:
+    """Return the plan of one name for each axis, with the layouts of the model's inputs."""
     placement = program.placement
     given = dict(zip(axis_names(placement), chosen, strict=True))
     plan = plan_for(model, plain_slots(model), placement, given)
@@ -68,6 +76,7 @@ def _named(program: RecordedStep, model: torch.nn.Module, chosen: tuple[str, ...
 
 
 def _add_inputs(plan: Plan, program: RecordedStep, sbp: tuple) -> None:
+    """Add ``sbp`` to the plan for each input of the model that has enough rows for it."""
     parts = math.prod(n for n, e in zip(program.placement.shape, sbp) if e.is_split)
     for event in program.events:
         if isinstance(event, Enter) and event.module == "":

@@ -18,7 +18,15 @@ from .program import Enter, Exit, RecordedStep
 
 
 def plan_of_solution(program: RecordedStep, problem: Problem, solution: Sequence[int]) -> Plan:
-    """Return the plan under which a run comes closest to ``solution``."""
+    """Return the plan under which a run comes closest to ``solution``.
+
+    A run chooses the layouts of ops itself, so a plan cannot fix all that a solution has.
+
+    Args:
+        program: the recorded step.
+        problem: the layout problem of that step.
+        solution: for each node of the problem, the index of the chosen option.
+    """
     writing = _Writing(program, problem, solution)
     writing.tensors()
     writing.borders()
@@ -26,6 +34,11 @@ def plan_of_solution(program: RecordedStep, problem: Problem, solution: Sequence
 
 
 class _Writing:
+    """Conversion of one solution of the layout problem to ``plan``.
+
+    ``tensors`` and ``borders`` add what the plan contains.
+    """
+
     def __init__(self, program: RecordedStep, problem: Problem, solution: Sequence[int]) -> None:
         self.program = program
         self.plan = Plan(axes=program.placement.axes or ())
@@ -41,10 +54,9 @@ class _Writing:
         self.ends = self._ends()
 
     def _times(self) -> Iterable[int]:
-        """Return when each node runs: its position among the events (ops and module calls) of the
-        program.
+        """Return when each node runs: the position of its op among ``program.events``.
 
-        Inputs have position -1, and results come after all events.
+        Inputs, parameters and buffers have position -1, and results come after all events.
         """
         program = self.program
         given = [-1 for value in program.values if value.kind != OP]
@@ -53,7 +65,7 @@ class _Writing:
         return [*given, *ops, *(len(program.events) for _ in results)]
 
     def _ends(self) -> dict[int, int]:
-        """Return (position where a module call begins) -> (position where it ends)."""
+        """Return where each module call ends: position of the ``Enter`` -> that of the ``Exit``."""
         found, begun = {}, []
         for at, event in enumerate(self.program.events):
             if isinstance(event, Enter):
@@ -73,7 +85,10 @@ class _Writing:
             self.plan.tensors[value.name] = Layouts(sbp, use if may_gather(sbp, use) else sbp)
 
     def borders(self) -> None:
-        """Add to the plan the values that are boxed where modules are called."""
+        """Add the boxing at module calls to the plan.
+
+        A value is boxed (redistributed) where all its readers inside, or after, want one layout.
+        """
         whole: NdSbp = (B,) * self.program.placement.ndim
         now = {
             v: sbp if self.program.values[v].kind == OP else self.program.values[v].fixed or whole
@@ -98,11 +113,14 @@ class _Writing:
                         now[v] = self._set(event.module, "outputs", key, want)  # type: ignore[arg-type]
 
     def _one(self, v: int, begin: int, end: int) -> NdSbp | None:
-        """Return the layout that all readers of ``v`` between two events want.
+        """Return the layout that all readers of the value ``v`` between two events want.
 
-        Return None if they want several layouts, if nothing reads ``v``, if the layout is a partial
-        sum, to which a plan cannot box, or if ``v`` is written in place later, which must not be
-        written to a boxed copy.
+        None if a plan cannot redistribute the value to it: they want several, nothing reads ``v``,
+        it is a partial sum, or ``v`` is written in place later, which must not go to a copy.
+
+        Args:
+            v: the number of the value.
+            begin, end: the positions of the events.
         """
         if self.program.memory.is_written_after(v, begin):
             return None
@@ -113,6 +131,10 @@ class _Writing:
         return None if any(e.is_partial for e in want) else want
 
     def _set(self, module: str, side: str, key: int | str, want: NdSbp) -> NdSbp:
+        """Add the layout ``want`` of an argument or result to the plan.
+
+        An entry that is there already stays. Returns the entry.
+        """
         border = self.plan.modules.get(module, Border())
         ways: Mapping[int | str, Nd] = {key: want, **getattr(border, side)}
         sides = {"inputs": border.inputs, "outputs": border.outputs, side: ways}

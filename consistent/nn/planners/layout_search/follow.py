@@ -28,7 +28,7 @@ from .program import Enter, Exit, RecordedStep
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimated seconds of a step, and bytes that each rank holds.
+    """Estimated seconds of a step under a plan, and bytes that each rank then holds.
 
     The bytes are those of parameters, gradients, two optimizer tensors of the size of each
     parameter, and the activations that are kept for backward.
@@ -44,16 +44,21 @@ class Estimate:
 def follow(program: RecordedStep, costs: CostModel, plan: Plan) -> Estimate:
     """Return the estimated time and memory of a step of ``program`` under ``plan``.
 
-    ``plan`` refers to tensors and modules by the names that they have in ``program``.
+    Args:
+        program: the recorded step.
+        costs: the seconds of ops and messages on this machine.
+        plan: the plan, with names of tensors and modules as in ``program``.
 
     Raises:
-        ValueError: a value cannot be boxed as the plan says, or a write in place would go to a copy
-            of its target.
+        ValueError: a value cannot be redistributed as the plan says, or a write in place would go
+            to a copy of its target.
     """
     return _Following(program, costs, plan).all()
 
 
 class _Following:
+    """Adds up the seconds and bytes of a recorded step under a plan, event by event."""
+
     def __init__(self, program: RecordedStep, costs: CostModel, plan: Plan) -> None:
         self.program, self.costs, self.plan = program, costs, plan
         self.seconds, self.nbytes = 0.0, 0
@@ -62,6 +67,7 @@ class _Following:
         self.before: list[dict[int, NdSbp]] = []  # layouts outside, of the inputs of each open call
 
     def all(self) -> Estimate:
+        """Go through the whole step, and return its estimate."""
         for index, value in enumerate(self.program.values):
             if value.kind != OP:
                 self._given(index)
@@ -80,6 +86,7 @@ class _Following:
         return Estimate(self.seconds, self.nbytes)
 
     def _given(self, index: int) -> None:
+        """Add what an input, parameter or buffer costs, and set its layout."""
         value = self.program.values[index]
         whole: NdSbp = (B,) * self.program.placement.ndim
         self.now[index] = value.fixed or whole
@@ -109,6 +116,7 @@ class _Following:
     # -- calls of modules --------------------------------------------------------------------------
 
     def _enter(self, event: Enter) -> None:
+        """Redistribute the arguments of a module call as the plan says."""
         border = self.plan.border(event.module)
         ways = border.inputs if border else {}
         self.before.append({})
@@ -118,6 +126,7 @@ class _Following:
                 self._border(v, nd)
 
     def _exit(self, event: Exit) -> None:
+        """Redistribute the results of a module call as the plan says."""
         border = self.plan.border(event.module)
         ways: Mapping[int | str, Nd] = border.outputs if border else {}
         # A boxed input is boxed inside the call only; outside it keeps its layout.
@@ -127,6 +136,7 @@ class _Following:
                 self._border(v, nd)
 
     def _border(self, v: int, nd: Nd) -> None:
+        """Redistribute the value ``v`` to ``nd``, in which None keeps the layout along an axis."""
         want = tuple(h if w is None else w for h, w in zip(self.now[v], nd, strict=True))
         value = self.program.values[v]
         if fault := cut_fault(want, value.spec.placement, value.spec.shape):
@@ -137,12 +147,17 @@ class _Following:
         self.now[v] = want
 
     def _box(self, v: int, want: NdSbp, back: bool) -> None:
+        """Add what it costs to redistribute the value ``v`` to ``want``.
+
+        With ``back``, also what it costs for its gradient in backward.
+        """
         more = box(self.costs, self.program.values[v].spec, self.now[v], want, back)
         self.seconds, self.nbytes = self.seconds + more[0], self.nbytes + more[1]
 
     # -- ops ---------------------------------------------------------------------------------------
 
     def _op(self, op: Op) -> None:
+        """Add what an op costs in the layouts that it will choose, and set its results' layouts."""
         values = self.program.values
         whole: NdSbp = (B,) * self.program.placement.ndim
         choice, sent = self._choice(op)
@@ -164,10 +179,10 @@ class _Following:
             self.now[op.outs[0]] = self.now[op.ins[0]]
 
     def _choice(self, op: Op) -> tuple[Choice | None, Sequence[int]]:
-        """Return the layouts that the op will choose in a run, and the bytes that its form itself
-        sends for each mesh axis.
+        """Return the layouts that an op will choose in a run, and the bytes that it sends itself.
 
-        The layouts are None if the op runs on replicated operands only.
+        The bytes are those that its local code sends along each placement axis, beside the
+        redistribution of its operands. The layouts are None if all operands have to be replicated.
         """
         if op.row is None:
             return None, ()
@@ -188,15 +203,18 @@ def _writes_copy() -> ValueError:
 
 
 def _with_specs(call: Call, specs: Sequence) -> Call:
+    """Return ``call`` with other specs of its operands."""
     operands = tuple(Operand(i, spec) for i, spec in enumerate(specs))
     args, kwargs = fill(call.args, operands), fill(dict(call.kwargs), operands)
     return replace(call, args=args, kwargs=kwargs, operands=operands)
 
 
 def _sent(choice: Choice, by_axis: Sequence[Sequence[Signature]]) -> list[int]:
-    """Return the bytes that the chosen form itself sends, for each mesh axis.
+    """Return the bytes that an op's local code sends, for each placement axis.
 
-    ``by_axis`` contains the signatures that were possible on each axis.
+    Args:
+        choice: the chosen layouts.
+        by_axis: for each axis, the signatures that were possible.
     """
     found = (chosen_on(axis, choice, options) for axis, options in enumerate(by_axis))
     return [0 if signature is None else signature.nbytes for signature in found]

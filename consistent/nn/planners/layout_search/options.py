@@ -1,12 +1,14 @@
-"""Conversion of a recorded step to an integer program: the possible layouts of each node, by the
-rules of its op.
+"""Conversion of a recorded step to an integer program that chooses its layouts.
+
+Each node has the possible layouts of an input, parameter or op, by the rule of the op.
 
 A parameter or buffer may be replicated (B) or split (S); an input may have any layout that its
 reader wants, because it can be loaded in any layout. A result of the step is never a partial sum.
 
-With several mesh axes, an option fixes the layouts on all of them, so that the cheapest boxing over
-two axes together can be found. Where there are too many such options, axes are solved one after the
-other, each with the current choices of the others, until no axis improves (``search.py``).
+With several placement axes, an option fixes the layouts on all of them, so that the cheapest
+redistribution over two axes together can be found. Where there are too many such options, axes are
+solved one after the other, each with the current choices of the others, until no axis improves
+(``search.py``).
 """
 
 from __future__ import annotations
@@ -36,9 +38,14 @@ def problem_of(
 ) -> Problem:
     """Return the integer program of choosing all layouts of ``program``.
 
+    Its nodes are inputs, parameters, buffers, ops and results; an option of a node is a choice of
+    layouts for its operands and results.
+
     Args:
-        given: signatures from which each node may choose, for each mesh axis; None allows all that
-            the rule of its op has.
+        program: the recorded step.
+        costs: the seconds of ops and messages on this machine.
+        given: for each node and placement axis, the signatures (layouts of operands and results)
+            from which it may choose; None allows all that the rule of its op has.
     """
     problem = Problem(costs)
     axes = given or axes_of(program)
@@ -62,7 +69,10 @@ def problem_of(
 
 
 def axes_of(program: RecordedStep) -> list[Axes]:
-    """Return the signatures from which each node may choose, for each mesh axis."""
+    """Return, for each node and placement axis, the signatures from which it may choose.
+
+    A signature has the layouts of an op's operands and results along one axis.
+    """
     found: list[Axes] = []
     for value, op in _nodes(program):
         if op is not None:
@@ -75,8 +85,10 @@ def axes_of(program: RecordedStep) -> list[Axes]:
 
 
 def _nodes(program: RecordedStep) -> Iterable[tuple[int | None, Op | None]]:
-    """Yield the nodes in the order of the problem: (value, None) for each input, parameter and
-    buffer, then (None, op) for each op."""
+    """Yield the nodes in the order of the problem, without its results.
+
+    First (value, None) for each input, parameter and buffer, then (None, op) for each op.
+    """
     for index, value in enumerate(program.values):
         if value.kind != OP:
             yield index, None
@@ -85,10 +97,15 @@ def _nodes(program: RecordedStep) -> Iterable[tuple[int | None, Op | None]]:
 
 
 def _splits(value: Value, placement: Placement, written: bool) -> Axes:
-    """Return the layouts that an input, parameter or buffer may have, for each mesh axis.
+    """Return the layouts that an input, parameter or buffer may have, for each placement axis.
 
-    Each layout is returned as a signature without operands. An input that is ``written`` in place
-    stays as it is, whole, since the caller's tensor is written.
+    Each layout is a signature without operands: ``Signature((), (S(0),))``.
+
+    Args:
+        value: the input, parameter or buffer.
+        placement: the placement of the step.
+        written: whether the step writes to it in place. Such an input stays replicated, since the
+            caller's tensor is written.
     """
     made = []
     for axis, parts in enumerate(placement.shape):
@@ -104,10 +121,10 @@ def _splits(value: Value, placement: Placement, written: bool) -> Axes:
 
 
 def _signatures(op: Op, placement: Placement) -> Axes:
-    """Return the signatures that the search may choose for an op, for each mesh axis.
+    """Return the signatures that the search may choose for an op, for each placement axis.
 
-    Signatures that leave some rank without data are left out, and so are partial maxima, which have
-    no gradient.
+    They are those of the op's rule, without any that leaves some rank without data, and without
+    partial maxima, which have no gradient.
     """
     whole = [[op.call.whole()]] * placement.ndim
     if op.row is None or any(out.data_dependent for out in op.call.outs):
@@ -125,6 +142,10 @@ def _signatures(op: Op, placement: Placement) -> Axes:
 def _given(
     program: RecordedStep, index: int, costs: CostModel, chosen: Sequence[Signature]
 ) -> Option:
+    """Return the option that gives an input, parameter or buffer the layouts ``chosen``.
+
+    The cost of a parameter includes reducing its gradient and the optimizer's step.
+    """
     outs = layouts_of(chosen)[1]
     value = program.values[index]
     spec = value.spec.with_sbp(outs[0])
@@ -140,10 +161,16 @@ def _given(
 def reducing_seconds(
     program: RecordedStep, costs: CostModel, src: TensorSpec, dst: TensorSpec
 ) -> float:
-    """Return the seconds of moving a parameter's gradient from ``src`` to its layout ``dst``.
+    """Return the seconds of redistributing a parameter's gradient from ``src`` to ``dst``.
 
     Gradients of several parameters travel together in one message, so each bears only its share of
     one latency.
+
+    Args:
+        program: the recorded step, whose parameters share the latency.
+        costs: the seconds of messages on this machine.
+        src: the spec in which backward computes the gradient.
+        dst: the spec in which it is kept.
     """
     seconds = boxing_seconds_on(costs, src, dst)
     start = start_seconds(costs, src, dst)
@@ -154,12 +181,15 @@ def reducing_seconds(
 
 
 def step_seconds(costs: CostModel, nbytes: int) -> float:
-    """Return the seconds of an optimizer step on ``nbytes`` of a parameter on each rank."""
+    """Return the seconds of an optimizer step on ``nbytes`` of a parameter on each rank.
+
+    Four tensors of this size are read and three are written, as by Adam.
+    """
     return _STEP * nbytes / costs.memory
 
 
 def _end(problem: Problem, program: RecordedStep) -> None:
-    """Add a node for each result of the step.
+    """Add a node for each result of the step, by which it is redistributed to its last layout.
 
     Losses must be replicated, because the user reads their values; other results may stay split.
     """

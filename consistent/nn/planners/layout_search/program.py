@@ -16,9 +16,11 @@ from ....spec import Placement
 
 @dataclass
 class Enter:
-    """Event that marks the beginning of a module call.
+    """Event in a ``RecordedStep``: a call of a module begins.
 
-    ``given`` maps the position or keyword of an argument to the number of its value.
+    Attributes:
+        module: the name of the module.
+        given: position or keyword of an argument -> the number of its value.
     """
 
     module: str
@@ -27,9 +29,11 @@ class Enter:
 
 @dataclass
 class Exit:
-    """Event that marks the end of a module call.
+    """Event in a ``RecordedStep``: a call of a module ends.
 
-    ``given`` maps the position or key in its result to the number of a value.
+    Attributes:
+        module: the name of the module.
+        given: position or key in the result -> the number of a value.
     """
 
     module: str
@@ -38,10 +42,15 @@ class Exit:
 
 @dataclass
 class RecordedStep:
-    """Recorded step: its values, and its events (ops, begin and end of module calls) in order.
+    """The ops of one step of a model, without layouts, as the layout search uses them.
 
-    ``losses`` are the numbers of the values on which ``backward()`` is called, ``results`` those of
-    the values that the step returns.
+    Attributes:
+        placement: the placement for which a plan is searched.
+        values: the tensors of the step; elsewhere they are given by their numbers in this list.
+        events: ops, and begin and end of module calls, in order.
+        losses: the values on which ``backward()`` is called.
+        results: the values that the step returns.
+        same: pairs of values that are one tensor.
     """
 
     placement: Placement
@@ -64,5 +73,5 @@ class RecordedStep:
 
     @cached_property
     def memory(self) -> AliasedValues:
-        """What shares memory and is written in place, by positions among the events."""
+        """Which values share memory, and which are written in place at which event."""
         return AliasedValues(self.timed_ops, self.same)

@@ -38,8 +38,13 @@ def record(
 ) -> RecordedStep:
     """Return the program of ``step(*args, **kwargs)``, in which ``model`` is called.
 
-    ``model`` gets its own tensors back afterwards. Tensors among the arguments may be plain or
-    global.
+    The step runs on tensors without values. ``model`` gets its own tensors back afterwards.
+
+    Args:
+        step: the function to record.
+        model: the module whose layouts are to be chosen.
+        placement: the placement for which they are chosen; its ranks need not exist.
+        args, kwargs: the arguments of ``step``; tensors in them may be plain or global.
 
     Raises:
         ValueError: the step reads a value that is not known, or chooses layouts itself.
@@ -67,9 +72,11 @@ def record(
 
 
 class _Recorder:
-    """Recorder of the ops and module calls of a step as a ``RecordedStep``.
+    """Recorder of the ops and module calls of a step, as a ``RecordedStep`` in ``program``.
 
-    It keeps every tensor alive, because values are identified by the ids of their tensors.
+    ``with_stand_ins`` and ``listening`` are entered around the step, ``input`` replaces its
+    arguments, and ``end`` is called with its result. It keeps every tensor alive, because values
+    are identified by the ids of their tensors.
     """
 
     def __init__(self, placement: Placement) -> None:
@@ -106,6 +113,7 @@ class _Recorder:
                 slot.put(value)
 
     def _parameter(self, value: torch.Tensor, name: str) -> Any:
+        """Return the tensor without values that takes the place of a parameter or buffer."""
         is_parameter = isinstance(value, torch.nn.Parameter)
         made = of_spec(self._spec(value))
         if is_parameter:
@@ -136,6 +144,7 @@ class _Recorder:
         return self._inputs[id(x)]
 
     def _spec(self, x: torch.Tensor) -> TensorSpec:
+        """Return the spec of a tensor with the shape and dtype of ``x``, replicated on all axes."""
         return TensorSpec.of(self.program.placement, self._whole(), x.shape, x.dtype)
 
     def _whole(self) -> tuple:
@@ -145,7 +154,7 @@ class _Recorder:
 
     @contextmanager
     def listening(self, model: torch.nn.Module) -> Iterator[None]:
-        """Record ops, module calls, backward and to_global inside the ``with`` block."""
+        """Record ops, module calls and backward inside the ``with`` block; refuse ``to_global``."""
         tracer = Tracer(
             on_op_end=self._op,
             on_adopt=self._known.adopt,
@@ -159,11 +168,13 @@ class _Recorder:
             yield
 
     def _enter(self, name: str, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Record that a call of the module ``name`` begins."""
         self._calling.append(name)
         given = {**dict(enumerate(args)), **kwargs}
         self.program.events.append(Enter(name, self._values(given)))
 
     def _leave(self, name: str, result: Any) -> None:
+        """Record that a call of the module ``name`` ends."""
         self._calling.pop()
         if isinstance(result, torch.Tensor):
             given: Any = {0: result}
@@ -174,10 +185,12 @@ class _Recorder:
         self.program.events.append(Exit(name, self._values(given)))
 
     def _values(self, given: Mapping[Any, Any]) -> dict[int | str, int]:
+        """Return the numbers of those of ``given`` that are values of the program."""
         known = {key: self._ops.known(x) for key, x in given.items() if is_global(x)}
         return {key: number for key, number in known.items() if number is not None}
 
     def _op(self, plan: Any, given: list[Any], out: Any, *_: Any) -> None:
+        """Record an op that has run; called by the tracer."""
         op = replace(self._ops.op(plan, given, out), module=self._calling[-1])
         self._alive += [*given, *tensors_in(out)]
         if not plan.call.inplace:
@@ -188,13 +201,16 @@ class _Recorder:
         self._known.op(plan, given, out)
 
     def _value(self, x: Any, kind: str, name: str) -> int:
+        """Add an input, parameter or buffer to the program, and return its number."""
         self._alive.append(x)
         return self._ops.new(x, kind, name)
 
     def _backward(self, y: Any, *_: Any) -> None:
+        """Record a loss in place of running its backward; called by the tracer."""
         self.program.losses.append(self._ops.number(y))
 
     def _to_global(self, x: Any, target: TensorSpec, *_: Any) -> Any:
+        """Refuse a call of ``to_global``, since the plan is to choose all layouts."""
         raise ValueError(
             f"best_plan: the step lays a tensor out itself, {x._spec} to {target}.\n"
             "  A plan is searched for programs that leave all layouts to it.\n"
@@ -202,7 +218,7 @@ class _Recorder:
         )
 
     def end(self, result: Any) -> None:
-        """Note the results of the step."""
+        """Record the tensors in ``result``, which the step has returned, as results."""
         for x in tensors_in(result):
             number = self._ops.known(x) if is_global(x) else None
             if number is not None and number not in self.program.results:

@@ -101,6 +101,11 @@ def best_plan(
 
 
 def _model_of(step: Any, args: tuple, kwargs: Mapping[str, Any]) -> torch.nn.Module:
+    """Return the one module among a step and its arguments.
+
+    Raises:
+        ValueError: there is not exactly one, or it is parallelized already.
+    """
     found = [step] if isinstance(step, torch.nn.Module) else []
     found += each_in((args, dict(kwargs)), torch.nn.Module)
     modules = list({id(m): m for m in found}.values())
@@ -129,9 +134,10 @@ _Solution = tuple[list[int], Problem, int]
 
 
 def _solved(program: RecordedStep, costs: CostModel, memory: int | None) -> dict[str, _Solution]:
-    """Return the best solution by the name of its plan, or several of which one may be the best.
+    """Return solutions of the layout problem, by a name for the plan of each.
 
-    If nothing fits in ``memory``, a solution is the one that holds the fewest bytes.
+    One if the problem can be solved for all axes at once; otherwise one or two, of which either may
+    be the better. If nothing fits in ``memory``, a solution is the one that holds the fewest bytes.
     """
     axes, name = axes_of(program), "a plan of its own"
     counts = (math.prod(map(len, each)) for each in axes)
@@ -155,11 +161,16 @@ def _axis_by_axis(
     memory: int | None,
     chosen: Sequence[Sequence[Signature]],
 ) -> _Solution:
-    """Solve one mesh axis after another, with the choices on the other axes fixed, until nothing
-    improves.
+    """Return a solution found by solving one axis after another, until a round improves nothing.
 
-    It is used where there are too many options for all axes together. ``chosen`` is where it
-    begins: for each node, its signature on each axis.
+    The choices on the other axes are fixed meanwhile. Used where there are too many options for all
+    axes together.
+
+    Args:
+        program: the recorded step.
+        costs: the seconds of ops and messages on this machine.
+        memory: the bytes that a rank may hold; None for no limit.
+        chosen: where to begin: for each node, its signature on each axis.
     """
     axes = axes_of(program)
     best: _Solution | None = None
@@ -186,8 +197,7 @@ def _axis_by_axis(
 
 
 def _taken(found: _Solution, count: int) -> list[Sequence[Signature]]:
-    """Return the signatures on all axes that each of the first ``count`` nodes has in a
-    solution."""
+    """Return the signatures of the first ``count`` nodes in a solution, one for each axis."""
     solution, problem, _ = found
     pairs = zip(problem.nodes, solution, range(count))
     return [node.options[index].axes for node, index, _ in pairs]
@@ -196,12 +206,13 @@ def _taken(found: _Solution, count: int) -> list[Sequence[Signature]]:
 def _own(
     program: RecordedStep, model: torch.nn.Module, solution: Sequence[int], problem: Problem
 ) -> Plan:
-    """Return the plan under which a run comes closest to a solution."""
+    """Return the plan under which a run comes closest to a solution, without patterns."""
     made = plan_of_solution(program, problem, solution)
     return resolve(model, plain_slots(model), program.placement, made)
 
 
 def _fitting(problem: Problem, memory: int | None) -> list[int]:
+    """Return the best solution within ``memory``, or the one with the fewest bytes if none fits."""
     try:
         return solve(problem, memory)
     except DoesNotFitInMemory as error:
@@ -212,6 +223,7 @@ def _fitting(problem: Problem, memory: int | None) -> list[int]:
 
 
 def _notes(best: str, found: Mapping[str, Estimate]) -> list[str]:
+    """Return the notes of a plan: the estimates of it and of others."""
     others = sorted((e.seconds, name) for name, e in found.items() if name != best)
     text = "; ".join(f"{name}: {found[name].seconds * 1e3:.3f} ms" for _, name in others[:4])
     return [
