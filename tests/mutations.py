@@ -275,12 +275,8 @@ FAULTS = (
     ),
     # -- programs that are followed
     Fault(
-        "what a module of a stage read is not asked again", "graph/record.py",
-        "if each_in(args, Ref):", "if False:", f"{ACCEPTED} [asked_again]",
-    ),
-    Fault(
         "a known value outlives a write", "graph/known_values.py",
-        "self.version == version(self.x)", "True", f"{ACCEPTED} [unknown]",
+        "known.version != version(x)", "False", f"{ACCEPTED} [unknown]",
     ),
     Fault(
         "shapes by values are those of the first batch", "graph/record.py",

@@ -23,11 +23,10 @@ from ..movement import plain_values
 from ..movement.differentiable import spread
 from ..movement.world import device_of, my_coordinate
 from ..spec import NdSbp, Placement, SbpLike, TensorSpec
-from ..spec.nested import each_in, map_each, map_tensors, tensors_in
+from ..spec.nested import map_each, map_tensors, tensors_in
 from ..spec.tracer import Tracer, set_aside
 from .effects import RefusingDraws, Writes, version, versions, writes_by_name
 from .kept import ArgumentsSnapshot
-from .known_values import KnownValues
 from .program import HERE, ProgramLine, ProgramValue, Question, Ref, StagesProgram, StageTransfer
 from .reads import (
     KNOWN,
@@ -122,7 +121,7 @@ class _Recorder(TorchFunctionMode):
         self._by_inputs: set[int] = set()  # ids of stand-ins whose values follow from inputs
         self._lost: set[int] = set()  # ids of stand-ins whose values may have been overwritten
         self._by_values = False  # the last call needed values that are known
-        self._inside, self._is_inside = KnownValues(), False  # inside modules of stages
+        self._in_module = False  # the last call is one of a stage's module
         self._passing = 0  # more than 0: calls pass unrecorded
         self._drawn = generator.get_state().counter
         self._around = self._mode()
@@ -150,9 +149,6 @@ class _Recorder(TorchFunctionMode):
             handle_backward=self._backward,
             handle_to_global=self._to_global,
             shapes_of=self._shapes_of,
-            on_op_end=self._inside.op,
-            on_adopt=self._inside.adopt,
-            value_of=self._read_inside,
         )
         stack.enter_context(tracer.tracing())
         stack.enter_context(self)
@@ -226,7 +222,7 @@ class _Recorder(TorchFunctionMode):
             # A plain tensor (reader None) lacks what any stage wrote into its global copy.
             reader = None if self.program.values[index].spec is None else stage
             self._effects.check_read(index, reader, name, self.line)
-        had, self._by_values = versions((args, kwargs)), False
+        had, self._by_values, self._in_module = versions((args, kwargs)), False, module
         drawing = RefusingDraws(self.program.name, name, self.line)
         with self.quiet(), drawing if stage is None else nullcontext():
             out = func(*args, **kwargs)
@@ -236,7 +232,6 @@ class _Recorder(TorchFunctionMode):
         if values is None and writes and stage is None:
             # All known values, as any of them may be a view of what was written.
             self._lost |= set(self._constants)
-            self._inside.clear()
         inputs = {id(x): self._known[id(x)] for x in tensors_in(given)}
         outs: list[int] = []
         with self.quiet():
@@ -266,7 +261,7 @@ class _Recorder(TorchFunctionMode):
                 self.program.lines.append(line)
             else:
                 self._read(line, out)
-        if self._by_values and not module and self._follow(given, writes=False):
+        if self._by_values and self._follow(given, writes=False):
             known = map_tensors(
                 given, lambda x: x if self._value_of(x) is None else Ref(self._known[id(x)])
             )
@@ -313,31 +308,16 @@ class _Recorder(TorchFunctionMode):
         return map_each(made, torch.device, lambda d: torch.device("cpu") if d == _META else d)
 
     def _shapes_of(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Return what ``Tracer.shapes_of`` does, and note that the call needed values."""
-        if self._is_inside:
-            found = self._inside.shapes_of(func, args, kwargs)
-            if found is not None:
-                question = self._inside.shapes_question(func, args, kwargs)
-                self._ask_inside(*question, shapes(*tensors_in(found)))
-            return found
+        """Return what ``Tracer.shapes_of`` does, and note that the call needed values.
+
+        Modules of stages run as they are written for each micro-batch, so no question about the
+        values that they read could be asked again. They get no answer.
+        """
+        if self._in_module:
+            return None
         found = result_by_values(func, (args, kwargs), self._value_of)
         self._by_values |= found is not None
         return found
-
-    def _read_inside(self, x: Any) -> torch.Tensor | None:
-        """Return the value of a global tensor that a stage's module reads, if it is known.
-
-        The program asks again, since what the module returns, draws and writes may depend on it.
-        Between modules a global tensor has no answer.
-        """
-        value = self._inside.get(x) if self._is_inside else None
-        if value is not None:
-            self._ask_inside(*self._inside.value_question(x), value.numpy())
-        return value
-
-    def _ask_inside(self, function: Callable[..., Any], args: tuple, found: Any) -> None:
-        if each_in(args, Ref):  # else it follows from what is no argument
-            self._ask(function, args, found)
 
     def _value_of(self, x: torch.Tensor) -> torch.Tensor | None:
         return None if id(x) in self._lost else self._constants.get(id(x))
@@ -360,11 +340,7 @@ class _Recorder(TorchFunctionMode):
         self._refuse_kept(name, kept.hidden(self._known))
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            self._is_inside = True
-            try:
-                out = call(*args, **kwargs)
-            finally:
-                self._is_inside = False
+            out = call(*args, **kwargs)
             self._refuse_kept(name, kept.changed())
             return out
 
@@ -403,8 +379,6 @@ class _Recorder(TorchFunctionMode):
             spec = TensorSpec.of(placement, sbp, x.shape, x.dtype)
             given = ((x,), {"spec": spec} | ({"made_by": made_by} if made_by else {}))
             self._entered[key] = self._run("entered", entered, given, stage)
-            if known is not None and id(x) not in self._lost:
-                self._inside.put(self._entered[key], known, Ref(source))
             self._effects.copied(source, stage, self._entered[key])
         return self._entered[key]
 

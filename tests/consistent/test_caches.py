@@ -47,6 +47,7 @@ BOUNDED = {
     "consistent.dispatch.running.moved_views.alive": OBJECTS,
     "consistent.dispatch.running.writes._written": "cleared with the last moved view",
     "consistent.flow.scope._placements": OPEN,
+    "consistent.graph.known_values._draws": OPS,
     "consistent.flow.scope._views": OPEN,
     "consistent.flow.session._runs": OPEN,
     "consistent.flow.session.loaded": "by names of variables",
