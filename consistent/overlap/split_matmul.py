@@ -83,10 +83,10 @@ def matmul_reduce_scatter(
     ```
 
     Rows are summed in chunks: while one chunk is summed, another is multiplied. The gradient of
-    ``x`` is the gathered gradient of ``y`` times ``w.T``, in as many chunks.
+    ``x`` is the gathered gradient of ``y`` times ``w.T``, in as many chunks. The arguments are
+    those of ``all_gather_matmul``, and one more.
 
     Args:
-        x, w, bias, activation, chunks: as in ``all_gather_matmul``.
         dim: the dim of the result that is split over the ranks.
 
     Raises:
