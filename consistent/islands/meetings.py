@@ -141,10 +141,16 @@ class Meetings:
         It reads the store without telling other ranks, so only an island's first rank may call it.
         """
         key, store = f"{name}/members", self._between.store
-        return store.check([key]) and bool(json.loads(store.get(key)))
+        if not store.check([key]) or store.check([f"{name}/void"]):
+            return False
+        return bool(json.loads(store.get(key)))
 
     def hold(
-        self, name: str, came: list[Came], exchange: Callable[[Line, list[Came]], T]
+        self,
+        name: str,
+        came: list[Came],
+        exchange: Callable[[Line, list[Came]], T],
+        counts: Callable[[list[Came]], bool] = lambda came: True,
     ) -> T | None:
         """Run ``exchange`` until it succeeds on all members of the meeting, and return its result.
 
@@ -156,10 +162,12 @@ class Meetings:
             came: the islands that take part, from ``come``.
             exchange: (connection, islands) -> the result. It may be called several times, with
                 fewer islands each time, so it must not change what it reads.
+            counts: (islands) -> whether they may hold the meeting if others are lost, as in
+                ``come``.
 
         Returns:
             what ``exchange`` returned; None if the others have held the meeting without this
-            island, because it took too long.
+            island, because it took too long, or if those that are left may not hold it.
 
         Raises:
             RuntimeError: an island is lost and no patience was set, or every attempt failed.
@@ -189,6 +197,8 @@ class Meetings:
             # Failures count from the last island that was lost: without it an exchange may succeed.
             failed = failed + 1 if len(left) == len(came) else 0
             came = [each for each in came if each.island in left]
+            if not self._told(lambda: self._may_hold(name, came, counts)):  # noqa: B023
+                return None
             attempt += 1
         raise RuntimeError(_FAILED.format(self._between.number, self._between.count)) from error
 
@@ -233,6 +243,17 @@ class Meetings:
         if members and me not in members:
             return None
         return [(k, json.loads(store.get(f"{name}/come/{k}"))) for k in members]
+
+    def _may_hold(self, name: str, came: list[Came], counts: Callable[[list[Came]], bool]) -> bool:
+        """Return whether the islands that are left of a meeting may hold it, and note if not.
+
+        An island that was started again, alone after the loss of the others, would make its
+        initial parameters those of all.
+        """
+        if counts(came):
+            return True
+        self._between.store.set(f"{name}/void", "")
+        return False
 
     def _vote(self, name: str, came: list[Came], well: bool) -> list[int] | None:
         """Report whether this island's exchange succeeded, and wait for the reports of the others.

@@ -18,6 +18,7 @@ import hashlib
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -221,12 +222,11 @@ class Outer:
         # Islands that are late follow the count of those that meet at their time: otherwise they
         # would come to all later meetings at another time than the others.
         note["steps"] = self.steps if due else 0
-        came = self._meetings.come(part.meeting(), note, lambda came: self._counts(part, came))
+        counts = partial(self._counts, part)
+        came = self._meetings.come(part.meeting(), note, counts)
         found = None
         if came is not None:
-            found = self._meetings.hold(
-                part.meeting(), came, lambda line, came: self._exchange(part, line, came)
-            )
+            found = self._meetings.hold(part.meeting(), came, partial(self._exchange, part), counts)
         if came is None or found is None:
             # Skip all meetings that were already held, up to the first one that this island can
             # still join.

@@ -241,6 +241,23 @@ def test_an_island_that_others_did_not_wait_for_goes_on() -> None:
     assert _Voted([1]).hold("meeting", [Came(0, {}), Came(1, {})], lambda *_: "means") is None
 
 
+def test_an_island_left_alone_in_a_meeting_holds_it_only_if_it_may() -> None:
+    came = [Came(0, {}), Came(1, {})]
+    for may, held in ((True, "means"), (False, None)):
+        meetings, store, tries = _Voted([0]), HashStore(), iter([[0], None])
+        meetings._between.store = store
+        meetings._vote = lambda *_, tries=tries: next(tries)  # type: ignore[method-assign]
+        asked: list[list[int]] = []
+
+        def counts(left: list[Came], asked: list = asked, may: bool = may) -> bool:
+            asked.append([each.island for each in left])
+            return may
+
+        store.set("meeting/members", "[0, 1]")
+        assert meetings.hold("meeting", came, lambda *_: "means", counts) == held
+        assert asked == [[0]] and meetings.was_held("meeting") == may
+
+
 class _Ahead(_Voted):
     """Meetings with an island that is at step 14: the second of part 1 was held, not that of 0."""
 
@@ -251,7 +268,7 @@ class _Ahead(_Voted):
     def come(self, name: str, note: dict[str, Any], counts: Any = None) -> list[Came] | None:
         return None if self.is_over(name) else [Came(0, {"digest": "", **note, "steps": 14})]
 
-    def hold(self, name: str, came: Any, exchange: Any) -> Any:
+    def hold(self, name: str, came: Any, exchange: Any, counts: Any = None) -> Any:
         return {} if name == "first" else Exchanged({}, {}, {}, False)
 
     def begun(self, name: str) -> bool:
