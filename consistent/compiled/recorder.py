@@ -26,6 +26,7 @@ from ..dispatch.planning.writes import written_tensors
 from ..dispatch.plans.shards import is_global
 from ..forms.random import draw, generator
 from ..forms.seeds import signed
+from ..graph.reads import are_whole
 from ..nn.sharded import prefetch
 from ..spec import TensorSpec
 from ..spec.nested import map_tensors, tensors_in
@@ -388,7 +389,7 @@ class Recorder(TorchDispatchMode):
         """
         if func.namespace != "aten":
             return False
-        deciding = [x for x in tensors_in(args) if not (x.is_floating_point() or x.is_complex())]
+        deciding = [x for x in tensors_in(args) if are_whole(x.dtype)]
         return bool(deciding) and all(self._is_fixed(self.node_of(x)) for x in deciding)
 
     # -- messages ----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from ..dispatch.plans.arguments import fill
 from ..dispatch.plans.shards import HookOff, is_global
 from ..spec.nested import tensors_in
 from .effects import version
-from .reads import is_followed, result_by_values
+from .reads import are_whole, is_followed, result_by_values
 
 
 class _Known(NamedTuple):
@@ -71,8 +71,7 @@ class KnownValues:
         # write into any of them.
         may_write = call.inplace or plan.writes or len(call.operands) != len(operands)
         if may_write:
-            dtypes = (x._spec.dtype for x in operands[:1])
-            if known or not any(d.is_floating_point or d.is_complex for d in dtypes):
+            if known or all(are_whole(x._spec.dtype) for x in operands[:1]):
                 self._known.clear()
         elif known and len(known) == len(operands) and not _draws(plan.name):
             try:

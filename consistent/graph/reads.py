@@ -42,12 +42,18 @@ def is_followed(x: torch.Tensor) -> bool:
     return not x.is_meta and may_be_followed(x.dtype, x.numel())
 
 
+def are_whole(dtype: torch.dtype) -> bool:
+    """Return whether values of this dtype are integers or bools, which alone are followed and may
+    decide shapes."""
+    return not (dtype.is_floating_point or dtype.is_complex)
+
+
 def may_be_followed(dtype: torch.dtype, numel: int) -> bool:
     """Return whether values of this dtype and number of elements are kept, as in ``is_followed``.
 
     They are if they are integers or bools, and not too many.
     """
-    return not (dtype.is_floating_point or dtype.is_complex) and numel <= KNOWN
+    return are_whole(dtype) and numel <= KNOWN
 
 
 def is_answer(name: str, out: Any) -> bool:
@@ -109,7 +115,7 @@ def result_by_values(
     """
     known = {id(x): value_of(x) for x in tensors_in(given)}
     missing = [x for x in tensors_in(given) if known[id(x)] is None]
-    if len(missing) == len(known) or any(map(_may_decide, missing)):
+    if len(missing) == len(known) or any(are_whole(x.dtype) for x in missing):
         return None
     # On meta first: no memory is needed. Not all kernels of meta take values on the CPU, and those
     # are given zeros, which all lie at one address.
@@ -138,10 +144,6 @@ def shapes_by_values(func: Any, args: tuple, kwargs: dict[str, Any]) -> list[tup
         return None if x.is_meta or is_global(x) else x
 
     return shapes(*tensors_in(result_by_values(func, (args, kwargs), value_of)))
-
-
-def _may_decide(x: torch.Tensor) -> bool:
-    return not (x.dtype.is_floating_point or x.dtype.is_complex)
 
 
 def _on_meta(x: torch.Tensor) -> torch.Tensor:

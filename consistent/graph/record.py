@@ -250,8 +250,7 @@ class _Recorder(TorchFunctionMode):
 
         out = map_tensors(out, result)
         if outs or writes or module or (by_inputs and is_answer(name, out)):
-            noted = map_tensors(given, lambda x: Ref(self._known[id(x)]))
-            noted = map_each(noted, torch.device, lambda d: HERE if d == _META else d)
+            noted = self._noted(given, lambda _: True)
             mode = self._mode()
             line = ProgramLine(name, func, noted[0], noted[1], tuple(outs), stage, module)
             line.mode = None if mode == self._around else mode
@@ -262,14 +261,17 @@ class _Recorder(TorchFunctionMode):
             else:
                 self._read(line, out)
         if self._by_values and self._follow(given, writes=False):
-            known = map_tensors(
-                given, lambda x: x if self._value_of(x) is None else Ref(self._known[id(x)])
-            )
-            known = map_each(known, torch.device, lambda d: HERE if d == _META else d)
+            known = self._noted(given, lambda x: self._value_of(x) is not None)
             self._ask(shapes_by_values, (func, *known), shapes(*tensors_in(out)))
         if sized:
             self._ask(shapes, tuple(map(Ref, outs)), shapes(*tensors_in(out)))
         return out if values is None else map_each(out, torch.device, lambda _: _META)
+
+    def _noted(self, given: tuple, is_input: Callable[[torch.Tensor], bool]) -> Any:
+        """Return a call's arguments as a program keeps them, with a ``Ref`` for each tensor that it
+        finds again; the others are kept as they are."""
+        noted = map_tensors(given, lambda x: Ref(self._known[id(x)]) if is_input(x) else x)
+        return map_each(noted, torch.device, lambda d: HERE if d == _META else d)
 
     def _read(self, line: ProgramLine, found: Any) -> None:
         self.program.reads.append(Question(line, len(self.program.lines), as_it_is(found)))

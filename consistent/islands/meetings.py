@@ -277,7 +277,7 @@ class Meetings:
             if len(told) == len(came) or time.monotonic() - began > self._limit:
                 good = len(told) == len(came) and all(
                     store.get(key) == b"1" for key in keys.values()
-                )  # noqa: E501
+                )
                 store.compare_set(f"{name}/result", "", json.dumps(None if good else told))
             else:
                 time.sleep(_PAUSE_S)

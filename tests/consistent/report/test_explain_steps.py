@@ -123,7 +123,7 @@ def _in_arguments(rank: int) -> Any:
     said = consistent.explain(step, it.net, it.optimizer, it.x)
     same = [
         torch.equal(_local(a), _local(b)) for a, b in zip(it.net.parameters(), twin.parameters())
-    ]  # noqa: B905,E501
+    ]
     return said, all(same), [op.name for op in consistent.explain(it.net, it.x).ops]
 
 
