@@ -17,17 +17,15 @@ from torch.overrides import TorchFunctionMode
 from mirrored.transports.faults.place import user_line
 
 from ..dispatch.planning import autocast
-from ..dispatch.plans.shards import attach, is_global
+from ..dispatch.plans.shards import is_global
 from ..forms.random import generator
-from ..movement import plain_values
-from ..movement.differentiable import spread
-from ..movement.world import device_of, my_coordinate
-from ..spec import NdSbp, Placement, SbpLike, TensorSpec
+from ..spec import Placement, SbpLike, TensorSpec
 from ..spec.nested import map_each, map_tensors, tensors_in
 from ..spec.tracer import Tracer, set_aside
 from .effects import RefusingDraws, Writes, version, versions, writes_by_name
+from .entering import entered
 from .kept import ArgumentsSnapshot
-from .program import HERE, ProgramLine, ProgramValue, Question, Ref, StagesProgram, StageTransfer
+from .program import HERE, ProgramLine, Question, Ref, StagesProgram
 from .reads import (
     KNOWN,
     as_it_is,
@@ -38,9 +36,11 @@ from .reads import (
     shapes,
     shapes_by_values,
 )
-from .stand_ins import of_spec, outside, stand_in, swapped
+from .recorded_values import RecordedValues
+from .stand_in_values import StandInValues
+from .stand_ins import outside, stand_in, swapped
+from .transfers import LayoutOf, Transfers
 
-LayoutOf = Callable[[int, tuple[int, ...]], NdSbp]
 _META = torch.device("meta")
 
 
@@ -80,7 +80,7 @@ def record(
     try:
         with ExitStack() as inside:
             inside.enter_context(outside(why))
-            recorder.places = inside.enter_context(swapped(modules))
+            recorder.values.places = inside.enter_context(swapped(modules))
             inside.enter_context(recorder.listening(modules, stage_of))
             with recorder.quiet():
                 taken = map_tensors((args, kwargs), recorder.input)
@@ -95,31 +95,22 @@ def record(
 
 
 class _Recorder(TorchFunctionMode):
-    """Torch-function mode that notes the calls of a step as lines of a ``StagesProgram``.
-
-    Tensors of the step are stand-ins (without values). They are kept alive, because the number of a
-    value is found by the id of its stand-in.
-    """
+    """Torch-function mode that notes the calls of a step as lines of a ``StagesProgram``."""
 
     def __init__(
         self, name: str, stages: Mapping[int, Placement], layout_of: LayoutOf, moves: bool
     ) -> None:
         super().__init__()
         self.program = StagesProgram(name)
-        self.places: dict[int, Any] = {}
+        self.values = RecordedValues(self.program, stages)
         self.line = ""
-        self._stages, self._layout_of, self._moves = stages, layout_of, moves
-        self._known: dict[int, int] = {}  # id of a stand-in -> number of its value
-        self._alive: list[Any] = []
-        self._moved: dict[tuple[int, int, Any], Any] = {}
-        self._entered: dict[tuple[int, int, int], Any] = {}
+        self._stages, self._layout_of = stages, layout_of
         self._effects = Writes(name)
-        # Plain tensors with known values, which follow from sizes or from integer inputs: id of a
-        # stand-in -> its values, and id of these -> the stand-in.
-        self._constants: dict[int, torch.Tensor] = {}
-        self._stand_ins: dict[int, Any] = {}
-        self._by_inputs: set[int] = set()  # ids of stand-ins whose values follow from inputs
-        self._lost: set[int] = set()  # ids of stand-ins whose values may have been overwritten
+        self._known = StandInValues()
+        self._transfers = Transfers(
+            self.program, self.values, self._effects, stages, layout_of, moves
+        )
+        self._entered: dict[tuple[int, int, int], Any] = {}
         self._by_values = False  # the last call needed values that are known
         self._in_module = False  # the last call is one of a stage's module
         self._passing = 0  # more than 0: calls pass unrecorded
@@ -199,12 +190,12 @@ class _Recorder(TorchFunctionMode):
             return self._backward(*args, **{"gradient": None, "r": None, "c": False, **kwargs})
         self.line = user_line()
         given = map_each((args, kwargs), torch.Tensor, self._own)
-        stage = self._latest(given)
+        stage = self.values.latest(given)
         name = getattr(func, "__name__", repr(func))
         if stage is not None:
             if writes_by_name(name, given[1]):
                 self._check_target(name, given, stage)
-            given = map_tensors(given, lambda x: self._at(x, stage, name))
+            given = map_tensors(given, lambda x: self._transfers.at(x, stage, name, self.line))
         return self._run(name, func, given, stage)
 
     # -- lines -------------------------------------------------------------------------------------
@@ -212,47 +203,24 @@ class _Recorder(TorchFunctionMode):
     def _run(
         self, name: str, func: Any, given: tuple, stage: int | None, module: bool = False
     ) -> Any:
-        before, writes = self.draws(), writes_by_name(name, given[1])
-        values = None if module else self._values_of(given)
-        if values is None and stage is None:  # stand-ins of plain tensors stay on meta
-            args, kwargs = map_each(given, torch.device, lambda _: _META)
-        else:
-            args, kwargs = given if values is None else values
-        for index in self._indices(given):
-            # A plain tensor (reader None) lacks what any stage wrote into its global copy.
-            reader = None if self.program.values[index].spec is None else stage
-            self._effects.check_read(index, reader, name, self.line)
-        had, self._by_values, self._in_module = versions((args, kwargs)), False, module
-        drawing = RefusingDraws(self.program.name, name, self.line)
-        with self.quiet(), drawing if stage is None else nullcontext():
-            out = func(*args, **kwargs)
-        writes = writes or versions((args, kwargs)) != had
-        self._effects.look(name, self.line)
-        by_inputs = values is not None and self._follow(given, writes)
+        """Run a call and record it as a line, or as a question if all that it returns is an answer.
+
+        Return its result, with stand-ins. Questions are noted too where the shapes in the result
+        follow from values of inputs.
+        """
+        before = self.draws()
+        values = None if module else self._known.arguments(given)
+        found, writes = self._call(name, func, given, values, stage, module)
+        by_inputs = values is not None and self._known.follow(given, writes)
         if values is None and writes and stage is None:
-            # All known values, as any of them may be a view of what was written.
-            self._lost |= set(self._constants)
-        inputs = {id(x): self._known[id(x)] for x in tensors_in(given)}
-        outs: list[int] = []
+            self._known.forget()
         with self.quiet():
-            sized = by_inputs and bool(tensors_in(out)) and decides_shapes(func, given, out)
-
-        def result(x: torch.Tensor) -> Any:
-            x = self._stand_ins.get(id(x), x)
-            if id(x) in inputs:  # written in place, or returned as it came
-                outs.append(inputs[id(x)])
-                return x
-            made = x if x.is_meta or is_global(x) else stand_in(x)
-            if values is not None and made is not x and not (by_inputs and x.numel() > KNOWN):
-                self._knows(made, x, by_inputs)
-            outs.append(self._value(made, stage if is_global(made) else None))
-            return made
-
-        out = map_tensors(out, result)
+            sized = by_inputs and bool(tensors_in(found)) and decides_shapes(func, given, found)
+        out, outs = self._results(found, given, stage, values is not None, by_inputs)
         if outs or writes or module or (by_inputs and is_answer(name, out)):
-            noted = self._noted(given, lambda _: True)
+            args, kwargs = self._noted(given, lambda _: True)
             mode = self._mode()
-            line = ProgramLine(name, func, noted[0], noted[1], tuple(outs), stage, module)
+            line = ProgramLine(name, func, args, kwargs, outs, stage, module)
             line.mode = None if mode == self._around else mode
             line.draws = before, self.draws() - before
             line.writes, line.where = writes, self.line
@@ -260,17 +228,74 @@ class _Recorder(TorchFunctionMode):
                 self.program.lines.append(line)
             else:
                 self._read(line, out)
-        if self._by_values and self._follow(given, writes=False):
-            known = self._noted(given, lambda x: self._value_of(x) is not None)
+        if self._by_values and self._known.follow(given, writes=False):
+            known = self._noted(given, lambda x: self._known.get(x) is not None)
             self._ask(shapes_by_values, (func, *known), shapes(*tensors_in(out)))
         if sized:
             self._ask(shapes, tuple(map(Ref, outs)), shapes(*tensors_in(out)))
         return out if values is None else map_each(out, torch.device, lambda _: _META)
 
+    def _call(
+        self,
+        name: str,
+        func: Any,
+        given: tuple,
+        values: tuple | None,
+        stage: int | None,
+        module: bool,
+    ) -> tuple[Any, bool]:
+        """Run ``func`` on the known ``values`` of its arguments, or else on ``given``, stand-ins.
+
+        Return its result, and whether it wrote into an argument.
+        """
+        if values is None and stage is None:  # stand-ins of plain tensors stay on meta
+            args, kwargs = map_each(given, torch.device, lambda _: _META)
+        else:
+            args, kwargs = given if values is None else values
+        for index in self.values.numbers(given):
+            # A plain tensor (reader None) lacks what any stage wrote into its global copy.
+            reader = None if self.program.values[index].spec is None else stage
+            self._effects.check_read(index, reader, name, self.line)
+        had, self._by_values, self._in_module = versions((args, kwargs)), False, module
+        drawing = RefusingDraws(self.program.name, name, self.line)
+        with self.quiet(), drawing if stage is None else nullcontext():
+            out = func(*args, **kwargs)
+        self._effects.look(name, self.line)
+        writes = writes_by_name(name, given[1]) or versions((args, kwargs)) != had
+        return out, writes
+
+    def _results(
+        self, found: Any, given: tuple, stage: int | None, is_known: bool, by_inputs: bool
+    ) -> tuple[Any, tuple[int, ...]]:
+        """Return what a call has returned, with stand-ins, and the numbers of its tensors.
+
+        Args:
+            found: its result.
+            given: its arguments.
+            stage: the stage that makes it.
+            is_known: whether it ran on known values, so that the values of its result are known.
+            by_inputs: whether they follow from the step's inputs.
+        """
+        inputs = {id(x): self.values.number(x) for x in tensors_in(given)}
+        outs: list[int] = []
+
+        def result(x: torch.Tensor) -> Any:
+            x = self._known.stand_in_of(x)
+            if id(x) in inputs:  # written in place, or returned as it came
+                outs.append(inputs[id(x)])
+                return x
+            made = x if x.is_meta or is_global(x) else stand_in(x)
+            if is_known and made is not x and not (by_inputs and x.numel() > KNOWN):
+                self._known.put(made, x, by_inputs)
+            outs.append(self.values.add(made, stage if is_global(made) else None))
+            return made
+
+        return map_tensors(found, result), tuple(outs)
+
     def _noted(self, given: tuple, is_input: Callable[[torch.Tensor], bool]) -> Any:
         """Return a call's arguments as a program keeps them, with a ``Ref`` for each tensor that it
         finds again; the others are kept as they are."""
-        noted = map_tensors(given, lambda x: Ref(self._known[id(x)]) if is_input(x) else x)
+        noted = map_tensors(given, lambda x: Ref(self.values.number(x)) if is_input(x) else x)
         return map_each(noted, torch.device, lambda d: HERE if d == _META else d)
 
     def _read(self, line: ProgramLine, found: Any) -> None:
@@ -280,35 +305,6 @@ class _Recorder(TorchFunctionMode):
         """Note that the program holds only where ``function(*args)`` returns ``found``."""
         self._read(ProgramLine(function.__name__, function, args, {}, (), None), found)
 
-    def _follow(self, given: tuple, writes: bool) -> bool:
-        """Return whether the result of a call on ``given`` follows from the step's inputs.
-
-        If such a call writes, all known values count as following from inputs from then on, since
-        any of them may be a view of what was written.
-        """
-        found = any(id(x) in self._by_inputs for x in tensors_in(given))
-        if found and writes:
-            self._by_inputs |= set(self._constants)
-        return found
-
-    def _knows(self, made: Any, x: torch.Tensor, by_inputs: bool) -> None:
-        """Remember ``x`` as the values of the stand-in ``made``, to answer questions about them."""
-        self._constants[id(made)] = x
-        self._stand_ins[id(x)] = made
-        if by_inputs:
-            self._by_inputs.add(id(made))
-
-    def _values_of(self, given: tuple) -> tuple | None:
-        """Return a call's arguments with values in place of stand-ins; None if one is not known.
-
-        With them the call is run, because its results may decide what the program does, as
-        ``mask.all()``.
-        """
-        if any(self._value_of(x) is None for x in tensors_in(given)):
-            return None
-        made = map_tensors(given, lambda x: self._constants[id(x)])
-        return map_each(made, torch.device, lambda d: torch.device("cpu") if d == _META else d)
-
     def _shapes_of(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Return what ``Tracer.shapes_of`` does, and note that the call needed values.
 
@@ -317,29 +313,26 @@ class _Recorder(TorchFunctionMode):
         """
         if self._in_module:
             return None
-        found = result_by_values(func, (args, kwargs), self._value_of)
+        found = result_by_values(func, (args, kwargs), self._known.get)
         self._by_values |= found is not None
         return found
-
-    def _value_of(self, x: torch.Tensor) -> torch.Tensor | None:
-        return None if id(x) in self._lost else self._constants.get(id(x))
 
     def _module(self, module: Any, call: Any, stage: int, args: tuple, kwargs: dict) -> Any:
         self.line = user_line()
         name = type(module).__name__
         given: Any = map_tensors((args, kwargs), self._own)
-        latest = self._latest(given)
+        latest = self.values.latest(given)
         if latest is not None and latest > stage:
             raise ValueError(
                 f"{self.program.name}: {name}, called at {self.line}, is in stage {stage} and is "
                 f"given what stage {latest} makes.\n  A batch passes stages 0, 1, 2, ... once.\n"
                 "  Put the module in that stage or a later one, or cut the model elsewhere."
             )
-        given = map_tensors(given, lambda x: self._at(x, stage, name))
+        given = map_tensors(given, lambda x: self._transfers.at(x, stage, name, self.line))
         given = map_tensors(given, lambda x: x if is_global(x) else self._enter(x, stage))
 
         kept = ArgumentsSnapshot(given)
-        self._refuse_kept(name, kept.hidden(self._known))
+        self._refuse_kept(name, kept.hidden(self.values.ids()))
 
         def run(*args: Any, **kwargs: Any) -> Any:
             out = call(*args, **kwargs)
@@ -370,9 +363,9 @@ class _Recorder(TorchFunctionMode):
         every rank has the whole tensor. If a module made it (its name is ``made_by``), only the
         ranks of the stage have it.
         """
-        source = self._known[id(x)]
+        source = self.values.number(x)
         self._effects.check_read(source, stage, "a module", self.line)
-        known = self._constants.get(id(x))
+        known = self._known.noted(x)
         # With the versions: after a write the tensor enters again, with its new values.
         key = source, stage, version(x) + (0 if known is None else version(known))
         if key not in self._entered:
@@ -386,50 +379,6 @@ class _Recorder(TorchFunctionMode):
 
     # -- moves -------------------------------------------------------------------------------------
 
-    def _at(self, x: torch.Tensor, stage: int, what: str) -> Any:
-        """Return ``x`` for use in ``stage``: a global tensor of another stage is moved there.
-
-        ``what`` is the call that uses it, for errors.
-        """
-        if not is_global(x):
-            return x
-        value = self.program.values[self._known[id(x)]]
-        spec: TensorSpec = x._spec  # type: ignore[attr-defined]
-        placement = self._stages[stage]
-        if value.stage == stage:
-            return x
-        if spec.placement == placement:
-            return self._move(x, stage, spec)
-        if not self._moves:
-            raise RuntimeError(
-                f"{what}, at {self.line}: one of its tensors is {spec}, and stage {stage} is on "
-                f"{placement}.\n  Data moves between placements where the program says so.\n"
-                "  Move it first: x.to_global(placement=...)."
-            )
-        target = TensorSpec.of(
-            placement, self._layout_of(stage, spec.shape), spec.shape, spec.dtype
-        )
-        return self._move(x, stage, target)
-
-    def _move(self, x: Any, stage: int, target: TensorSpec) -> Any:
-        source = self._known[id(x)]
-        self._effects.check_read(source, stage, "what is moved", self.line)
-        key = source, stage, target
-        if key not in self._moved:
-            made = of_spec(target, x.requires_grad)
-            index = self._value(made, stage)
-            src = self.program.values[source].stage
-            assert src is not None
-            number = len(self.program.moves)
-            self.program.moves.append(StageTransfer(number, source, index, src, stage, self.line))
-            self._effects.sent(x, self.program.moves[-1])
-            # A view, because torch refuses writes in place into a leaf that requires grad.
-            self._moved[key] = made.view_as(made) if made.requires_grad else made
-            self._known[id(self._moved[key])] = index
-            self._alive.append(self._moved[key])
-            self._effects.copied(source, stage, self._moved[key])
-        return self._moved[key]
-
     def _to_global(self, x: Any, target: TensorSpec, grad_sbp: SbpLike | None) -> Any:
         if self._passing:
             with set_aside("handle_to_global"):
@@ -440,26 +389,15 @@ class _Recorder(TorchFunctionMode):
     def _moved_to(self, x: Any, target: TensorSpec, grad_sbp: SbpLike | None) -> Any:
         self.line = user_line()
         x = self._own(x)
-        stage = self.program.values[self._known[id(x)]].stage
+        stage = self.values.stage_of(x)
         assert stage is not None
         if target.placement != x._spec.placement:
-            stage = self._next_on(target, stage)
-            x = self._move(x, stage, target)
+            stage = self._transfers.next_on(target, stage, self.line)
+            x = self._transfers.move(x, stage, target, self.line)
             if grad_sbp is None:
                 return x
         given = ((x,), {"sbp": target.sbp, "grad_sbp": grad_sbp})
         return self._run("to_global", type(x).to_global, given, stage)
-
-    def _next_on(self, target: TensorSpec, stage: int) -> int:
-        for index, placement in self._stages.items():
-            if index >= stage and placement == target.placement:
-                return index
-        raise ValueError(
-            f"{self.program.name}: at {self.line} a tensor of stage {stage} moves to "
-            f"{target.placement}, where none of the stages from {stage} on is: "
-            + ", ".join(f"stage {i} is on {p}" for i, p in self._stages.items())
-            + ".\n  A batch passes stages 0, 1, 2, ... once.\n  Set a stage there."
-        )
 
     # -- backward ----------------------------------------------------------------------------------
 
@@ -473,7 +411,7 @@ class _Recorder(TorchFunctionMode):
                 f"{user_line()}.\n  A step of stages begins its backward at a loss without dims.\n"
                 "  Reduce it first: (y * gradient).sum().backward()."
             )
-        self.program.losses.append(self._known[id(y)])
+        self.program.losses.append(self.values.number(y))
 
     # -- values ------------------------------------------------------------------------------------
 
@@ -483,15 +421,15 @@ class _Recorder(TorchFunctionMode):
         Values of integers and bools are kept, to answer questions.
         """
         made = stand_in(x)
-        stage = self._stage_on(x._spec.placement) if is_global(x) else None  # type: ignore[attr-defined]
-        self.program.inputs.append(self._value(made, stage))
+        stage = self.values.stage_on(x)
+        self.program.inputs.append(self.values.add(made, stage))
         if stage is None and is_followed(x):  # a copy, as the step may write into it
-            self._knows(made, x.detach().to("cpu", copy=True), by_inputs=True)
+            self._known.put(made, x.detach().to("cpu", copy=True), by_inputs=True)
         return made
 
     def ref(self, x: torch.Tensor) -> Any:
         """Return the ``Ref`` for a tensor that the step returns."""
-        index = self._known[id(self._own(x))]
+        index = self.values.number(self._own(x))
         self._effects.check_read(index, self.program.values[index].stage, "the result", self.line)
         return Ref(index)
 
@@ -500,94 +438,7 @@ class _Recorder(TorchFunctionMode):
         return generator.get_state().counter - self._drawn
 
     def _own(self, x: torch.Tensor) -> Any:
-        """Return the stand-in for a tensor that a call uses, or ``x`` itself if it is one.
-
-        A tensor from before the recording gets a stand-in at its first use.
-
-        Raises:
-            RuntimeError: something made ``x`` that is not recorded.
-        """
-        if id(x) in self._known:
-            known = self.program.values[self._known[id(x)]].spec
-            if known is not (x._spec if is_global(x) else None):  # type: ignore[attr-defined]
-                raise RuntimeError(
-                    f"{self.program.name}: at {self.line} a global tensor is used that was made, "
-                    "or laid out again, in the program itself.\n"
-                    "  What makes global tensors is not recorded.\n"
-                    "  Make it before, and pass it as an argument, or let a stage's module make it."
-                )
-            return x
-        if id(x) in self.places:
-            owner, key = self.places[id(x)]
-            self._value(x, self._stage_on(x._spec.placement))  # type: ignore[attr-defined]
-            self.program.values[-1].read = lambda: getattr(owner, key)
-            self.program.values[-1].name = key
-            return x
-        if x.is_meta and not is_global(x):
-            raise RuntimeError(
-                f"{self.program.name}: at {self.line} a tensor's values or its shard are asked "
-                "for, or a tensor is used that something made which is not recorded.\n"
-                "  What lies between the modules of stages is recorded once, without values.\n"
-                "  Do it inside a stage's module, or before the step."
-            )
-        made = self._known_real(x)
-        return made
-
-    def _known_real(self, x: torch.Tensor) -> Any:
-        """Return the stand-in for a tensor from before the step.
-
-        The program reads the tensor itself when it runs.
-        """
-        key = (-1, id(x), 0)
-        if key not in self._entered:
-            if x.requires_grad and not is_global(x):
-                raise ValueError(
-                    f"{self.program.name}: at {self.line} a plain tensor of shape "
-                    f"{tuple(x.shape)} that requires grad is used.\n  The parameters of a program "
-                    "of stages lie on the placement of a stage.\n"
-                    "  Put it there: consistent.parallelize(module, placement)."
-                )
-            made = self._entered[key] = stand_in(x)
-            stage = self._stage_on(x._spec.placement) if is_global(x) else None  # type: ignore[attr-defined]
-            self._value(made, stage)
-            self.program.values[-1].read = lambda: x
-            self._alive.append(x)
-        return self._entered[key]
-
-    def _stage_on(self, placement: Placement) -> int:
-        for index, where in self._stages.items():
-            if where == placement:
-                return index
-        raise ValueError(
-            f"{self.program.name}: a tensor is on {placement}, where no stage is: "
-            + ", ".join(f"stage {i} is on {p}" for i, p in self._stages.items())
-            + ".\n  Every tensor of the program is on the placement of a stage.\n"
-            "  Move it there, or set a stage on its placement."
-        )
-
-    def _value(self, x: Any, stage: int | None) -> int:
-        spec = x._spec if is_global(x) else None
-        self.program.values.append(
-            ProgramValue(spec, tuple(x.shape), x.dtype, bool(x.requires_grad), stage)
-        )
-        self._known[id(x)] = len(self.program.values) - 1
-        self._alive.append(x)
-        return self._known[id(x)]
-
-    def _indices(self, given: Any) -> list[int]:
-        """Return the numbers of the values that the arguments ``given`` hold."""
-        return [self._known[id(x)] for x in tensors_in(given)]
-
-    def _latest(self, given: Any) -> int | None:
-        """Return the last stage that made a global tensor in ``given``; None if all are plain.
-
-        A call outside the modules of stages runs in this stage.
-        """
-        made_in = [self._stage_of(x) for x in tensors_in(given) if is_global(x)]
-        return max((stage for stage in made_in if stage is not None), default=None)
-
-    def _stage_of(self, x: torch.Tensor) -> int | None:
-        return self.program.values[self._known[id(x)]].stage
+        return self.values.own(x, self.line)
 
     def _check_target(self, name: str, given: tuple, stage: int) -> None:
         """Raise if a call of ``stage`` writes into a tensor that another stage made.
@@ -595,7 +446,7 @@ class _Recorder(TorchFunctionMode):
         Later lines of that stage would read its own tensor, which the write has not changed.
         """
         for x in tensors_in((given[0][:1], given[1].get("out"))):
-            if is_global(x) and (made := self._stage_of(x)) != stage:
+            if is_global(x) and (made := self.values.stage_of(x)) != stage:
                 raise RuntimeError(
                     f"{self.program.name}: {name} at {self.line} writes into a tensor of stage "
                     f"{made} what stage {stage} has made.\n"
@@ -605,32 +456,3 @@ class _Recorder(TorchFunctionMode):
     @staticmethod
     def _mode() -> tuple[bool, tuple]:
         return torch.is_grad_enabled(), autocast.now()
-
-
-def entered(x: torch.Tensor, spec: TensorSpec, made_by: str = "") -> Any:
-    """Return the plain tensor ``x`` as a global one with ``spec``: each rank keeps its part of it.
-
-    Programs run it where a plain tensor enters a stage. If a module made the tensor (``made_by`` is
-    its name), ranks first compare that they have the same.
-
-    Raises:
-        RuntimeError: the ranks' tensors differ, or have another shape than when recorded.
-    """
-    if my_coordinate(spec.placement) is not None:
-        if made_by:
-            _check_made(x, spec, made_by)
-        if x.device.type != spec.placement.type:
-            x = x.to(device_of(spec.placement))
-    return attach(spread(x, spec), spec)
-
-
-def _check_made(x: torch.Tensor, spec: TensorSpec, made_by: str) -> None:
-    """Raise if ``x``, which a module made, is not as recorded, or differs between ranks."""
-    if x.shape != spec.shape or x.dtype != spec.dtype:
-        raise RuntimeError(
-            f"{made_by}: it returns a plain tensor, {x.dtype}{list(x.shape)}, and one of "
-            f"{spec.dtype}{list(spec.shape)} when it was recorded.\n"
-            "  What a stage's module returns has the shape that follows from its inputs' shapes.\n"
-            "  Return a global tensor: from_local(x, placement, S(0)) if each rank has a part."
-        )
-    plain_values.compare(made_by, [x], spec.placement, (made_by, x.dtype, x.ndim))

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from consistent import B, Placement, S, distribute, parallelize, randn, zeros
+from consistent.graph.entering import entered
 from consistent.graph.program import StagesProgram
-from consistent.graph.record import entered, record
+from consistent.graph.record import record
 from consistent.spec import TensorSpec
 from mirrored.transports.counting import counting
 from tests.ranks import on_ranks
