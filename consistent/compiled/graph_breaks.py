@@ -178,8 +178,8 @@ def _by_tensors(recorder: Recorder, optimizer: Any) -> Iterator[None]:
         if isinstance(group["lr"], float | int):
             with unseen():
                 rate = torch.tensor(float(group["lr"]), dtype=torch.float64)
-            recorder.keep(rate)
-            recorder.know(Read("rate", group, rate), rate)
+            recorder.recorded.keep(rate)
+            recorder.recorded.know(Read("rate", group, rate), rate)
             group["lr"] = rate
         group["capturable"] = True
     try:

@@ -9,9 +9,10 @@ import torch
 
 from ..dispatch.plans.shards import is_global
 from .memory import has_memory, storage_of
+from .node_place import NodePlace, Writes
 from .program import Read
 from .reached import Reached
-from .recorder import NodePlace, Recorder, Writes
+from .recorder import Recorder
 
 
 class Places:
@@ -37,7 +38,7 @@ class Places:
             if isinstance(now, torch.Tensor):
                 memory = storage_of(now) if has_memory(now) else None
                 if now is not self._seen[i] or memory != self._memories[i]:
-                    self._recorder.know(Read("source", source, now), now)
+                    self._recorder.recorded.know(Read("source", source, now), now)
                 self._memories[i] = memory
             self._seen[i] = now
 

@@ -19,6 +19,8 @@ from .agree import no_program
 from .cuda_graphs import replayed
 from .graph_breaks import listening
 from .guards import Guards
+from .is_compiling import compiling
+from .node_place import NodePlace, Writes
 from .opaque import OpaqueCall
 from .options import CompileOptions
 from .passes import PASSES
@@ -26,7 +28,7 @@ from .places import Places
 from .program import Program, Read
 from .rates import Rates, Varying
 from .reached import find
-from .recorder import NodePlace, Recorder, Writes, compiling
+from .recorder import Recorder
 from .segments import cut, trace_of
 from .show import text
 from .unsettled import Unsettled
@@ -132,7 +134,7 @@ class _Recording:
         if refused := self._reached.refused:
             self._recorder.refuse(f"{refused[0]}.\n  A program would not notice if it changed.")
         for i, x in enumerate(self._given):
-            self._recorder.know(Read("argument", i, x), x)
+            self._recorder.recorded.know(Read("argument", i, x), x)
         self._places.know()
         self._drawn = _drawn_by_python()
         self._rates = Rates(self._reached)

@@ -10,11 +10,12 @@ from typing import Any
 from torch.fx import Graph, Node
 
 from ..spec.nested import each_in, map_each
+from .node_place import NodePlace, Writes
 from .opaque import OpaqueCall
 from .parts import part_of
 from .passes import Trace
 from .program import GRAPH_BREAK, Place, Program, Read, Segment, Write
-from .recorder import NodePlace, Recorder, Writes
+from .recorder import Recorder
 
 
 def trace_of(
@@ -26,7 +27,7 @@ def trace_of(
     """
     ends = _ends(recorder, writes)
     lasting = {node for end in ends for node in _nodes_of(end)} | set(_nodes_in(result))
-    return Trace(recorder.graph, calls, lasting)
+    return Trace(recorder.recorded.graph, calls, lasting)
 
 
 def cut(
@@ -55,7 +56,7 @@ def cut(
         for each in _ends(recorder, writes)
     ]
     result = map_each(result, NodePlace, settled)
-    pieces, breaks = _pieces(recorder.graph)
+    pieces, breaks = _pieces(recorder.recorded.graph)
     needed = _needed_after(pieces, ends, result)
     cutting = _Cutting(recorder)
     for i, graph_break in enumerate([*breaks, None]):
@@ -94,13 +95,13 @@ class _Cutting:
         )
         passed_on = later.union(ending)
         own = [n for n in piece if n in passed_on]
-        graph = part_of(piece, given, own, recorder.constants)
+        graph = part_of(piece, given, own, recorder.recorded.constants)
         reads: list[tuple[int, Read]] = []
         for n in dict.fromkeys([*given, *ending]):
             # A value is read once, before the first segment that needs it.
             if n.op == "placeholder" and n not in self._read:
                 self._read.add(n)
-                reads.append((self._number(n), recorder.reads[n].recorded()))
+                reads.append((self._number(n), recorder.recorded.reads[n].recorded()))
         self.segments.append(
             Segment(
                 graph,
@@ -158,7 +159,10 @@ def _needed_after(pieces: list[list[Node]], ends: list[Writes], result: Any) -> 
 
 def _ends(recorder: Recorder, writes: Writes) -> list[Writes]:
     """Return the assignments at the end of each segment; ``writes`` are those of the last one."""
-    return [*(n.meta["writes"] for n in recorder.graph.nodes if n.target is GRAPH_BREAK), writes]
+    return [
+        *(n.meta["writes"] for n in recorder.recorded.graph.nodes if n.target is GRAPH_BREAK),
+        writes,
+    ]
 
 
 def _nodes_of(end: Writes) -> list[Node]:
