@@ -64,7 +64,7 @@ def check_values(recorded: RecordedGraph, func: Any, args: tuple) -> None:
     """
     tags = func.tags
     if func in READS or torch.Tag.data_dependent_output in tags:
-        raise reads_value(recorded.name, str(func))
+        raise CannotRecord(reads_value(recorded.name, str(func)))
     by_value = torch.Tag.dynamic_output_shape in tags and not _sized_by_fixed(recorded, func, args)
     # Only masks among its indices make the shape of index.Tensor depend on values.
     if by_value and func is _aten.index.Tensor:
@@ -90,9 +90,9 @@ def _sized_by_fixed(recorded: RecordedGraph, func: Any, args: tuple) -> bool:
     return bool(deciding) and all(recorded.is_fixed(recorded.node_of(x)) for x in deciding)
 
 
-def reads_value(name: str, what: str) -> CannotRecord:
-    """Return the error for a step ``name`` in which ``what`` returns a computed value to Python."""
-    return CannotRecord(
+def reads_value(name: str, what: str) -> str:
+    """Return why a step ``name`` has no program if ``what`` returns a computed value to Python."""
+    return (
         f"{name}: at {user_line()}, {what} reads a value that the step computes.\n"
         "  What Python does with it would be done with the values of one step only.\n"
         "  Return it from the step and read it outside, or use torch.where in place of `if`."

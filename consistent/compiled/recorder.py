@@ -197,7 +197,7 @@ class Recorder(TorchDispatchMode):
         with _Off():
             found = self.recorded.memory.find(x)
         if not isinstance(found, Node) or not self.recorded.is_fixed(found):
-            self._fail(reads_value(self.name, what))
+            self._fail(CannotRecord(reads_value(self.name, what)))
 
     # -- messages ----------------------------------------------------------------------------------
 
