@@ -59,9 +59,11 @@ class Wire(Wrapper):
         self._send(2 * x.nbytes * (len(ranks) - 1) / len(ranks))
         return super().all_reduce(x, ranks, op)
 
-    def join(self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tensor:
+    def all_gather_into_tensor(
+        self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks
+    ) -> Tensor:
         self._send(x.nbytes * (len(ranks) - 1))
-        return super().join(x, dim, sizes, ranks)
+        return super().all_gather_into_tensor(x, dim, sizes, ranks)
 
     def reduce_scatter(
         self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks, op: str = "sum"

@@ -56,7 +56,7 @@ def all_gather(x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tenso
                  .         .     x2+y2+z2              x2       y2       z2
     ```
     """
-    return current().join(x, dim, sizes, ranks)
+    return current().all_gather_into_tensor(x, dim, sizes, ranks)
 
 
 @counts_lacks
@@ -109,7 +109,7 @@ def all_to_all(
                   .          .       x2 y2 z2             x2       y2       z2
     ```
     """
-    return current().turn(x, split_dim, split_sizes, concat_dim, concat_sizes, ranks)
+    return current().all_to_all_single(x, split_dim, split_sizes, concat_dim, concat_sizes, ranks)
 
 
 @counts_lacks

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from .old_names import OldNames
 from .reduction import check_combined, ordered_reduce
 
 Ranks = tuple[int, ...]
@@ -99,7 +100,7 @@ class Link:
     copy_bytes_per_s: float | None = None  # bytes that a rank copies in a second, within itself
 
 
-class Transport(ABC):
+class Transport(OldNames, ABC):
     """Base class of everything that moves plain tensors between ranks.
 
     A transport that reaches other ranks on its own is a ``CheckedTransport``; one around another
@@ -331,7 +332,9 @@ class Transport(ABC):
         x = x.detach().clone(memory_format=torch.contiguous_format)
         return self.all_reduce_async(x, ranks, op).wait()
 
-    def join(self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tensor:
+    def all_gather_into_tensor(
+        self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks
+    ) -> Tensor:
         """Return all ranks' ``x`` concatenated along ``dim``, in the order of ``ranks``.
 
         This is an all-gather. The ``x`` of ``ranks[k]`` has size ``sizes[k]`` along ``dim``.
@@ -355,7 +358,7 @@ class Transport(ABC):
         shapes = [resized(x.shape, dim, own)] * len(ranks)
         return ordered_reduce(self.all_to_all(x.split(list(sizes), dim), shapes, ranks), op)
 
-    def join_several(
+    def all_gather_several(
         self,
         xs: Sequence[Tensor],
         dims: Sequence[int],
@@ -363,7 +366,7 @@ class Transport(ABC):
         ranks: Ranks,
         out: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
-        """Return ``[join(x, d, s, ranks) for x, d, s in zip(xs, dims, sizes)]``.
+        """Return ``[all_gather_into_tensor(x, d, s, ranks) for x, d, s in zip(xs, dims, sizes)]``.
 
         The tensors travel in one message where that is faster. All of ``xs`` have one dtype.
         ``out`` gives contiguous tensors to fill and return instead of new ones.
@@ -382,7 +385,7 @@ class Transport(ABC):
             ]
             made = [torch.cat([own[i] for own in cut], dim) for i, dim in enumerate(dims)]
         else:
-            made = [self.join(x, d, s, ranks) for x, d, s in zip(xs, dims, sizes)]
+            made = [self.all_gather_into_tensor(x, d, s, ranks) for x, d, s in zip(xs, dims, sizes)]
         return made if out is None else [place.copy_(x) for place, x in zip(out, made)]
 
     def reduce_scatter_several(
@@ -411,18 +414,18 @@ class Transport(ABC):
         total = ordered_reduce(arrived, op).split([x.numel() for x in mine])
         return [part.view(x.shape) for part, x in zip(total, mine)]
 
-    def start_join_several(
+    def start_all_gather_several(
         self,
         xs: Sequence[Tensor],
         dims: Sequence[int],
         sizes: Sequence[Sequence[int]],
         ranks: Ranks,
     ) -> Later:
-        """Start ``join_several``; ``wait()`` returns its results.
+        """Start ``all_gather_several``; ``wait()`` returns its results.
 
         ``xs`` must not be overwritten before ``wait()`` has returned.
         """
-        return Later.of(self.join_several(xs, dims, sizes, ranks))
+        return Later.of(self.all_gather_several(xs, dims, sizes, ranks))
 
     def start_reduce_scatter_several(
         self,
@@ -446,7 +449,7 @@ class Transport(ABC):
         """
         return Later.of(self.all_to_all(pieces, shapes, ranks))
 
-    def turn(
+    def all_to_all_single(
         self,
         x: Tensor,
         split_dim: int,

@@ -83,7 +83,7 @@ class Noting(Wrapper):
             given.get("op", "sum" if "reduce" in name else ""),
             counted.ranks,
             counted.bytes,
-            _own_part(self.rank, given) if name == "join" else None,
+            _own_part(self.rank, given) if name == "all_gather_into_tensor" else None,
             _gathered(name, given),
         )
         self._note(call, tensors_in((args, kwargs)), results)
@@ -104,10 +104,10 @@ class Noting(Wrapper):
     ) -> list[Tensor]:
         return self.pass_on("all_to_all", pieces, shapes, ranks, out=out)
 
-    def join_several(
+    def all_gather_several(
         self, xs: Any, dims: Any, sizes: Any, ranks: Ranks, out: Sequence[Tensor] | None = None
     ) -> list[Tensor]:
-        return self.pass_on("join_several", xs, dims, sizes, ranks, out=out)
+        return self.pass_on("all_gather_several", xs, dims, sizes, ranks, out=out)
 
     def all_reduce_async(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Handle:
         if len(ranks) == 1 or x.numel() == 0:
@@ -135,7 +135,7 @@ class Noting(Wrapper):
     # While recording, the base class runs these as plain messages; the pass ``overlap`` starts
     # messages of a program early.
     overlaps = Transport.overlaps
-    start_join_several = Transport.start_join_several
+    start_all_gather_several = Transport.start_all_gather_several
     start_reduce_scatter_several = Transport.start_reduce_scatter_several
     start_all_to_all = Transport.start_all_to_all
 
@@ -158,14 +158,21 @@ class Noting(Wrapper):
     addends = Transport.addends
 
 
-_LISTS = ("all_gather", "all_to_all", "exchange", "join_several", "reduce_scatter_several")
-_SENDING = (*_LISTS, "all_reduce", "join", "reduce_scatter", "turn", "broadcast")
+_LISTS = ("all_gather", "all_to_all", "exchange", "all_gather_several", "reduce_scatter_several")
+_SENDING = (
+    *_LISTS,
+    "all_reduce",
+    "all_gather_into_tensor",
+    "reduce_scatter",
+    "all_to_all_single",
+    "broadcast",
+)
 
 
 def _gathered(name: str, given: dict[str, Any]) -> tuple[tuple, ...]:
-    if name == "join":
+    if name == "all_gather_into_tensor":
         dims, sizes = [given["dim"] % given["x"].dim()], [given["sizes"]]
-    elif name == "join_several":
+    elif name == "all_gather_several":
         dims, sizes = given["dims"], given["sizes"]
     else:
         return ()

@@ -110,14 +110,14 @@ def _of_group(
     """
     dtype = before.dtype
     if move.kind == "all_gather":
-        return sent.of_gather(of, [_nbytes(before, at) for at in group])
+        return sent.of_all_gather(of, [_nbytes(before, at) for at in group])
     if move.kind == "all_reduce":
         return sent.of_all_reduce(of, math.prod(before.local_shape(group[0])), dtype, link)
     if move.kind == "reduce_scatter":
-        return sent.of_scatter(of, [_nbytes(after, at) for at in group], dtype, beside)
+        return sent.of_reduce_scatter(of, [_nbytes(after, at) for at in group], dtype, beside)
     if move.kind == "all_to_all":
         pieces = [[_common(before, a, after, b) for b in group] for a in group]
-        return sent.of_trade(of, pieces)
+        return sent.of_all_to_all(of, pieces)
     return 0
 
 

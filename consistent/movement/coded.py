@@ -296,7 +296,7 @@ def _joining(
         [codec.nbytes(math.prod(shape)) for shape in item.shapes()]
         for codec, item in zip(codecs, items, strict=True)
     ]
-    arriving = current().start_join_several(messages, [0] * len(items), sizes, ranks)
+    arriving = current().start_all_gather_several(messages, [0] * len(items), sizes, ranks)
 
     def read(joined: list[Tensor]) -> list[Tensor]:
         return [_joined(*each) for each in zip(items, codecs, joined, sizes, strict=True)]

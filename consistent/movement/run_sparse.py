@@ -82,8 +82,8 @@ def _entry_nbytes(x: Tensor) -> int:
 def _side_by_side(x: Tensor, counts: list[int], ranks: tuple[int, ...]) -> Tensor:
     """Return a sparse tensor with the entries of all ``ranks``, ``counts`` of each."""
     transport = current()
-    indices = transport.join(x._indices().contiguous(), 1, counts, ranks)
-    values = transport.join(x._values().contiguous(), 0, counts, ranks)
+    indices = transport.all_gather_into_tensor(x._indices().contiguous(), 1, counts, ranks)
+    values = transport.all_gather_into_tensor(x._values().contiguous(), 0, counts, ranks)
     return _of(indices, values, x.shape)
 
 

@@ -61,7 +61,7 @@ def run_several(
         xs = [locals_[i] if begun else begin(locals_[i], *routes[i])[0] for i in positions]
         if kind == "all_gather":
             places = None if into is None else [into[i] for i in positions]
-            made = current().join_several(xs, dims, sizes, ranks, places)
+            made = current().all_gather_several(xs, dims, sizes, ranks, places)
         else:
             made = current().reduce_scatter_several(xs, dims, sizes, ranks)
             made = [_put(x, into, i) for i, x in zip(positions, made, strict=True)]
@@ -104,7 +104,7 @@ def start_several(locals_: Sequence[Tensor], routes: Sequence[Route]) -> Started
     for kind, ranks, positions, dims, sizes in together:
         transport = current()
         start = (
-            transport.start_join_several
+            transport.start_all_gather_several
             if kind == "all_gather"
             else transport.start_reduce_scatter_several
         )

@@ -12,8 +12,8 @@ from ..comm import Handle, Transport
 from .base.wrapper import Wrapper
 
 _BEGUN = (
-    "all_reduce_async", "send", "receive", "start_join_several", "start_reduce_scatter_several",
-    "start_all_to_all",
+    "all_reduce_async", "send", "receive", "start_all_gather_several",
+    "start_reduce_scatter_several", "start_all_to_all",
 )  # fmt: skip
 
 

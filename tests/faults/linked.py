@@ -60,15 +60,17 @@ def moves(t: Transport, n: int) -> dict[str, Callable[[], Moved]]:
         "objects": lambda: t.gather_objects("x" * LARGE, ranks),
         "notes": lambda: t.gather_notes(b"x" * LARGE if rank else b"", ranks),
         "sum with notes": lambda: [t.all_reduce_with_notes(x[:2], ranks, ranks)[1]],
-        "join": lambda: [t.join(x, 0, rows, ranks)],
-        "joins": lambda: t.join_several([x, x], [0, 1], [rows, columns], ranks),
-        "joins begun": lambda: t.start_join_several([x, x], [0, 0], [rows, rows], ranks).wait(),
+        "all_gather_into_tensor": lambda: [t.all_gather_into_tensor(x, 0, rows, ranks)],
+        "joins": lambda: t.all_gather_several([x, x], [0, 1], [rows, columns], ranks),
+        "joins begun": lambda: t.start_all_gather_several(
+            [x, x], [0, 0], [rows, rows], ranks
+        ).wait(),
         "cut": lambda: [t.reduce_scatter(x, 0, cut, ranks)],
         "cuts": lambda: t.reduce_scatter_several([x, x], [0, 0], [cut, cut], ranks),
         "cuts begun": lambda: t.start_reduce_scatter_several(
             [x, x], [0, 0], [cut, cut], ranks
         ).wait(),
-        "turn": lambda: [t.turn(x, 0, cut, 1, columns, ranks)],
+        "all_to_all_single": lambda: [t.all_to_all_single(x, 0, cut, 1, columns, ranks)],
         "peers": peers,
         "addends": addends,
     }

@@ -86,15 +86,15 @@ def several(rank: int, n: int, dtype: torch.dtype, long: int) -> None:
     ]
     mine = [x.split(cut, d)[rank] for x, d, cut in zip(wholes, dims, cuts, strict=True)]
     with counting() as log:
-        logged = log.join_several(mine, dims, cuts, ranks)
+        logged = log.all_gather_several(mine, dims, cuts, ranks)
         log.reduce_scatter_several(wholes, dims, cuts, ranks)
-    joined = t.join_several(mine, dims, cuts, ranks)
+    joined = t.all_gather_several(mine, dims, cuts, ranks)
     one_by_one = sum(x.nbytes for x in mine) * (n - 1)
     rest = sum(x.nbytes for x in wholes) - sum(x.nbytes for x in mine)
     assert log.names == ["all_gather", "all_to_all"][: 2 * (n > 1)]
     assert log.bytes == (one_by_one + rest if n > 1 else 0)
     into = [torch.empty_like(x) for x in wholes]
-    t.join_several(mine, dims, cuts, ranks, into)
+    t.all_gather_several(mine, dims, cuts, ranks, into)
     for got in (joined, logged, into):
         assert all(torch.equal(a, b) for a, b in zip(got, wholes, strict=True))
     addends = [x * (rank + 1) for x in wholes]
@@ -116,7 +116,7 @@ def not_fitting(rank: int) -> str:
     x = torch.ones(2 + 2 * rank, 2)
     try:
         # As many bytes from each rank in all, but other tensors.
-        t.join_several([x, torch.ones(4 - 2 * rank, 2)], [0, 0], [[2, 2], [4, 4]], ranks)
+        t.all_gather_several([x, torch.ones(4 - 2 * rank, 2)], [0, 0], [[2, 2], [4, 4]], ranks)
         return "nothing was said"
     except (RuntimeError, ValueError) as error:
         assert t.all_reduce(torch.ones(60), ranks).sum() == 120, "the next call works"
@@ -131,7 +131,7 @@ def test_several_tensors_that_do_not_fit_raise_on_all_ranks() -> None:
 def another_piece(rank: int) -> tuple[str, ...]:
     """What is said of two tensors whose shapes are each other's."""
     t, ranks, said = current(), (0, 1), []
-    for join in (t.join_several, t.start_join_several):
+    for join in (t.all_gather_several, t.start_all_gather_several):
         xs = [torch.ones(4, 2), torch.ones(2, 2)]
         try:
             join(xs, [0, 0], [[2, 2], [4, 4]], ranks)

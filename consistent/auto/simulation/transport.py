@@ -250,8 +250,10 @@ class Simulated(Transport):
 
     # -- built on those, each one message ----------------------------------------------------------
 
-    def join(self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tensor:
-        self._sent("join", x=x, dim=dim, sizes=sizes, ranks=ranks)
+    def all_gather_into_tensor(
+        self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks
+    ) -> Tensor:
+        self._sent("all_gather_into_tensor", x=x, dim=dim, sizes=sizes, ranks=ranks)
         return self._like(x, resized(x.shape, dim, sum(sizes)))
 
     def reduce_scatter(
@@ -260,7 +262,7 @@ class Simulated(Transport):
         self._sent("reduce_scatter", x=x, dim=dim, sizes=sizes, ranks=ranks)
         return self._scattered([x], [dim], [sizes], ranks)[0]
 
-    def join_several(
+    def all_gather_several(
         self,
         xs: Sequence[Tensor],
         dims: Sequence[int],
@@ -268,10 +270,10 @@ class Simulated(Transport):
         ranks: Ranks,
         out: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
-        self._sent("join_several", xs=xs, dims=dims, sizes=sizes, ranks=ranks)
+        self._sent("all_gather_several", xs=xs, dims=dims, sizes=sizes, ranks=ranks)
         return self._joined(xs, dims, sizes) if out is None else list(out)
 
-    def start_join_several(
+    def start_all_gather_several(
         self,
         xs: Sequence[Tensor],
         dims: Sequence[int],
@@ -279,10 +281,10 @@ class Simulated(Transport):
         ranks: Ranks,
     ) -> Later:
         if len(ranks) == 1:
-            return super().start_join_several(xs, dims, sizes, ranks)
+            return super().start_all_gather_several(xs, dims, sizes, ranks)
         made = self._joined(xs, dims, sizes)
         given = {"xs": xs, "dims": dims, "sizes": sizes, "ranks": ranks}
-        return Later(self._begin("start_join_several", made, [], **given), lambda: made)
+        return Later(self._begin("start_all_gather_several", made, [], **given), lambda: made)
 
     def reduce_scatter_several(
         self,
@@ -311,7 +313,7 @@ class Simulated(Transport):
         of_sums = [(shape, x.dtype, me) for shape, x in zip(shapes, xs, strict=True)]
         return Later(under_way, lambda: [self._empty(*each) for each in of_sums])
 
-    def turn(
+    def all_to_all_single(
         self,
         x: Tensor,
         split_dim: int,
@@ -322,7 +324,7 @@ class Simulated(Transport):
     ) -> Tensor:
         given = {"split_dim": split_dim, "split_sizes": split_sizes}
         given |= {"concat_dim": concat_dim, "concat_sizes": concat_sizes}
-        self._sent("turn", x=x, ranks=ranks, **given)
+        self._sent("all_to_all_single", x=x, ranks=ranks, **given)
         shape = resized(x.shape, split_dim, self._own(split_sizes, ranks))
         shape[concat_dim] = sum(concat_sizes)
         return self._like(x, shape)

@@ -8,7 +8,7 @@
 %7 = gelu(%6)
 %4 = mm(%0, %1)                   -->   %5 = message mm, all_reduce(%0, %1)
 %5 = message all_reduce(%4)
-%3 = message join(%0)             -->   %3, %4 = message join, mm(%0, %1)
+%3 = message all_gather(%0)       -->   %3, %4 = message all_gather, mm(%0, %1)
 %4 = mm(%3, %1)
 ```
 

@@ -77,7 +77,7 @@ def match_product(trace: Trace, message: Node, written: set[Any]) -> Product | N
         return None
     if move.src is P and kind in ("all_reduce", "reduce_scatter"):
         return _before(trace, message, src, dst, written)
-    if isinstance(move.src, Split) and move.dst is B and kind == "join":
+    if isinstance(move.src, Split) and move.dst is B and kind == "all_gather_into_tensor":
         return _after(trace, message, items[0], src, dst)
     return None
 
@@ -154,7 +154,7 @@ def _after(
             if not all(is_before(y, message) for y in others):
                 continue
             if _is_kept(trace, others, message, node) and node.meta.get("contiguous"):
-                name = f"join, {_name(node)}"
+                name = f"all_gather, {_name(node)}"
                 return Product(src, dst, name, [x, *others], shape[:-1], node, {node}, False)
     return None
 

@@ -21,7 +21,7 @@ PyObject* all_to_all(Group& group, Arguments arguments);
 PyObject* reduce_scatter_several(Group& group, Arguments arguments);  // several.cpp
 PyObject* all_gather_several(Group& group, Arguments arguments);
 PyObject* gather_into(Group& group, Arguments arguments);
-PyObject* trade_into(Group& group, Arguments arguments);
+PyObject* all_to_all_into(Group& group, Arguments arguments);
 PyObject* broadcast(Group& group, Arguments arguments);
 PyObject* gather_objects(Group& group, Arguments arguments);
 PyObject* stage(Group& group, Arguments arguments);

@@ -108,7 +108,7 @@ PyMethodDef methods[] = {
     MOVE(reduce_scatter_several, 4),
     MOVE(all_gather_several, 4),
     MOVE(gather_into, 2),
-    MOVE(trade_into, 3),
+    MOVE(all_to_all_into, 3),
     MOVE(broadcast, 4),
     MOVE(gather_objects, 1),
     MOVE(stage, 1),

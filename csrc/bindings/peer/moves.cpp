@@ -146,9 +146,9 @@ PyObject* gather_into(Group& group, Arguments arguments) {
   return Py_None;
 }
 
-// trade_into(pieces, outs, exchanging): sends pieces[k] to rank k and receives outs[k] from rank k.
+// all_to_all_into(pieces, outs, exchanging): sends pieces[k] to rank k and receives outs[k] from rank k.
 // `outs` must be contiguous.
-PyObject* trade_into(Group& group, Arguments arguments) {
+PyObject* all_to_all_into(Group& group, Arguments arguments) {
   const std::vector<Tensor> pieces = tensors(arguments[0], group);
   const std::vector<Tensor> outs = tensors(arguments[1], group);
   // The pieces of an exchange may differ in dtype, so they are sent as bytes.

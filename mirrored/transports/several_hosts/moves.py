@@ -76,7 +76,7 @@ class HostsGather:
             self._inside.all_gather(own, [x.shape for x in out], hosts.peers, out)
 
 
-def trade(
+def start_all_to_all(
     name: str,
     pieces: Sequence[Tensor],
     out: Sequence[Tensor],

@@ -21,7 +21,7 @@ from .sums import PIECE, SMALL
 Of = tuple[int, ...]
 
 
-def of_gather(of: Of, pieces: Sequence[int]) -> int:
+def of_all_gather(of: Of, pieces: Sequence[int]) -> int:
     """Return the bytes that an all-gather sends between hosts, summed over all ranks.
 
     ``of`` is the host of each rank, ``pieces`` the bytes of each rank's piece.
@@ -29,7 +29,7 @@ def of_gather(of: Of, pieces: Sequence[int]) -> int:
     return sum(pieces) * max(of)
 
 
-def of_trade(of: Of, pieces: Sequence[Sequence[int]]) -> int:
+def of_all_to_all(of: Of, pieces: Sequence[Sequence[int]]) -> int:
     """Return the bytes that an all-to-all sends between hosts, summed over all ranks.
 
     ``of`` is the host of each rank. Rank k sends ``pieces[k][j]`` bytes to rank j.
@@ -38,7 +38,9 @@ def of_trade(of: Of, pieces: Sequence[Sequence[int]]) -> int:
     return sum(pieces[k][j] for k, j in pairs)
 
 
-def of_scatter(of: Of, parts: Sequence[int], dtype: torch.dtype, at_once: bool = False) -> int:
+def of_reduce_scatter(
+    of: Of, parts: Sequence[int], dtype: torch.dtype, at_once: bool = False
+) -> int:
     """Return the bytes that a reduce-scatter sends between hosts, summed over all ranks.
 
     ``of`` is the host of each rank, and rank k gets ``parts[k]`` bytes. ``at_once`` is True for a

@@ -32,7 +32,7 @@ from ..failures import moves_count_lacks
 from ..torch_dist import TorchDist, messages
 from ..torch_dist.described import call_under_way
 from .hosts import Hosts
-from .moves import HostsGather, trade
+from .moves import HostsGather, start_all_to_all
 from .sums import AllReduces, Reducing
 
 
@@ -91,25 +91,29 @@ class SeveralHosts(TorchDist):
             return super()._reduce(x, ranks, op)
         return self._all_reduces.start(name, x.contiguous(), hosts, self._inside, op)
 
-    def _gather(self, name: str, x: Tensor, out: Sequence[Tensor], ranks: Ranks) -> Waitable:
+    def _start_all_gather(
+        self, name: str, x: Tensor, out: Sequence[Tensor], ranks: Ranks
+    ) -> Waitable:
         hosts = self._hosts_of(name, x, ranks)
         if hosts is None:
-            return super()._gather(name, x, out, ranks)
+            return super()._start_all_gather(name, x, out, ranks)
         return HostsGather(name, x, out, hosts, self._inside)
 
-    def _trade(
+    def _start_all_to_all(
         self, name: str, pieces: Sequence[Tensor], out: Sequence[Tensor], ranks: Ranks
     ) -> Waitable:
         hosts = self._hosts_of(name, out[0], ranks)
         if hosts is None:
-            return super()._trade(name, pieces, out, ranks)
-        return trade(name, pieces, out, hosts, self._inside)
+            return super()._start_all_to_all(name, pieces, out, ranks)
+        return start_all_to_all(name, pieces, out, hosts, self._inside)
 
-    def _scatter(self, parts: Sequence[Tensor], ranks: Ranks, op: str, at_once: bool) -> Handle:
+    def _start_reduce_scatter(
+        self, parts: Sequence[Tensor], ranks: Ranks, op: str, at_once: bool
+    ) -> Handle:
         check_op(op, parts[0].dtype)
         hosts = self._hosts_of(f"reduce_scatter({op})", parts[0], ranks)
         if hosts is None:
-            return super()._scatter(parts, ranks, op, at_once)
+            return super()._start_reduce_scatter(parts, ranks, op, at_once)
         flat = [part.reshape(-1) for part in parts]
         name, like = f"reduce_scatter({op})", parts[hosts.me]
         reducing = Reducing(name, flat, hosts, self._inside, op=op, at_once=at_once)

@@ -244,18 +244,20 @@ class SharedMemory(Wrapper):
 
     # ---- gathers and exchanges ------------------------------------------------------------------
 
-    def join(self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tensor:
+    def all_gather_into_tensor(
+        self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks
+    ) -> Tensor:
         group = self._meet(ranks) if x.is_cpu else None
         if group is None:
-            return self.inner.join(x, dim, sizes, ranks)
+            return self.inner.all_gather_into_tensor(x, dim, sizes, ranks)
         if self._messages:
             nbytes = bytes_with(x, {dim: sum(sizes)})
-            if self._by_messages("join", x.dtype, nbytes, ranks):
+            if self._by_messages("all_gather_into_tensor", x.dtype, nbytes, ranks):
                 group.meet_all_gather(x, dim, sizes)
-                return self.inner.join(x, dim, sizes, ranks)
+                return self.inner.all_gather_into_tensor(x, dim, sizes, ranks)
         return group.all_gather(x, dim, sizes)
 
-    def join_several(
+    def all_gather_several(
         self,
         xs: Sequence[Tensor],
         dims: Sequence[int],
@@ -265,11 +267,14 @@ class SharedMemory(Wrapper):
     ) -> list[Tensor]:
         group = self._meet(ranks) if all(x.is_cpu for x in xs) else None
         if group is None:
-            return self.inner.join_several(xs, dims, sizes, ranks, out)
+            return self.inner.all_gather_several(xs, dims, sizes, ranks, out)
         if self._messages:
             whole = [bytes_with(x, {d: sum(s)}) for x, d, s in zip(xs, dims, sizes, strict=True)]
-            if any(self._by_messages("join", xs[0].dtype, nbytes, ranks) for nbytes in whole):
-                return super(Wrapper, self).join_several(xs, dims, sizes, ranks, out)
+            if any(
+                self._by_messages("all_gather_into_tensor", xs[0].dtype, nbytes, ranks)
+                for nbytes in whole
+            ):
+                return super(Wrapper, self).all_gather_several(xs, dims, sizes, ranks, out)
         places = None if out is None else list(out)
         return group.all_gather_several(list(xs), list(dims), list(sizes), places)
 
@@ -293,7 +298,7 @@ class SharedMemory(Wrapper):
             return super(Wrapper, self).reduce_scatter_several(xs, dims, sizes, ranks, op)
         return group.reduce_scatter_several(list(xs), list(dims), list(sizes), op)
 
-    def start_join_several(
+    def start_all_gather_several(
         self,
         xs: Sequence[Tensor],
         dims: Sequence[int],
@@ -301,8 +306,8 @@ class SharedMemory(Wrapper):
         ranks: Ranks,
     ) -> Later:
         if all(x.is_cpu for x in xs) and self.group(ranks) is not None:
-            return super(Wrapper, self).start_join_several(xs, dims, sizes, ranks)
-        return self.inner.start_join_several(xs, dims, sizes, ranks)
+            return super(Wrapper, self).start_all_gather_several(xs, dims, sizes, ranks)
+        return self.inner.start_all_gather_several(xs, dims, sizes, ranks)
 
     def start_reduce_scatter_several(
         self,
@@ -322,7 +327,7 @@ class SharedMemory(Wrapper):
             return super(Wrapper, self).start_all_to_all(pieces, shapes, ranks)
         return self.inner.start_all_to_all(pieces, shapes, ranks)
 
-    def turn(
+    def all_to_all_single(
         self,
         x: Tensor,
         split_dim: int,
@@ -333,12 +338,16 @@ class SharedMemory(Wrapper):
     ) -> Tensor:
         group = self._meet(ranks) if x.is_cpu else None
         if group is None:
-            return self.inner.turn(x, split_dim, split_sizes, concat_dim, concat_sizes, ranks)
+            return self.inner.all_to_all_single(
+                x, split_dim, split_sizes, concat_dim, concat_sizes, ranks
+            )
         if self._messages:
             nbytes = bytes_with(x, {concat_dim: sum(concat_sizes)})
-            if self._by_messages("turn", x.dtype, nbytes, ranks):
+            if self._by_messages("all_to_all_single", x.dtype, nbytes, ranks):
                 group.meet_all_to_all(x, split_dim, split_sizes, concat_dim, concat_sizes)
-                return self.inner.turn(x, split_dim, split_sizes, concat_dim, concat_sizes, ranks)
+                return self.inner.all_to_all_single(
+                    x, split_dim, split_sizes, concat_dim, concat_sizes, ranks
+                )
         return group.all_to_all(x, split_dim, split_sizes, concat_dim, concat_sizes)
 
     def all_gather(
@@ -362,7 +371,7 @@ class SharedMemory(Wrapper):
         if group is None:
             return self.inner.all_to_all(pieces, shapes, ranks, out)
         received = _made(group, lambda: outputs(pieces[0], shapes, out))
-        group.trade_into(list(pieces), received, False)
+        group.all_to_all_into(list(pieces), received, False)
         return received
 
     def broadcast(
@@ -405,7 +414,7 @@ class SharedMemory(Wrapper):
             return out, pieces, places, [p[0] if len(p) == 1 else joined(p) for p in places]
 
         out, pieces, places, arrived = _made(group, made)
-        group.trade_into(pieces, arrived, True)
+        group.all_to_all_into(pieces, arrived, True)
         for place, together in zip(places, arrived):
             if len(place) > 1:
                 for x, part in zip(place, together.split([x.nbytes for x in place])):

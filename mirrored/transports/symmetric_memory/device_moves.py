@@ -109,14 +109,14 @@ class DeviceMoves:
             _C.reduce(self._give(x), list(x.shape), dim, start, out, op)
         return out
 
-    def join(self, x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+    def all_gather_into_tensor(self, x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
         dim = dim % x.dim()
         out = x.new_empty(_with(x.shape, {dim: sum(sizes)}))
         with self._steps():
             _C.collect(self._give(x), out, dim, list(sizes), -1, 0, 0)
         return out
 
-    def turn(
+    def all_to_all_single(
         self, x: Tensor, split: int, split_sizes: Sequence[int], dim: int, sizes: Sequence[int]
     ) -> Tensor:
         split, dim = split % x.dim(), dim % x.dim()
@@ -157,9 +157,9 @@ class DeviceMoves:
                 self.reduce_scatter(whole + me, 1, columns, "sum"),
                 total.split(columns, 1)[me],
             ),
-            "all-gather": (self.join(whole.split(rows)[me], 0, rows), whole),
+            "all-gather": (self.all_gather_into_tensor(whole.split(rows)[me], 0, rows), whole),
             "all-to-all": (
-                self.turn(whole.split(rows)[me], 1, columns, 0, rows),
+                self.all_to_all_single(whole.split(rows)[me], 1, columns, 0, rows),
                 whole.split(columns, 1)[me],
             ),
             "broadcast": (

@@ -228,17 +228,19 @@ class SymmetricMemory(Wrapper):
 
     # ---- gathers and exchanges ------------------------------------------------------------------
 
-    def join(self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tensor:
+    def all_gather_into_tensor(
+        self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks
+    ) -> Tensor:
         group = self._meet(x.device, ranks)
         if group is None:
-            return self.inner.join(x, dim, sizes, ranks)
+            return self.inner.all_gather_into_tensor(x, dim, sizes, ranks)
         group.meeting.meet_all_gather(x, dim, sizes)
         given, nbytes = (bytes_with(x, {dim: n}) for n in (max(sizes), sum(sizes)))
-        if not group.serves("join", x.dtype, given, nbytes):
-            return self.inner.join(x, dim, sizes, ranks)
-        return group.join(x, dim, sizes)
+        if not group.serves("all_gather_into_tensor", x.dtype, given, nbytes):
+            return self.inner.all_gather_into_tensor(x, dim, sizes, ranks)
+        return group.all_gather_into_tensor(x, dim, sizes)
 
-    def join_several(
+    def all_gather_several(
         self,
         xs: Sequence[Tensor],
         dims: Sequence[int],
@@ -247,8 +249,8 @@ class SymmetricMemory(Wrapper):
         out: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
         if self._meet(xs[0].device, ranks) is None:
-            return self.inner.join_several(xs, dims, sizes, ranks, out)
-        return super(Wrapper, self).join_several(xs, dims, sizes, ranks, out)
+            return self.inner.all_gather_several(xs, dims, sizes, ranks, out)
+        return super(Wrapper, self).all_gather_several(xs, dims, sizes, ranks, out)
 
     def reduce_scatter_several(
         self,
@@ -262,7 +264,7 @@ class SymmetricMemory(Wrapper):
             return self.inner.reduce_scatter_several(xs, dims, sizes, ranks, op)
         return super(Wrapper, self).reduce_scatter_several(xs, dims, sizes, ranks, op)
 
-    def turn(
+    def all_to_all_single(
         self,
         x: Tensor,
         split_dim: int,
@@ -273,14 +275,16 @@ class SymmetricMemory(Wrapper):
     ) -> Tensor:
         group = self._meet(x.device, ranks)
         if group is None:
-            return self.inner.turn(x, split_dim, split_sizes, concat_dim, concat_sizes, ranks)
+            return self.inner.all_to_all_single(
+                x, split_dim, split_sizes, concat_dim, concat_sizes, ranks
+            )
         move = split_dim, split_sizes, concat_dim, concat_sizes
         group.meeting.meet_all_to_all(x, *move)
         sizes = max(concat_sizes), sum(concat_sizes)
         given, nbytes = (bytes_with(x, {concat_dim: n}) for n in sizes)
-        if not group.serves("turn", x.dtype, given, nbytes):
-            return self.inner.turn(x, *move, ranks)
-        return group.turn(x, *move)
+        if not group.serves("all_to_all_single", x.dtype, given, nbytes):
+            return self.inner.all_to_all_single(x, *move, ranks)
+        return group.all_to_all_single(x, *move)
 
     def broadcast(
         self,

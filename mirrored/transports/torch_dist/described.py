@@ -76,9 +76,11 @@ class Described(CheckedTransport):
         with part_of("broadcast", tuple(shape)):
             return super().broadcast(x, shape, dtype, device, source, ranks)
 
-    def join(self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tensor:
-        with part_of("join", cut(x.shape, dim, sizes)):
-            return super().join(x, dim, sizes, ranks)
+    def all_gather_into_tensor(
+        self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks
+    ) -> Tensor:
+        with part_of("all_gather_into_tensor", cut(x.shape, dim, sizes)):
+            return super().all_gather_into_tensor(x, dim, sizes, ranks)
 
     def reduce_scatter(
         self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks, op: str = "sum"
@@ -86,7 +88,7 @@ class Described(CheckedTransport):
         with part_of("reduce_scatter", op, cut(x.shape, dim, sizes)):
             return super().reduce_scatter(x, dim, sizes, ranks, op)
 
-    def turn(
+    def all_to_all_single(
         self,
         x: Tensor,
         split_dim: int,
@@ -96,8 +98,10 @@ class Described(CheckedTransport):
         ranks: Ranks,
     ) -> Tensor:
         joined = cut(x.shape, concat_dim, concat_sizes)
-        with part_of("turn", split_dim % x.dim(), tuple(split_sizes), joined):
-            return super().turn(x, split_dim, split_sizes, concat_dim, concat_sizes, ranks)
+        with part_of("all_to_all_single", split_dim % x.dim(), tuple(split_sizes), joined):
+            return super().all_to_all_single(
+                x, split_dim, split_sizes, concat_dim, concat_sizes, ranks
+            )
 
     def peers(self, x: Tensor, ranks: Ranks) -> AbstractContextManager[list[Tensor]]:
         with part_of("peers", tuple(x.shape)):

@@ -34,9 +34,13 @@ class Sender(Protocol):
     @property
     def rank(self) -> int: ...
 
-    def _gather(self, name: str, x: Tensor, out: Sequence[Tensor], ranks: Ranks) -> Waitable: ...
+    def _start_all_gather(
+        self, name: str, x: Tensor, out: Sequence[Tensor], ranks: Ranks
+    ) -> Waitable: ...
 
-    def _scatter(self, parts: Sequence[Tensor], ranks: Ranks, op: str, at_once: bool) -> Handle: ...
+    def _start_reduce_scatter(
+        self, parts: Sequence[Tensor], ranks: Ranks, op: str, at_once: bool
+    ) -> Handle: ...
 
 
 class _All:
@@ -111,7 +115,7 @@ def _packing(
     return Packing(packed, alone, pieces, counts, tuple(map(cut, shapes, dims, sizes)))
 
 
-def join(
+def start_all_gather(
     sent: Sender,
     xs: Sequence[Tensor],
     dims: Sequence[int],
@@ -119,7 +123,7 @@ def join(
     ranks: Ranks,
     out: Sequence[Tensor] | None = None,
 ) -> Later:
-    """Start ``Transport.join_several``; ``wait()`` returns its results.
+    """Start ``Transport.all_gather_several``; ``wait()`` returns its results.
 
     ``sent`` starts the messages, and ``how``, from ``packing``, divides ``xs`` into them.
     """
@@ -130,7 +134,7 @@ def join(
     if how.packed:
         flat = torch.cat([xs[i].reshape(-1) for i in how.packed])
         arrived = [flat if k == me else flat.new_empty(sum(how.counts[k])) for k in range(n)]
-        waits.append(sent._gather("all_gather", flat, arrived, ranks))
+        waits.append(sent._start_all_gather("all_gather", flat, arrived, ranks))
         for k in range(n):
             # Views of the buffers, which are filled once the message has arrived.
             parts = arrived[k].split_with_sizes(how.counts[k])
@@ -142,7 +146,7 @@ def join(
         made[i] = whole
         pieces[i] = list(slots or [xs[i].new_empty(shape) for shape in shapes])
         pieces[i][me].copy_(xs[i])
-        waits.append(sent._gather("all_gather", pieces[i][me], pieces[i], ranks))
+        waits.append(sent._start_all_gather("all_gather", pieces[i][me], pieces[i], ranks))
 
     def results() -> list[Tensor]:
         found = [
@@ -178,10 +182,10 @@ def reduce_scatter(
     handles: list[Handle] = []
     if how.packed:
         going = [torch.cat([cuts[i][k].reshape(-1) for i in how.packed]) for k in range(n)]
-        handles.append(sent._scatter(going, ranks, op, at_once))
+        handles.append(sent._start_reduce_scatter(going, ranks, op, at_once))
     for i in how.alone:
         parts = [part.contiguous() for part in cuts[i]]
-        handles.append(sent._scatter(parts, ranks, op, at_once))
+        handles.append(sent._start_reduce_scatter(parts, ranks, op, at_once))
 
     def results() -> list[Tensor]:
         sums = [handle.wait() for handle in handles]

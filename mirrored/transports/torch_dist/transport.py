@@ -196,7 +196,7 @@ class TorchDist(Described):
         x = x.contiguous()
         if self._in_one_round(x.nbytes, len(ranks)):
             pieces = [x if rank == self.rank else torch.empty_like(x) for rank in ranks]
-            arriving = self._gather(name, x, pieces, ranks)
+            arriving = self._start_all_gather(name, x, pieces, ranks)
             into = next(piece for piece in pieces if piece is not x)  # one of the first two pieces
             return Later(arriving, lambda: ordered_reduce(pieces, op, into))
         fold = _Fold(self, name, x, ranks, op)
@@ -229,9 +229,11 @@ class TorchDist(Described):
 
     def _all_gather(self, x: Tensor, out: Sequence[Tensor], ranks: Ranks) -> None:
         out[ranks.index(self.rank)].copy_(x)
-        self._gather("all_gather", x, out, ranks).wait()
+        self._start_all_gather("all_gather", x, out, ranks).wait()
 
-    def _gather(self, name: str, x: Tensor, out: Sequence[Tensor], ranks: Ranks) -> Waitable:
+    def _start_all_gather(
+        self, name: str, x: Tensor, out: Sequence[Tensor], ranks: Ranks
+    ) -> Waitable:
         """Start an all-gather of ``x`` that fills ``out``, except for this rank's own piece."""
         if not _by_nccl(x.device):
             return messages.swap(name, [x.contiguous()] * len(ranks), out, ranks)
@@ -245,9 +247,9 @@ class TorchDist(Described):
     def _all_to_all(self, pieces: Sequence[Tensor], out: Sequence[Tensor], ranks: Ranks) -> None:
         own = ranks.index(self.rank)
         out[own].copy_(pieces[own])
-        self._trade("all_to_all", pieces, out, ranks).wait()
+        self._start_all_to_all("all_to_all", pieces, out, ranks).wait()
 
-    def _trade(
+    def _start_all_to_all(
         self, name: str, pieces: Sequence[Tensor], out: Sequence[Tensor], ranks: Ranks
     ) -> Waitable:
         """Start an all-to-all of ``pieces`` that fills ``out``, except this rank's own piece."""
@@ -260,7 +262,9 @@ class TorchDist(Described):
         world().carry_out(name, pieces[0], ranks, lambda: start().wait())
         return Done(pieces[0])
 
-    def _scatter(self, parts: Sequence[Tensor], ranks: Ranks, op: str, at_once: bool) -> Handle:
+    def _start_reduce_scatter(
+        self, parts: Sequence[Tensor], ranks: Ranks, op: str, at_once: bool
+    ) -> Handle:
         """Start to combine all ranks' ``parts[k]`` by ``op`` on ``ranks[k]``: a reduce-scatter.
 
         ``wait()`` returns this rank's part. With ``at_once``, a subclass must start all messages in
@@ -268,7 +272,7 @@ class TorchDist(Described):
         """
         own = ranks.index(self.rank)
         coming = [x if k == own else torch.empty_like(parts[own]) for k, x in enumerate(parts)]
-        arriving = self._trade("all_to_all", parts, coming, ranks)
+        arriving = self._start_all_to_all("all_to_all", parts, coming, ranks)
         return Later(arriving, lambda: ordered_reduce(coming, op))
 
     # ---- several at once ------------------------------------------------------------------------
@@ -277,7 +281,7 @@ class TorchDist(Described):
         world().check_reachable(ranks)
         return kind == "cpu"
 
-    def join_several(
+    def all_gather_several(
         self,
         xs: Sequence[Tensor],
         dims: Sequence[int],
@@ -286,12 +290,14 @@ class TorchDist(Described):
         out: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
         if len(ranks) == 1 or _by_nccl(xs[0].device):
-            return super().join_several(xs, dims, sizes, ranks, out)
+            return super().all_gather_several(xs, dims, sizes, ranks, out)
         how = several.packing(xs, dims, sizes, self.check("all_gather", ranks, *xs))
-        with part_of("join_several", *how.cuts):
-            return several.join(self, [x.detach() for x in xs], dims, how, ranks, out).wait()
+        with part_of("all_gather_several", *how.cuts):
+            return several.start_all_gather(
+                self, [x.detach() for x in xs], dims, how, ranks, out
+            ).wait()
 
-    def start_join_several(
+    def start_all_gather_several(
         self,
         xs: Sequence[Tensor],
         dims: Sequence[int],
@@ -299,10 +305,10 @@ class TorchDist(Described):
         ranks: Ranks,
     ) -> Later:
         if len(ranks) == 1 or _by_nccl(xs[0].device):
-            return super().start_join_several(xs, dims, sizes, ranks)
+            return super().start_all_gather_several(xs, dims, sizes, ranks)
         how = several.packing(xs, dims, sizes, self.check("all_gather", ranks, *xs))
-        with part_of("start_join_several", *how.cuts):
-            return several.join(self, [x.detach() for x in xs], dims, how, ranks)
+        with part_of("start_all_gather_several", *how.cuts):
+            return several.start_all_gather(self, [x.detach() for x in xs], dims, how, ranks)
 
     def reduce_scatter_several(
         self,
@@ -348,7 +354,7 @@ class TorchDist(Described):
         given = [piece.detach() for piece in pieces]
         received = [given[me].new_empty(tuple(shape)) for shape in shapes]
         received[me].copy_(given[me])
-        arriving = self._trade("start_all_to_all", given, received, ranks)
+        arriving = self._start_all_to_all("start_all_to_all", given, received, ranks)
         return Later(arriving, lambda: received)
 
     # ---- notes ----------------------------------------------------------------------------------
@@ -406,7 +412,7 @@ class TorchDist(Described):
         going = [torch.cat([empty, *(flat(x) for to, x in sends if to == r)]) for r in ranks]
         places = [[flat(x) for source, x in out if source == r] for r in ranks]
         coming = [torch.cat([empty, *place]) for place in places]
-        self._trade("exchange", going, coming, ranks).wait()
+        self._start_all_to_all("exchange", going, coming, ranks).wait()
         for place, piece in zip(places, coming, strict=True):
             for x, part in zip(place, piece.split([x.numel() for x in place]), strict=True):
                 x.copy_(part)
@@ -435,10 +441,10 @@ class TorchDist(Described):
         # Explicitly on the CPU, since the program may have set another default device.
         size = torch.tensor([own.numel()], device="cpu")
         sizes = [size if rank == self.rank else torch.empty_like(size) for rank in ranks]
-        self._gather("gather_objects", size, sizes, ranks).wait()
+        self._start_all_gather("gather_objects", size, sizes, ranks).wait()
         kind: dict[str, Any] = {"dtype": torch.uint8, "device": "cpu"}
         out = [own if size is n else torch.empty(int(n), **kind) for n in sizes]
-        self._gather("gather_objects", own, out, ranks).wait()
+        self._start_all_gather("gather_objects", own, out, ranks).wait()
         return [pickle.loads(piece.numpy().data) for piece in out]
 
 
@@ -464,7 +470,7 @@ class _Fold:
             part if k == self._own else torch.empty_like(parts[self._own])
             for k, part in enumerate(parts)
         ]
-        self._coming: Waitable = sent._trade(name, parts, self._pieces, ranks)
+        self._coming: Waitable = sent._start_all_to_all(name, parts, self._pieces, ranks)
         self._combined, self._call = False, call_under_way()
 
     def advance(self) -> None:
@@ -475,7 +481,9 @@ class _Fold:
         places[self._own].copy_(ordered_reduce(self._pieces, self._op))
         self._combined, self._pieces = True, []
         with resumed(self._call):
-            self._coming = self._sent._gather(self._name, places[self._own], places, self._ranks)
+            self._coming = self._sent._start_all_gather(
+                self._name, places[self._own], places, self._ranks
+            )
 
     def wait(self) -> Tensor:
         self.advance()

@@ -136,8 +136,12 @@ def _moves(ways: TwoWays) -> dict[str, Move]:
     return {
         "all_reduce": lambda t, x: t.all_reduce(x, ranks),
         "reduce_scatter": lambda t, x: t.reduce_scatter(x, 0, cut(len(x)), ranks),
-        "join": lambda t, x: t.join(x[: len(x) // n], 0, cut(len(x)), ranks),
-        "turn": lambda t, x: t.turn(x[: len(x) // n], 1, [1] * n, 0, cut(len(x)), ranks),
+        "all_gather_into_tensor": lambda t, x: t.all_gather_into_tensor(
+            x[: len(x) // n], 0, cut(len(x)), ranks
+        ),
+        "all_to_all_single": lambda t, x: t.all_to_all_single(
+            x[: len(x) // n], 1, [1] * n, 0, cut(len(x)), ranks
+        ),
         "broadcast": lambda t, x: t.broadcast(x, x.shape, x.dtype, device, ranks[0], ranks),
     }
 

@@ -25,6 +25,10 @@ from ...readable import readable
 from . import own_files
 
 MESSAGES = "messages"  # stands for the device in the table of ranks that share no memory
+# What is measured, by the names of a transport's methods.
+MOVES = (
+    "all_reduce", "reduce_scatter", "all_gather_into_tensor", "all_to_all_single", "broadcast",
+)  # fmt: skip
 NARROW = frozenset((torch.float16, torch.bfloat16))  # adding them costs more than moving them
 
 
@@ -73,7 +77,7 @@ class Table:
 def row(move: str, dtype: torch.dtype) -> str:
     """Return the key in ``messages_above`` of the collective ``move`` for a dtype.
 
-    It is ``"join"`` for float32 and ``"join narrow"`` for bfloat16.
+    It is ``"all_reduce"`` for float32 and ``"all_reduce narrow"`` for bfloat16.
     """
     return move + " narrow" if dtype in NARROW else move
 
@@ -132,7 +136,7 @@ def _read(text: bytes | None) -> Table | None:
     """Parse the content of a file as a table; return None if it is anything else."""
     with contextlib.suppress(ValueError, AttributeError, RecursionError):
         kept = json.loads(text or b"")
-        # A file of another version of this library has other fields, and is measured again.
+        # A file of another version of this library has other fields or names: measured again.
         if kept.keys() == {each.name for each in fields(Table)} and _fits(kept):
             return Table(**kept)
     return None
@@ -147,6 +151,7 @@ def _fits(kept: dict[str, Any]) -> bool:
         all(type(n) is int and n >= 0 for n in sizes)
         and all(type(x) in (int, float) and 0 < x < math.inf for x in seconds)
         and isinstance(kept["hosts"], str)
+        and all(name.removesuffix(" narrow") in MOVES for name in kept["messages_above"])
     )
 
 

@@ -155,8 +155,8 @@ PRODUCTS: list[tuple[Callable[..., Any], list[str], list[str]]] = [
     ),
     (
         lambda x, xs, w, wc: (torch.tanh(xs.to_global(sbp=B) @ wc),),
-        ["message join", "mm", "tanh"],
-        ["message join, mm", "tanh"],
+        ["message all_gather_into_tensor", "mm", "tanh"],
+        ["message all_gather, mm", "tanh"],
     ),
     (  # a bias that is an addend, three dims, and a weight that is turned
         lambda x, xs, w, wc: (F.linear(x.view(4, 3, 8), w.t(), w.sum(0)).to_global(sbp=B),),

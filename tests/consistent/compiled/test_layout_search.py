@@ -60,8 +60,14 @@ def test_a_chain_sends_less_than_its_ops_alone(rank: int) -> None:
         assert len(both.programs) == 1
         assert after.bytes < before.bytes
         # Both weights are gathered, and their gradients scattered; or the input and the results.
-        assert [c.kind for c in before.messages()] == ["join"] * 2 + ["reduce_scatter"] * 2
-        assert [c.kind for c in after.messages()] == ["join", "reduce_scatter", "join"]
+        assert [c.kind for c in before.messages()] == ["all_gather_into_tensor"] * 2 + [
+            "reduce_scatter"
+        ] * 2
+        assert [c.kind for c in after.messages()] == [
+            "all_gather_into_tensor",
+            "reduce_scatter",
+            "all_gather_into_tensor",
+        ]
         text = both.show()
         assert "layouts: of 5 ops chosen together" in text
         assert "f64" + f"[{rows}, {narrow}] S(0)" in alone.show()

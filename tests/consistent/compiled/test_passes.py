@@ -50,7 +50,7 @@ def test_equal_messages_are_sent_once(rank: int) -> None:
         return torch.tanh(x.to_global(sbp=B)), torch.exp(x.to_global(sbp=B)), x * 2
 
     program, text = recorded(step, split(6, 4))
-    assert [call.kind for call in program.messages()] == ["join"], text
+    assert [call.kind for call in program.messages()] == ["all_gather_into_tensor"], text
     (saved,) = program.saved
     assert saved.why.startswith("merge_equal")
     assert saved.bytes == program.bytes
@@ -91,9 +91,9 @@ def test_no_more_than_allowed_is_kept(rank: int) -> None:
         return torch.tanh(x.to_global(sbp=B)).sum(), torch.exp(x.to_global(sbp=B)).sum()
 
     program, _ = recorded(step, split(2048, 1024))  # 16 MiB in float64, which may be kept
-    assert len([c for c in program.messages() if c.kind == "join"]) == 1
+    assert len([c for c in program.messages() if c.kind == "all_gather_into_tensor"]) == 1
     program, _ = recorded(step, split(2050, 1024))
-    assert len([c for c in program.messages() if c.kind == "join"]) == 2
+    assert len([c for c in program.messages() if c.kind == "all_gather_into_tensor"]) == 2
 
 
 @on_ranks(2, 3)

@@ -85,7 +85,9 @@ def test_other_pages(rank: int) -> None:
         step.show("step.txt")
     page = Page(_written(step))
     why = "merge_equal: its result is there already"
-    assert [row[:4] for row in page.tables["saved"][1:]] == [["join", "1", "96 B", why]]
+    assert [row[:4] for row in page.tables["saved"][1:]] == [
+        ["all_gather_into_tensor", "1", "96 B", why]
+    ]
     text = page.text
     assert "The step has 1 other program" in text and "1 message sends 96 B" in text
 

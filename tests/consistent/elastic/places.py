@@ -24,7 +24,7 @@ def begin(folder: Path) -> None:
     """Places lie in ``folder`` from now on, those of the library among them."""
     global _folder
     _folder = folder
-    for name in ("join_several", "reduce_scatter_several", "all_reduce"):
+    for name in ("all_gather_several", "reduce_scatter_several", "all_reduce"):
         watched(SharedMemory, name, after="boxing")
     watched(PeerCopies, "take", before="meeting", after="taken")
     watched(pieces, "write", before="save")

@@ -64,7 +64,7 @@ def test_without_symmetric_memory_nothing_is_fused(monkeypatch: pytest.MonkeyPat
 
 
 def _gather(x: torch.Tensor, ws: list, dim: int, name: str, *, return_A: bool = True) -> Any:  # noqa: N803
-    boxed = current().join(x, dim, [x.shape[dim]] * 2, (0, 1))
+    boxed = current().all_gather_into_tensor(x, dim, [x.shape[dim]] * 2, (0, 1))
     return boxed, [boxed @ w for w in ws]
 
 

@@ -43,12 +43,16 @@ CALLS: dict[str, Callable[[Transport, tuple[int, ...]], Any]] = {
     "gather_notes": lambda t, ranks: t.gather_notes(b"x", ranks),
     "all_reduce_with_notes": lambda t, ranks: t.all_reduce_with_notes(X, ranks, ranks),
     "gather_objects": lambda t, ranks: t.gather_objects("x", ranks),
-    "join": lambda t, ranks: t.join(X, 0, [4] * len(ranks), ranks),
-    "join_several": lambda t, ranks: t.join_several([X, X], [0, 0], [[4] * len(ranks)] * 2, ranks),
+    "all_gather_into_tensor": lambda t, ranks: t.all_gather_into_tensor(
+        X, 0, [4] * len(ranks), ranks
+    ),
+    "all_gather_several": lambda t, ranks: t.all_gather_several(
+        [X, X], [0, 0], [[4] * len(ranks)] * 2, ranks
+    ),
     "reduce_scatter_several": lambda t, ranks: t.reduce_scatter_several(
         [X, X], [0, 0], [_cut(4, ranks)] * 2, ranks
     ),
-    "start_join_several": lambda t, ranks: t.start_join_several(
+    "start_all_gather_several": lambda t, ranks: t.start_all_gather_several(
         [X, X], [0, 0], [[4] * len(ranks)] * 2, ranks
     ).wait(),
     "start_reduce_scatter_several": lambda t, ranks: t.start_reduce_scatter_several(
@@ -58,7 +62,9 @@ CALLS: dict[str, Callable[[Transport, tuple[int, ...]], Any]] = {
         [X for _ in ranks], [X.shape for _ in ranks], ranks
     ).wait(),
     "reduce_scatter": lambda t, ranks: t.reduce_scatter(X, 0, _cut(4, ranks), ranks),
-    "turn": lambda t, ranks: t.turn(X, 1, _cut(2, ranks), 0, [4] * len(ranks), ranks),
+    "all_to_all_single": lambda t, ranks: t.all_to_all_single(
+        X, 1, _cut(2, ranks), 0, [4] * len(ranks), ranks
+    ),
     "peers": lambda t, ranks: _entered(t.peers(X, ranks)),
     "as_one": lambda t, ranks: t.as_one(lambda xs: [t.all_reduce(xs[0], ranks)], [X], ranks),
     "addends": lambda t, ranks: _entered(t.addends(X, 0, _cut(4, ranks), ranks)),
@@ -124,7 +130,7 @@ def test_a_child_neither_sends_nor_receives(rank: int) -> None:
 STARTED: dict[str, Callable[[Transport], Any]] = {
     "all_reduce_async": lambda t: t.all_reduce_async(X.clone(), RANKS),
     "a long one": lambda t: t.all_reduce_async(torch.ones(1 << 20), RANKS),
-    "start_join_several": lambda t: t.start_join_several([X], [0], [[4, 4]], RANKS),
+    "start_all_gather_several": lambda t: t.start_all_gather_several([X], [0], [[4, 4]], RANKS),
     "start_reduce_scatter_several": lambda t: t.start_reduce_scatter_several(
         [X], [0], [[2, 2]], RANKS
     ),
@@ -154,7 +160,7 @@ def test_a_child_does_not_wait_for_what_its_parent_has_started(rank: int) -> Non
     found = {name: handle.wait() for name, handle in handles.items()}
     for name in ("all_reduce_async", "a long one"):
         assert torch.equal(found[name], torch.full_like(found[name], 2.0))
-    assert torch.equal(found["start_join_several"][0], torch.ones(8, 2))
+    assert torch.equal(found["start_all_gather_several"][0], torch.ones(8, 2))
     assert torch.equal(found["receive"], X)
 
 

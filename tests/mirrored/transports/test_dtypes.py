@@ -46,10 +46,10 @@ def moves(rank: int, n: int, dtype: torch.dtype) -> dict[str, Callable[[], Any]]
     turned = functools.partial(values, rank, (4, rows[rank]), dtype)
     large = functools.partial(values, rank, (3, LARGE // 3 // dtype.itemsize), dtype)
     found: dict[str, Callable[[], Any]] = {
-        "join": lambda: t.join(own(), 0, rows, ranks),
-        "join inner": lambda: t.join(turned(), 1, rows, ranks),
-        "join several": lambda: t.join_several([own(), own()], [0, 0], [rows, rows], ranks),
-        "turn": lambda: t.turn(own(), 1, _columns(n), 0, rows, ranks),
+        "all_gather_into_tensor": lambda: t.all_gather_into_tensor(own(), 0, rows, ranks),
+        "join inner": lambda: t.all_gather_into_tensor(turned(), 1, rows, ranks),
+        "join several": lambda: t.all_gather_several([own(), own()], [0, 0], [rows, rows], ranks),
+        "all_to_all_single": lambda: t.all_to_all_single(own(), 1, _columns(n), 0, rows, ranks),
         "broadcast": lambda: t.broadcast(whole(), whole().shape, dtype, "cpu", n - 1, ranks),
         "exchange": lambda: t.exchange(
             [((rank + 1) % n, own())], [((rank - 1) % n, (rows[rank - 1], 4), dtype)], ranks

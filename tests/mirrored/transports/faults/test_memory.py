@@ -80,7 +80,7 @@ def broadcast(x: torch.Tensor) -> Any:
 @place
 def in_several(x: torch.Tensor) -> Any:
     rows = [x.shape[0]] * 2
-    return current().join_several([x, x], [0, 0], [rows, rows], (0, 1))[1]
+    return current().all_gather_several([x, x], [0, 0], [rows, rows], (0, 1))[1]
 
 
 @place

@@ -55,7 +55,9 @@ def test_every_dtype_moves_or_gives_the_same_error(hosts: str) -> None:
 N = 4 * SMALL  # bytes of a tensor whose sum goes from host to host
 Move = Callable[[tuple[int, ...], Tensor], object]
 MOVES: dict[str, Move] = {
-    "join": lambda r, x: current().join(x[: len(x) // len(r)], 0, _cut(r, x), r),
+    "all_gather_into_tensor": lambda r, x: current().all_gather_into_tensor(
+        x[: len(x) // len(r)], 0, _cut(r, x), r
+    ),
     "peers": lambda r, x: current().peers(x, r).__enter__(),
     "all_reduce": lambda r, x: current().all_reduce(x, r),
     "small all_reduce": lambda r, x: current().all_reduce(x[: len(x) // 8], r),
@@ -63,7 +65,9 @@ MOVES: dict[str, Move] = {
     "several scattered": lambda r, x: current().reduce_scatter_several(
         [x[: len(x) // 2], x[: len(x) // 2]], [0, 0], [_cut(r, x[: len(x) // 2])] * 2, r
     ),
-    "turn": lambda r, x: current().turn(x[: len(x) // len(r)], 1, [1] * len(r), 0, _cut(r, x), r),
+    "all_to_all_single": lambda r, x: current().all_to_all_single(
+        x[: len(x) // len(r)], 1, [1] * len(r), 0, _cut(r, x), r
+    ),
     "broadcast": lambda r, x: current().broadcast(x, x.shape, x.dtype, "cpu", r[-1], r),
     "exchange": lambda r, x: current().exchange(
         [(k, x) for k in r], [(k, x.shape, x.dtype) for k in r], r
@@ -101,24 +105,24 @@ def _noting(noted: list[tuple[int, int]]) -> Any:
 # In bytes of the whole tensor; in brackets what messages alone send.
 BETWEEN = {
     "aabb": {
-        "join": 1,  # (2)
+        "all_gather_into_tensor": 1,  # (2)
         "peers": 4,  # (8)
         "all_reduce": 2,  # (4)
         "small all_reduce": 4 / 8,
         "reduce_scatter": 1.5,  # (2)
         "several scattered": 1.5,
-        "turn": 0.5,
+        "all_to_all_single": 0.5,
         "broadcast": 1,
         "exchange": 8,
     },
     "aaab": {
-        "join": 1,  # (1.5)
+        "all_gather_into_tensor": 1,  # (1.5)
         "peers": 4,  # (6)
         "all_reduce": 2,  # (3)
         "small all_reduce": 4 / 8,
         "reduce_scatter": 1,  # (1.5)
         "several scattered": 1,
-        "turn": 6 / 16,
+        "all_to_all_single": 6 / 16,
         "broadcast": 1,
         "exchange": 6,
     },
@@ -149,7 +153,7 @@ def under_way(rank: int, n: int) -> list[Tensor]:
     rows = [k + 1 for k in range(n)]
     parts = [torch.randn(rows[rank], 2_000 * k, generator=g) for k in range(3)]
     whole = [torch.randn(sum(rows), 2_000 * k + 1, generator=g) for k in range(3)]
-    joins = [t.start_join_several(parts, [0] * 3, [rows] * 3, ranks) for _ in range(2)]
+    joins = [t.start_all_gather_several(parts, [0] * 3, [rows] * 3, ranks) for _ in range(2)]
     cuts = [t.start_reduce_scatter_several(whole, [0] * 3, [rows] * 3, ranks) for _ in range(2)]
     sums.append(t.all_reduce_async(xs[2] * 2, ranks))
     found = [x for each in (*joins, *cuts) for x in each.wait()]

@@ -99,7 +99,7 @@ def alone(rank: int) -> list[Any]:
         seen = views[0].tolist()
     return [
         t.all_reduce(x, (0,)).tolist(),
-        t.join(x, 0, [3], (0,)).tolist(),
+        t.all_gather_into_tensor(x, 0, [3], (0,)).tolist(),
         seen,
         t._groups,
     ]
@@ -342,9 +342,9 @@ class Watched(TorchDist):
         self.moves.append("all_reduce")
         return super().all_reduce(*args)
 
-    def join(self, *args: Any) -> Tensor:
-        self.moves.append("join")
-        return super().join(*args)
+    def all_gather_into_tensor(self, *args: Any) -> Tensor:
+        self.moves.append("all_gather_into_tensor")
+        return super().all_gather_into_tensor(*args)
 
 
 def chosen(rank: int, folder: str) -> tuple[list[str], list[int]]:
@@ -356,7 +356,12 @@ def chosen(rank: int, folder: str) -> tuple[list[str], list[int]]:
         t = SharedMemory(inner)
         for n in (2, 3):
             x = torch.ones(n)
-            sums.append(int(t.all_reduce(x, ranks).sum() + t.join(x, 0, [n] * 3, ranks).sum()))
+            sums.append(
+                int(
+                    t.all_reduce(x, ranks).sum()
+                    + t.all_gather_into_tensor(x, 0, [n] * 3, ranks).sum()
+                )
+            )
     return inner.moves, sums
 
 
@@ -364,7 +369,7 @@ def test_all_ranks_go_by_the_table_of_the_first(tmp_path: Path) -> None:
     assert pool(3).run(chosen, str(tmp_path)) == [(["all_reduce"], [12, 18])] * 3
 
 
-ROWS = "all_reduce", "reduce_scatter", "join", "turn", "broadcast"
+ROWS = "all_reduce", "reduce_scatter", "all_gather_into_tensor", "all_to_all_single", "broadcast"
 
 
 def across_a_border(rank: int, folder: str, move: str) -> str:
@@ -378,8 +383,8 @@ def across_a_border(rank: int, folder: str, move: str) -> str:
             "all_reduce": lambda: t.all_reduce(x, ranks),
             "all_reduce_async": lambda: t.all_reduce_async(x, ranks),
             "reduce_scatter": lambda: t.reduce_scatter(x, 0, [n, 0], ranks),
-            "join": lambda: t.join(x, 0, [n, n], ranks),
-            "turn": lambda: t.turn(x, 1, [1, 1], 0, [n, n], ranks),
+            "all_gather_into_tensor": lambda: t.all_gather_into_tensor(x, 0, [n, n], ranks),
+            "all_to_all_single": lambda: t.all_to_all_single(x, 1, [1, 1], 0, [n, n], ranks),
             "broadcast": lambda: t.broadcast(x, x.shape, x.dtype, "cpu", 0, ranks),
         }
         try:

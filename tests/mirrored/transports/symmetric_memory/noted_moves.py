@@ -126,8 +126,10 @@ MOVES: dict[str, Callable[[Any, tuple[int, ...], Noted], Any]] = {
     "reduce-scatter": lambda t, ranks, noted: t.reduce_scatter(
         torch.ones(2 * len(ranks)), 0, _cut(ranks), ranks
     ),
-    "all-gather": lambda t, ranks, noted: t.join(torch.ones(2), 0, _cut(ranks), ranks),
-    "all-to-all": lambda t, ranks, noted: t.turn(
+    "all-gather": lambda t, ranks, noted: t.all_gather_into_tensor(
+        torch.ones(2), 0, _cut(ranks), ranks
+    ),
+    "all-to-all": lambda t, ranks, noted: t.all_to_all_single(
         torch.ones(2 * len(ranks), 2), 0, _cut(ranks), 1, _cut(ranks), ranks
     ),
     "broadcast": lambda t, ranks, noted: t.broadcast(

@@ -246,7 +246,9 @@ def mixed_up(rank: int) -> tuple[list[float], bool, list[str]]:
     with warnings.catch_warnings(record=True) as met:
         warnings.simplefilter("always")
         transport = SymmetricMemory(SharedMemory(TorchDist()), "cpu", 4096, Shuffled)
-        joined = transport.join(torch.full((1,), float(rank)), 0, [1, 1, 1], (0, 1, 2))
+        joined = transport.all_gather_into_tensor(
+            torch.full((1,), float(rank)), 0, [1, 1, 1], (0, 1, 2)
+        )
     return (
         joined.tolist(),
         transport.shares((0, 1, 2), "cpu"),

@@ -42,8 +42,10 @@ def calls() -> dict[str, Call]:
             )
         for dim in range(len(shape)):
             whole = [shape[dim]] * 2
-            found[f"join {shape} {dim}"] = lambda t, x=x, d=dim, s=whole: t.join(x, d, s, RANKS)
-            found[f"joins {shape} {dim}"] = lambda t, x=x, d=dim, s=whole: t.join_several(
+            found[f"join {shape} {dim}"] = lambda t, x=x, d=dim, s=whole: t.all_gather_into_tensor(
+                x, d, s, RANKS
+            )
+            found[f"joins {shape} {dim}"] = lambda t, x=x, d=dim, s=whole: t.all_gather_several(
                 [x, x], [d, d], [s, s], RANKS
             )
             if shape[dim] % 2:
@@ -59,7 +61,9 @@ def calls() -> dict[str, Call]:
             for other in range(len(shape)):
                 turned = x, dim, half, other, [shape[other]] * 2, RANKS
                 if other != dim:
-                    found[f"turn {shape} {dim} {other}"] = lambda t, a=turned: t.turn(*a)
+                    found[f"turn {shape} {dim} {other}"] = lambda t, a=turned: t.all_to_all_single(
+                        *a
+                    )
     found["all_gather"] = lambda t: t.all_gather(ones(4, 6), [(4, 6)] * 2, RANKS)
     found["all_to_all"] = lambda t: t.all_to_all([ones(4, 6)] * 2, [(4, 6)] * 2, RANKS)
     found["int"] = lambda t: t.all_reduce(ones(4, 6, dtype=torch.int32), RANKS)

@@ -133,14 +133,14 @@ def several_at_once(rank: int, n: int) -> None:
     cut = [x.split(sizes, dim) for x, dim in zip(wholes, dims)]
     transport, all_sizes = current(), [sizes] * len(dims)
     going = [parts[rank] for parts in cut]
-    joined = transport.start_join_several(going, dims, all_sizes, ranks)
+    joined = transport.start_all_gather_several(going, dims, all_sizes, ranks)
     summed = transport.start_reduce_scatter_several(wholes, dims, all_sizes, ranks)
     for x, wanted in zip(summed.wait(), cut, strict=True):  # not in the order of their start
         assert torch.equal(x, n * wanted[rank])
     for x, wanted in zip(joined.wait(), wholes, strict=True):
         assert torch.equal(x, wanted)
     places = [torch.empty_like(x) for x in wholes]
-    made = transport.join_several(going, dims, all_sizes, ranks, places)
+    made = transport.all_gather_several(going, dims, all_sizes, ranks, places)
     assert all(x is place and torch.equal(x, y) for x, place, y in zip(made, places, wholes))
 
 

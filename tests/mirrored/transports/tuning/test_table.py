@@ -13,7 +13,7 @@ from mirrored.transports.tuning.table import Table
 def test_a_saved_table_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert table.load(2, "one") is None  # to be measured
-    mine = Table(100, 50, {"join": 7})
+    mine = Table(100, 50, {"all_gather_into_tensor": 7})
     table.save(mine, 2, "one")
     assert table.load(2, "one") == mine and table.load(3, "one") is None
 
@@ -38,12 +38,12 @@ def test_the_built_in_table_serves_where_none_can_be_kept(
 
 
 def test_a_row_holds_for_a_move_and_a_kind_of_numbers() -> None:
-    mine = Table(messages_above={"join": 10, "all_reduce narrow": 0})
-    assert [mine.by_messages("join", torch.float32, n) for n in (10, 11)] == [
+    mine = Table(messages_above={"all_gather_into_tensor": 10, "all_reduce narrow": 0})
+    assert [mine.by_messages("all_gather_into_tensor", torch.float32, n) for n in (10, 11)] == [
         False,
         True,
     ]
-    assert not mine.by_messages("join", torch.bfloat16, 11)
+    assert not mine.by_messages("all_gather_into_tensor", torch.bfloat16, 11)
     assert mine.by_messages("all_reduce", torch.float16, 1)
     assert not mine.by_messages("all_reduce", torch.int16, 1)
 
