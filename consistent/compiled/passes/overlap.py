@@ -2,11 +2,11 @@
 late, as data dependencies and memory allow.
 
 ```
-%3 = join(%1)                   start join(%1)
-%4 = mm(%2, %3)                 start join(%5)           while %4 is computed
-%6 = join(%5)            -->    %3 = wait for join(%1)
+%3 = all_gather(%1)             start all_gather(%1)
+%4 = mm(%2, %3)                 start all_gather(%5)     while %4 is computed
+%6 = all_gather(%5)      -->    %3 = wait for all_gather(%1)
 %7 = mm(%4, %6)                 %4 = mm(%2, %3)
-                                %6 = wait for join(%5)
+                                %6 = wait for all_gather(%5)
                                 %7 = mm(%4, %6)
 ```
 

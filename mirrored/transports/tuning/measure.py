@@ -211,8 +211,8 @@ def _bytes_per_s(way: Transport, ranks: Ranks, device: torch.device, tries: int)
     """Return the bytes that a rank sends in a second in an all-gather of large parts by ``way``."""
     n = len(ranks)
     x = _many(SIZES[-1] // n, device)
-    join = partial(way.join, x, 0, [len(x)] * n, ranks)
-    return x.nbytes * (n - 1) / _fastest(join, device, 6 // tries, tries)
+    gather = partial(way.all_gather_into_tensor, x, 0, [len(x)] * n, ranks)
+    return x.nbytes * (n - 1) / _fastest(gather, device, 6 // tries, tries)
 
 
 def _many(nbytes: int, device: torch.device) -> Tensor:

@@ -55,7 +55,7 @@ def test_equal_messages_are_sent_once(rank: int) -> None:
     assert saved.why.startswith("merge_equal")
     assert saved.bytes == program.bytes
     assert "test_passes.py" in saved.where
-    assert "not sent: join" in text
+    assert "not sent: all_gather_into_tensor" in text
 
 
 @on_ranks(2)

@@ -108,7 +108,7 @@ def test_messages_beside_ops_are_reported(rank: int) -> None:
     assert sends == [
         ("S(0) -join-> B", True, False),
         ("S(0) -join-> B", True, True),  # goes on beside the product
-        ("S(0) -wait for join-> B", False, False),
+        ("S(0) -wait for all_gather_into_tensor-> B", False, False),
     ]
     # The page and the text have both halves, with their layouts, and what the pass did.
     (note,) = program.notes
