@@ -25,12 +25,15 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+from consistent.compiled.backends import BACKENDS
 from consistent.dispatch.plans import plan
-from tests.ranks import pool
+from tests.ranks import ALL, pool
 
 PRINTS = '```text title="prints"\n'
 _FENCE = re.compile(
@@ -122,8 +125,14 @@ def run_blocks(rank: int, name: str, blocks: Sequence[tuple[int, str]]) -> list[
     """What each block prints on this rank; all of them run in a folder that is empty at first."""
     names: dict[str, Any] = {"__name__": "page"}
     plan.clear_plans()  # what earlier programs of the pool have compared is compared again
-    with _own_folder(rank):
+    with _own_folder(rank), _only_recorded():
         return [_printed(text, line, name, names) for line, text in blocks]
+
+
+def _only_recorded() -> AbstractContextManager[Any]:
+    """Compiled steps run their recorded programs op by op. Pages show these programs, which are the
+    same under Inductor, whose C++ compiler would take ten seconds."""
+    return nullcontext() if ALL else patch.dict(BACKENDS, inductor=BACKENDS["ops"])
 
 
 def _printed(text: str, line: int, name: str, names: dict[str, Any]) -> str:

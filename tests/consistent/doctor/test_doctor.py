@@ -14,14 +14,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from consistent.command import main
 from consistent.doctor import installation, machine, network, self_test
 from consistent.doctor import main as doctor
 from consistent.doctor.finding import Finding
 from consistent.doctor.main import status
-from tests.launch import Started, launch
+from tests.launch import Started
 
 ROOT = Path(__file__).parents[3]
 Patch = pytest.MonkeyPatch
@@ -302,23 +301,6 @@ def test_a_planted_trouble_is_found_with_its_cure(
     assert said in bad.said and cure in bad.cure
 
 
-def test_it_says_which_cuda_and_nccl_torch_is_built_for(tmp_path: Path) -> None:
-    (_, gpus) = installation._loads()
-    cuda = torch.version.cuda
-    assert not gpus.cure and gpus.said.startswith(
-        f"torch is built for CUDA {cuda}" if cuda else "torch is built without CUDA"
-    )
-    assert ("NCCL" in gpus.said) == torch.distributed.is_nccl_available()
-    # As for a torch with both, and no GPU.
-    both = 'torch.version.cuda = "13.2"; torch.distributed.is_nccl_available = lambda: True'
-    version = "torch.cuda.nccl.version = lambda: (2, 30, 7); torch.cuda.device_count = lambda: 0"
-    program = installation._LOADING.replace("consistent\n", f"consistent\n{both}; {version}\n")
-    path = tmp_path / "loading.py"
-    path.write_text(program)
-    ran = launch(path, ranks=1)
-    assert ran.printed == ["\ntorch is built for CUDA 13.2 with NCCL 2.30.7, GPUs found: 0\n"], ran
-
-
 @pytest.mark.parametrize("alone", ["WORLD_SIZE", "LOCAL_WORLD_SIZE"])
 def test_a_variable_of_launchers_alone_makes_no_job_of_several_hosts(alone: str) -> None:
     assert not network._several({alone: "2"})
@@ -347,16 +329,6 @@ def test_a_check_that_fails_does_not_keep_the_others_from_running(capsys: Any) -
     first, last = doctor._each((broken, lambda: [Finding("the other one")]))
     assert "broken of the doctor itself failed: ZeroDivisionError: as planted" in first.said
     assert first.is_to_do and last.said == "the other one"
-
-
-def test_two_ranks_do_all_that_the_self_test_has(monkeypatch: Patch) -> None:
-    """In a shell that a launcher has left variables in."""
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    monkeypatch.setenv("MASTER_ADDR", "no-such-host.invalid")
-    found = list(self_test.check())
-    assert not any(f.cure for f in found), found
-    assert "did a gather, a reduction, a gradient, a checkpoint" in found[0].said
-    assert any(f.said.startswith("CPU tensors: ") for f in found)
 
 
 FAILING = "import sys, time; time.sleep(60 * int({hangs})); raise ValueError('as planted')"

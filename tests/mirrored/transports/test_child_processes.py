@@ -6,7 +6,10 @@ import glob
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+from tests.launch import Started
 
 ROOT = Path(__file__).parents[3]
 
@@ -63,29 +66,24 @@ for how in ("exit", "kill", "own group"):
         sys.exit(3)
     said.append(ends(pid))
 print(*said, flush=True)
+print(os.getpid())
 """
 
 
 def test_children_that_end_or_have_a_group_do_not_disturb_their_parents(tmp_path: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
-    environment["PYTHONWARNINGS"] = "ignore::DeprecationWarning"  # of a fork, since Python 3.12
+    environment = {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(rank), str(tmp_path)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            text=True,
-        )
-        for rank in range(2)
+        Started(program, str(rank), str(tmp_path), environment=environment) for rank in range(2)
     ]
-    try:
-        printed = [rank.communicate(timeout=60)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert printed == ["3 -9 7\n"] * 2
-    pids = [rank.pid for rank in ranks]
+    deadline = time.monotonic() + 60
+    for rank in ranks:
+        rank.wait(max(0.0, deadline - time.monotonic()))
+        rank.kill()
+    said = [rank.printed.splitlines() for rank in ranks]
+    assert [lines[0] for lines in said] == ["3 -9 7"] * 2, [rank.errors for rank in ranks]
+    pids = [int(lines[1]) for lines in said]
     assert not [name for pid in pids for name in glob.glob(f"/dev/shm/consistent-*-{pid}-*")]
 
 
