@@ -146,8 +146,8 @@ PyObject* gather_into(Group& group, Arguments arguments) {
   return Py_None;
 }
 
-// all_to_all_into(pieces, outs, exchanging): sends pieces[k] to rank k and receives outs[k] from rank k.
-// `outs` must be contiguous.
+// all_to_all_into(pieces, outs, exchanging): sends pieces[k] to rank k and receives outs[k] from
+// rank k. `outs` must be contiguous.
 PyObject* all_to_all_into(Group& group, Arguments arguments) {
   const std::vector<Tensor> pieces = tensors(arguments[0], group);
   const std::vector<Tensor> outs = tensors(arguments[1], group);
