@@ -71,7 +71,7 @@ class ListingRow:
 
     @property
     def move(self) -> str:
-        """The change of layout that a message makes, such as ``S(0) -join-> B``.
+        """The change of layout that a message makes, such as ``P -all_reduce-> B``.
 
         If the layouts are unknown, the name of the message.
         """

@@ -3,7 +3,7 @@
 ```
 step                         begins
   14 ops: 4x mm, add ...     begins, ends
-  S(0) -join-> B             begins, ends        a message, with its bytes
+  S(0) -all_gather-> B       begins, ends        a message, with its bytes
   all_reduce                 begins              a message that runs concurrently with the ops
   9 ops: ...
   wait for all_reduce        begins, ends

@@ -2,7 +2,7 @@
 overlapped in chunks.
 
 ```
-%4 = mm(%0, %1)                 %3 = join(%0)
+%4 = mm(%0, %1)                 %3 = all_gather(%0)
 %5 = all_reduce(%4)             %4 = mm(%3, %1)
 ```
 

@@ -2,10 +2,10 @@
 it is read again, such as in backward.
 
 ```
-%3 = join(%1)                      %3 = join(%1)
+%3 = all_gather(%1)                %3 = all_gather(%1)
 %4 = mm(%2, %3)            -->     %4 = mm(%2, %3)
 ...                                ...                  %3 is not held here
-%8 = mm(%7, t(%3))                 %9 = join(%1)
+%8 = mm(%7, t(%3))                 %9 = all_gather(%1)
                                    %8 = mm(%7, t(%9))
 ```
 

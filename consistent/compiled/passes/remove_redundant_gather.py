@@ -1,7 +1,7 @@
 """Pass that removes a gather of which this rank reads only the part that it already has.
 
 ```
-%2 = join(%1)                      %2 = join(%1)     removed if nothing else uses it
+%2 = all_gather(%1)                %2 = all_gather(%1)     removed if nothing else uses it
 %3 = slice(%2, own part)    -->    %3 = clone(%1)
 ```
 """

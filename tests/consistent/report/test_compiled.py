@@ -102,12 +102,12 @@ def test_messages_beside_ops_are_reported(rank: int) -> None:
     program = step.programs[-1].program
     with consistent.report(timeline=True) as r:
         step(x)
-    assert r.nbytes == program.bytes > 0 and r.boxings() == {"S(0) -join-> B": 2}
+    assert r.nbytes == program.bytes > 0 and r.boxings() == {"S(0) -all_gather_into_tensor-> B": 2}
     assert r.timeline is not None
     sends = [(e.name, e.nbytes > 0, e.end is None) for e in r.timeline.events if e.kind == "boxing"]
     assert sends == [
-        ("S(0) -join-> B", True, False),
-        ("S(0) -join-> B", True, True),  # goes on beside the product
+        ("S(0) -all_gather_into_tensor-> B", True, False),
+        ("S(0) -all_gather_into_tensor-> B", True, True),  # goes on beside the product
         ("S(0) -wait for all_gather_into_tensor-> B", False, False),
     ]
     # The page and the text have both halves, with their layouts, and what the pass did.
@@ -116,5 +116,7 @@ def test_messages_beside_ops_are_reported(rank: int) -> None:
         text = step.show(f"{folder}/step.html")
         page = Page((Path(folder) / "step.html").read_text())
     assert note in text and note in page.text and "1 messages run beside ops" in note
-    rows = [cells[2] for cells in page.tables["lines"][1:] if " join(" in cells[1]]
+    rows = [
+        cells[2] for cells in page.tables["lines"][1:] if " all_gather_into_tensor(" in cells[1]
+    ]
     assert rows == ["f64[7, 7] B from S(0)"] * 3, rows
