@@ -160,13 +160,9 @@ class Noting(Wrapper):
 
 _LISTS = ("all_gather", "all_to_all", "exchange", "all_gather_several", "reduce_scatter_several")
 _SENDING = (
-    *_LISTS,
-    "all_reduce",
-    "all_gather_into_tensor",
-    "reduce_scatter",
-    "all_to_all_single",
+    *_LISTS, "all_reduce", "all_gather_into_tensor", "reduce_scatter", "all_to_all_single",
     "broadcast",
-)
+)  # fmt: skip
 
 
 def _gathered(name: str, given: dict[str, Any]) -> tuple[tuple, ...]:

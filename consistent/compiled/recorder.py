@@ -178,11 +178,7 @@ class Recorder(TorchDispatchMode):
             self._seeds = seeds()
         if func in READS:
             return out
-        if (
-            func.is_view
-            and isinstance(out, torch.Tensor)
-            and self.recorded.memory.find(out) is not None
-        ):
+        if func.is_view and isinstance(out, torch.Tensor) and recorded.memory.find(out) is not None:
             return out  # such as detach(x): the same memory is the same value
         recorded.note(func, args, kwargs, out, nodes, fixed)
         return out

@@ -27,15 +27,8 @@ _COUNTS = "_counts_lacks"  # attribute of a function that counts already
 
 _MOVES = (
     *("all_reduce", "all_reduce_async", "all_gather", "all_to_all", "broadcast", "exchange"),
-    *(
-        "send",
-        "receive",
-        "gather_objects",
-        "gather_notes",
-        "all_gather_into_tensor",
-        "reduce_scatter",
-        "all_to_all_single",
-    ),
+    *("send", "receive", "gather_objects", "gather_notes"),
+    *("all_gather_into_tensor", "reduce_scatter", "all_to_all_single"),
     *("all_gather_several", "reduce_scatter_several", "start_all_gather_several"),
     *("start_reduce_scatter_several", "start_all_to_all", "all_reduce_with_notes"),
 )

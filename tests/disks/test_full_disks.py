@@ -20,9 +20,9 @@ FAULTS = [] if ALL else ["full", "one error"]  # [] stands for all of them
 WRITERS = ROOT / "tests" / "disks" / "writers.py"
 
 # The library that stands before the disk must be there when an interpreter starts: so one imports
-# torch and becomes the first rank, and the other rank is its child.
+# torch and becomes the first rank, and the other rank is its child, which ends with it.
 TWO_RANKS = """
-import importlib, os, runpy, sys
+import ctypes, importlib, os, runpy, signal, sys
 from tests.launch import IMPORTED, of_rank
 
 for name in (*IMPORTED, "consistent.flow", "consistent.visualize.visualize"):
@@ -30,6 +30,8 @@ for name in (*IMPORTED, "consistent.flow", "consistent.visualize.visualize"):
 
 port, program, *sys.argv[1:] = sys.argv[1:]
 child = os.fork()
+if not child:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 os.environ.update(of_rank(0 if child else 1, 2, int(port)))
 runpy.run_path(program, run_name="__main__")
 if child:

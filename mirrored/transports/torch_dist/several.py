@@ -160,7 +160,7 @@ def start_all_gather(
     return Later(_All(waits), results)
 
 
-def reduce_scatter(
+def start_reduce_scatter(
     sent: Sender,
     xs: Sequence[Tensor],
     dims: Sequence[int],

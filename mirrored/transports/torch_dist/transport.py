@@ -324,7 +324,7 @@ class TorchDist(Described):
         given = [x.detach() for x in xs]
         how = several.packing(xs, dims, sizes)
         with part_of("reduce_scatter_several", op, *how.cuts):
-            return several.reduce_scatter(
+            return several.start_reduce_scatter(
                 self, given, dims, sizes, how, ranks, op=op, at_once=False
             ).wait()
 
@@ -341,7 +341,7 @@ class TorchDist(Described):
         given = [x.detach() for x in xs]
         how = several.packing(xs, dims, sizes)
         with part_of("start_reduce_scatter_several", *how.cuts):
-            return several.reduce_scatter(
+            return several.start_reduce_scatter(
                 self, given, dims, sizes, how, ranks, op="sum", at_once=True
             )
 

@@ -369,14 +369,11 @@ def test_all_ranks_go_by_the_table_of_the_first(tmp_path: Path) -> None:
     assert pool(3).run(chosen, str(tmp_path)) == [(["all_reduce"], [12, 18])] * 3
 
 
-ROWS = "all_reduce", "reduce_scatter", "all_gather_into_tensor", "all_to_all_single", "broadcast"
-
-
 def across_a_border(rank: int, folder: str, move: str) -> str:
     """What messages move on rank 1 is short enough for shared memory on rank 0."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", f"{folder}/{rank}")
-        table.save(Table(messages_above=dict.fromkeys(ROWS, 64)), 2, table.processors())
+        table.save(Table(messages_above=dict.fromkeys(table.MOVES, 64)), 2, table.processors())
         t, ranks, n = SharedMemory(TorchDist()), (0, 1), (2, 200)[rank]
         x = torch.ones(n, 2)
         moves = {
@@ -395,7 +392,7 @@ def across_a_border(rank: int, folder: str, move: str) -> str:
             return str(error)
 
 
-@pytest.mark.parametrize("move", ["all_reduce_async", *ROWS])
+@pytest.mark.parametrize("move", ["all_reduce_async", *table.MOVES])
 def test_calls_that_do_not_fit_are_named_where_only_one_goes_by_messages(
     move: str, tmp_path: Path
 ) -> None:
