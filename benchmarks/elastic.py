@@ -31,13 +31,14 @@ KINDS = ("one rank", "all ranks", "launcher and ranks", "SIGTERM to the launcher
 
 
 class Run:
-    """One launch of the example."""
+    """One launch of the example by torchrun, or by another command that takes its arguments."""
 
     def __init__(
-        self, out: Path, ranks: int, steps: int, restarts: int = 1000, plan: str = "zero3"
-    ):
+        self, out: Path, ranks: int, steps: int, restarts: int = 1000, plan: str = "zero3",
+        torchrun: tuple[str, ...] = ("-m", "torch.distributed.run"),
+    ):  # fmt: skip
         self.out = out
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
+        launcher = [*torchrun, "--standalone", "--nproc_per_node", str(ranks)]
         launcher += ["--max-restarts", str(restarts)]
         program = [str(ROOT / "examples" / "train_gpt.py"), *SMALL, "--plan", plan]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

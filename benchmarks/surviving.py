@@ -246,7 +246,7 @@ def of_peers(given: argparse.Namespace) -> None:
         wanted = undisturbed(folder / "alone", "--pause", "0", *options)
         for k in range(min(given.runs, 12)):
             zero3 = ("--alone", "--shards", "1", "--peers", "--every", "4")
-            run = Run(folder / str(k), 3, *zero3, *options)
+            run = Run(folder / str(k), 3, *zero3, *options, forked=False)
             at = drawn.randrange(4, 20)
             run.wait_until(lambda: len(run.progress) >= at)  # noqa: B023
             os.kill(drawn.choice(run.ranks), signal.SIGKILL)
@@ -293,7 +293,7 @@ def joins() -> None:
     from tests.consistent.elastic.control import Run, undisturbed
 
     with tempfile.TemporaryDirectory() as name:
-        run = Run(Path(name) / "run", 4, launcher=("--max-restarts", "3"))
+        run = Run(Path(name) / "run", 4, launcher=("--max-restarts", "3"), forked=False)
 
         def wait(size: int) -> None:
             run.wait_until(lambda: bool(run.progress) and run.progress[-1][1] == size)
@@ -329,9 +329,9 @@ def launch(folder: Path, compiled: bool, ranks: int = 4):
 
     words = ["--steps", str(STEPS)]
     if compiled:
-        return Run(folder, ranks, "--compile", "--timeout", "4", *words)
+        return Run(folder, ranks, "--compile", "--timeout", "4", *words, forked=False)
     program = (str(Path(__file__)), "train")
-    return Run(folder, ranks, *SMALL, *words, "--out", str(folder), program=program)
+    return Run(folder, ranks, *SMALL, *words, "--out", str(folder), program=program, forked=False)
 
 
 def undisturbed(folder: Path, compiled: bool) -> list[float]:

@@ -185,7 +185,9 @@ def by_ours(given: argparse.Namespace, kill: bool) -> tuple[list[Row], float, fl
     words += f"--check-every 1000000 --save-every 1000000 --plan data --steps {given.steps}"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "run")
-        run = Run(folder, given.ranks, *words.split(), "--out", str(folder), program=program)
+        run = Run(
+            folder, given.ranks, *words.split(), "--out", str(folder), program=program, forked=False
+        )
         killed = 0.0
         if kill:
             run.wait_until(lambda: len(run.progress) >= given.at)

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from typing import NoReturn
 
 ROOT = Path(__file__).parents[1]
 IMPORTED = [
@@ -152,9 +153,14 @@ def free_port() -> int:
 def _be_rank(
     program: str, args: tuple[str, ...], environment: dict[str, str], files: tuple[str, str]
 ) -> None:
-    """What a new interpreter would do with the program, from its arguments to its end."""
+    """Run the program, which writes to these files."""
     for number, name in enumerate(files, start=1):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT, 0o600), number)
+    be_program(program, args, environment)
+
+
+def be_program(program: str, args: tuple[str, ...], environment: dict[str, str]) -> NoReturn:
+    """Do what a new interpreter would do with the program, from its arguments to its end."""
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - open until the process ends
     sys.stderr = open(2, "w", closefd=False, buffering=1)  # noqa: SIM115
     os.environ.clear()

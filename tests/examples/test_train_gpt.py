@@ -37,7 +37,8 @@ def test_goes_on_after_a_kill_after_sigterm_and_on_fewer_ranks(tmp_path: Path) -
     ends it. The losses are those of a run that nothing disturbs."""
     killed = tmp_path / "killed"
     killed.mkdir()
-    run = Run(killed, 2, STEPS, restarts=3)
+    forks = ("-m", "tests.forked_ranks", "torch.distributed.run")
+    run = Run(killed, 2, STEPS, restarts=3, torchrun=forks)
     assert run.wait_until(lambda: len(rows(killed)) > SAVE_EVERY + 1)
     run.kill(run.ranks[1:])
     before = len(rows(killed))

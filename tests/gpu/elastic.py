@@ -32,7 +32,7 @@ def until(run: Run, ranks: int) -> None:
 def killed(folder: Path, device: str, places: tuple[str, ...], *inside: str) -> Run:
     """A run in which a rank is killed at each place, and another one comes in its stead."""
     launcher = ("--max-restarts", str(len(places)))
-    run = Run(folder, RANKS, "--device", device, launcher=launcher, inside=inside)
+    run = Run(folder, RANKS, "--device", device, launcher=launcher, inside=inside, forked=False)
     until(run, RANKS)
     for place in places:
         began = time.monotonic()
@@ -47,7 +47,7 @@ def killed(folder: Path, device: str, places: tuple[str, ...], *inside: str) -> 
 def stopped(folder: Path, device: str) -> Run:
     """A run in which a rank stands still and is left out."""
     options = ("--shards", "1", "--timeout", str(TIMEOUT_S), "--device", device)
-    run = Run(folder, RANKS - 1, *options, launcher=("--patience", "10"))
+    run = Run(folder, RANKS - 1, *options, launcher=("--patience", "10"), forked=False)
     until(run, RANKS - 1)
     began = time.monotonic()
     run.arm(STOPPED, "SIGSTOP")

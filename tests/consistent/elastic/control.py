@@ -23,7 +23,7 @@ PROGRAM = Path(__file__).with_name("program.py")
 
 class Run:
     """One launch of ``program.py``, or of another program that takes the folder first; ``inside``
-    is a command that runs it.
+    is a command that runs it. Its ranks are forks of the launcher unless it is said otherwise.
     """
 
     def __init__(
@@ -34,11 +34,12 @@ class Run:
         launcher: tuple[str, ...] = (),
         program: tuple[str, ...] = (str(PROGRAM),),
         inside: tuple[str, ...] = (),
+        forked: bool = True,
     ):
         self.folder, self.text = folder, ""
         folder.mkdir(exist_ok=True)
-        command = [*inside, sys.executable, "-m", "consistent", "run"]
-        command += ["--nproc-per-node", str(ranks)]
+        started = ["-m", "tests.forked_ranks", "consistent"] if forked else ["-m", "consistent"]
+        command = [*inside, sys.executable, *started, "run", "--nproc-per-node", str(ranks)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         self.process = subprocess.Popen(
             [*command, *launcher, *program, str(folder), *options], env=environment,

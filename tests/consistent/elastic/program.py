@@ -119,11 +119,19 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=40, help="of the data: 12 are read in a step")
     parser.add_argument("--workers", type=int, default=0, help="of each rank's loader")
     parser.add_argument("--slow", type=int, default=-1, metavar="RANK", help="at the start")
+    parser.add_argument(
+        "--late",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="seconds before a rank comes that was started in another's place",
+    )
     parser.add_argument("--timeout", type=float, default=30.0)
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
     torch.set_num_threads(1)
     places.begin(given.folder)
+    time.sleep(given.late if (given.folder / "progress").exists() else 0)
     losses = consistent.elastic.run(
         train, every=given.every, peers=given.peers, timeout=given.timeout,
         slow=3.0 if given.slow >= 0 else None, slow_steps=3, leave_out=given.slow >= 0,

@@ -37,7 +37,8 @@ def check(run: Run, ended: int, *options: str) -> None:
 
 def test_a_death_and_one_while_ranks_recover_and_a_newcomer(tmp_path):
     rows = ("--rows", "12000")  # workers live for an epoch
-    run = Run(tmp_path / "run", 4, "--workers", "1", *rows, launcher=("--max-restarts", "1"))
+    options = ("--workers", "1", "--late", "2", *rows)
+    run = Run(tmp_path / "run", 4, *options, launcher=("--max-restarts", "1"))
     run.wait_until(lambda: len(run.progress) >= 2)
     # Ranks 0 and 1 hold all of the model, and so do ranks 2 and 3; they are started in this order.
     first, second, *left = run.ranks
