@@ -92,12 +92,21 @@ def agents_on_loopback(program: Path) -> None:
     check(printed)
 
 
+# Torch's own, whose ranks are forks of it.
+TORCHRUN = f"""#!/bin/sh
+exec {sys.executable} -m tests.forked_ranks torch.distributed.run "$@"
+"""
+
+
 def test_two_hosts(tmp_path: Path) -> None:
     """They have addresses of their own, where namespaces of networks can be made."""
     program = tmp_path / "test.py"
     program.write_text(PROGRAM)
+    torchrun = tmp_path / "torchrun"
+    torchrun.write_text(TORCHRUN)
+    torchrun.chmod(0o755)
     command = f"exec {LAUNCH}/each_host.sh $HOST 2 $FIRST {program}"
-    done = finished([str(SCRIPT), "bash", "-c", command], MASTER_PORT="7788")
+    done = finished([str(SCRIPT), "bash", "-c", command], tmp_path, MASTER_PORT="7788")
     if ALL or done.returncode == 77:
         agents_on_loopback(program)
     if done.returncode == 77:
