@@ -366,13 +366,14 @@ class Simulated(Transport):
         """Return (shapes of this rank's parts of sums over ranks, tensors received for the sums).
 
         The sums are those of a reduce-scatter of ``xs``. Tensors are received only if the ranks do
-        not share memory. Holding them makes the simulated peak of memory correct.
+        not share memory, here as one tensor for all other ranks. Holding it makes the simulated
+        peak of memory correct.
         """
         each = zip(xs, dims, sizes, strict=True)
         shapes = [resized(x.shape, dim, self._own(own, ranks)) for x, dim, own in each]
         others = 0 if self._shared(ranks) else len(ranks) - 1
         pairs = zip(xs, shapes, strict=True)
-        return shapes, [self._like(x, shape) for x, shape in pairs for _ in range(others)]
+        return shapes, [self._like(x, (others, *shape)) for x, shape in pairs if others]
 
     def _joined(
         self, xs: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]
@@ -381,17 +382,17 @@ class Simulated(Transport):
         return [self._like(x, resized(x.shape, dim, sum(own))) for x, dim, own in each]
 
     def _arriving(self, x: Tensor, ranks: Ranks) -> list[Tensor]:
-        """Return the tensors that a real all-reduce receives before it makes the total.
+        """Return what a real all-reduce receives before it makes the total, in one tensor.
 
-        There are none if the ranks share memory. Otherwise each of the other ranks sends a part of
-        its tensor, or all of it. Holding them makes the simulated peak of memory correct.
+        It is nothing if the ranks share memory. Otherwise each of the other ranks sends a part of
+        its tensor, or all of it. Holding that makes the simulated peak of memory correct.
         """
         n = len(ranks)
-        if self._shared(ranks):
+        if n == 1 or self._shared(ranks):
             return []
         if in_one_round(self._links(x.device.type), x.nbytes, n):  # one becomes the total
-            return [self._like(x, x.shape) for _ in range(n - 2)]
-        return [self._like(x, (-(-x.numel() // n),)) for _ in range(n - 1)]
+            return [self._like(x, (n - 2, *x.shape))]
+        return [self._like(x, (n - 1, -(-x.numel() // n)))]
 
     def _like(self, x: Tensor, shape: Sequence[int]) -> Tensor:
         return self._empty(shape, x.dtype, self.rank_with((x,)))
