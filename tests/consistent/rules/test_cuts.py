@@ -17,7 +17,7 @@ from consistent.spec.cut import DimCut, cut_of
 from tests.brute_force import Example
 from tests.brute_force.expected import RANDOM, Expected
 from tests.brute_force.proof import prove
-from tests.consistent.rules.test_rows import EXAMPLES, FAMILIES
+from tests.consistent.rules.corpus import FAMILIES, each
 from tests.ranks import ALL, simulate
 from tests.reference import assert_close
 
@@ -65,9 +65,9 @@ def check(case: Example) -> int:
     return count
 
 
-@pytest.mark.parametrize("case", EXAMPLES, ids=repr)
-def test_every_signature_for_a_cut_is_right(case: Example) -> None:
-    check(case)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_signature_for_a_cut_is_right(family: str) -> None:
+    each(FAMILIES[family], check)
 
 
 # -- through dispatch ------------------------------------------------------------------------------
@@ -83,9 +83,8 @@ def _laid(x: torch.Tensor, k: int, placement: Placement) -> Any:
     return consistent.distribute(x, placement, Split(dim, cuts[k // 2 % 3]))
 
 
-def _run_globally(rank: int, case: Example, ways: int) -> None:
-    op = Expected(case.func, case.args, case.kwargs, WHOLE_RANKS, case.reference)
-    for k in range(ways):
+def _run_globally(rank: int, op: Expected) -> None:
+    for k in range(6 if ALL else 2):
         leaves, plain = [], [t.detach().clone() for t in op.tensors]
         given = [_laid(x, k, op.placement) for x in plain]
         for i in op.leaves:
@@ -113,9 +112,14 @@ def _run_globally(rank: int, case: Example, ways: int) -> None:
             assert_close(have, want, rtol=op.tolerance, atol=op.tolerance)
 
 
-NOT_DRAWN = [case for name, cases in FAMILIES.items() if name != "random" for case in cases]
+def _check_globally(case: Example) -> None:
+    op = Expected(case.func, case.args, case.kwargs, WHOLE_RANKS, case.reference)
+    simulate(_run_globally, WHOLE_RANKS, op)
 
 
-@pytest.mark.parametrize("case", NOT_DRAWN, ids=repr)
-def test_every_op_takes_operands_with_cuts(case: Example) -> None:
-    simulate(_run_globally, WHOLE_RANKS, case, 6 if ALL else 2)
+NOT_DRAWN = [family for family in FAMILIES if family != "random"]
+
+
+@pytest.mark.parametrize("family", NOT_DRAWN)
+def test_every_op_takes_operands_with_cuts(family: str) -> None:
+    each(FAMILIES[family], _check_globally)
