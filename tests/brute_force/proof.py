@@ -94,7 +94,9 @@ def check(
 def prove(op: Expected, chosen: Chosen) -> None:
     """Raise where `chosen`, a signature for each axis, does not give what is expected."""
     proof = _proof(op, chosen)
-    proof.judge(proof.simulated() if proof.form else proof.local())
+    if proof.form:
+        proof.add_a_rank_outside()
+    proof.judge(proof.made())
 
 
 def _proof(op: Expected, chosen: Chosen) -> Proof:
@@ -180,10 +182,9 @@ class Proof:
         """What each rank makes where none sends."""
         return [self.run(rank) for rank in range(self.op.placement.size)]
 
-    def simulated(self) -> list[Made]:
-        """What each rank makes, and one outside the placement, with forms that send."""
-        self.add_a_rank_outside()
-        return simulate(self.run, self.ranks)
+    def made(self) -> list[Made]:
+        """What each rank makes, side by side if a form may send."""
+        return simulate(self.run, self.ranks) if self.form else self.local()
 
     def add_a_rank_outside(self) -> None:
         """It holds meta shards and runs the same, unless outputs are known without running."""
