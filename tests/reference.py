@@ -6,6 +6,7 @@ split at random and unevenly, so that no wrong rule passes by luck.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -144,6 +145,14 @@ def _cut(x: Tensor, entry: Sbp, parts: int, random: torch.Generator, noise: Nois
     return [*addends, x - sum(addends)] if addends else [x]
 
 
+@functools.cache
+def _order(entry: Split, n: int, parts: int) -> Tensor | None:
+    """Where each item is among those of the first rank, the second, ...; None: in their order."""
+    order = torch.cat([_items(entry, n, parts, k) for k in range(parts)]).argsort()
+    return None if torch.equal(order, torch.arange(n)) else order
+
+
+@functools.cache
 def _items(entry: Split, n: int, parts: int, rank: int) -> Tensor:
     """The items that a rank holds, found by asking of each whose it is: the reference for cuts."""
     return torch.tensor([i for i in range(n) if _owner(entry, n, parts, i) == rank]).long()
@@ -189,9 +198,8 @@ def _bounds(x: Tensor, op: str, parts: int, random: torch.Generator, noise: Nois
 def _join(shards: Sequence[Tensor], entry: Sbp, tolerance: float | None) -> Tensor:
     if isinstance(entry, Split):
         joined, parts = torch.cat(list(shards), entry.dim), len(shards)
-        n = joined.shape[entry.dim]
-        items = torch.cat([_items(entry, n, parts, k) for k in range(parts)])
-        return joined.index_select(entry.dim, items.argsort())
+        order = _order(entry, joined.shape[entry.dim], parts)
+        return joined if order is None else joined.index_select(entry.dim, order)
     if isinstance(entry, Partial) and entry.is_extreme:
         return ordered_reduce(shards, entry.op)
     if entry.is_partial:

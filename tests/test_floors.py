@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,10 +80,22 @@ def floor_of(module: str) -> float:
     return FLOORS[module]
 
 
+@functools.cache
+def nodes_of(source: str) -> tuple[ast.AST, ...]:
+    """The imports of a source and what has the name of a collective, for which several tests ask
+    of each file."""
+    return tuple(
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        or (isinstance(node, ast.Attribute) and node.attr in COLLECTIVES)
+    )
+
+
 def imports(path: Path, source: str, modules: set[str] = MODULES) -> Iterator[tuple[int, str]]:
     """(line, module) of each import; ``from a import b`` is a.b where that is a module."""
     package = module_of(path) if path.name == "__init__.py" else module_of(path).rpartition(".")[0]
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, name.name) for name in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -127,10 +140,10 @@ def wrong_imports(path: Path, source: str, modules: set[str] = MODULES) -> list[
 
 def collectives(source: str) -> list[str]:
     """Collectives and groups of torch.distributed that ``source`` names or imports."""
-    tree = ast.parse(source)
+    nodes = nodes_of(source)
     aliases = {"torch.distributed"}
     found = []
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             aliases |= {
                 n.asname for n in node.names if n.asname and n.name.startswith("torch.distributed")
@@ -141,12 +154,8 @@ def collectives(source: str) -> list[str]:
             if node.module.startswith("torch.distributed"):
                 found += [f"{node.lineno}: {n.name}" for n in node.names if n.name in COLLECTIVES]
                 aliases |= {n.asname or n.name for n in node.names}
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Attribute)
-            and node.attr in COLLECTIVES
-            and ast.unparse(node.value) in aliases
-        ):
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in aliases:
             found.append(f"{node.lineno}: {ast.unparse(node)}")
     return found
 
@@ -242,15 +251,15 @@ def test_folders_that_import_each_other_are_found() -> None:
     assert mutual_folders(edges, {"mirrored.a"}) == [("mirrored.a", "mirrored.b")]
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_imports_go_down_the_floors(path: Path) -> None:
-    assert not wrong_imports(path, path.read_text())
+def test_imports_go_down_the_floors() -> None:
+    found = [line for path in FILES for line in wrong_imports(path, path.read_text())]
+    assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_only_one_folder_calls_collectives_of_torch_distributed(path: Path) -> None:
-    found = collectives(path.read_text())
-    assert not found or path.parent == TALKS, found
+def test_only_one_folder_calls_collectives_of_torch_distributed() -> None:
+    found = {path: collectives(path.read_text()) for path in FILES if path.parent != TALKS}
+    found = {str(path): calls for path, calls in found.items() if calls}
+    assert not found, found
 
 
 def test_that_folder_does_call_them() -> None:

@@ -3,7 +3,7 @@ whole.
 
 ```
 check(torch.mm, a, b)       # every signature that the row of mm claims, on one axis of 3 ranks
-check(torch.mm, a, b, ranks=(2, 2))     # on two axes: pairs of signatures
+check(torch.mm, a, b, ranks=(2, 2))     # on two axes: pairs of signatures, each kind of pair once
 missing(torch.mm, a, b)                 # signatures that hold by value and are not claimed
 ```
 
@@ -14,7 +14,8 @@ are scattered in the dual SBPs, and the gathered gradients of the inputs must be
 and P(min) have none). Tensors that the op writes to are compared as well. Forms also run on meta
 shards, as on a rank outside the placement.
 
-Read `called.py` (a call taken apart), `expected.py` (what torch makes of it), `proof.py`.
+Read `called.py` (a call taken apart), `expected.py` (what torch makes of it),
+`combinations.py` (signatures of several axes), `proof.py`.
 """
 
 from tests.brute_force.called import Called, replaced, tensors_in

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import NoneType
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from consistent.spec import B, Placement, TensorSpec, may_be
 from tests.reference import Tensors
 
 Grid = int | tuple[int, ...]
+_ALONE = (torch.Tensor, bool, int, float, str, torch.dtype, NoneType)
 
 
 class Called:
@@ -92,8 +94,11 @@ def replaced(
     def one(x: Any) -> Any:
         return next(source) if isinstance(x, torch.Tensor) else x
 
-    new_args = tree_map(one, args)
-    return new_args, {name: tree_map(one, value) for name, value in kwargs.items()}
+    def each(x: Any) -> Any:  # most arguments hold no others
+        return one(x) if isinstance(x, _ALONE) else tree_map(one, x)
+
+    new_args = tuple(map(each, args))
+    return new_args, {name: each(value) for name, value in kwargs.items()}
 
 
 def shown(args: tuple, kwargs: dict[str, Any]) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,18 +13,15 @@ from torch.utils._pytree import tree_map
 from consistent.dispatch.planning.functions.torch_functions import resolve
 from consistent.forms import FORMS, Shards
 from consistent.forms.random import generator
-from consistent.rules import DoesNotFit, Operand, Out, Signature
-from consistent.spec import NdSbp, TensorSpec, dual_nd, is_one_way
+from consistent.rules import Operand, Out
+from consistent.spec import NdSbp, TensorSpec, dual_nd
 from tests.brute_force.called import Grid, replaced, shown
+from tests.brute_force.combinations import Chosen, combinations
 from tests.brute_force.expected import RANDOM, Expected
 from tests.ranks import ALL, simulate
 from tests.reference import Tensors, assert_close, join
 
-Chosen = tuple[Signature, ...]
 Made = tuple[Tensors, Tensors, Tensors]  # outputs, operands that were written to, gradients
-# Combinations over several axes that are proven: those that send nothing, and those by a form,
-# for which all ranks run side by side.
-MOST, MOST_BY_FORM = (200, 200) if ALL else (60, 4)
 
 
 @dataclass(frozen=True)
@@ -42,8 +37,11 @@ class Example:
     def __repr__(self) -> str:
         return f"{resolve(self.func).name}{shown(self.args, self.kwargs)}"
 
-    def check(self, ranks: Grid = 3) -> int:
-        return check(self.func, *self.args, ranks=ranks, reference=self.reference, **self.kwargs)
+    def check(self, ranks: Grid = 3, outside: set[Any] | None = None) -> int:
+        return check(
+            self.func, *self.args, ranks=ranks, reference=self.reference, outside=outside,
+            **self.kwargs,
+        )  # fmt: skip
 
 
 def example(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Example:
@@ -56,28 +54,31 @@ def check(
     *args: Any,
     ranks: Grid = 3,
     reference: Callable[..., Any] | None = None,
+    outside: set[Any] | None = None,
     **kwargs: Any,
 ) -> int:
     """Prove every signature that the row of `func` claims for this call; how many there were.
 
     Args:
-        ranks: size of the one axis, or sizes of several: then combinations over the axes, at
-            most MOST and MOST_BY_FORM, with each signature of each axis among them.
+        ranks: size of the one axis, or sizes of several: then combinations over the axes, with
+            each signature of each axis among them, and each kind beside each other kind.
         reference: what to compare with, called like `func`; `func` itself by default.
+        outside: of several axes, what ranks outside have run in earlier calls, and need not again:
+            each form of a row on each axis.
 
     Raises:
         AssertionError: a signature is wrong; the message names it and says what differs.
     """
     op = Expected(func, args, kwargs, ranks, reference)
-    claimed = _combinations(op)
+    claimed = combinations(op)
     assert claimed, f"{op}: no signature fits"
-    outside = set()  # of several axes, a rank outside runs each form on each axis once
+    outside = set() if outside is None else outside
     proofs = []
     for chosen in claimed:
         with _named(op, chosen):
             proofs.append(_proof(op, chosen))
-        formed = tuple(s.form for s in chosen)
-        if any(formed) and (ALL or len(formed) == 1 or formed not in outside):
+        formed = (op.known.name, *(s.form for s in chosen))
+        if proofs[-1].form and (ALL or len(chosen) == 1 or formed not in outside):
             proofs[-1].add_a_rank_outside()
             outside.add(formed)
     results = iter(_simulated([proof for proof in proofs if proof.form]))
@@ -87,52 +88,15 @@ def check(
     return len(claimed)
 
 
-def _combinations(op: Expected) -> list[Chosen]:
-    """Signatures for all axes together: at most one form among them, as the choice in dispatch
-    has it."""
-    try:
-        by_axis = [op.signatures(axis) for axis in range(len(op.shape))]
-    except DoesNotFit as error:
-        raise AssertionError(f"{op}: {error}") from error
-    made = [
-        chosen
-        for chosen in itertools.product(*by_axis)
-        if len({s.form for s in chosen if s.form is not None}) <= 1
-        and all(
-            is_one_way(entries)
-            for sides in ([s.ins for s in chosen], [s.outs for s in chosen])
-            for entries in zip(*sides, strict=True)
-        )
-    ]
-    if len(op.shape) == 1:
-        return made
-    by_form = [chosen for chosen in made if any(s.form for s in chosen)]
-    others = [chosen for chosen in made if not any(s.form for s in chosen)]
-    return _drawn(others, MOST) + _drawn(by_form, MOST_BY_FORM)
-
-
-def _drawn(made: list[Chosen], most: int) -> list[Chosen]:
-    """At most so many, but each signature of each axis once."""
-    drawn = random.Random(0).sample(made, len(made))
-    seen: set[tuple[int, Signature]] = set()
-    first: list[Chosen] = []
-    for unseen in range(len(drawn[0]) if drawn else 0, 0, -1):  # those that show most come first
-        for chosen in drawn:
-            if len(set(enumerate(chosen)) - seen) >= unseen:
-                first.append(chosen)
-                seen.update(enumerate(chosen))
-    taken = set(map(id, first))
-    rest = [chosen for chosen in drawn if id(chosen) not in taken]
-    return first + rest[: max(0, most - len(first))]
-
-
 # -- one signature ---------------------------------------------------------------------------------
 
 
 def prove(op: Expected, chosen: Chosen) -> None:
     """Raise where `chosen`, a signature for each axis, does not give what is expected."""
     proof = _proof(op, chosen)
-    proof.judge(proof.simulated() if proof.form else proof.local())
+    if proof.form:
+        proof.add_a_rank_outside()
+    proof.judge(proof.made())
 
 
 def _proof(op: Expected, chosen: Chosen) -> Proof:
@@ -218,10 +182,9 @@ class Proof:
         """What each rank makes where none sends."""
         return [self.run(rank) for rank in range(self.op.placement.size)]
 
-    def simulated(self) -> list[Made]:
-        """What each rank makes, and one outside the placement, with forms that send."""
-        self.add_a_rank_outside()
-        return simulate(self.run, self.ranks)
+    def made(self) -> list[Made]:
+        """What each rank makes, side by side if a form may send."""
+        return simulate(self.run, self.ranks) if self.form else self.local()
 
     def add_a_rank_outside(self) -> None:
         """It holds meta shards and runs the same, unless outputs are known without running."""

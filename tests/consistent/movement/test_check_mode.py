@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 
@@ -151,14 +152,23 @@ def test_mode_nests_and_ends():
     assert not checking.enabled
 
 
-@pytest.mark.parametrize(("value", "on"), [("1", True), ("0", False)])
-def test_environment_switches_it_on(value, on):
+def test_environment_switches_it_on():
     code = "from consistent.movement import check_mode as checking; print(checking.enabled)"
     out = subprocess.run(
         [sys.executable, "-c", code],
-        env={"CONSISTENT_CHECK": value, "PYTHONPATH": ":".join(sys.path)},
+        env={"CONSISTENT_CHECK": "1", "PYTHONPATH": ":".join(sys.path)},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert out.stdout.strip() == str(on)
+    assert out.stdout.strip() == "True"
+
+
+@pytest.mark.parametrize(("value", "on"), [("1", True), ("0", False), ("", False)])
+def test_values_of_the_environment(monkeypatch, value, on):
+    monkeypatch.setenv("CONSISTENT_CHECK", value)
+    spec = importlib.util.spec_from_file_location(f"{checking.__name__}_anew", checking.__file__)
+    anew = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, anew)
+    spec.loader.exec_module(anew)
+    assert anew.enabled is on

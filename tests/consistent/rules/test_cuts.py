@@ -10,6 +10,7 @@ import torch
 
 import consistent
 from consistent import B
+from consistent.dispatch.planning.functions.torch_functions import resolve
 from consistent.forms.random import generator
 from consistent.rules.cuts import as_cut
 from consistent.spec import Placement, Split
@@ -17,7 +18,7 @@ from consistent.spec.cut import DimCut, cut_of
 from tests.brute_force import Example
 from tests.brute_force.expected import RANDOM, Expected
 from tests.brute_force.proof import prove
-from tests.consistent.rules.test_rows import EXAMPLES, FAMILIES
+from tests.consistent.rules.corpus import EXAMPLES, FAMILIES, each
 from tests.ranks import ALL, simulate
 from tests.reference import assert_close
 
@@ -65,9 +66,9 @@ def check(case: Example) -> int:
     return count
 
 
-@pytest.mark.parametrize("case", EXAMPLES, ids=repr)
-def test_every_signature_for_a_cut_is_right(case: Example) -> None:
-    check(case)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_signature_for_a_cut_is_right(family: str) -> None:
+    each(FAMILIES[family], check)
 
 
 # -- through dispatch ------------------------------------------------------------------------------
@@ -83,9 +84,8 @@ def _laid(x: torch.Tensor, k: int, placement: Placement) -> Any:
     return consistent.distribute(x, placement, Split(dim, cuts[k // 2 % 3]))
 
 
-def _run_globally(rank: int, case: Example, ways: int) -> None:
-    op = Expected(case.func, case.args, case.kwargs, WHOLE_RANKS, case.reference)
-    for k in range(ways):
+def _run_globally(rank: int, op: Expected, ways: tuple[int, ...]) -> None:
+    for k in ways:
         leaves, plain = [], [t.detach().clone() for t in op.tensors]
         given = [_laid(x, k, op.placement) for x in plain]
         for i in op.leaves:
@@ -113,9 +113,30 @@ def _run_globally(rank: int, case: Example, ways: int) -> None:
             assert_close(have, want, rtol=op.tolerance, atol=op.tolerance)
 
 
-NOT_DRAWN = [case for name, cases in FAMILIES.items() if name != "random" for case in cases]
+def _check_globally(case: Example) -> None:
+    op = Expected(case.func, case.args, case.kwargs, WHOLE_RANKS, case.reference)
+    simulate(_run_globally, WHOLE_RANKS, op, tuple(range(6)) if ALL else WAYS[id(case)])
 
 
-@pytest.mark.parametrize("case", NOT_DRAWN, ids=repr)
-def test_every_op_takes_operands_with_cuts(case: Example) -> None:
-    simulate(_run_globally, WHOLE_RANKS, case, 6 if ALL else 2)
+def _ways() -> dict[int, tuple[int, ...]]:
+    """The ways of each example: the examples of one op take one after the other, and a single one
+    takes two."""
+    by_name: dict[str, list[Example]] = {}
+    for case in EXAMPLES:
+        by_name.setdefault(resolve(case.func).name, []).append(case)
+    return {
+        id(case): (i % 6,) if len(cases) > 1 else (0, 1)
+        for cases in by_name.values()
+        for i, case in enumerate(cases)
+    }
+
+
+WAYS = _ways()
+
+
+NOT_DRAWN = [family for family in FAMILIES if family != "random"]
+
+
+@pytest.mark.parametrize("family", NOT_DRAWN)
+def test_every_op_takes_operands_with_cuts(family: str) -> None:
+    each(FAMILIES[family], _check_globally)

@@ -16,7 +16,7 @@ from consistent.spec import Sbp
 from mirrored import use
 from mirrored.transports.in_process import InProcess, InProcessState
 from tests.brute_force import Example
-from tests.consistent.rules.test_rows import FAMILIES
+from tests.consistent.rules.corpus import FAMILIES
 
 
 def follow(case: Example, sbp: Sbp) -> list[Any]:

@@ -16,7 +16,7 @@ from consistent.dispatch.planning.functions.torch_functions import resolve
 from consistent.dispatch.plans.shards import is_global
 from consistent.spec import B, S
 from tests.brute_force import Example
-from tests.consistent.rules.test_rows import FAMILIES
+from tests.consistent.rules.corpus import FAMILIES
 from tests.ranks import on_ranks
 
 aten = torch.ops.aten
