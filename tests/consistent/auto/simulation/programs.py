@@ -31,7 +31,7 @@ from mirrored.comm import Link
 from mirrored.transports.counting import Call, counting
 from mirrored.transports.default import current
 
-WIDTH, ROWS = 64, 48
+WIDTH, ROWS = 64, 24
 LEAST = 64  # smaller tensors, and whole numbers, may be values that a simulation computes
 
 
@@ -155,7 +155,7 @@ def begin_stages(made: Stages) -> Any:
     optimizer = made.optimizer(trained)
     if made.dtype is torch.bfloat16:
         consistent.master_weights(optimizer)
-    tokens = torch.randint(0, 100, (ROWS // 2, 40))
+    tokens = torch.randint(0, 100, (ROWS, 40))
 
     def step(before_update: Callable[[], Any] = lambda: None) -> None:
         optimizer.zero_grad(set_to_none=made.to_none)
