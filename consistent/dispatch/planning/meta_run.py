@@ -11,6 +11,7 @@ from ...rules import table
 from ...rules.signature import Call, Out
 from ..plans.arguments import collect, fill
 from ..plans.shards import HookOff
+from .meta_answers import kept_answers
 
 # Ops whose meta kernels report other dtypes and sizes for the returned statistics than the CPU
 # kernels do. On the CPU only a run of the op itself shows them.
@@ -30,13 +31,17 @@ def logical_outputs(
     The meta tensors have the logical shapes of the operands.
 
     Returns:
-        (outputs, result of the run). If the rule knows the outputs, nothing is run and the result
-            is None. The outputs are None if the op has no meta kernel, if its output shapes depend
-            on data or if it refuses the call; the result is then the error.
+        (outputs, result of the run). If the outputs are known from the rule or an earlier run,
+            nothing is run and the result is None. The outputs are None if the op has no meta
+            kernel, if its output shapes depend on data or if it refuses the call; the result is
+            then the error. They are empty if the op returns no tensor.
     """
     known = row.known_outs(call)
     if known is not None:
         return known, None
+    kept = kept_answers(run, call)
+    if "outs" in kept:
+        return kept["outs"], None
     made = on_meta(run, call)
     if isinstance(made, Exception):
         return None, made
@@ -44,7 +49,10 @@ def logical_outputs(
     found: list[Any] = metas[:1] if call.inplace else []  # not the result: x[i] = v returns None
     if not call.inplace:
         collect((result,), found)
-    return tuple(Out(t.shape, t.dtype) for t in found), result
+    outs = tuple(Out(t.shape, t.dtype) for t in found)
+    if outs:  # otherwise the result is what is asked for
+        kept["outs"] = outs
+    return outs, result
 
 
 def on_meta(run: Callable[..., Any], call: Call) -> tuple[Any, list[torch.Tensor]] | Exception:
@@ -80,6 +88,13 @@ def has_meta_backward(run: Callable[..., Any], call: Call) -> bool:
     autograd will work for them. It is also True if no output requires grad or if the op refuses the
     call.
     """
+    kept = kept_answers(run, call)
+    if "backward" not in kept:
+        kept["backward"] = _has_meta_backward(run, call)
+    return kept["backward"]
+
+
+def _has_meta_backward(run: Callable[..., Any], call: Call) -> bool:
     metas = [torch.empty(o.shape, dtype=o.spec.dtype, device="meta") for o in call.operands]
     leaves = [x.requires_grad_() for x in metas if x.dtype.is_floating_point or x.dtype.is_complex]
     found: list[Any] = []

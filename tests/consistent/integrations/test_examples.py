@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,25 +59,30 @@ def test_trainer_whose_ranks_read_their_parts(rank: int, tmp_path: Path) -> None
         assert resumed == pytest.approx(alone, abs=1e-5)
 
 
+def with_own(kind: Any) -> Any:
+    def make(model: Any, **options: Any) -> Any:
+        own = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        return kind(model=model, optimizers=(own, None), **options)
+
+    return make
+
+
+@cache
+def alone_with_own() -> list[float]:
+    """The losses of one process, for all plans."""
+    with tempfile.TemporaryDirectory() as folder:
+        return example("hf_trainer").train(with_own(transformers.Trainer), Path(folder))
+
+
 @on_ranks(2, timeout=240)
 @pytest.mark.parametrize("plan", ["data", "zero1", "zero3", "tensor"])
 def test_trainer_whose_optimizer_was_made_before_it(rank: int, plan: str, tmp_path: Path) -> None:
-    it = example("hf_trainer")
-
-    def with_own(kind: Any) -> Any:
-        def make(model: Any, **options: Any) -> Any:
-            own = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-            return kind(model=model, optimizers=(own, None), **options)
-
-        return make
-
-    spread = {"placement": Placement.all("cpu"), "plan": plan}
-    found = it.train(with_own(Trainer), tmp_path / "all", **spread)
-    resumed = it.train(with_own(Trainer), tmp_path / "all", True, **spread)
+    it, spread = example("hf_trainer"), {"placement": Placement.all("cpu"), "plan": plan}
+    found = it.train(with_own(Trainer), tmp_path, **spread)
+    resumed = it.train(with_own(Trainer), tmp_path, True, **spread)
     if rank == 0:
-        alone = it.train(with_own(transformers.Trainer), tmp_path / "alone")
-        assert found == pytest.approx(alone, abs=1e-5)
-        assert resumed == pytest.approx(alone, abs=1e-5)
+        assert found == pytest.approx(alone_with_own(), abs=1e-5)
+        assert resumed == pytest.approx(alone_with_own(), abs=1e-5)
 
 
 @on_ranks(2, timeout=240)

@@ -31,7 +31,7 @@ class GPT(nn.Module):
     """Tied embeddings if ``tied``; a skip connection over all blocks if ``skips``."""
 
     def __init__(
-        self, blocks: int = 6, tied: bool = False, skips: bool = False, dropout: float = 0.0
+        self, blocks: int = 3, tied: bool = False, skips: bool = False, dropout: float = 0.0
     ) -> None:
         super().__init__()
         torch.manual_seed(0)

@@ -25,21 +25,21 @@ SMALL: dict[str, Callable[[], Any]] = {
     ),
     "llama": lambda: transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
-            vocab_size=31, hidden_size=8, intermediate_size=16, num_hidden_layers=4,
+            vocab_size=31, hidden_size=8, intermediate_size=16, num_hidden_layers=2,
             num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=8,
             use_cache=False, bos_token_id=0, eos_token_id=0,
         )
     ),
     "tied llama": lambda: transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
-            vocab_size=31, hidden_size=8, intermediate_size=16, num_hidden_layers=4,
+            vocab_size=31, hidden_size=8, intermediate_size=16, num_hidden_layers=2,
             num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=8,
             use_cache=False, bos_token_id=0, eos_token_id=0, tie_word_embeddings=True,
         )
     ),
     "bert": lambda: transformers.BertForMaskedLM(
         transformers.BertConfig(
-            vocab_size=31, hidden_size=8, intermediate_size=16, num_hidden_layers=4,
+            vocab_size=31, hidden_size=8, intermediate_size=16, num_hidden_layers=2,
             num_attention_heads=2, max_position_embeddings=8, hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
         )

@@ -31,7 +31,7 @@ from mirrored.comm import Link
 from mirrored.transports.counting import Call, counting
 from mirrored.transports.default import current
 
-WIDTH, ROWS = 64, 48
+WIDTH, ROWS = 64, 24
 LEAST = 64  # smaller tensors, and whole numbers, may be values that a simulation computes
 
 
@@ -195,16 +195,6 @@ def called(rank: int, make: Any, *args: Any) -> Counter[tuple[str, str]]:
     return mode.found
 
 
-def updated(rank: int, made: Stages) -> Counter[str]:
-    """How often each op occurs in the optimizer's third step, on tensors that this rank holds."""
-    step, mode = begin_stages(made), _Calling()
-    step()
-    step()
-    with ExitStack() as inside:
-        step(lambda: inside.enter_context(mode))
-    return Counter(op for _, op in mode.found.elements())
-
-
 def measured(rank: int, make: Any, *args: Any) -> tuple[list[Call], int, Link | None]:
     """(what this rank sends, the most memory that it holds) in the third step, and what messages
     cost here."""
@@ -216,6 +206,22 @@ def measured(rank: int, make: Any, *args: Any) -> tuple[list[Call], int, Link | 
         with counting() as log:
             step()
     return log.calls, held.peak, current().link("cpu")
+
+
+def measured_stages(rank: int, made: Stages, updates: bool) -> tuple[Any, ...]:
+    """What ``measured`` returns, and if asked for how often each op occurs in the optimizer's
+    fourth step, on tensors that this rank holds."""
+    made_here: list[Any] = []
+
+    def make() -> Any:
+        made_here.append(begin_stages(made))
+        return made_here[0]
+
+    found, mode = measured(rank, make), _Calling()
+    if updates:
+        with ExitStack() as inside:
+            made_here[0](lambda: inside.enter_context(mode))
+    return *found, Counter(op for _, op in mode.found.elements())
 
 
 def simulated(ranks: int, link: Link | None, hosts: int, make: Any, *args: Any) -> Any:

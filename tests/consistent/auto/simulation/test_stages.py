@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import fields
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -21,23 +21,24 @@ from tests.consistent.auto.simulation.programs import (
     begin_stages,
     last_step,
     measured,
+    measured_stages,
     muon,
     runs,
     simulated,
-    updated,
 )
 from tests.ranks import pool
 
 _LOW = torch.bfloat16
 STAGES = {
-    "gpipe": Stages(schedule="gpipe"),
+    "gpipe, foreach": Stages(schedule="gpipe", optimizer=partial(torch.optim.AdamW, foreach=True)),
     "1f1b": Stages(),
     "four stages": Stages(4, dtype=_LOW),
     "float32 copies": Stages(dtype=_LOW),
     "fused, float32 copies": Stages(dtype=_LOW, optimizer=partial(torch.optim.AdamW, fused=True)),
     "fused": Stages(optimizer=partial(torch.optim.AdamW, fused=True)),
-    "foreach": Stages(optimizer=partial(torch.optim.AdamW, foreach=True)),
-    "momentum": Stages(dtype=_LOW, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9)),
+    "momentum, clipped": Stages(
+        dtype=_LOW, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9), clips=True
+    ),
     "adafactor": Stages(optimizer=torch.optim.Adafactor),
     "data": Stages(ranks=2, plan="data", dtype=_LOW),
     "zero1": Stages(ranks=2, plan="zero1", dtype=_LOW),
@@ -46,24 +47,45 @@ STAGES = {
     "tensor": Stages(ranks=2, plan="tensor"),
     "frozen": Stages(varies="frozen"),
     "buffers": Stages(varies="buffers"),
-    "tied": Stages(varies="tied"),
-    "clipped": Stages(clips=True),
-    "gradients stay": Stages(to_none=False),
+    "tied, gradients stay": Stages(varies="tied", to_none=False),
 }
 
 
 UPDATED = ["1f1b", "four stages", "fused", "fused, float32 copies", "zero1"]
 
 
+class Both(NamedTuple):
+    """What ranks did, and what was simulated of it: on each rank, or on one rank of each stage."""
+
+    real: list[Any]
+    peaks: dict[int, Any]
+    bytes_of: dict[int, int]
+    updates: dict[int, Counter[str]]  # of those in UPDATED
+
+
+@cache
+def both(name: str) -> Both:
+    made, updates = STAGES[name], name in UPDATED
+    ranks = made.stages * made.ranks
+    real = pool(ranks).run(measured_stages, made, updates)
+    sim = simulated(ranks, real[0][2], 1, begin_stages, made)
+    report, ops = sim.report(), {}
+    if updates:
+        events = last_step(sim)
+        (begin,) = (i for i, e in enumerate(events) if isinstance(e, Scheduled))
+        for rank in range(0, ranks, made.ranks):
+            mine = (e for e in events[begin:] if runs(e) and e.rank == rank)
+            ops[rank] = Counter(e.work.op for e in mine)
+    return Both(real, report.peaks, report.bytes_of, ops)
+
+
 @pytest.mark.parametrize("name", STAGES)
 def test_stages_send_what_they_send_and_hold_what_they_hold(name: str) -> None:
-    made = STAGES[name]
-    ranks = made.stages * made.ranks
-    real = pool(ranks).run(measured, begin_stages, made)
-    found = simulated(ranks, real[0][2], 1, begin_stages, made).report()
-    assert sorted(found.peaks) == list(range(0, ranks, made.ranks))  # one rank of each stage
+    made, found = STAGES[name], both(name)
+    # One rank of each stage.
+    assert sorted(found.peaks) == list(range(0, made.stages * made.ranks, made.ranks))
     for rank, peak in found.peaks.items():
-        calls, held, _ = real[rank]
+        calls, held, *_ = found.real[rank]
         told = [call.bytes for call in calls if call.name == "gather_objects"]
         # What ranks tell each other is a number in pickle, which is longer in later tests.
         assert found.bytes_of[rank] == pytest.approx(sum(c.bytes for c in calls), abs=8 * len(told))
@@ -72,31 +94,22 @@ def test_stages_send_what_they_send_and_hold_what_they_hold(name: str) -> None:
 
 @pytest.mark.parametrize("name", UPDATED)
 def test_each_rank_runs_the_optimizer_of_its_stage(name: str) -> None:
-    made = STAGES[name]
-    ranks = made.stages * made.ranks
-    real = pool(ranks).run(updated, made)
-    events = last_step(simulated(ranks, None, 1, begin_stages, made))
-    (begin,) = (i for i, e in enumerate(events) if isinstance(e, Scheduled))
-    for rank in range(0, ranks, made.ranks):
-        ops = Counter(e.work.op for e in events[begin:] if runs(e) and e.rank == rank)
-        assert ops == real[rank]
+    found = both(name)
+    assert sorted(found.updates) == sorted(found.peaks)
+    for rank, ops in found.updates.items():
+        assert ops and ops == found.real[rank][3]
 
 
-@pytest.mark.parametrize("plan", [None, "zero1"])
-def test_kinds_of_memory_are_told_apart_on_each_rank(plan: str | None) -> None:
-    made = Stages(ranks=2 if plan else 1, plan=plan, dtype=_LOW)
-    found = simulated(2 * made.ranks, None, 1, begin_stages, made).report()
-    for peak in found.peaks.values():
+@pytest.mark.parametrize("name", ["float32 copies", "zero1"])
+def test_kinds_of_memory_are_told_apart_on_each_rank(name: str) -> None:
+    for peak in both(name).peaks.values():
         # Of each number in bfloat16, Adam has a copy and two moments in float32.
-        assert peak.kinds["optimizer"] == 6 * peak.kinds["parameters"] / made.ranks
+        assert peak.kinds["optimizer"] == 6 * peak.kinds["parameters"] / STAGES[name].ranks
         assert peak.kinds["gradients"] == pytest.approx(peak.kinds["parameters"], abs=8)
 
 
 def test_frozen_weights_and_buffers_are_parameters_of_their_rank() -> None:
-    plain, *others = (
-        simulated(2, None, 1, begin_stages, Stages(varies=what)).report().peaks
-        for what in ("", "frozen", "buffers")
-    )
+    plain, *others = (both(name).peaks for name in ("1f1b", "frozen", "buffers"))
     for rank in range(2):
         sizes = [peaks[rank].kinds["parameters"] for peaks in others]
         block = 12 * 256 * 256 * 4

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch.nn.functional as F
-
-import consistent
 from consistent.auto.pictures import MemoryPicture, StepPicture
 from consistent.drawing.words import seconds_text
-from tests.consistent.auto.strategies import programs
-from tests.consistent.auto.strategies.test_search import CPU
+from tests.consistent.auto.strategies.test_search import found_on_two_ranks
 
 
 def test_pictures_of_a_search(tmp_path: Path) -> None:
-    model, x, y = programs.made()
-    found = consistent.search(model, 2, x, loss=F.cross_entropy, target=y, machine=CPU)
+    found = found_on_two_ranks()
     picture = found.picture()
     assert str(found.tried[0].choice) in picture.text()
     assert picture.save(tmp_path / "costs.svg").read_text().count("<rect") > 10
