@@ -105,6 +105,7 @@ def run(step: Step, world: StepSetting, limit: float) -> Ran:
     The ranks are forked processes; they are ended if they take more than ``limit`` seconds.
     """
     fork, start = multiprocessing.get_context("fork"), time.monotonic()
+    _import_once()
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
             fork.Process(target=_rank, args=(step, world, rank, folder), daemon=True)
@@ -120,6 +121,12 @@ def run(step: Step, world: StepSetting, limit: float) -> Ran:
         found = [torch.load(path, weights_only=False) for path in files]
     seen, draws = [seen for seen, _ in found], any(draws for _, draws in found)
     return Ran(seen, draws, error, time.monotonic() - start)
+
+
+def _import_once() -> None:
+    """Import what torch imports when an op first runs on meta tensors, so that no rank does."""
+    import torch._dynamo.utils
+    import torch.fx.experimental.symbolic_shapes  # noqa: F401
 
 
 def _error(ranks: list[Any], folder: Path) -> str:

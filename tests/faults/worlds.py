@@ -5,7 +5,7 @@ found = run([World("kill_9", 3, hosts=1), ...])     # several at a time, a few s
 found[0][2].words                                   # what rank 2 of the first world raised
 ```
 
-`python -m tests.faults.worlds` is that process. It reads worlds, and writes what their ranks did.
+Run as a program, this file is that process. It takes worlds, and prints what their ranks did.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -30,8 +30,8 @@ from tests.faults import linked
 from tests.faults.link import Fate, Link, through_links
 from tests.faults.programs import PROGRAMS
 from tests.faults.setting import Setting, T
+from tests.launch import launch
 
-ROOT = Path(__file__).parents[2]
 AT_ONCE = 6
 LIMIT_S = 15.0 + 3 * T  # a world takes a few seconds; a rank that is left after so many is killed
 
@@ -62,19 +62,11 @@ class Outcome:
 
 def run(worlds: list[World]) -> list[list[Outcome]]:
     """What each rank of each world did."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.faults.worlds"],
-        input=json.dumps([asdict(world) for world in worlds]),
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=os.environ
-        | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-        | {"FAULTS_T": str(T)},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [[Outcome(**each) for each in found] for found in json.loads(done.stdout)]
+    asked = json.dumps([asdict(world) for world in worlds])
+    settings = {"GLOO_SOCKET_IFNAME": "lo", "FAULTS_T": str(T)}
+    done = launch(__file__, asked, ranks=1, environment=settings, timeout=LIMIT_S * len(worlds))
+    assert done.status == 0, done.errors[0][-3000:]
+    return [[Outcome(**each) for each in found] for found in json.loads(done.printed[0])]
 
 
 # ---- in the process that forks ------------------------------------------------------------------
@@ -158,7 +150,7 @@ def be_rank(world: World, rank: int, folder: str, writer: int) -> None:
         found = Outcome(value=str(value))
     except (RuntimeError, KeyboardInterrupt) as error:
         if isinstance(error, KeyboardInterrupt) and "at_work" in world.program:
-            raise
+            end_by_interrupt(error)
         found = Outcome(type(error).__name__, str(error), seconds=time.monotonic() - start)
     if found.raised or fate is not None:
         found = Outcome(**asdict(found) | {"again": said_again(world.ranks)})
@@ -166,6 +158,15 @@ def be_rank(world: World, rank: int, folder: str, writer: int) -> None:
         json.dump(asdict(found), pipe)
     atexit._run_exitfuncs()
     os._exit(0)
+
+
+def end_by_interrupt(error: KeyboardInterrupt) -> None:
+    """As an interpreter does it."""
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    sys.excepthook(type(error), error, error.__traceback__)
+    atexit._run_exitfuncs()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def said_again(ranks: int) -> str:
@@ -232,10 +233,12 @@ def warm_up() -> None:
 
 
 def main() -> None:
-    worlds = [World(**each) for each in json.load(sys.stdin)]
+    worlds = [World(**each) for each in json.loads(sys.argv[1])]
     with contextlib.redirect_stdout(sys.stderr):
         warm_up()
     gc.freeze()  # a forked process then shares more of this one's memory
+    for each in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        each.atexit = False  # it would take apart what torch's libraries hold here
     waiting = list(enumerate(worlds))
     running: list[Running] = []
     found: dict[int, Any] = {}

@@ -4,7 +4,7 @@ of one shape would be added to each other otherwise, without an error."""
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -21,27 +21,65 @@ from tests.ranks import ALL, pool
 SAMPLES = None if ALL else 2  # of each module
 
 
-def _samples(rank: int, ranks: int, most: int | None) -> list[str]:
+class Call(NamedTuple):
+    args: tuple
+    kwargs: dict[str, Any]
+
+
+class Sample(NamedTuple):
+    """One of torch's samples, without what torch's tests import, seconds in each rank."""
+
+    constructor_input: Call
+    forward_input: Call
+
+
+class Case(NamedTuple):
+    """A module with the samples that are run."""
+
+    module_cls: type[nn.Module]
+    samples: list[tuple[bool, Sample]]
+
+
+def _cases() -> dict[str, Case]:
+    """Torch's modules that have parameters, which could be taken for each other."""
+    found = {}
+    for name in suite_cases.names("modules"):
+        samples = [(training, _sample(x)) for training, x in suite_cases._module_samples(name)]
+        made, cls = samples[0][1].constructor_input, suite_cases._modules()[name].module_cls
+        if list(cls(*made.args, **made.kwargs).parameters()):
+            step = 1 if SAMPLES is None else -(-len(samples) // SAMPLES)
+            found[name] = Case(cls, samples[::step])
+    return found
+
+
+def _sample(x: Any) -> Sample:
+    given = (x.constructor_input, x.forward_input)
+    return Sample(*(Call(tuple(each.args), dict(each.kwargs)) for each in given))
+
+
+def _samples(rank: int, ranks: int, cases: dict[str, Case]) -> list[str]:
     """The modules whose gradients are wrong where each is summed as it comes."""
     warnings.simplefilter("ignore")
-    placement, before = Placement("cpu", range(ranks)), buckets.AT_ONCE_BYTES
-    buckets.AT_ONCE_BYTES, wrong = 1, []
-    layouts, suite_cases.LAYOUTS = suite_cases.LAYOUTS, ((B, S(0)),)
-    try:
-        for name in suite_cases.names("modules"):
-            count = suite_cases.count("modules", name)
-            for index in range(0, count, 1 if most is None else -(-count // most)):
+    placement, wrong = Placement("cpu", range(ranks)), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(buckets, "AT_ONCE_BYTES", 1)
+        patch.setattr(suite_cases, "LAYOUTS", ((B, S(0)),))
+        patch.setattr(suite_cases, "_modules", lambda: cases)
+        patch.setattr(suite_cases, "_module_samples", lambda name: cases[name].samples)
+        for name, case in cases.items():
+            for index in range(len(case.samples)):
                 for outcome, why in suite_cases._outcomes("modules", name, index, placement):
                     if outcome in ("wrong", "raises"):
-                        case = suite_cases.describe("modules", name, index)
-                        wrong.append(f"{case}: {outcome} {why}")
-    finally:
-        buckets.AT_ONCE_BYTES, suite_cases.LAYOUTS = before, layouts
+                        words = suite_cases.describe("modules", name, index)
+                        wrong.append(f"{words}: {outcome} {why}")
     return wrong
 
 
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 def test_torchs_modules_with_each_gradient_summed_as_it_comes() -> None:
-    for wrong in pool(4).run(_samples, 4, SAMPLES, timeout=1200):
+    cases = _cases()
+    assert len(cases) > 30
+    for wrong in pool(4).run(_samples, 4, cases, timeout=1200):
         assert not wrong, "\n".join(wrong)
 
 

@@ -16,6 +16,8 @@ def step_of(name: str, dtype: torch.dtype) -> Callable[[Place], Any]:
     """Forward, backward and a step of SGD of the model ``name`` of tests/models."""
     from tests.models.architectures import MODELS
 
+    MODELS[name]()  # its classes are imported once, here, and not by every rank
+
     def cast(x: Any) -> Any:
         return x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
 

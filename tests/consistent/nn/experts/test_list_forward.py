@@ -17,7 +17,7 @@ from consistent import B, Placement, S
 from consistent.nn.experts.list_forward import ListForward
 from mirrored.transports.counting import counting
 from tests.consistent.compiled.steps import beside
-from tests.ranks import SIZES, on_ranks
+from tests.ranks import ALL, on_ranks
 
 D, INNER, COUNT, K = 4, 6, 7, 2
 
@@ -256,7 +256,7 @@ def check(model: nn.Module, x: Tensor, placement: Placement, plan: Any, sbp: Any
     return sum(report.rows_of_experts.values())
 
 
-@on_ranks(2, *SIZES)
+@on_ranks(2, 3, *([4] if ALL else []))  # four are in the grid below
 def test_a_step_is_that_of_one_process(rank: int) -> None:
     line, x = Placement.all("cpu"), batch()
     for kind in SENT:

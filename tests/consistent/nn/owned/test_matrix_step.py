@@ -20,7 +20,7 @@ from consistent.tensor.storage.step_layout import OwnedState
 from mirrored.transports.counting import counting
 from mirrored.transports.default import current
 from tests.consistent.nn.owned.shampoo import Batched, Shampoo, Soap
-from tests.ranks import SIZES, on_ranks, pool
+from tests.ranks import ALL, SIZES, on_ranks, pool
 from tests.twins import Laid, assert_same, randn
 
 O = torch.optim  # noqa: E741
@@ -109,17 +109,19 @@ def trained(at: Laid, plan: Any, name: str) -> Any:
     )
 
 
-def _every_plan(rank: int, plans: dict[str, tuple[Any, Any]]) -> None:
-    for name in OPTIMIZERS:
+def _every_plan(rank: int, plans: dict[str, tuple[Any, Any]], world: int) -> None:
+    for i, name in enumerate(OPTIMIZERS):
         wanted = trained(Laid(None), None, name)
-        for plan, (ranks, given) in plans.items():
+        for k, (plan, (ranks, given)) in enumerate(plans.items()):
+            if not ALL and plan in PLANS[3] and (i + k) % 2 != world % 2:
+                continue  # it is in the other world
             made = trained(Laid(placed(ranks)), given, name)
             assert_same(made, wanted, f"{name} under {plan}", rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("world", SIZES)
 def test_every_optimizer_gives_the_values_of_one_process(world: int) -> None:
-    pool(world).run(_every_plan, PLANS[world])
+    pool(world).run(_every_plan, PLANS[world], world)
 
 
 OF_MATRICES: dict[str, Callable[[Any], Any]] = {

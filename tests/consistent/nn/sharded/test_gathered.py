@@ -82,8 +82,9 @@ def net(at: Laid, cls: type = Net, plan: Any = None) -> Any:
 
 
 def both_ways(rank: int, case: Callable[..., Any], ranks: Any, *args: Any) -> None:
-    """Where small parameters are gathered together, and where each module gathers its own."""
-    for keeps in (0, 1):
+    """Where small parameters are gathered together, and where each module gathers its own; on two
+    axes there is one plan."""
+    for keeps in (0,) if Placement("cpu", ranks).ndim == 2 else (0, 1):
         KEEPS.append(keeps)
         try:
             compare(rank, case, ranks, *args)
