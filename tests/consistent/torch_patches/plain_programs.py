@@ -1,10 +1,11 @@
-"""Programs without global tensors: ``python plain_programs.py none|imported|used`` prints what they
-do, a line each. Nothing of it may depend on the library being imported, or in use elsewhere in the
-process.
+"""Programs without global tensors: ``python plain_programs.py FOLDER none imported used`` writes
+what they do, a line each, to a file of each mode's name. Nothing of it may depend on the library
+being imported, or in use elsewhere in the process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import io
@@ -14,9 +15,10 @@ import pkgutil
 import re
 import sys
 import tempfile
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -465,7 +467,30 @@ def _is_there(name: str) -> bool:
         return False
 
 
-def main(mode: str) -> None:
+def main(folder: str, modes: list[str]) -> int:
+    """Run each mode in a fork of its own; 1 if one of them fails."""
+    statuses = []
+    for mode in modes:
+        forked = os.fork()
+        if not forked:
+            _be(mode, folder)
+        statuses.append(os.waitpid(forked, 0)[1])
+    return int(any(statuses))
+
+
+def _be(mode: str, folder: str) -> NoReturn:
+    status = 1
+    try:
+        with open(os.path.join(folder, mode), "w") as said, contextlib.redirect_stdout(said):
+            run_all(mode)
+        status = 0
+    except BaseException:  # noqa: BLE001 - the fork must end here
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def run_all(mode: str) -> None:
     changed = enter(mode)
     expected = {"none": set(), "imported": REGISTERED, "used": CHANGED}[mode]
     assert set(changed) == set(filter(_is_there, expected)), f"changed: {changed}"
@@ -481,4 +506,4 @@ def main(mode: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -6,6 +6,7 @@ Of each family some calls are made, in fixed turns; with ``CONSISTENT_TEST_ALL=1
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,12 +27,12 @@ from tests.consistent.rules.layouts import (
     run,
     wanted,
 )
-from tests.ranks import ALL, pool
+from tests.ranks import ALL, simulate
 from tests.torch_release import IS_2_13
 from tests.twins import GRIDS, Laid
 
 # About so many calls of each family: one of them takes some milliseconds.
-CALLS = 350
+CALLS = 250
 
 
 def _longer(grow: Callable[[int], int]) -> Callable[[Any], Any]:
@@ -111,6 +112,7 @@ def _changes(case: Example) -> Iterator[tuple[str, Example, Any]]:
             yield name, other, want
 
 
+@functools.cache  # the ranks share them
 def _calls(family: str) -> list[tuple[Example, Any, list[tuple[str, Example, Any]]]]:
     """(case, layout, its changes), each of which is run three times."""
     found = []
@@ -138,5 +140,6 @@ def _check(rank: int, ranks: Any, family: str) -> list[str]:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.filterwarnings("ignore")
 def test_a_plan_of_another_size_or_number_gives_right_values(family: str) -> None:
-    for wrong in pool(2).run(_check, GRIDS[2], family, timeout=900.0 if ALL else 200.0):
+    _calls(family)
+    for wrong in simulate(_check, 2, GRIDS[2], family):
         assert not wrong, f"{len(wrong)} wrong\n" + "\n".join(wrong[:20])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from consistent.spec import Sbp
 from tests.brute_force import Example
 from tests.consistent.rules.layouts import (
     FAMILIES,
+    Layout,
     changed,
     examples,
     layouts,
@@ -23,7 +25,7 @@ from tests.consistent.rules.layouts import (
     tensors_of,
     wanted,
 )
-from tests.ranks import ALL, on_ranks, pool
+from tests.ranks import ALL, on_ranks, simulate
 from tests.twins import GRIDS, Laid, randn
 
 EVERY = 3 if ALL else 9  # of each example's layouts every so many is run
@@ -69,20 +71,31 @@ class _Exactly(Laid):
         return consistent.from_local(local, self.placement, P, shape=x.shape)
 
 
-def _check(rank: int, ranks: Any, family: str, half: torch.dtype) -> list[str]:
-    placement, wrong = Placement("cpu", ranks), []
+@functools.cache  # the ranks share them
+def _calls(family: str, half: torch.dtype) -> list[tuple[Example, Any, list[Layout]]]:
+    """(call, what torch gives, layouts of its operands)."""
+    found = []
     for k, case in enumerate(filter(_is_listed, examples(family))):
         for make in (_cast(torch.float32), _cast(half), _mixed(half)):
             given = changed(case, make)
+            some = list(layouts(given))[k % EVERY :: EVERY]
             with torch.autocast("cpu", half):
-                want = wanted(given)
-                if want is None:
-                    continue
-                for layout in list(layouts(given))[k % EVERY :: EVERY]:
-                    try:
-                        _compare(run(given, _Exactly(placement), layout), want, given, half)
-                    except Exception as error:  # noqa: BLE001  (all are listed together)
-                        wrong.append(f"{given} {layout}: {type(error).__name__} {str(error)[:300]}")
+                want = wanted(given) if some else None
+            if want is not None:
+                found.append((given, want, some))
+    return found
+
+
+def _check(rank: int, ranks: Any, family: str, half: torch.dtype) -> list[str]:
+    placement, wrong = Placement("cpu", ranks), []
+    for given, want, some in _calls(family, half):
+        for layout in some:
+            try:
+                with torch.autocast("cpu", half):
+                    found = run(given, _Exactly(placement), layout)
+                _compare(found, want, given, half)
+            except Exception as error:  # noqa: BLE001  (all are listed together)
+                wrong.append(f"{given} {layout}: {type(error).__name__} {str(error)[:300]}")
     return wrong
 
 
@@ -119,5 +132,6 @@ def test_addends_are_added_before_they_are_rounded(rank: int) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.filterwarnings("ignore")
 def test_dtypes_and_values_under_autocast(family: str, half: torch.dtype) -> None:
-    for wrong in pool(2).run(_check, GRIDS[2], family, half, timeout=200.0):
+    _calls(family, half)
+    for wrong in simulate(_check, 2, GRIDS[2], family, half):
         assert not wrong, f"{len(wrong)} wrong\n" + "\n".join(wrong[:20])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from typing import Any
 
 import pytest
@@ -68,20 +69,23 @@ def _given(ours: bool, ranks: int, moves: bool = True) -> Any:
 
 def _read_after_writes(rank: int, ranks: int, moves: bool) -> list[str]:
     wrong = []
-    for view, take in VIEWS.items():
-        for write, change in WRITES.items():
-            for read, look in READS.items():
-                found = []
-                for ours in (True, False):
-                    x = _given(ours, ranks, moves)
-                    v = take(x)
-                    change(x)
-                    plain = look if ours else PLAIN[read]
-                    found += [plain(v)]
-                    change(x)
-                    found += [plain(v), x.full() if ours else x]
-                if not all(map(torch.equal, found[:3], found[3:])):
-                    wrong.append(f"{view}, {write}, {read}: {found[:3]}, not {found[3:]}")
+    for (i, view), (j, read), (k, write) in itertools.product(
+        *map(enumerate, (VIEWS, READS, WRITES))
+    ):
+        if not ALL and (i + j + moves) % len(WRITES) != k:
+            continue  # each pair of a view and a read is tried after one of the writes, in turn
+        take, look, change = VIEWS[view], READS[read], WRITES[write]
+        found = []
+        for ours in (True, False):
+            x = _given(ours, ranks, moves)
+            v = take(x)
+            change(x)
+            plain = look if ours else PLAIN[read]
+            found += [plain(v)]
+            change(x)
+            found += [plain(v), x.full() if ours else x]
+        if not all(map(torch.equal, found[:3], found[3:])):
+            wrong.append(f"{view}, {write}, {read}: {found[:3]}, not {found[3:]}")
     return wrong
 
 
@@ -178,8 +182,10 @@ def test_ties_end_with_their_views() -> None:
 def _into(dtype: torch.dtype) -> list[str]:
     """Writes into moved views, one after the other, and what is seen of each afterwards."""
     wrong = []
-    for view, take in VIEWS.items():
-        for write, change in INTO.items():
+    for i, (view, take) in enumerate(VIEWS.items()):
+        for j, (write, change) in enumerate(INTO.items()):
+            if not ALL and dtype is torch.int32 and (i + j) % 2:
+                continue
             seen = []
             for ours in (True, False):
                 x = (_given(ours, 2) % 7).to(dtype)

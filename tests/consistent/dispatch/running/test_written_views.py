@@ -133,11 +133,11 @@ def _made(placement: Placement | None, entry: Any) -> Any:
 def _differences(rank: int, ranks: int, cases: str, mode: str) -> list[str]:
     found = []
     placement = Placement("cpu", range(ranks))
-    for name, view, write in CASES[cases](mode):
+    for name, view, write, entries in CASES[cases](mode):
         wanted = written(mode, lambda: _made(None, None), view, write)
         if mode == "grad" and isinstance(wanted[0], str):
             continue  # torch refuses to write into a part of what split gives; here it is written
-        for entry in (S(0), S(1), B):
+        for entry in entries:
             given = written(mode, lambda e=entry: _made(placement, e), view, write)
             if mode == "grad" and name.startswith("unsafe_") and given == ["RuntimeError", False]:
                 continue  # torch takes no such part for a view: docs/design/decisions.md
@@ -153,20 +153,34 @@ def _differences(rank: int, ranks: int, cases: str, mode: str) -> list[str]:
     return found
 
 
-def _views(mode: str) -> list[tuple[str, Any, Any]]:
-    """All views written in all ways; where inference mode adds to them what it does to any tensor,
-    each view in three ways and each way through a third of the views."""
-    every = ALL or mode in ("grad", "no_grad")
+LAYOUTS = (S(0), S(1), B)
+Case = tuple[str, Any, Any, tuple[Any, ...]]
+
+
+def _in_turn(number: int) -> tuple[Any, ...]:
+    return LAYOUTS if ALL else (LAYOUTS[number % 3],)
+
+
+def _views(mode: str) -> list[Case]:
+    """All views written in all ways, each view and each way in each layout in turn; where inference
+    mode adds to them what it does to any tensor, each view in three ways and each way through a
+    third of the views."""
+    every, first = ALL or mode in ("grad", "no_grad"), MODES.index(mode)
     return [
-        (f"{v}, {w}", VIEWS[v], WRITES[w])
+        (f"{v}, {w}", VIEWS[v], WRITES[w], _in_turn(i + j + first) if every else LAYOUTS)
         for i, v in enumerate(VIEWS)
         for j, w in enumerate(WRITES)
         if every or (i + j) % 3 == 0
     ]
 
 
-def _ops(mode: str) -> list[tuple[str, Any, Any]]:
-    return [(n, lambda x: x.view(-1)[4:12].view(2, 4), call) for n, call in _inplace()]
+def _ops(mode: str) -> list[Case]:
+    """Each op, in each of three modes in another layout."""
+    first = MODES.index(mode)
+    return [
+        (n, lambda x: x.view(-1)[4:12].view(2, 4), call, _in_turn(number + first))
+        for number, (n, call) in enumerate(_inplace())
+    ]
 
 
 CASES = {"views": _views, "ops": _ops}

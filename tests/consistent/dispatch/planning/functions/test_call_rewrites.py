@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
@@ -46,6 +47,7 @@ def _operator(case: Example) -> Operator | None:
     return Operator(packet, getattr(packet, chosen), case.args, case.kwargs, draws)
 
 
+@functools.cache
 def _operators() -> list[Operator]:
     """An example of each overload that the examples of the table reach."""
     found: dict[Any, Operator] = {}

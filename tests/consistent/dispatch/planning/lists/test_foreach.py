@@ -75,21 +75,33 @@ def laid(at: Laid, x: torch.Tensor, layout: Any) -> Any:
     return at(x, first, second)
 
 
-def calls(at: Laid, name: str) -> list[Any]:
+def ways_on(axes: int) -> list[str]:
+    """The ways that differ from each other on so many axes."""
+    found: dict[Any, str] = {}
+    for way, layouts in WAYS.items():
+        # As often as gives each of the four tensors its layout.
+        four = [layouts[i % len(layouts)] for i in range(len(SHAPES))]
+        found.setdefault(tuple(x if x == PLAIN else x[:axes] for x in four), way)
+    return list(found.values())
+
+
+def calls(at: Laid, name: str, axes: int) -> list[Any]:
     """What ``name`` gives and what it leaves in its arguments, of all its overloads."""
-    found = []
+    found, known = [], ways_on(axes)
     for schema in overloads(name):
         given = [a for a in schema.arguments if not a.has_default_value() or a.name == "scalars"]
         lists = [i for i, a in enumerate(given) if str(a.real_type) == "List[Tensor]"]
-        ways = [dict.fromkeys(lists, way) for way in WAYS]
-        ways += [{**dict.fromkeys(lists, "B"), i: way} for i in lists[1:] for way in WAYS]
-        ways += [{**dict.fromkeys(lists, "S"), i: way} for i in lists[1:] for way in WAYS]
-        factors = [PLAIN, (B, B), (P, B), (B, P)]
+        alike = [dict.fromkeys(lists, way) for way in known]
+        mixed = [{**dict.fromkeys(lists, "B"), i: way} for i in lists[1:] for way in known]
+        mixed += [{**dict.fromkeys(lists, "S"), i: way} for i in lists[1:] for way in known]
+        factors: list[Any] = [PLAIN, (B, B), (P, B), *([(B, P)] if axes > 1 else [])]
         takes_one = any(str(a.real_type) == "Tensor" for a in given)
-        for way in ways:
+        for turn, way in enumerate([*alike, *mixed]):
             if at.placement is not None and set(way.values()) == {"plain"}:
                 continue
-            for factor in factors if takes_one else factors[:1]:
+            every = ALL or turn < len(alike)  # one factor in turn where lists lie unlike
+            some = factors if every else [factors[(turn + turn // len(known)) % len(factors)]]
+            for factor in some if takes_one else factors[:1]:
                 args = [
                     argument_of(at, schema, i, way.get(i, "B"), factor) for i in range(len(given))
                 ]
@@ -99,12 +111,12 @@ def calls(at: Laid, name: str) -> list[Any]:
 
 
 def check(rank: int, name: str, ranks: Any, make: Callable[..., Any]) -> None:
-    compare(rank, make, ranks, name)
+    compare(rank, make, ranks, name, 1 if len(ranks) == 3 else 2)
 
 
-def plainly(at: Laid, name: str) -> list[Any]:
+def plainly(at: Laid, name: str, axes: int) -> list[Any]:
     """Without the calls that hold no global tensor, in both runs."""
-    return [each for each in calls(at, name) if set(each[1].values()) != {"plain"}]
+    return [each for each in calls(at, name, axes) if set(each[1].values()) != {"plain"}]
 
 
 @pytest.mark.parametrize("world", [3, 4] if ALL else [3])

@@ -50,13 +50,20 @@ def arguments_of(name: str) -> dict[str, Any]:
     return numbers | flags | ({"amsgrad": True} if "amsgrad" in flags else {})
 
 
-def steps(at: Laid, name: str, **more: Any) -> list[Any]:
-    found, count = [], LISTS[name]
+def ways_of(name: str) -> list[list[str]]:
+    """The ways of the lists of a step: all alike, and each in turn in another way."""
+    count = LISTS[name]
     ways = [[way] * count for way in WAYS if way != "plain"]
     for first in ("B", "S"):
         for i in range(count):
             ways += [[first] * i + [way] + [first] * (count - i - 1) for way in WAYS]
-    for each in ways:
+    return [list(each) for each in dict.fromkeys(map(tuple, ways))]
+
+
+def steps(at: Laid, name: str, axes: int, most: int | None = None, **more: Any) -> list[Any]:
+    """On as many ``axes`` as the grid has, those of the first ``most`` ways."""
+    found = []
+    for each in ways_of(name)[:most]:
         lists = lists_of(at, name, each)
         counts = [] if name == "_fused_sgd_" else [[torch.tensor(2.0) for _ in SHAPES]]
         getattr(torch, name)(*lists, *counts, **arguments_of(name) | more)
@@ -64,16 +71,16 @@ def steps(at: Laid, name: str, **more: Any) -> list[Any]:
     return found
 
 
-def factors(at: Laid, name: str) -> list[Any]:
+def factors(at: Laid, name: str, axes: int) -> list[Any]:
     """Learning rates, scales and the mark of an overflow: plain, B and P; read by every rank."""
     found = []
-    for layout in ("plain", (B, B), (P, B), (B, P)):
+    for layout in ("plain", (B, B), (P, B), *([(B, P)] if axes > 1 else [])):
         for inf in (0.0, 1.0):
             # A sum of random float32 addends is 4 to seven digits only.
             scale = lay(at, torch.tensor(4.0), "plain" if layout == "plain" else (B, B))
             rate = lay(at, torch.tensor(0.1).double(), layout)
             mark = lay(at, torch.tensor(inf), layout)
-            found.append(steps(at, name, lr=rate, grad_scale=scale, found_inf=mark)[:8])
+            found.append(steps(at, name, axes, 8, lr=rate, grad_scale=scale, found_inf=mark))
     return found
 
 
@@ -81,4 +88,4 @@ def factors(at: Laid, name: str) -> list[Any]:
 @pytest.mark.parametrize("case", [steps, factors])
 @pytest.mark.parametrize("name", STEPS)
 def test_equals_plain_torch(name: str, case: Any, world: int) -> None:
-    pool(world).run(compare, case, GRIDS[world], name)
+    pool(world).run(compare, case, GRIDS[world], name, 2 if world == 4 else 1)
