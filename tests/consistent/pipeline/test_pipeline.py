@@ -50,11 +50,11 @@ def training_of(schedule: str) -> tuple[int, Any]:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@on_ranks(*([2, 4] if ALL else [4]))
+@on_ranks(*([2, 3, 4] if ALL else [3]))
 def test_every_schedule_trains_as_one_process_does(rank: int, schedule: str) -> None:
-    net = GPT(6, tied=True)
+    net = GPT(4, tied=True)
     pipe = pipeline(net, one_each(), loss=loss_of, micro_batches=8, schedule=schedule)
-    same(pipe, GPT(6, tied=True), *training_of(schedule))
+    same(pipe, GPT(4, tied=True), *training_of(schedule))
 
 
 @on_ranks(3)

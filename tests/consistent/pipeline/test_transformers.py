@@ -84,7 +84,8 @@ def same_steps(plain: Any, pipe: Any, batches: list[dict[str, Any]]) -> None:
         assert_same(ours, grads, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", SMALL)
+# A tied llama is trained over two ranks for each stage below, and gpt2 is tied too.
+@pytest.mark.parametrize("name", [name for name in SMALL if ALL or name != "tied llama"])
 @on_ranks(2)
 def test_trains_with_padding_as_one_process_does(rank: int, name: str) -> None:
     world = [Placement("cpu", [0]), Placement("cpu", [1])]
