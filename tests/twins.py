@@ -6,7 +6,7 @@ and a global tensor for ours.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -47,6 +47,12 @@ class Laid:
         return consistent.parallelize(
             module, self.placement, {k: (v, B)[:axes] for k, v in (plan or {}).items()}
         )
+
+
+def distinct(layouts: Iterable[tuple[Sbp, ...]], grid: Any) -> list[tuple[Sbp, ...]]:
+    """Those of ``layouts`` that differ from all before them on as many axes as ``grid`` has."""
+    axes = 2 if isinstance(grid[0], list) else 1
+    return list({each[:axes]: each for each in reversed(list(layouts))}.values())[::-1]
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:

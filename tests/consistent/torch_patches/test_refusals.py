@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import consistent
 from consistent import B, GlobalTensor, P, Placement, S
-from tests.ranks import on_ranks, pool
+from tests.ranks import ALL, on_ranks, pool
 from tests.twins import randn
 
 LAYOUTS = {"S(0)": S(0), "B": B, "P": P}
@@ -28,18 +28,22 @@ def _laid(name: str, x: torch.Tensor) -> Any:
     return consistent.distribute(x, Placement("cpu", [0, 1]), LAYOUTS[name])
 
 
-def _scope(layout: str) -> dict[str, Any]:
+def _scope(layout: str, call: str) -> dict[str, Any]:
+    """The names that a call uses; the modules if it does."""
     x = _laid(layout, randn(4, 2))
-    net = torch.nn.Linear(2, 2).double()
-    return {
+    modules = {"net": {"*": B}, "zero3": "zero3"}
+    made = {
+        name: consistent.parallelize(torch.nn.Linear(2, 2).double(), x.placement, plan)
+        for name, plan in modules.items()
+        if name in call
+    }
+    return made | {
         "x": x,
         "local": x.to_local(),
         "plain": torch.zeros(4, 2, dtype=torch.float64),
         "shaped": torch.zeros_like(x.to_local()),
         "complex": torch.zeros(4, 2, dtype=torch.complex128),
         "leaf": torch.zeros(4, 2, dtype=torch.float64, requires_grad=True),
-        "net": consistent.parallelize(net, x.placement, {"*": B}),
-        "zero3": consistent.parallelize(torch.nn.Linear(2, 2).double(), x.placement, "zero3"),
         "mesh": dist.init_device_mesh, "DTensor": DTensor, "distribute_tensor": distribute_tensor,
         "__name__": __name__, "assign": setattr, "torch": torch, "np": np, "dist": dist,
         "consistent": consistent,
@@ -107,7 +111,7 @@ REFUSED = [
 
 def _refused(rank: int, call: str, layout: str) -> str:
     """The message of the error that ``call`` raises; nothing of it stays behind."""
-    scope = _scope(layout)
+    scope = _scope(layout, call)
     before = {name: copy.copy(scope[name]) for name in ("shaped", "plain", "complex")}
     try:
         eval(call, scope)  # noqa: S307 - lines of this file
@@ -117,7 +121,8 @@ def _refused(rank: int, call: str, layout: str) -> str:
     for name, value in before.items():
         assert scope[name].__class__ is torch.Tensor and torch.equal(scope[name], value)
     assert scope["plain"].grad is None and scope["leaf"].grad is None
-    _works()
+    if ALL or layout == "S(0)":
+        _works()
     return message
 
 
@@ -216,7 +221,7 @@ def test_numbers_and_copies_are_those_of_the_whole(rank: int, name: str, layout:
 
 
 def _wrapped(rank: int, call: str) -> str:
-    scope = _scope("B")
+    scope = _scope("B", call)
     before = type(scope["net"]), dict(scope["net"].named_parameters())
     with pytest.raises(TypeError) as caught:
         eval(call, scope)  # noqa: S307 - lines of this file

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from consistent import Placement
-from consistent.dispatch.plans.plan import clear_plans
+from consistent.dispatch._C import PlanTable
+from consistent.dispatch.plans.plan import looked_up_in
 from tests.brute_force import Example
 from tests.consistent.rules.layouts import (
     FAMILIES,
@@ -32,7 +33,7 @@ from tests.torch_release import IS_2_13
 from tests.twins import GRIDS, Laid
 
 # About so many calls of each family: one of them takes some milliseconds.
-CALLS = 250
+CALLS = 350
 
 
 def _longer(grow: Callable[[int], int]) -> Callable[[Any], Any]:
@@ -127,13 +128,13 @@ def _calls(family: str) -> list[tuple[Example, Any, list[tuple[str, Example, Any
 def _check(rank: int, ranks: Any, family: str) -> list[str]:
     placement, wrong = Placement("cpu", ranks), []
     for case, layout, others in _calls(family):
-        clear_plans()
-        run(case, Laid(placement), layout)
-        for time in ("first", "again", "a third time"):  # by the general plan, then by a copy
-            found = [
-                (n, differs(other, Laid(placement), layout, want)) for n, other, want in others
-            ]
-            wrong += [f"{name}, {time}: {text}" for name, text in found if text]
+        with looked_up_in(PlanTable()):  # of this rank, which is a thread
+            run(case, Laid(placement), layout)
+            for time in ("first", "again", "a third time"):  # by the general plan, then by a copy
+                found = [
+                    (n, differs(other, Laid(placement), layout, want)) for n, other, want in others
+                ]
+                wrong += [f"{name}, {time}: {text}" for name, text in found if text]
     return wrong
 
 

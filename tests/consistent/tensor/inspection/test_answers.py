@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -73,13 +74,24 @@ def _wholes() -> dict[str, torch.Tensor]:
     return {"matrix": matrix, "columns first": columns_first, "number": number}
 
 
-def _tensors(entries: tuple) -> Iterator[tuple[torch.Tensor, Any]]:
-    """(the logical tensor, this rank's global one), each while its rank is alone."""
+@functools.cache
+def _made(entries: tuple) -> list[tuple[int, int, torch.Tensor, Any]]:
+    """(rank, size of the world, the logical tensor, this rank's global one) of every layout. To ask
+    a tensor changes nothing of it, so all tests have the same."""
+    found = []
     for name, full in _wholes().items():
         fitting = tuple(e for e in entries if not (e.is_split and name == "number"))
         for rank, size, placement, sbp in grids(fitting):
             with alone(rank, size):
-                yield full, laid(full, placement, sbp)
+                found.append((rank, size, full, laid(full, placement, sbp)))
+    return found
+
+
+def _tensors(entries: tuple) -> Iterator[tuple[torch.Tensor, Any]]:
+    """(the logical tensor, this rank's global one), each while its rank is alone."""
+    for rank, size, full, x in _made(entries):
+        with alone(rank, size):
+            yield full, x
 
 
 LAYOUTS = (S(0), S(1), B, P, P(max))
