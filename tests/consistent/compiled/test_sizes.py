@@ -41,8 +41,10 @@ class Words(nn.Module):
 
 
 def made(plan: str, optimizer: Any = torch.optim.AdamW) -> Callable[[], Made]:
-    """A step whose loss is a mean over all words, and another over all that the model gives. Without
-    an optimizer it ends with the gradients."""
+    """A step whose loss is a mean over all words, and another over all that the model gives.
+
+    Without an optimizer it ends with the gradients.
+    """
 
     def make() -> Made:
         torch.manual_seed(0)
