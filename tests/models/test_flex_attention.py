@@ -4,12 +4,17 @@ train on a CPU: a step under each plan is that of one process with ``"sdpa"`` or
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import create_block_mask
 
 pytest.importorskip("transformers", reason="the models are those of the transformers library")
+
+from transformers import masking_utils
 
 import consistent
 from consistent import Placement, S
@@ -54,16 +59,25 @@ def compared(name: str, kind: str, plan: Any, device: str = "cpu") -> tuple[str,
     return worst(whole, step(*made(kind, name, device)))
 
 
+def _block_mask(*args: Any, _compile: bool = False, **kwargs: Any) -> Any:
+    """The mask that transformers asks for, without the code by which Inductor finds its blocks: it
+    takes seconds to compile."""
+    return create_block_mask(*args, **kwargs)
+
+
 def one(rank: int, name: str, kind: str, plan: str) -> float | None:
     """The error of a step; None if the model has no such attention."""
     warnings.filterwarnings("ignore")
-    found = compared(name, kind, plan)
+    compiled = ALL or (name, kind, plan) == FEW[0]  # whose mask is a global tensor
+    not_compiled = patch.object(masking_utils, "create_block_mask", _block_mask)
+    with nullcontext() if compiled else not_compiled:
+        found = compared(name, kind, plan)
     return None if found is None else found[1]
 
 
 @pytest.mark.parametrize(("name", "kind", "plan"), EVERY if ALL else FEW)
 def test_a_step_is_that_of_one_process(name: str, kind: str, plan: Any) -> None:
-    error = pool(2).run(one, name, kind, plan)[0]
+    error = pool(2).run(one, name, kind, plan, timeout=300)[0]
     if error is None:
         pytest.skip(f"{name} has no flex_attention")
     assert error < allowed(name)

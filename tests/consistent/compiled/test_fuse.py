@@ -279,13 +279,14 @@ class Block(nn.Module):
         return torch.relu(x + self.down(F.gelu(self.up(self.norm(x)))))
 
 
-def _trained(rank: int, plan: Any, backend: str) -> str:
+def _trained(rank: int, plan: Any, backend: str, blocks: int, optimizer: str) -> str:
     p = Placement.all("cpu")
 
     def make() -> Any:
         torch.manual_seed(0)
-        model: Any = consistent.parallelize(nn.Sequential(Block(), Block()).double(), p, plan)
-        optim = torch.optim.AdamW(model.parameters(), lr=0.01)
+        model: Any = nn.Sequential(*(Block() for _ in range(blocks))).double()
+        consistent.parallelize(model, p, plan)
+        optim = getattr(torch.optim, optimizer)(model.parameters(), lr=0.01)
 
         def step(x: Any) -> Any:
             optim.zero_grad()
@@ -304,14 +305,15 @@ def _trained(rank: int, plan: Any, backend: str) -> str:
 @pytest.mark.parametrize("ranks", ON_ONE_AXIS)
 @pytest.mark.parametrize("plan", ["tensor", "tensor+sequence", "zero3"])
 def test_training(plan: str, ranks: int) -> None:
-    for text in pool(ranks).run(_trained, plan, "ops"):
+    for text in pool(ranks).run(_trained, plan, "ops", 2, "AdamW"):
         kinds = re.findall(r"message ([a-z_, ]+)\(", text)
         fused = [kind for kind in kinds if ", " in kind]
         assert bool(fused) == (plan != "zero3"), text
 
 
 def test_training_by_inductor() -> None:
-    pool(2).run(_trained, "tensor", "inductor", timeout=300)
+    for text in pool(2).run(_trained, "tensor", "inductor", 1, "SGD", timeout=300):
+        assert "message addmm, all_reduce(" in text, text
 
 
 def test_what_wins_on_the_cpu_is_what_was_measured() -> None:

@@ -41,19 +41,23 @@ class Words(nn.Module):
 
 
 def made(plan: str, optimizer: Any = torch.optim.AdamW) -> Callable[[], Made]:
-    """A step whose loss is a mean over all words, and another over all that the model gives."""
+    """A step whose loss is a mean over all words, and another over all that the model gives.
+
+    Without an optimizer it ends with the gradients.
+    """
 
     def make() -> Made:
         torch.manual_seed(0)
         model = consistent.parallelize(Words().double(), Placement.all("cpu"), plan)
-        optim = optimizer(model.parameters(), lr=0.01)
+        optim = optimizer and optimizer(model.parameters(), lr=0.01)
 
         def step(x: Any, y: Any) -> Any:
-            optim.zero_grad()
+            model.zero_grad()
             out = model(x)
             loss = F.cross_entropy(out.flatten(0, 1), y.flatten()) + out.square().mean()
             loss.backward()
-            optim.step()
+            if optim:
+                optim.step()
             return loss
 
         return step, [model, optim]
@@ -100,17 +104,23 @@ def traced(graph: Any, inputs: Any) -> Any:
 
 EVEN = [(6, 5), (12, 7), (18, 4), (6, 9), (12, 3), (18, 8), (24, 6)]
 UNEVEN = {
-    2: [(5, 7), (7, 9), (9, 5), (11, 4), (5, 3), (13, 6), (7, 8)],
-    3: [(7, 7), (10, 9), (13, 5), (16, 4), (7, 3), (19, 6), (10, 8)],
+    2: [(5, 7), (7, 9), (9, 5), (11, 4), (5, 3)],
+    3: [(7, 7), (10, 9), (13, 5), (16, 4), (7, 3)],
 }
 
 
-def _vary(rank: int, plan: str, sizes: list[tuple[int, int]], by: Any = traced) -> tuple[int, int]:
+def _vary(
+    rank: int,
+    plan: str,
+    sizes: list[tuple[int, int]],
+    optimizer: Any = torch.optim.AdamW,
+    by: Any = traced,
+) -> tuple[int, int]:
     sbp = B if plan == "tensor" else S(0)
-    batches = [batch(*size, sbp, seed=i) for i, size in enumerate(sizes) for _ in range(3)]
+    batches = [batch(*size, sbp, seed=i) for i, size in enumerate(sizes) for _ in range(2)]
     batches += [batch(*size, sbp, seed=20 + i) for i, size in enumerate(sizes)]
     with compilations(by) as found:
-        step = beside(made(plan), batches, "inductor")
+        step = beside(made(plan, optimizer), batches, "inductor")
     return len(found), len(step.programs)
 
 
@@ -130,7 +140,7 @@ def test_sizes_share_code(plan: str, ranks: int, sizes: list, most: int) -> None
 
 def test_kernels_of_inductor_serve_several_sizes() -> None:
     """A machine that has compiled nothing yet takes a minute."""
-    assert pool(2).run(_vary, "data", EVEN[:4], None, timeout=300) == [(2, 4)] * 2
+    assert pool(2).run(_vary, "data", EVEN[:3], None, None, timeout=300) == [(2, 3)] * 2
 
 
 def _compiles_nothing(rank: int) -> tuple[int, int]:
