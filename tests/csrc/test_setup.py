@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.csrc.compiling import ROOT
+from tests.launch import Started
 
 # Writes its arguments into a file and makes what it is asked for, without compiling anything. The
 # trial of setup.py fails as with a libstdc++ that is linked as an archive.
@@ -27,6 +26,14 @@ echo "$@" >> "$FAKE_LOG"
 mkdir -p "$(dirname "$out")" && echo made > "$out"
 """
 
+# A build, in a process that has torch imported already.
+BUILD = """
+import os, runpy, sys
+os.chdir(sys.argv[1])
+sys.argv[:] = ["setup.py", "build_ext", "--inplace"]
+runpy.run_path("setup.py", run_name="__main__")
+"""
+
 
 def _script(path: Path, text: str) -> None:
     path.write_text(text)
@@ -38,14 +45,15 @@ def _build(folder: Path, static: str) -> list[str]:
     log = folder / "log"
     log.unlink(missing_ok=True)
     names = {"CXX": str(folder / "tools" / "c++"), "CC": str(folder / "tools" / "c++")}
-    environment = os.environ | names | {
+    environment = names | {
         "PATH": f"{folder / 'tools'}:{os.environ['PATH']}",
         "FAKE_LOG": str(log), "FAKE_STATIC": static, "CONSISTENT_CUDA": "0", "MAX_JOBS": "1",
-        "PYTHONPATH": "",
     }  # fmt: skip
-    words = [sys.executable, "setup.py", "build_ext", "--inplace"]
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    (folder / "build.py").write_text(BUILD)
+    done = Started(folder / "build.py", str(folder), environment=environment)
+    done.wait(120)
+    done.kill()
+    assert done.status == 0, done.printed + done.errors
     return log.read_text().splitlines() if log.exists() else []
 
 
