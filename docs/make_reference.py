@@ -160,7 +160,10 @@ def _text(value: Any, path: str) -> str:
 def _below(package: str, name: str) -> str:
     """The text below the line that makes a value, where that line is in the package."""
     for path in sorted((ROOT / package).rglob("*.py")):
-        body = ast.parse(path.read_text()).body
+        text = path.read_text()
+        if not re.search(rf"^{name}\b", text, re.MULTILINE):
+            continue  # a tree of each file takes a second
+        body = ast.parse(text).body
         for node, after in zip(body, body[1:], strict=False):
             made = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name
             if made and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):

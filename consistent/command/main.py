@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Sequence
 
 from ..doctor import main as doctor
-from ..elastic.launch import run
 from . import bench, info, script, verify
 
 USAGE = """\
@@ -33,13 +32,21 @@ info and bench tell more under torchrun, and explain runs scripts of several ran
   torchrun --nproc_per_node 2 -m consistent bench
 """
 
+
+def _run(words: list[str]) -> int:
+    # Only this command needs torch's checkpoints, whose import takes most of a second.
+    from ..elastic.launch import run
+
+    return run.main(words)
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "info": info.main,
     "doctor": doctor.main,
     "bench": bench.main,
     "explain": script.main,
     "verify": verify.main,
-    "run": run.main,
+    "run": _run,
 }
 
 

@@ -12,7 +12,6 @@
 namespace consistent::peer {
 namespace {
 
-constexpr Dtype kFloats[] = {Dtype::f32, Dtype::f64, Dtype::f16, Dtype::bf16};
 constexpr Code kCodes[] = {Code::int8, Code::fp8};
 
 struct Case {
@@ -126,11 +125,11 @@ void timing() {
 }  // namespace
 }  // namespace consistent::peer
 
-int main(int words, char**) {
+int main(int words, char** given) {
   using namespace consistent::peer;
   int64_t wrong = 0;
   for (const Case& it : message_cases()) {
-    for (const auto dtype : kFloats) {
+    for (const auto dtype : consistent::floats(words, given)) {
       for (const Code code : kCodes) {
         wrong += compare_written(it, dtype, code, 1);
         for (const int count : {1, 2, 5}) wrong += compare_read(it, dtype, code, count);

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <vector>
 
 #include "../kernels/activation.h"
@@ -108,6 +109,12 @@ inline int64_t apart(const Bytes& a, const Bytes& b, Dtype dtype, double toleran
 }
 
 constexpr Dtype kFloats[] = {Dtype::f32, Dtype::f64, Dtype::f16, Dtype::bf16};
+
+// The types of a run; of "once" one of each width of packs, float64's aside.
+inline std::vector<Dtype> floats(int words, char** given) {
+  if (once(words, given)) return {Dtype::f32, Dtype::bf16};
+  return {std::begin(kFloats), std::end(kFloats)};
+}
 
 inline std::vector<ClassSplit> class_splits() {
   return {{3, 5, 1, 2, false},    {2, 64, 1, 0, true},  {2, 4613, 1, 100, true},

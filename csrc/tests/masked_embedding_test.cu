@@ -108,7 +108,7 @@ int main(int words, char** given) {
   using namespace consistent;
   int64_t wrong = 0;
   for (const Look& look : looks()) wrong += compare_bytes(look);
-  for (Dtype dtype : kFloats) {
+  for (Dtype dtype : floats(words, given)) {
     for (const Look& look : looks()) {
       if (once(words, given)) {
         wrong += compare(dtype, look, 0.5, 0, false);

@@ -158,7 +158,7 @@ void timing(int count, bool narrow) {
 int main(int words, char** given) {
   using namespace consistent;
   int64_t wrong = 0;
-  for (Dtype dtype : kFloats) {
+  for (Dtype dtype : floats(words, given)) {
     for (const Fused& it : fused_cases()) wrong += compare_all(dtype, it, once(words, given));
   }
   printf(wrong ? "CUDA and CPU differ\n" : "CUDA and CPU agree\n");

@@ -66,7 +66,7 @@ void timing() {
 int main(int words, char** given) {
   using namespace consistent;
   int64_t wrong = 0;
-  for (Dtype dtype : kFloats) {
+  for (Dtype dtype : floats(words, given)) {
     for (const ClassSplit& split : class_splits()) {
       wrong += compare(dtype, split, 0, 0, false);
       if (once(words, given)) continue;

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.csrc.compiling import CXX, ROOT, run
+from tests.ranks import ALL
 
 CSRC = ROOT / "csrc"
 EMULATOR = CSRC / "tests" / "emulator"
@@ -77,8 +78,10 @@ def _object(source: Path, tree: Path, folder: Path, flags: tuple[str, ...]) -> P
     return partly.replace(folder / made)
 
 
-def _flags(sanitizer: str) -> tuple[str, ...]:
-    return *_FLAGS, *_sanitizing(sanitizer)
+def _flags(source: Path, sanitizer: str) -> tuple[str, ...]:
+    # Of a kernel's instances for other types, ThreadSanitizer would see the same template.
+    few = sanitizer == THREADS and source.suffix == ".cu" and not ALL
+    return *_FLAGS, *_sanitizing(sanitizer), *(("-DCONSISTENT_FEW_TYPES",) if few else ())
 
 
 @functools.cache
@@ -94,7 +97,7 @@ def build(
 
     What calls them, ``cases``, is compiled without the sanitizer, once for all programs.
     """
-    objects = [_object(source, tree, folder, _flags(sanitizer)) for source in sources]
+    objects = [_object(source, tree, folder, _flags(source, sanitizer)) for source in sources]
     emulator = sorted((tree / EMULATOR.relative_to(ROOT)).glob("*.cpp"))
     objects += [_object(source, tree, folder, _FLAGS) for source in cases]
     objects += [_object(source, tree, folder, (*_FLAGS, "-O2")) for source in emulator]
@@ -109,7 +112,7 @@ def build(
 
 def kernels_object(name: str, sanitizer: str) -> Path:
     """The object file of a ``.cu`` file."""
-    return _object(KERNELS[name], ROOT, _CACHE, _flags(sanitizer))
+    return _object(KERNELS[name], ROOT, _CACHE, _flags(KERNELS[name], sanitizer))
 
 
 def build_kernels(name: str, sanitizer: str, *, tree: Path = ROOT, folder: Path = _CACHE) -> Path:

@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import os
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -23,6 +22,7 @@ from mirrored.transports.shared_memory.segments import SWITCH
 from mirrored.transports.symmetric_memory import SymmetricMemory
 from mirrored.transports.torch_dist import TorchDist
 from mirrored.transports.tuning import table
+from tests.launch import launch
 from tests.mirrored.transports.symmetric_memory.host_memory import HostMemory
 from tests.ranks import ON_ONE_AXIS, pool
 
@@ -207,13 +207,19 @@ def test_a_file_that_is_not_there_is_an_error() -> None:
     assert stop.value.code == 2 and "'nowhere.py' is not a file" in err.getvalue()
 
 
+AS_A_MODULE = """
+import runpy
+runpy.run_module("consistent", run_name="__main__", alter_sys=True)
+"""
+
+
 def test_it_is_run_as_a_module(tmp_path: Path) -> None:
+    """In a process that has the library; the doctor's tests start an interpreter with -m."""
     (tmp_path / "job.py").write_text(SCRIPT)
+    (tmp_path / "program.py").write_text(AS_A_MODULE)
     words = ["explain", "--trace", str(tmp_path / "t.json"), str(tmp_path / "job.py")]
-    done = subprocess.run(
-        [sys.executable, "-m", "consistent", *words], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
+    done = launch(tmp_path / "program.py", *words, ranks=1)
+    assert done.status == 0, done.errors
     assert any(
         e["name"] == "matmul" for e in json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     )

@@ -24,9 +24,7 @@ ROOT = Path(__file__).parents[3]
 def test_it_runs_where_the_native_code_is_missing(tmp_path: Path) -> None:
     """By the path that the error names, and without the ranks, which cannot start there."""
     for package in ("consistent", "mirrored"):
-        shutil.copytree(
-            ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("*.so", "__pycache__")
-        )
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("*.so"))
     environ = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     run = {"capture_output": True, "text": True, "cwd": tmp_path, "env": environ}
     failed = subprocess.run([sys.executable, "-c", "import consistent"], **run)
