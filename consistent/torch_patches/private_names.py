@@ -87,6 +87,7 @@ LATER = """
     torch._dynamo.exc.Unsupported
     torch._dynamo.source.LocalSource
     torch._dynamo.trace_rules.add
+    torch._dynamo.utils
     torch._functorch.config.patch
     torch._guards.TracingContext
     torch._guards.tracing
