@@ -17,9 +17,11 @@ torch would have returned.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from math import prod
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -27,7 +29,6 @@ from torch import Tensor
 
 from ...dispatch.plans.shards import is_global, plain
 
-_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 Form = tuple[int | None, ...]  # a shape; None stands for the number of selected entries
 
 
@@ -62,12 +63,27 @@ def _mapped(value: Any, made: Callable[[Selected], Any]) -> Any:
 
 def _is_in_function() -> bool:
     """Return whether the forward of an autograd Function that was written in Python is running."""
+    forwards = _codes_of_forwards(torch.autograd.Function)
     frame: Any = sys._getframe(1)
     while frame is not None:
-        if frame.f_code is _APPLY:
+        if frame.f_code in forwards:
             return True
         frame = frame.f_back
     return False
+
+
+def _codes_of_forwards(cls: type) -> set[CodeType]:
+    """Return the code of ``forward`` of each class below ``cls``, decorators taken off.
+
+    The call of ``apply`` is no sign that a forward runs: since torch 2.15 it has no frame.
+    """
+    found = set()
+    for each in cls.__subclasses__():
+        found |= _codes_of_forwards(each)
+        forward = inspect.unwrap(each.__dict__.get("forward", each))
+        if isinstance(forward, FunctionType):
+            found.add(forward.__code__)
+    return found
 
 
 class Selected:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -46,6 +47,27 @@ class Half(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
         return grad * 0.5
+
+
+class HalfInTwoParts(Half):
+    """The same, whose forward gets no context."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:  # type: ignore[override]
+        return x * 1.0
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+
+class HalfDecorated(Half):
+    """The same, whose forward is wrapped, as those of mixed precision are."""
+
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu")
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1.0
 
 
 class Loop(Block):
@@ -167,8 +189,8 @@ def applied_to_rows(expert: Any, h: Any, out: Any, at: Any, weight: Any) -> Any:
     return out.index_add_(0, at, expert(Half.apply(h[at])) * weight)
 
 
-def applied_to_result(expert: Any, h: Any, out: Any, at: Any, weight: Any) -> Any:
-    return out.index_add_(0, at, Half.apply(expert(h[at])) * weight)
+def applied_to_result(function: Any, expert: Any, h: Any, out: Any, at: Any, weight: Any) -> Any:
+    return out.index_add_(0, at, function.apply(expert(h[at])) * weight)
 
 
 def applied_to_copy(expert: Any, h: Any, out: Any, at: Any, weight: Any) -> Any:
@@ -178,7 +200,8 @@ def applied_to_copy(expert: Any, h: Any, out: Any, at: Any, weight: Any) -> Any:
 @on_ranks(2)
 def test_functions_that_other_modules_apply_say_that_gradients_would_be_lost(rank: int) -> None:
     x, line = batch(), Placement.all("cpu")
-    for body in (applied_to_rows, applied_to_result):
+    kinds = (Half, HalfInTwoParts, HalfDecorated)
+    for body in (applied_to_rows, *(partial(applied_to_result, kind) for kind in kinds)):
         model = consistent.parallelize(Loop(body), line, "expert")
         with pytest.raises(RuntimeError, match=r"MyFunction\.apply\(x\.clone\(\)\)"):
             model(consistent.distribute(x, line, S(0)))
