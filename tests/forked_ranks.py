@@ -26,8 +26,8 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import subproc
 
 from tests.launch import be_program
 
-# What the ranks' programs import. With threads a process must not be forked, so that nothing is
-# here that starts one.
+# What the ranks' programs import. The launcher has threads (a store, a mailbox), which a rank does
+# not get: it uses nothing of theirs, and closes their connections.
 IMPORTED = ("consistent.checkpoint", "consistent.elastic", "consistent.data", "torch._dynamo")
 
 
