@@ -133,8 +133,9 @@ def release(mark: str, unless_kept: bool = False) -> None:
 def owns(mark: str) -> bool:
     """Return whether this process owns the folder or file whose mark file is ``mark``."""
     mark = _real(mark)
-    held = _own.get(mark) and _read(mark)
-    return bool(held) and held[0] == _own[mark]
+    mine = _own.get(mark)  # looked up once: another thread may release the folder at any time
+    held = mine and _read(mark)
+    return bool(held) and held[0] == mine
 
 
 # -- the mark -------------------------------------------------------------------------------------

@@ -196,6 +196,24 @@ def test_who_was_stopped_too_long_learns_that_it_lost_it(mark: str) -> None:
         owner.check(mark)
 
 
+def test_two_threads_may_give_it_up_at_once(mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after an interrupt: save gives the folder up, and so does the thread that was to write."""
+    owner.claim(mark)
+    read = owner._read
+
+    def while_another_releases(path: str) -> Any:
+        monkeypatch.setattr(owner, "_read", read)
+        found = read(path)
+        owner.release(path)
+        return found
+
+    monkeypatch.setattr(owner, "_read", while_another_releases)
+    owner.release(mark)
+    assert not owner.owns(mark) and not os.path.exists(mark)
+    owner.claim(mark)
+    assert owner.owns(mark)
+
+
 def test_a_program_with_ever_new_folders_owns_the_last_ones(tmp_path: Path) -> None:
     marks = [str(tmp_path / str(k)) for k in range(owner._MOST + 3)]
     for each in marks:
