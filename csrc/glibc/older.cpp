@@ -16,6 +16,7 @@
 
 #include <ios>
 #include <new>
+#include <sstream>
 #include <string>
 
 #define CONSISTENT_HIDDEN __attribute__((visibility("hidden")))
@@ -83,11 +84,19 @@ void wait_here(void* condition, void* lock) { wait_of_3_4_11(condition, lock); }
 }  // extern "C"
 
 #if !defined(CONSISTENT_STATIC_LIBSTDCXX) && defined(_GLIBCXX_RELEASE) && _GLIBCXX_RELEASE >= 11
-// std::stringbuf::str() const &, as C++20 has it, is str() const of older releases.
+// std::stringbuf::str() const &, as C++20 has it, is str() const of older releases; str() && leaves
+// the buffer empty besides.
 #define CONSISTENT_BUFFER "St7__cxx1115basic_stringbufIcSt11char_traitsIcESaIcEE3strEv"
 extern "C" std::string text_of_3_4_21(const void* buffer);
 __asm__(".symver text_of_3_4_21, _ZNK" CONSISTENT_BUFFER "@GLIBCXX_3.4.21");
 CONSISTENT_HIDDEN std::string text_here(const void* buffer) __asm__("_ZNKR" CONSISTENT_BUFFER);
 std::string text_here(const void* buffer) { return text_of_3_4_21(buffer); }
+CONSISTENT_HIDDEN std::string taken_here(std::stringbuf* buffer) __asm__("_ZNO" CONSISTENT_BUFFER);
+std::string taken_here(std::stringbuf* buffer) {
+  std::string text = text_of_3_4_21(buffer);
+  const std::string nothing;  // an lvalue: C++20 has a newer str(std::string&&)
+  buffer->str(nothing);
+  return text;
+}
 #endif
 #endif
