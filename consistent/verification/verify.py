@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from ..drawing.files import write
@@ -83,8 +82,10 @@ def verify(
     compared. The size of rounding errors is measured: the step also runs in float64, and the error
     of one process in its own dtype shows how large an error another order of sums may cause. Where
     rounding changes a choice, such as the experts of a router, later tensors belong to a different
-    computation; they are not compared, and the result says so. Nothing runs in the calling process;
-    ranks are forked, and no GPU is needed.
+    computation; they are not compared, and the result says so. Nothing runs in the calling process,
+    and no GPU is needed. Ranks are forks of the calling process, so the step may be any function.
+    Where torch cannot run backward in forks, because CUDA is in use or a torch built for CUDA has
+    run a backward before, they are new processes, which import the step by its name.
 
     Args:
         step: ``step(place)`` builds its model, wraps it in ``place(model)``, and trains it a step
@@ -106,9 +107,10 @@ def verify(
         The result: ``print`` it, ``save`` it as a page, ``check()`` it in a test.
 
     Raises:
-        RuntimeError: ranks cannot be forked here, or the step itself raises on one process.
+        RuntimeError: this process is a rank itself; the step raises on one process; or ranks can
+            neither be forked nor import the step.
     """
-    _check_here()
+    _check_no_rank()
     alone = run(step, StepSetting(), REFERENCE)
     right = _right(step, alone, StepSetting(double=True))
     under_plans, draws = right, alone.draws and bool(plans)
@@ -128,17 +130,12 @@ def verify(
     return Verified(results, draws)
 
 
-def _check_here() -> None:
-    """Raise if ranks cannot be forked from this process."""
+def _check_no_rank() -> None:
+    """Raise if this process is a rank itself."""
     if dist.is_available() and dist.is_initialized():
         raise RuntimeError(
             "verify: this process is a rank already, and verify starts ranks of its own.\n"
             "  Call it in a program of one process, without torchrun and init_process_group."
-        )
-    if torch.cuda.is_initialized():
-        raise RuntimeError(
-            "verify: CUDA is in use in this process, so it cannot be forked.\n"
-            "  Call verify before anything uses a GPU, or with CUDA_VISIBLE_DEVICES= set."
         )
 
 

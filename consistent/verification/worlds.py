@@ -1,7 +1,7 @@
-"""Run a step on forked ranks, each of which records the tensors that it computes.
+"""Run a step on ranks of its own, each of which records the tensors that it computes.
 
-Because ranks are forked, the step may be any function, also a closure or one of a notebook, and
-nothing that it does affects the calling process.
+Ranks are forked where that can be, so the step may be any function, also a closure or one of a
+notebook. Nothing that it does affects the calling process.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ..spec import B, Placement, S, SbpLike
 from ..spec.nested import map_tensors
 from ..tensor.global_tensor import GlobalTensor
 from ..tensor.making.create import distribute
+from .start_method import start_method
 from .watch import Seen, StepRecorder
 
 Step = Callable[[Callable[[nn.Module], nn.Module]], Any]
@@ -102,13 +103,18 @@ class Ran:
 def run(step: Step, world: StepSetting, limit: float) -> Ran:
     """Run ``step`` on new ranks, as ``world`` says, and return what they recorded.
 
-    The ranks are forked processes; they are ended if they take more than ``limit`` seconds.
+    The ranks are processes that are ended if they take more than ``limit`` seconds.
+
+    Raises:
+        RuntimeError: ranks can neither be forked nor import ``step``.
     """
-    fork, start = multiprocessing.get_context("fork"), time.monotonic()
-    _import_once()
+    method, start = start_method(step), time.monotonic()
+    processes: Any = multiprocessing.get_context(method)
+    if method == "fork":
+        _import_once()
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
-            fork.Process(target=_rank, args=(step, world, rank, folder), daemon=True)
+            processes.Process(target=_rank, args=(step, world, rank, folder), daemon=True)
             for rank in range(world.ranks)
         ]
         for rank in ranks:

@@ -1,11 +1,13 @@
 """Steps with faults that people made: under plans, by hand as DDP does, and over DTensor.
 
 Each is a function of `place` and the words that name its kind. The right steps are beside them.
+They are module-level functions and partials of them, which a spawned process can import.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,11 +57,12 @@ def step(place: Place, net: Callable[[], nn.Module] = Net, lr: float = 0.1) -> l
 # ---- under plans --------------------------------------------------------------------------------
 
 
-def _changed(change: Callable[[GlobalTensor], Tensor]) -> Callable[[Place], Any]:
-    def changed(h: Tensor) -> Tensor:
-        return change(h) if isinstance(h, GlobalTensor) else h
+def _if_global(change: Callable[[GlobalTensor], Tensor], h: Tensor) -> Tensor:
+    return change(h) if isinstance(h, GlobalTensor) else h
 
-    return lambda place: step(place, lambda: Net(changed))
+
+def _changed(change: Callable[[GlobalTensor], Tensor]) -> Callable[[Place], Any]:
+    return partial(step, net=partial(Net, partial(_if_global, change)))
 
 
 def _relaid(x: GlobalTensor, sbp: Any, value: Tensor | None = None) -> GlobalTensor:
@@ -207,19 +210,19 @@ def _other_part(x: Tensor) -> Tensor:
 
 
 BY_HAND: dict[str, tuple[Callable[[Place], Any], str]] = {
-    "summed, not averaged": (lambda place: by_hand(place, _only_summed), "2 times"),
-    "one gradient left out": (lambda place: by_hand(place, _one_left_out), "own part"),
-    "divided twice": (lambda place: by_hand(place, _divided_twice), "1/2"),
-    "gradient missing": (lambda place: by_hand(place, _zeroed), "missing"),
-    "gradient of rank 0": (lambda place: by_hand(place, _by_one_rank), "other values"),
+    "summed, not averaged": (partial(by_hand, reduce=_only_summed), "2 times"),
+    "one gradient left out": (partial(by_hand, reduce=_one_left_out), "own part"),
+    "divided twice": (partial(by_hand, reduce=_divided_twice), "1/2"),
+    "gradient missing": (partial(by_hand, reduce=_zeroed), "missing"),
+    "gradient of rank 0": (partial(by_hand, reduce=_by_one_rank), "other values"),
     "reduced on one rank": (
-        lambda place: by_hand(place, _only_where_called),
+        partial(by_hand, reduce=_only_where_called),
         "right on rank 0 only",
     ),
-    "optimizer skips one": (lambda place: by_hand(place, stepping=_skipped), "stale"),
-    "all ranks have one part": (lambda place: by_hand(place, part=_part_of_rank_0), "shard"),
-    "inputs not beside labels": (lambda place: by_hand(place, part=_other_part), "another order"),
-    "gradients not cleared": (lambda place: by_hand(place, clear=False), "not cleared"),
+    "optimizer skips one": (partial(by_hand, stepping=_skipped), "stale"),
+    "all ranks have one part": (partial(by_hand, part=_part_of_rank_0), "shard"),
+    "inputs not beside labels": (partial(by_hand, part=_other_part), "another order"),
+    "gradients not cleared": (partial(by_hand, clear=False), "not cleared"),
 }
 
 # ---- over DTensor -------------------------------------------------------------------------------
@@ -291,7 +294,7 @@ def over_dtensor(place: Place, faulty: str = "") -> list[Tensor]:
 
 
 def _over(faulty: str) -> Callable[[Place], Any]:
-    return lambda place: over_dtensor(place, faulty)
+    return partial(over_dtensor, faulty=faulty)
 
 
 OVER_DTENSOR: dict[str, tuple[Callable[[Place], Any], str]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,17 +17,19 @@ def step_of(name: str, dtype: torch.dtype) -> Callable[[Place], Any]:
     """Forward, backward and a step of SGD of the model ``name`` of tests/models."""
     from tests.models.architectures import MODELS
 
-    MODELS[name]()  # its classes are imported once, here, and not by every rank
+    MODELS[name]()  # its classes are imported once, here, and not by every rank that is forked
+    return partial(_step, name, dtype)
+
+
+def _step(name: str, dtype: torch.dtype, place: Place) -> torch.Tensor:
+    from tests.models.architectures import MODELS
 
     def cast(x: Any) -> Any:
         return x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
 
-    def step(place: Place) -> torch.Tensor:
-        model, inputs = MODELS[name]()
-        model = place(model.to(dtype).eval())
-        loss = model(**{key: cast(x) for key, x in inputs.items()}).loss
-        loss.backward()
-        torch.optim.SGD(model.parameters(), 0.1).step()
-        return loss
-
-    return step
+    model, inputs = MODELS[name]()
+    model = place(model.to(dtype).eval())
+    loss = model(**{key: cast(x) for key, x in inputs.items()}).loss
+    loss.backward()
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    return loss

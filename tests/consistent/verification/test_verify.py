@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import linecache
+import os
 import threading
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+from pytest import MonkeyPatch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import consistent
+from consistent.verification import start_method
 from consistent.verification.compare import (
     Compared,
     Right,
@@ -140,12 +143,12 @@ class Routed(nn.Module):
         return (best[..., None] * torch.take_along_dim(outputs, expert[..., None], 1)).sum()
 
 
-def routed(place: Place, scores: Tensor) -> Tensor:
+SCORES = torch.tensor([[1.0, 1.0 + 2e-7], [0.5, 0.25]])
+
+
+def routed(place: Place, scores: Tensor = SCORES) -> Tensor:
     torch.manual_seed(0)
     return place(Routed())(scores)
-
-
-SCORES = torch.tensor([[1.0, 1.0 + 2e-7], [0.5, 0.25]])
 
 
 def by_rounding(place: Place) -> Tensor:
@@ -158,7 +161,7 @@ def by_a_fault(place: Place) -> Tensor:
 
 def test_what_follows_a_choice_that_rounding_made_is_not_compared() -> None:
     others = {"rounding": by_rounding, "fault": by_a_fault}
-    made = consistent.verify(lambda place: routed(place, SCORES), programs=others)
+    made = consistent.verify(routed, programs=others)
     rounding, fault = made.results
     assert rounding.ok and rounding.left > 2 and "topk (" in rounding.choice, made
     assert "chose otherwise between values that rounding makes equal" in str(made)
@@ -168,6 +171,10 @@ def test_what_follows_a_choice_that_rounding_made_is_not_compared() -> None:
 class Best(nn.Module):
     def forward(self, scores: Tensor) -> Tensor:
         return scores.topk(1)[0].sum()
+
+
+def best(place: Place) -> Tensor:
+    return place(Best())(SCORES)
 
 
 def best_over_dtensor(place: Place) -> Tensor:
@@ -180,7 +187,7 @@ def best_over_dtensor(place: Place) -> Tensor:
 
 def test_places_in_a_dtensor_are_those_of_all_of_it() -> None:
     others = {"DTensor": best_over_dtensor}
-    made = consistent.verify(lambda place: place(Best())(SCORES), programs=others)
+    made = consistent.verify(best, programs=others)
     assert made.ok and made.results[0].compared > 2, made
 
 
@@ -236,6 +243,19 @@ def test_what_hangs_or_raises_is_said_and_the_page_shows_it(tmp_path: Path) -> N
     assert "&lt;hangs&gt;" in text and "of the step itself" in text
     with pytest.raises(AssertionError, match="of the step itself"):
         made.check()
+
+
+def test_where_forks_cannot_run_backward_ranks_are_spawned(monkeypatch: MonkeyPatch) -> None:
+    """As after a backward on a torch built for CUDA; a step that can't be imported is refused."""
+    monkeypatch.setattr(start_method, "_try_backward", lambda: os._exit(1))
+    ran = run(best, StepSetting(2, "data"), SECONDS)
+    assert not ran.error and len(ran.seen) == 2 and all(ran.seen), ran
+    with pytest.raises(RuntimeError, match="(?s)lambda.*top level of a module"):
+        run(lambda place: best(place), StepSetting(), SECONDS)
+    monkeypatch.setattr(best, "__module__", "__main__")
+    monkeypatch.delattr("__main__.__file__", raising=False)
+    with pytest.raises(RuntimeError, match="notebook"):
+        run(best, StepSetting(), SECONDS)
 
 
 COMMAND = """
