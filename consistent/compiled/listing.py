@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -25,7 +26,6 @@ from .opaque import (
 
 Program = Segment = Any  # defined in program.py, which imports this file
 
-_LAYOUTS = ("getitem", "_item")
 _WORDS = {
     DRAWN: "random",
     START: "start",
@@ -178,8 +178,8 @@ def _read_text(read: Any) -> str:
 
 
 def is_item(node: Node) -> bool:
-    """Return whether the node only takes one result of another node, as ``getitem`` does."""
-    return getattr(node.target, "__name__", "") in _LAYOUTS
+    """Return whether the node only takes one result of another node."""
+    return node.target is operator.getitem
 
 
 def _shown(args: Any, names: dict[Node, str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
 from itertools import takewhile
 from typing import Any
@@ -134,7 +135,7 @@ class RecordedGraph:
 
         Without ``x`` no tensor has its value.
         """
-        item = self.graph.call_function(_item, (node, i))
+        item = self.graph.call_function(operator.getitem, (node, i))
         if node in self._fixed:
             self._fixed.add(item)
         if x is not None:
@@ -195,7 +196,3 @@ class RecordedGraph:
         It is if it depends on sizes and constants only, and nothing else is written into it.
         """
         return node in self._fixed and node.meta.get("memory") not in self._changing
-
-
-def _item(values: Any, i: int) -> Any:
-    return values[i]

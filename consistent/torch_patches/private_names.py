@@ -94,6 +94,7 @@ LATER = """
     torch._higher_order_ops.effects._register_effectful_op
     torch._inductor.compile_fx.compile_fx
     torch._inductor.config.patch
+    torch._inductor.config.unsafe_marked_cacheable_functions
     torch._inductor.lowering.fallback_handler
     torch._inductor.lowering.register_lowering
     torch._inductor.runtime.cache_dir_utils.cache_dir

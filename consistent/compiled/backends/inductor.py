@@ -15,7 +15,8 @@ from torch.fx import GraphModule
 from mirrored.readable import is_utf8, readable
 
 from .form import Form, Number, form_of
-from .in_order import TAG, keep_in_order
+from .graph_cache import compiled
+from .in_order import keep_in_order
 from .own_folder import use_own_folder
 from .realize_scalars import realize_scalars
 from .unalias_outputs import Run, unalias_outputs
@@ -47,17 +48,14 @@ class Inductor:
         if any(x.is_meta for x in inputs) or _cannot_run():
             return graph.forward
         import torch._inductor.config as config
-        import torch.compiler.config
 
         use_own_folder()
         keep_in_order()
         graph = realize_scalars(graph, inputs)
-        caches: Any = torch.compiler.config
-        tag = {"cache_key_tag": f"{caches.cache_key_tag}; {TAG}"}
-        with config.patch(fallback_random=True), caches.patch(tag):
+        with config.patch(fallback_random=True):
             form = form_of(graph, inputs)
             if form is None:
-                return self._budget.by_numbers(graph, inputs)
+                return self._budget.by_numbers(graph, inputs, None)
             # Forms are ordered by last use; the oldest is dropped.
             family = self._families.setdefault(form.text, _Family(self._budget))
             self._families.move_to_end(form.text)
@@ -85,16 +83,17 @@ class _Budget:
             )
         return self._left >= 0
 
-    def by_numbers(self, graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
+    def by_numbers(
+        self, graph: GraphModule, inputs: Sequence[torch.Tensor], form: Form | None
+    ) -> Run:
         """Return code that is specialized to the numbers of ``graph`` and the sizes of ``inputs``.
 
-        Beyond the budget, the result runs the graph op by op.
+        Without a ``form``, it is not cached on disk. Beyond the budget, the result runs the graph
+        op by op.
         """
         if not self.take():
             return graph.forward
-        from torch._inductor.compile_fx import compile_fx
-
-        return unalias_outputs(graph, compile_fx(graph, list(inputs)))  # type: ignore[arg-type]
+        return unalias_outputs(graph, compiled(graph, inputs, form))
 
 
 class _Family:
@@ -117,7 +116,7 @@ class _Family:
         self._known[form.numbers] = None
         if len(self._known) > _MOST_KNOWN:
             self._known.popitem(last=False)
-        return self._budget.by_numbers(graph, inputs) if found is None else found.bound(form)
+        return self._budget.by_numbers(graph, inputs, form) if found is None else found.bound(form)
 
     def _symbolic(
         self, graph: GraphModule, inputs: Sequence[torch.Tensor], form: Form

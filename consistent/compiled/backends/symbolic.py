@@ -22,15 +22,14 @@ from typing import Any
 
 import torch
 from torch._dynamo.source import LocalSource
-from torch._functorch import config as functorch_config
 from torch._guards import TracingContext, tracing
-from torch._inductor import config as inductor_config
 from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from ..parts import module_of
 from .form import Form, Number, fill, lies, strides_of
+from .graph_cache import compiled_without_cache
 from .unalias_outputs import Run, unalias_outputs
 
 _aten = torch.ops.aten
@@ -165,8 +164,6 @@ class _Lifted:
         Kernels are cached on disk, but torch's caches of whole graphs are switched off, because
         they do not keep all of the assumptions on symbols.
         """
-        from torch._inductor.compile_fx import compile_fx
-
         mode = FakeTensorMode(shape_env=shapes)
         with mode:
             fakes = [self._fake(x) for x in (*self._form.constants, *inputs)]
@@ -185,12 +182,8 @@ class _Lifted:
         with mode:
             numbers = [torch.empty((), dtype=self.dtypes[i]) for i in self._floats]
         made = module_of(torch.nn.Module(), self._graph)
-        with (
-            tracing(TracingContext(mode)),
-            functorch_config.patch(enable_autograd_cache=False),
-            inductor_config.patch(fx_graph_cache=False),
-        ):
-            return compile_fx(made, [*self._given, *numbers, *fakes])  # type: ignore[return-value]
+        with tracing(TracingContext(mode)):
+            return compiled_without_cache(made, [*self._given, *numbers, *fakes])
 
     def _fake(self, x: torch.Tensor) -> torch.Tensor:
         sizes, order, where = lies(x, self._symbol)

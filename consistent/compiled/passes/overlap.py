@@ -17,6 +17,7 @@ the start of its message.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from torch.fx import Node
@@ -185,4 +186,4 @@ def _has_work(start: Node, wait: Node) -> bool:
 def _is_message(node: Any) -> bool:
     if node.target in (*SENDING, WAIT_MESSAGE):
         return True
-    return getattr(node.target, "__name__", "") == "_item" and _is_message(node.args[0])
+    return node.target is operator.getitem and _is_message(node.args[0])

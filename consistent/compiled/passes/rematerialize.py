@@ -16,6 +16,7 @@ Recomputed values are bitwise equal.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ def is_cheap(node: Node) -> bool:
     Examples are elementwise ops and views; matrix products and messages are not cheap.
     """
     op: Any = node.target
-    if op is DRAWN or getattr(op, "__name__", "") == "_item":
+    if op is DRAWN or op is operator.getitem:
         return True
     if not isinstance(op, torch._ops.OpOverload) or op.namespace != "aten":
         return False

@@ -3,6 +3,7 @@ addresses, capture again, cuts, and what cannot be captured."""
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -160,7 +161,7 @@ def test_cuts() -> None:
     again = _node(graph, _aten.add_.Tensor, (count, 1), "cpu", ())
     again.meta["written"] = {"count"}
     message = graph.call_function(MESSAGE, ([c], 1))
-    item = _node(graph, _item, (message, 0), "cuda")
+    item = _node(graph, operator.getitem, (message, 0), "cuda")
     drawn = _node(graph, _aten.rand_like.default, (item,), "cuda")
     host = _node(graph, _aten._to_copy.default, (drawn,), "cpu")
     graph.output((host,))
@@ -174,10 +175,6 @@ def test_cuts() -> None:
         ("call", [drawn.name]),
         ("host", [host.name]),
     ]
-
-
-def _item(values: Any, i: int) -> Any:
-    return values[i]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -1,0 +1,112 @@
+"""Compilation of a graph by Inductor, with torch's caches of whole graphs.
+
+A program that starts again, such as after a failure, then reads most of what it compiled before
+from disk. Torch looks into these caches only if its tracing context has symbols for sizes, as that
+of ``torch.compile`` has; so one is provided here, though all sizes are numbers.
+
+Torch's own keys describe each input by itself. Whether inputs share memory is part of the key here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN, flock
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from .form import Form
+from .in_order import TAG
+
+_MOST_CONSTANTS = 1 << 20  # elements, as torch makes a list of them for its key
+_ROUND_MESSAGES = "torch.ops.higher_order.with_effects"
+
+
+def compiled(
+    graph: GraphModule, inputs: Sequence[torch.Tensor], form: Form | None
+) -> Callable[..., Any]:
+    """Return Inductor's code for ``graph``, whose form for ``inputs`` is ``form``.
+
+    None stands for a graph that a form does not describe, which is not cached.
+    """
+    if form is None or sum(x.numel() for x in form.constants) > _MOST_CONSTANTS:
+        return compiled_without_cache(graph, inputs)
+    import torch.compiler.config
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    caches: Any = torch.compiler.config
+    key = _digest(form)
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    fakes = [mode.from_tensor(x, static_shapes=True) for x in inputs]
+    tag = f"{caches.cache_key_tag}; {TAG}; {key}"
+    # The op around each message, which torch does not cache of itself: any op with effects may be
+    # in it. The number of a message says in each process what it does.
+    cached = {**config.unsafe_marked_cacheable_functions, _ROUND_MESSAGES: torch.__version__}
+    with (
+        tracing(TracingContext(mode)),
+        caches.patch(cache_key_tag=tag),
+        config.patch(unsafe_marked_cacheable_functions=cached),
+        _after_the_first(key),
+    ):
+        return compile_fx(graph, fakes)  # type: ignore[return-value]
+
+
+def compiled_without_cache(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Return Inductor's code for ``graph``; only single kernels are cached on disk."""
+    from torch._functorch import config as functorch_config
+    from torch._inductor import config as inductor_config
+    from torch._inductor.compile_fx import compile_fx
+
+    with (
+        functorch_config.patch(enable_autograd_cache=False),
+        inductor_config.patch(fx_graph_cache=False),
+    ):
+        return compile_fx(graph, list(inputs))  # type: ignore[return-value]
+
+
+@contextmanager
+def _after_the_first(key: str) -> Iterator[None]:
+    """Wait while another process of this host compiles the graph of this ``key``.
+
+    So ranks with equal graphs compile them once: the first writes the cache, and the others read
+    it, all at the same time. If the first dies, the system frees its lock, and they compile.
+    """
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    folder = Path(cache_dir(), "consistent-locks")
+    try:
+        folder.mkdir(exist_ok=True)
+        lock = os.open(folder / key, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:  # such as a full disk
+        yield
+        return
+    try:
+        with suppress(OSError):  # some file systems have no locks
+            try:
+                flock(lock, LOCK_EX | LOCK_NB)
+            except BlockingIOError:
+                flock(lock, LOCK_SH)
+                flock(lock, LOCK_UN)
+        yield
+    finally:
+        with suppress(OSError):
+            flock(lock, LOCK_UN)  # closing is not enough if a child was forked meanwhile
+        os.close(lock)
+
+
+def _digest(form: Form) -> str:
+    """Return a hash of ``form`` and of the processor that the code is compiled for.
+
+    Torch adds the values of constants.
+    """
+    machine = (torch.backends.cpu.get_cpu_capability(), torch.get_num_threads())
+    return hashlib.sha256(repr((form.text, form.numbers, machine)).encode()).hexdigest()
