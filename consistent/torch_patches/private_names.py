@@ -93,6 +93,7 @@ LATER = """
     torch._guards.tracing
     torch._higher_order_ops.effects._register_effectful_op
     torch._inductor.compile_fx.compile_fx
+    torch._inductor.config.fx_graph_cache
     torch._inductor.config.patch
     torch._inductor.config.unsafe_marked_cacheable_functions
     torch._inductor.lowering.fallback_handler

@@ -34,8 +34,6 @@ def compiled(
 
     None stands for a graph that a form does not describe, which is not cached.
     """
-    if form is None or sum(x.numel() for x in form.constants) > _MOST_CONSTANTS:
-        return compiled_without_cache(graph, inputs)
     import torch.compiler.config
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
@@ -44,6 +42,9 @@ def compiled(
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     caches: Any = torch.compiler.config
+    is_off = caches.force_disable_caches or not config.fx_graph_cache  # by the user
+    if form is None or is_off or sum(x.numel() for x in form.constants) > _MOST_CONSTANTS:
+        return compiled_without_cache(graph, inputs)
     key = _digest(form)
     mode = FakeTensorMode(shape_env=ShapeEnv())
     fakes = [mode.from_tensor(x, static_shapes=True) for x in inputs]
