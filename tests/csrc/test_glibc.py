@@ -1,6 +1,6 @@
 """The built modules ask for no glibc and no libstdc++ newer than those that torch's wheels run
 with, or a wheel made of them would not be manylinux_2_28. Nor do they take from torch's libraries
-what these happen to export of libstdc++: other builds of torch export other parts."""
+what these happen to export of newer ones: other builds of torch export other parts."""
 
 from __future__ import annotations
 
@@ -52,19 +52,24 @@ LEFT = {
 }
 
 
-def _names_of(library: str, kind: str) -> set[str]:
-    """Names that the library exports, or that it needs without a version."""
-    lines = run("nm", "-D", f"--{kind}-only", library).splitlines()
-    names = [line.split()[-1] for line in lines if line.strip()]
-    if kind == "undefined":
-        return {name for name in names if "@" not in name}
-    return {name.partition("@")[0] for name in names}
+def _newer_than_wheels(library: str) -> set[str]:
+    """Names that this libstdc++ exports and that of the oldest system does not."""
+    exported = re.findall(
+        r"([^\s@]+)@@?(GLIBCXX|CXXABI)_([\d.]+)$", run("nm", "-D", "--defined-only", library), re.M
+    )
+    return {name for name, kind, version in exported if _numbers(version) > NEWEST[kind]}
+
+
+def _without_version(module: str) -> set[str]:
+    """Names that the module takes from whichever library exports them."""
+    lines = run("nm", "-D", "--undefined-only", module).splitlines()
+    return {line.split()[-1] for line in lines if line.strip() and "@" not in line}
 
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="nm is not installed")
 def test_modules_take_no_part_of_libstdcxx_from_torch() -> None:
-    libstdcxx = run("g++", "-print-file-name=libstdc++.so.6").strip()
-    exported = _names_of(libstdcxx, "defined")
+    newer = _newer_than_wheels(run("g++", "-print-file-name=libstdc++.so.6").strip())
+    assert LEFT <= newer
     for module in MODULES:
-        found = _names_of(str(module), "undefined") & exported
+        found = _without_version(str(module)) & newer
         assert found <= LEFT, f"{module.parts[-4:]}: define these in csrc/glibc/older.cpp: {found}"

@@ -13,7 +13,6 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN, flock
 from pathlib import Path
 from typing import Any
 
@@ -83,24 +82,26 @@ def _after_the_first(key: str) -> Iterator[None]:
     """
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    folder = Path(cache_dir(), "consistent-locks")
     try:
+        import fcntl
+
+        folder = Path(cache_dir(), "consistent-locks")
         folder.mkdir(exist_ok=True)
         lock = os.open(folder / key, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError:  # such as a full disk
+    except (ImportError, OSError):  # such as a full disk
         yield
         return
     try:
         with suppress(OSError):  # some file systems have no locks
             try:
-                flock(lock, LOCK_EX | LOCK_NB)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                flock(lock, LOCK_SH)
-                flock(lock, LOCK_UN)
+                fcntl.flock(lock, fcntl.LOCK_SH)
+                fcntl.flock(lock, fcntl.LOCK_UN)
         yield
     finally:
         with suppress(OSError):
-            flock(lock, LOCK_UN)  # closing is not enough if a child was forked meanwhile
+            fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough if a child was forked since
         os.close(lock)
 
 
