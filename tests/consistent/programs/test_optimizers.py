@@ -13,7 +13,7 @@ from torch import nn
 import consistent
 from consistent import B, P, S
 from mirrored import counting
-from tests.ranks import ALL, SIZES, on_ranks, pool
+from tests.ranks import ALL, in_turn, on_ranks, pool
 from tests.twins import GRIDS, Laid, compare, randn
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -196,13 +196,13 @@ def _closure(at: Laid) -> Any:
     return optimizer.step(closure), list(net.parameters())
 
 
-@pytest.mark.parametrize("world", SIZES)
-@pytest.mark.parametrize(
-    "case",
-    [
-        _schedule, _resumed, _loaded, _state_lies_with_its_parameter, _batches_lie_otherwise,
-        _gradients_summed_over_micro_batches, _closure,
-    ],
-)  # fmt: skip
-def test_equals_plain_torch(case: Callable[..., Any], world: int) -> None:
-    pool(world).run(compare, case, GRIDS[world])
+CASES = [
+    _schedule, _resumed, _loaded, _state_lies_with_its_parameter, _batches_lie_otherwise,
+    _gradients_summed_over_micro_batches, _closure,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equals_plain_torch(case: Callable[..., Any]) -> None:
+    for world in in_turn(CASES.index(case)):
+        pool(world).run(compare, case, GRIDS[world])
