@@ -53,7 +53,7 @@ class Model(nn.Module):
     def __init__(self, dim: int = 44, words: int = 97) -> None:
         super().__init__()
         self.token = nn.Embedding(words, dim)
-        self.blocks = nn.Sequential(Block(dim), Block(dim))
+        self.blocks = nn.Sequential(*(Block(dim) for _ in range(2 if ALL else 1)))
         self.head = nn.Linear(dim, words, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
