@@ -70,6 +70,7 @@ LONGEST = (
 IMPORTED_FOR = {
     "compiled": "tests.inductor",
     "models": "transformers.models.llama.modeling_llama",
+    "pipeline": "transformers.models.llama.modeling_llama",
     "streams": "transformers.models.llama.modeling_llama",
 }
 

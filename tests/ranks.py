@@ -50,6 +50,12 @@ ALL = os.environ.get("CONSISTENT_TEST_ALL") == "1"
 SIZES = [2, 3, 4] if ALL else [3, 4]
 ON_ONE_AXIS = [2, 3] if ALL else [3]
 
+
+def in_turn(number: int) -> list[int]:
+    """The numbers of ranks for one of many cases of a kind: three or four, in turn."""
+    return SIZES if ALL else [SIZES[number % len(SIZES)]]
+
+
 TIMEOUT = 60.0  # seconds that a call may take
 GRACE = 3.0  # seconds that the other ranks get once one has failed
 GLOO_TIMEOUT = 30.0  # seconds that a rank waits in a collective

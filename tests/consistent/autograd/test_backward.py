@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from consistent import B, P, S
-from tests.ranks import SIZES, pool
+from tests.ranks import in_turn, pool
 from tests.twins import GRIDS, Laid, compare, net, randn
 
 CASES: list[Callable[..., Any]] = []
@@ -287,7 +287,7 @@ def set_gradients_by_hand(at: Laid) -> Any:
     return before, w.grad, x.grad
 
 
-@pytest.mark.parametrize("world", SIZES)
 @pytest.mark.parametrize("function", CASES, ids=lambda f: f.__name__)
-def test_equals_plain_torch(function: Callable[..., Any], world: int) -> None:
-    pool(world).run(compare, function, GRIDS[world], timeout=30)
+def test_equals_plain_torch(function: Callable[..., Any]) -> None:
+    for world in in_turn(CASES.index(function)):
+        pool(world).run(compare, function, GRIDS[world], timeout=30)

@@ -15,6 +15,7 @@ from benchmarks import suite_cases
 from consistent import B, Placement, S
 from consistent.autograd import buckets
 from consistent.nn import Layouts, Plan
+from tests.each_of import each_of
 from tests.mirrored.kinds import over_gloo
 from tests.ranks import ALL, pool
 
@@ -79,7 +80,7 @@ def _samples(rank: int, ranks: int, cases: dict[str, Case]) -> list[str]:
 def test_torchs_modules_with_each_gradient_summed_as_it_comes() -> None:
     cases = _cases()
     assert len(cases) > 30
-    for wrong in pool(4).run(_samples, 4, cases, timeout=1200):
+    for wrong in pool(3).run(_samples, 3, cases, timeout=1200):
         assert not wrong, "\n".join(wrong)
 
 
@@ -131,8 +132,8 @@ def _loss(out: Any) -> torch.Tensor:
     return (y * torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).reshape(y.shape)).square().sum()
 
 
-@pytest.mark.parametrize("at_once", [1, 1 << 30], ids=["at once", "in buckets"])
-@pytest.mark.parametrize("name", LAYERS)
+@each_of("at_once", [1, 1 << 30])
+@each_of("name", LAYERS)
 def test_a_rank_without_rows_adds_to_the_right_parameters(name: str, at_once: int) -> None:
     for errors in pool(2).run(_one_row, name, at_once):
         assert all(error < 1e-11 for _, error in errors), errors
@@ -146,8 +147,8 @@ SCATTERED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("plan", SCATTERED)
-@pytest.mark.parametrize("name", LAYERS)
+@each_of("plan", SCATTERED)
+@each_of("name", LAYERS)
 def test_a_rank_without_rows_scatters_to_the_right_parameters(name: str, plan: str) -> None:
     for errors in pool(2).run(over_gloo, _one_row, name, 1, SCATTERED[plan]):
         assert all(error < 1e-11 for _, error in errors), errors

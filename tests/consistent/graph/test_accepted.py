@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from consistent import B, Placement, compile, distribute, parallelize, search, simulate
 from consistent.nn import pipeline
 from consistent.nn.planners.layout_search import best_plan
+from tests.each_of import each_of
 from tests.ranks import on_ranks
 from tests.ranks import simulate as on_threads
 from tests.twins import assert_same
@@ -102,7 +103,7 @@ def planned(kind: str, name: str) -> Any:
     return best_plan(lambda net, t: net(t).backward(), Placement("cpu", range(2)), (net, TOKENS))
 
 
-@pytest.mark.parametrize(("kind", "name"), KNOWN)
+@each_of(("kind", "name"), KNOWN)
 def test_a_plan_is_found(kind: str, name: str) -> None:
     plan, nets = planned(kind, name), [Net(kind, name) for _ in range(2)]
 
@@ -115,7 +116,7 @@ def test_a_plan_is_found(kind: str, name: str) -> None:
         assert_same(loss, Net(kind, name)(OTHERS))
 
 
-@pytest.mark.parametrize(("kind", "name"), KNOWN)
+@each_of(("kind", "name"), KNOWN)
 @on_ranks(2)
 def test_a_pipeline_asks_again_for_each_batch(rank: int, kind: str, name: str) -> None:
     plain, net = Net(kind, name), Net(kind, name)
@@ -223,7 +224,7 @@ def _simulated(kind: str, name: str) -> None:
         assert simulation.report().seconds > 0
 
 
-@pytest.mark.parametrize(("kind", "name"), KNOWN)
+@each_of(("kind", "name"), KNOWN)
 def test_a_step_is_simulated(kind: str, name: str) -> None:
     _simulated(kind, name)
 
@@ -234,7 +235,7 @@ def test_a_strategy_is_found(name: str) -> None:
     assert made.tried
 
 
-@pytest.mark.parametrize(("kind", "name"), [*KNOWN, *(("floats", name) for name in UNKNOWN)])
+@each_of(("kind", "name"), [*KNOWN, *(("floats", name) for name in UNKNOWN)])
 @on_ranks(2)
 def test_a_compiled_step_is_right_and_a_program_if_sizes_decide(
     rank: int, kind: str, name: str
@@ -255,13 +256,13 @@ def test_a_compiled_step_is_right_and_a_program_if_sizes_decide(
     assert ("not a program" in program.show()) != is_program
 
 
-@pytest.mark.parametrize("name", UNKNOWN)
+@each_of("name", UNKNOWN)
 def test_a_plan_says_which_read_it_cannot_follow(name: str) -> None:
     with pytest.raises(ValueError, match="reads a value of a tensor while it runs"):
         planned("floats", name)
 
 
-@pytest.mark.parametrize("name", UNKNOWN)
+@each_of("name", UNKNOWN)
 @on_ranks(2)
 def test_a_pipeline_says_which_read_it_cannot_follow(rank: int, name: str) -> None:
     stages = [Placement("cpu", [0]), Placement("cpu", [1])]

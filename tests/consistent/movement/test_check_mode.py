@@ -14,7 +14,7 @@ from consistent.movement.check_mode import calling, check_equal, check_mode, che
 from consistent.movement.run import run
 from consistent.spec import B, P, Placement, S, TensorSpec
 from mirrored.transports.counting import counting
-from tests.ranks import pool, simulate
+from tests.ranks import ALL, pool, simulate
 
 
 def three() -> Placement:
@@ -152,6 +152,7 @@ def test_mode_nests_and_ends():
     assert not checking.enabled
 
 
+@pytest.mark.skipif(not ALL, reason="the test below reads the environment without an interpreter")
 def test_environment_switches_it_on():
     code = "from consistent.movement import check_mode as checking; print(checking.enabled)"
     out = subprocess.run(

@@ -12,6 +12,7 @@ from consistent.movement.differentiable import max_over, min_over, sum_over
 from consistent.movement.world import my_coordinate
 from consistent.spec import B, P, Placement, S, TensorSpec
 from consistent.spec.tracer import Tracer
+from tests.each_of import each_of
 from tests.ranks import ON_ONE_AXIS, pool, simulate
 from tests.reference import gather, in_grid_order, scatter, shard_at, whole_numbers
 from tests.strategies import spec_pairs
@@ -82,8 +83,8 @@ def check_gradient(function, formula, src, dst) -> None:
     assert torch.equal(gather(in_grid_order(grads, src), src.dual), formula(full))
 
 
-@pytest.mark.parametrize(("function", "formula"), GRADIENTS, ids=["first", "second", "third"])
-@pytest.mark.parametrize(("src", "dst"), PAIRS, ids=str)
+@each_of(("function", "formula"), GRADIENTS)
+@each_of(("src", "dst"), PAIRS)
 def test_gradients_on_one_axis_are_those_of_plain_torch(src, dst, function, formula):
     check_gradient(function, formula, of(src), of(dst))
 

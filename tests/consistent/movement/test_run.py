@@ -17,6 +17,7 @@ from consistent.movement.world import local_shape, my_coordinate
 from consistent.spec import B, P, Placement, S, TensorSpec
 from consistent.spec.tracer import Tracer
 from mirrored.transports.counting import counting
+from tests.each_of import each_of
 from tests.ranks import SIZES, pool, simulate
 from tests.reference import gather, in_grid_order, scatter, shard_at, whole_numbers
 from tests.strategies import GRIDS, cut_pairs, spec_pairs
@@ -51,8 +52,8 @@ def try_pair(src: TensorSpec, dst: TensorSpec, world: int | None = None) -> None
     check_boxing(full, src, dst, simulate(boxed, world or src.placement.size, shards, src, dst))
 
 
-@pytest.mark.parametrize(("src", "dst"), PAIRS, ids=str)
-@pytest.mark.parametrize("shape", [(6, 3), (7, 5), (2, 4), (0, 5)], ids=str)
+@each_of(("src", "dst"), PAIRS)
+@each_of("shape", [(6, 3), (7, 5), (2, 4), (0, 5)])
 def test_every_pair_on_one_axis(src, dst, shape):
     try_pair(of(src, shape), of(dst, shape))
 
@@ -86,27 +87,25 @@ NESTED = [
 ]
 
 
-@pytest.mark.parametrize(("src", "dst"), NESTED, ids=str)
-@pytest.mark.parametrize("n", [16, 11, 3])
+@each_of(("src", "dst"), NESTED)
+@each_of("n", [16, 11, 3])
 def test_one_dim_split_by_two_and_three_axes(src, dst, n):
     cube = Placement("cpu", [[[0, 1], [2, 3]], [[4, 5], [6, 7]]])
     try_pair(of(src, (n, 3), cube), of(dst, (n, 3), cube))
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.int64, torch.int16, torch.bfloat16, torch.complex64], ids=str
-)
-@pytest.mark.parametrize(("src", "dst"), PAIRS, ids=str)
+@each_of("dtype", [torch.int64, torch.int16, torch.bfloat16, torch.complex64])
+@each_of(("src", "dst"), PAIRS)
 def test_every_dtype(src, dst, dtype):
     try_pair(of(src, dtype=dtype), of(dst, dtype=dtype))
 
 
-@pytest.mark.parametrize(("src", "dst"), [pair for pair in PAIRS if P not in pair], ids=str)
+@each_of(("src", "dst"), [pair for pair in PAIRS if P not in pair])
 def test_bool_splits_and_broadcasts(src, dst):
     try_pair(of(src, dtype=torch.bool), of(dst, dtype=torch.bool))
 
 
-@pytest.mark.parametrize(("src", "dst"), [(B, P), (P, B), (B, B), (P, P)], ids=str)
+@each_of(("src", "dst"), [(B, P), (P, B), (B, B), (P, P)])
 def test_tensor_without_dims(src, dst):
     try_pair(of(src, ()), of(dst, ()))
 
@@ -131,11 +130,9 @@ def write_result(rank: int, shards, src, dst) -> bool:
     return torch.equal(x, before)
 
 
-@pytest.mark.parametrize("inference", [False, True])
-@pytest.mark.parametrize(
-    ("src", "dst"), [pair for pair in PAIRS if pair[0] is not pair[1]], ids=str
-)
-@pytest.mark.parametrize("n", [1, 3])
+@each_of("inference", [False, True])
+@each_of(("src", "dst"), [pair for pair in PAIRS if pair[0] is not pair[1]])
+@each_of("n", [1, 3])
 def test_writing_to_the_result_leaves_the_source(src, dst, n, inference):
     placement = Placement("cpu", range(n))
     with torch.inference_mode(inference):
@@ -153,9 +150,7 @@ def permuted(rank: int, shards, src, dst) -> torch.Tensor:
     return run(x.t().contiguous().t(), src, dst)
 
 
-@pytest.mark.parametrize(
-    ("src", "dst"), [pair for pair in PAIRS if pair[0] is not pair[1]], ids=str
-)
+@each_of(("src", "dst"), [pair for pair in PAIRS if pair[0] is not pair[1]])
 def test_input_need_not_be_contiguous(src, dst):
     full = whole_numbers((7, 5))
     check_boxing(
@@ -167,9 +162,7 @@ def conjugated(rank: int, shards, src, dst) -> torch.Tensor:
     return run(shard_at(shards, src, rank).conj(), src, dst)
 
 
-@pytest.mark.parametrize(
-    ("src", "dst"), [pair for pair in PAIRS if pair[0] is not pair[1]], ids=str
-)
+@each_of(("src", "dst"), [pair for pair in PAIRS if pair[0] is not pair[1]])
 def test_lazy_conjugation_is_carried_out(src, dst):
     full = whole_numbers((7, 5), torch.complex64) * (2 + 1j)
     src, dst = of(src, dtype=full.dtype), of(dst, dtype=full.dtype)

@@ -53,7 +53,7 @@ class Model(nn.Module):
     def __init__(self, dim: int = 44, words: int = 97) -> None:
         super().__init__()
         self.token = nn.Embedding(words, dim)
-        self.blocks = nn.Sequential(Block(dim), Block(dim))
+        self.blocks = nn.Sequential(*(Block(dim) for _ in range(2 if ALL else 1)))
         self.head = nn.Linear(dim, words, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -80,13 +80,16 @@ def trained(rank: int, ranks: list, plan: Any) -> list[Tensor]:
     return [*losses, *(p.detach().full() for p in model.parameters())]
 
 
-def trainings(rank: int) -> list[list[Tensor]]:
-    return [trained(rank, *each) for each in PLANS]
+def trainings(rank: int, plans: list[tuple[list, Any]]) -> list[list[Tensor]]:
+    return [trained(rank, *each) for each in plans]
 
 
 def test_losses_and_parameters_are_those_of_one_host() -> None:
-    together = pool(4).run(trainings)[0]
-    apart, mixed = pool(4).run(over_gloo, trainings)[0], on_hosts("aabb", trainings)[0]
-    for where, found in (("messages", apart), ("two hosts", mixed)):
-        for (ranks, plan), own, wanted in zip(PLANS, found, together, strict=True):
-            assert all(map(torch.equal, own, wanted)), f"{plan} on {ranks}, {where}"
+    together = pool(4).run(trainings, PLANS)[0]
+    # Messages alone are what ranks on two hosts send between them.
+    some = PLANS if ALL else PLANS[::2]
+    apart, mixed = pool(4).run(over_gloo, trainings, some)[0], on_hosts("aabb", trainings, PLANS)[0]
+    by_plan = dict(zip(map(str, PLANS), together, strict=True))
+    for where, plans, found in (("messages", some, apart), ("two hosts", PLANS, mixed)):
+        for plan, own in zip(plans, found, strict=True):
+            assert all(map(torch.equal, own, by_plan[str(plan)])), f"{plan}, {where}"

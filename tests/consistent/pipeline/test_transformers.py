@@ -123,6 +123,6 @@ def test_padding_in_every_kind_of_schedule(rank: int, schedule: str) -> None:
 @on_ranks(4)
 def test_padding_in_stages_over_two_ranks_each(rank: int) -> None:
     world = [Placement("cpu", [0, 1]), Placement("cpu", [2, 3])]
-    for plan in (["zero3", "data"], ["tensor", "zero2"]):
+    for plan in (["zero3", "data"], ["tensor", "zero2"]) if ALL else (["zero3", "tensor"],):
         pipe = pipeline(model_of("tied llama"), world, micro_batches=3, plan=plan)
         same_steps(model_of("tied llama"), pipe, [batch(0, LENGTHS[1])])

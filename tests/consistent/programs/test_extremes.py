@@ -12,6 +12,7 @@ import consistent
 from consistent import B, P, S, plain_may_differ
 from mirrored.transports.counting import counting
 from tests.consistent.programs.programs import lay
+from tests.each_of import each_of
 from tests.ranks import ON_ONE_AXIS, pool
 
 X = torch.tensor([[3.0, -1, 7], [2, 9, -4], [0, 5, 6], [1, 8, -2]], dtype=torch.float64)
@@ -53,8 +54,8 @@ def _run(rank: int, world: int, code: str, name: str) -> tuple:
     return out.sbp[0], len(log.calls), out.full()
 
 
-@pytest.mark.parametrize("world", ON_ONE_AXIS)
-@pytest.mark.parametrize(("code", "name", "sbp"), KEPT, ids=lambda v: str(v))
+@each_of("world", ON_ONE_AXIS)
+@each_of(("code", "name", "sbp"), KEPT)
 def test_the_result_is_partial_and_nothing_is_sent(
     world: int, code: str, name: str, sbp: Any
 ) -> None:
@@ -72,7 +73,7 @@ REDUCED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("code", REDUCED)
+@each_of("code", REDUCED)
 def test_what_is_not_monotone_is_right_too(code: str) -> None:
     expected = eval(code, {"x": X, "torch": torch})  # noqa: S307
     for sbp, _, full in pool(3).run(_run, 3, code, "max"):
@@ -123,8 +124,8 @@ def _read(rank: int, kind: str, name: str) -> Any:
     return READS[name](_given(rank, 3, kind))
 
 
-@pytest.mark.parametrize("kind", ["split", "columns", "max", "min", "sum"])
-@pytest.mark.parametrize("name", sorted(READS))
+@each_of("kind", ["split", "columns", "max", "min", "sum"])
+@each_of("name", sorted(READS))
 def test_reading_gives_the_logical_value_on_every_rank(kind: str, name: str) -> None:
     results = pool(3).run(_read, kind, name)
     assert results[0] == results[1] == results[2]

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from consistent import B, S
-from tests.ranks import SIZES, pool
+from tests.ranks import in_turn, pool
 from tests.twins import GRIDS, Laid, compare, net, randn
 
 WAYS: dict[str, dict] = {"single": {"foreach": False}, "foreach": {"foreach": True}}
@@ -117,7 +117,7 @@ CASES = [plain_and_global, learning_rates_that_are_tensors, steps_inside_backwar
          sparse_gradients, set_from_one_vector]  # fmt: skip
 
 
-@pytest.mark.parametrize("world", SIZES)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.__name__)
-def test_equals_plain_torch(case: Callable[[Laid], Any], world: int) -> None:
-    pool(world).run(compare, case, GRIDS[world], timeout=120)
+def test_equals_plain_torch(case: Callable[[Laid], Any]) -> None:
+    for world in in_turn(CASES.index(case)):
+        pool(world).run(compare, case, GRIDS[world], timeout=120)

@@ -157,14 +157,14 @@ def _with_others_plans(rank: int, n: int, seeds: range) -> None:
 @pytest.mark.parametrize("where", ["gloo", "shared memory"])
 @pytest.mark.parametrize("n", PLACES)
 def test_programs_over_placements_that_share_ranks(n: int, where: str) -> None:
-    run(where, _programs, n, n, range(200 if ALL else 4))
+    run(where, _programs, n, n, range(200 if ALL else 3))
 
 
 @pytest.mark.parametrize("n", PLACES)
 def test_a_rank_may_forget_its_plans_at_any_time(n: int) -> None:
     """Its table may be full when those of others are not. Plans that are made again are the same,
     so that all ranks still send the same."""
-    pool(n).run(_with_others_plans, n, range(100, 200 if ALL else 103))
+    pool(n).run(_with_others_plans, n, range(100, 200 if ALL else 102))
 
 
 def test_the_programs_catch_errors_and_ask_for_gradients() -> None:

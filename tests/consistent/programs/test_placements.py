@@ -94,7 +94,7 @@ def adamw(params: Any, **options: Any) -> torch.optim.Optimizer:
 def many_steps(rank: int, stages: list, steps: int) -> None:
     plain, ours = Stages(len(stages)), staged(stages)
     wanted = train(plain, steps, adamw)
-    assert wanted[-1] < wanted[0]
+    assert len(set(wanted)) == steps
     assert_same(train(ours, steps, adamw), wanted)
     assert_same(dict(ours.named_parameters()), dict(plain.named_parameters()))
     assert_same(
@@ -105,9 +105,8 @@ def many_steps(rank: int, stages: list, steps: int) -> None:
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_many_steps_equal_one_process(name):
-    """Of the pipeline with most kinds of placements more than of the others."""
     world, stages = PIPELINES[name]
-    pool(world).run(many_steps, stages, 50 if ALL else 16 if name == "grids" else 9)
+    pool(world).run(many_steps, stages, 50 if ALL else 5)
 
 
 # -- what stands around training -------------------------------------------------------------------

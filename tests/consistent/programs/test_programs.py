@@ -1,6 +1,6 @@
 """Any small program on global tensors equals the same one on plain tensors: values and gradients.
 
-``CONSISTENT_PROGRAMS=2000`` runs that many on each number of ranks (default 40).
+``CONSISTENT_PROGRAMS=2000`` runs that many on each number of ranks (default 27).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.consistent.programs.programs import Program, run, snippet
 from tests.mirrored.kinds import over_gloo
 from tests.ranks import ALL, SIZES, pool
 
-COUNT = int(os.environ.get("CONSISTENT_PROGRAMS", "80" if ALL else "40"))
+COUNT = int(os.environ.get("CONSISTENT_PROGRAMS", "80" if ALL else "27"))
 
 
 WORLDS: dict[str, tuple[int, tuple]] = {

@@ -33,7 +33,7 @@ from tests.torch_release import IS_2_13
 from tests.twins import GRIDS, Laid
 
 # About so many calls of each family: one of them takes some milliseconds.
-CALLS = 350
+CALLS = 200
 
 
 def _longer(grow: Callable[[int], int]) -> Callable[[Any], Any]:

@@ -28,7 +28,7 @@ from tests.consistent.rules.layouts import (
 from tests.ranks import ALL, on_ranks, simulate
 from tests.twins import GRIDS, Laid, randn
 
-EVERY = 3 if ALL else 9  # of each example's layouts every so many is run
+EVERY = 3 if ALL else 14  # of each example's layouts every so many is run
 HALVES = (torch.bfloat16, torch.float16)
 _ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-20}
 

@@ -75,7 +75,7 @@ def _whole_plans() -> set[str]:
 
 def _check(rank: int, ranks: Any, family: str) -> list[str]:
     placement, wrong = Placement("cpu", ranks), []
-    for case in examples(family)[:: 1 if ALL else 6]:
+    for case in examples(family)[:: 1 if ALL else 10]:
         refused = list(_refused(case)) if wanted(case) is not None else []
         for layout in list(layouts(case))[:: max(1, len(tensors_of(case)))] if refused else ():
             clear_plans()

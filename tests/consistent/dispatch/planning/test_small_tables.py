@@ -23,7 +23,7 @@ from tests.consistent.rules.layouts import FAMILIES, changed, differs, examples,
 from tests.ranks import on_ranks, simulate
 from tests.twins import GRIDS, Laid
 
-CALLS = 500
+CALLS = 300
 MODES: dict[str, Callable[[], Any]] = {
     "none": contextlib.nullcontext,
     "no_grad": torch.no_grad,
@@ -71,7 +71,7 @@ def _random_calls(ranks: Any, count: int, seed: int, cases: list[Example]) -> li
 def test_plans_that_make_room_for_others(rank: int) -> None:
     size = 2 if torch.distributed.get_world_size() == 2 else 3
     with _tables_of(8) as table:
-        wrong = _random_calls(GRIDS[size], CALLS, seed=size, cases=_cases(2))
+        wrong = _random_calls(GRIDS[size], CALLS, seed=size, cases=_cases(4))
         assert max(table.counts) <= 8
     assert not wrong, f"{len(wrong)} wrong\n" + "\n".join(wrong[:20])
 

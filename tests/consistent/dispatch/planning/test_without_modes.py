@@ -117,7 +117,7 @@ def _compare(rank: int, family: str) -> list[str]:
     # A profiler rightly sees the messages by which ranks meet in shared memory the first time.
     current().all_reduce(torch.ones(1), (0, 1))
     module = importlib.import_module(f"tests.consistent.rules.examples.{family}")
-    for number, example in enumerate(module.EXAMPLES[:: 1 if ALL else 4]):
+    for number, example in enumerate(module.EXAMPLES[:: 1 if ALL else 8]):
         for entry in (S(0), P) if ALL else ((S(0), P)[number % 2],):
             clear_plans()
             first, second = (_watched(example, entry, WATCHERS) for _ in range(2))

@@ -184,8 +184,8 @@ def _into(dtype: torch.dtype) -> list[str]:
     wrong = []
     for i, (view, take) in enumerate(VIEWS.items()):
         for j, (write, change) in enumerate(INTO.items()):
-            if not ALL and dtype is torch.int32 and (i + j) % 2:
-                continue
+            if not ALL and (i + j) % 2 != (dtype is torch.int32):
+                continue  # of the other dtype
             seen = []
             for ours in (True, False):
                 x = (_given(ours, 2) % 7).to(dtype)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from consistent.forms.native import load as native
+from tests.each_of import each_of
 
 KEY = {"seed": 20240229, "counter": 3}
 MANY = 1 << 20
@@ -95,7 +96,7 @@ def test_float_takes_the_upper_24_bits_of_its_word():
     assert values == [(reference_philox(5, 7, e // 4)[e % 4] >> 8) * 2.0**-24 for e in range(6)]
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"seed": 2**32}, {"counter": 4}])
+@each_of("change", [{"seed": 1}, {"seed": 2**32}, {"counter": 4}])
 def test_another_seed_or_counter_gives_other_values(change):
     one, other = native.uniform_(torch.empty(1000), **KEY), torch.empty(1000)
     native.uniform_(other, **(KEY | change))
@@ -143,7 +144,7 @@ def test_bernoulli_of_a_tensor_p_is_the_slice_of_the_whole(box):
     assert torch.equal(local, part_of(whole, starts, stops))
 
 
-@pytest.mark.parametrize("name", sorted(FILLS))
+@each_of("name", sorted(FILLS))
 def test_large_shard_is_the_slice_of_the_whole(name):
     whole = FILLS[name](torch.empty(37, 41, 53), **KEY)
     for starts, stops in [
@@ -156,7 +157,7 @@ def test_large_shard_is_the_slice_of_the_whole(name):
         assert torch.equal(local, part_of(whole, starts, stops))
 
 
-@pytest.mark.parametrize("name", sorted(FILLS))
+@each_of("name", sorted(FILLS))
 def test_number_of_threads_does_not_matter(name):
     before = torch.get_num_threads()
     results = []
@@ -167,7 +168,7 @@ def test_number_of_threads_does_not_matter(name):
     assert torch.equal(*results)
 
 
-@pytest.mark.parametrize("name", sorted(FILLS))
+@each_of("name", sorted(FILLS))
 def test_memory_order_does_not_matter(name):
     out = torch.zeros(7, 2, 9).transpose(0, 2)[:, :, ::2]
     FILLS[name](out, **KEY)
@@ -177,17 +178,15 @@ def test_memory_order_does_not_matter(name):
 # --- what the values are
 
 
-@pytest.mark.parametrize("dtype", FLOATING)
-@pytest.mark.parametrize(
-    "low, high", [(0.0, 1.0), (-3.0, -1.0), (0.1, 0.1), (-1e-3, 2.0), (1.0, 1.01)]
-)
+@each_of("dtype", FLOATING)
+@each_of(("low", "high"), [(0.0, 1.0), (-3.0, -1.0), (0.1, 0.1), (-1e-3, 2.0), (1.0, 1.01)])
 def test_uniform_stays_below_high(dtype, low, high):
     x = native.uniform_(torch.empty(MANY, dtype=dtype), low, high, **KEY).double()
     assert x.min() >= torch.tensor(low, dtype=dtype).double() - 1e-9 or x.min() >= low
     assert x.max() < high or low == high
 
 
-@pytest.mark.parametrize("dtype", FLOATING)
+@each_of("dtype", FLOATING)
 def test_uniform_is_level(dtype):
     x = native.uniform_(torch.empty(MANY, dtype=dtype), **KEY).double()
     counts = torch.histc(x, bins=16, min=0, max=1)
@@ -246,8 +245,8 @@ def test_normal_is_box_muller_to_the_last_bits(dtype, bits):
         assert abs(x[e + 1] - radius * math.sin(angle)) < bound
 
 
-@pytest.mark.parametrize("dtype", FLOATING)
-@pytest.mark.parametrize("name", ["exponential_", "log_normal_", "cauchy_", "geometric_"])
+@each_of("dtype", FLOATING)
+@each_of("name", ["exponential_", "log_normal_", "cauchy_", "geometric_"])
 def test_quantiles_are_torchs(name, dtype):
     n = 1 << 18
     ours = FILLS[name](torch.empty(n, dtype=dtype), **KEY).double().sort().values
@@ -266,8 +265,8 @@ def test_exponential_is_above_zero():
     assert native.exponential_(torch.empty(1 << 24), **KEY).min() > 0
 
 
-@pytest.mark.parametrize("p", [0.0, 0.25, 0.5, 1.0])
-@pytest.mark.parametrize("dtype", FLOATING + WHOLE)
+@each_of("p", [0.0, 0.25, 0.5, 1.0])
+@each_of("dtype", FLOATING + WHOLE)
 def test_bernoulli_has_its_probability(p, dtype):
     x = native.bernoulli_(torch.empty(MANY, dtype=dtype), p, **KEY).double()
     assert set(x.unique().tolist()) <= {0.0, 1.0}
@@ -280,8 +279,8 @@ def test_bernoulli_of_a_tensor_agrees_with_that_of_a_number():
     assert torch.equal(one, native.bernoulli_(torch.empty(1000), 0.3, **KEY))
 
 
-@pytest.mark.parametrize(
-    "low, high", [(0, 10), (-7, 3), (5, 6), (0, 2**32), (-(2**63), 2**63 - 1), (-5, 2**40)]
+@each_of(
+    ("low", "high"), [(0, 10), (-7, 3), (5, 6), (0, 2**32), (-(2**63), 2**63 - 1), (-5, 2**40)]
 )
 def test_randint_stays_in_its_range_and_is_level(low, high):
     x = native.randint_(torch.empty(MANY, dtype=torch.int64), low, high, **KEY)
@@ -292,7 +291,7 @@ def test_randint_stays_in_its_range_and_is_level(low, high):
         assert x.unique().tolist() == list(range(low, high))
 
 
-@pytest.mark.parametrize("dtype", FLOATING + WHOLE)
+@each_of("dtype", FLOATING + WHOLE)
 def test_randint_is_the_same_number_in_every_dtype(dtype):
     high = 2 if dtype == torch.bool else 100
     wanted = native.randint_(torch.empty(1000, dtype=torch.int64), 0, high, **KEY)
@@ -301,14 +300,14 @@ def test_randint_is_the_same_number_in_every_dtype(dtype):
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", ["normal_", "exponential_", "cauchy_", "log_normal_"])
+@each_of("dtype", [torch.float16, torch.bfloat16])
+@each_of("name", ["normal_", "exponential_", "cauchy_", "log_normal_"])
 def test_narrow_floats_are_rounded_from_float32(dtype, name):
     wide = FILLS[name](torch.empty(100_000), **KEY)
     assert torch.equal(FILLS[name](torch.empty(100_000, dtype=dtype), **KEY), wide.to(dtype))
 
 
-@pytest.mark.parametrize("n", [0, 1, 2, 1000])
+@each_of("n", [0, 1, 2, 1000])
 def test_randperm_is_a_permutation(n):
     order = native.randperm(n, **KEY)
     assert order.dtype == torch.int64 and order.sort().values.tolist() == list(range(n))
@@ -323,7 +322,7 @@ def test_randperm_sorts_by_philox_keys():
 # --- dropout
 
 
-@pytest.mark.parametrize("dtype", FLOATING)
+@each_of("dtype", FLOATING)
 def test_dropout_keeps_where_bernoulli_is_one(dtype):
     x = native.normal_(torch.empty(100, 33, dtype=dtype), seed=1, counter=1)
     keep = native.bernoulli_(torch.empty(100, 33), 0.75, **KEY).bool()
@@ -381,12 +380,12 @@ def arguments_of(name):
 OPS = [*sorted(FILLS), "bernoulli_tensor_", "dropout", "randperm"]
 
 
-@pytest.mark.parametrize("name", OPS)
+@each_of("name", OPS)
 def test_opcheck(name):
     torch.library.opcheck(getattr(torch.ops.consistent, name).default, arguments_of(name))
 
 
-@pytest.mark.parametrize("name", sorted(FILLS))
+@each_of("name", sorted(FILLS))
 def test_meta_tensors_pass_through(name):
     out = torch.empty(3, 4, device="meta")
     assert FILLS[name](out, **KEY) is out

@@ -259,9 +259,10 @@ def check(model: nn.Module, x: Tensor, placement: Placement, plan: Any, sbp: Any
 @on_ranks(2, 3, *([4] if ALL else []))  # four are in the grid below
 def test_a_step_is_that_of_one_process(rank: int) -> None:
     line, x = Placement.all("cpu"), batch()
-    for kind in SENT:
+    for number, kind in enumerate(SENT):
         assert check(kind(), x, line, "zero3+expert") == 12 * 3 * K, kind
-        assert check(kind(), x, line, "expert", B) == 0  # no tokens are sent
+        if ALL or number % 3 == 0:
+            assert check(kind(), x, line, "expert", B) == 0  # no tokens are sent
     check(Rows(), batch(2), line, "expert")  # ranks without tokens
     for kind in AS_WRITTEN:
         model = kind()
@@ -293,10 +294,12 @@ def test_tokens_that_are_no_numbers(rank: int) -> None:
 @on_ranks(4)
 def test_two_axes(rank: int) -> None:
     grid, x = Placement("cpu", [[0, 1], [2, 3]], axes=("dp", "ep")), batch()
-    for kind in (OneHot, Masks):
-        for plan in ({"dp": "zero3", "ep": "expert"}, {"dp": "zero1", "ep": "zero2+expert"}):
-            assert check(kind(), x, grid, plan, (S(0), S(0))) == 12 * 3 * K // 2  # of this half
-        assert check(kind(), x, grid, {"dp": "zero3", "ep": "expert"}, (S(0), B)) == 0
+    plans = {"dp": "zero3", "ep": "expert"}, {"dp": "zero1", "ep": "zero2+expert"}
+    for i, kind in enumerate((OneHot, Masks)):
+        for k, plan in enumerate(plans):
+            if ALL or i == k:
+                assert check(kind(), x, grid, plan, (S(0), S(0))) == 12 * 3 * K // 2  # of this half
+    assert check(Masks(), x, grid, plans[0], (S(0), B)) == 0
     grid = Placement("cpu", [[0, 1], [2, 3]], axes=("ep", "tp"))
     assert check(OneHot(), x, grid, {"ep": "zero3+expert", "tp": "tensor"}, (S(0), B)) == 0
 

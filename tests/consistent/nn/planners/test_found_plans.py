@@ -102,13 +102,14 @@ def run(rank: int, name: str, grid: list, plan: Plan) -> None:
         torch.testing.assert_close(p.grad.full(), q.grad, msg=lambda m, key=key: f"{key}: {m}")
 
 
-# Each pair of a model, a grid and a machine.
+# Each model on two axes of two and on one of the other grids, with two machines; each grid with two
+# machines or all.
 CASES = [
     (name, grid, machine)
     for i, name in enumerate(MODELS)
     for j, grid in enumerate(GRIDS)
     for k, machine in enumerate(MACHINES)
-    if ALL or (i + j) % len(MACHINES) == k
+    if ALL or (i + j + i // 3) % len(MACHINES) == k and (grid == "grid" or i % 3 == (0, 0, 1, 2)[j])
 ]
 
 
@@ -129,7 +130,7 @@ def test_gpt2_finds_a_plan_on_a_grid() -> None:
     )
     tokens = torch.randint(64, (4, 8))
     grid = placement("cpu", ranks=[[0, 1], [2, 3]])
-    for machine in MACHINES.values():
+    for machine in MACHINES.values() if ALL else [MACHINES["slow"]]:
         plan = best_plan(
             lambda m, t: m(input_ids=t, labels=t).loss.backward(),
             grid,

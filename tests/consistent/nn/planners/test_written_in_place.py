@@ -221,10 +221,11 @@ CASES = [("free messages", [0, 1]), ("free messages", GRID)]
 
 
 def writes_of(program: str, grid: list) -> list[str]:
-    """All writes on one axis. On two, which take four times as long, programs take turns: three for
-    each program, and each in four programs or more."""
-    turn = list(PROGRAMS).index(program)
-    return [w for k, w in enumerate(WRITES) if ALL or grid is not GRID or k % 3 == turn % 3]
+    """Programs take turns: three writes for each program, and each in four programs or more. On two
+    axes, which take four times as long, two for each program, others than on one."""
+    turn, every = list(PROGRAMS).index(program), (3, 4)[grid is GRID]
+    shift = grid is GRID
+    return [w for k, w in enumerate(WRITES) if ALL or k % every == (turn + shift) % every]
 
 
 @pytest.mark.parametrize(

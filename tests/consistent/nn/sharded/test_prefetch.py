@@ -18,7 +18,7 @@ from mirrored.transports.default import current, replace_current
 from mirrored.transports.ordered import Ordered
 from tests.consistent.nn.sharded import test_gathered as gathered
 from tests.mirrored.kinds import over_gloo
-from tests.ranks import SIZES, on_ranks, pool
+from tests.ranks import in_turn, on_ranks, pool
 from tests.twins import GRIDS, compare, randn
 
 
@@ -43,10 +43,11 @@ def _twice(at: Any, case: Callable[..., Any]) -> Any:
     return case(at), case(at)
 
 
-@pytest.mark.parametrize("world", SIZES)
+# On other numbers of ranks than without cores to spare, in test_gathered.py.
 @pytest.mark.parametrize("wrap", gathered.WRAPS)
-def test_a_module_trains_as_it_does_alone(wrap: str, world: int) -> None:
-    pool(world).run(_compare, gathered.trained, GRIDS[world], gathered.WRAPS[wrap])
+def test_a_module_trains_as_it_does_alone(wrap: str) -> None:
+    for world in in_turn(list(gathered.WRAPS).index(wrap) + 1):
+        pool(world).run(_compare, gathered.trained, GRIDS[world], gathered.WRAPS[wrap])
 
 
 SITUATIONS = [
@@ -100,10 +101,12 @@ def _by_messages(rank: int, case: Callable[..., Any], ranks: Any, *args: Any) ->
     assert not isinstance(current(), Ordered)
 
 
-@pytest.mark.parametrize("world", SIZES)
-def test_a_module_trains_over_messages(world: int) -> None:
-    for wrap in gathered.WRAPS.values():
-        pool(world).run(over_gloo, _by_messages, gathered.trained, GRIDS[world], wrap)
+@pytest.mark.parametrize("wrap", gathered.WRAPS)
+def test_a_module_trains_over_messages(wrap: str) -> None:
+    for world in in_turn(list(gathered.WRAPS).index(wrap)):
+        pool(world).run(
+            over_gloo, _by_messages, gathered.trained, GRIDS[world], gathered.WRAPS[wrap]
+        )
 
 
 @pytest.mark.parametrize("case", SITUATIONS)

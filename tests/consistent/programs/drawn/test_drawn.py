@@ -12,16 +12,11 @@ from tests.ranks import ALL, SIZES
 
 
 def _some_of_each_kind(ranks: int) -> list[int]:
-    """Seeds of other programs for each number of ranks: one of a kind that trains, else two."""
+    """Seeds of other programs for each number of ranks, one of each kind."""
     seeds: dict[str, list[int]] = {kind: [] for kind in KINDS}
     for seed in range(200):
         seeds[random.Random(seed).choice(list(KINDS))].append(seed)
-    counts = {kind: 1 if kind in ("training", "stages") else 2 for kind in KINDS}
-    return [
-        seed
-        for kind, found in seeds.items()
-        for seed in found[(ranks - 2) * counts[kind] :][: counts[kind]]
-    ]
+    return [found[ranks - 2] for found in seeds.values()]
 
 
 @pytest.mark.parametrize("ranks", SIZES)

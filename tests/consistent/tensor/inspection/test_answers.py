@@ -20,6 +20,7 @@ from consistent.tensor.inspection import answers
 from consistent.tensor.inspection.printing import is_whole_here
 from mirrored.transports.default import current
 from tests.alone import Communicated, alone, grids, laid
+from tests.each_of import each_of
 from tests.generated import DOCS, generator
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -197,7 +198,7 @@ ANSWERED = [
 ]
 
 
-@pytest.mark.parametrize("name", ANSWERED)
+@each_of("name", ANSWERED)
 def test_an_answer_is_the_logical_tensors_and_nothing_is_sent(name: str) -> None:
     for full, x in _tensors(LAYOUTS):
         answer = _answer(x, name)
@@ -207,7 +208,7 @@ def test_an_answer_is_the_logical_tensors_and_nothing_is_sent(name: str) -> None
             assert _comparable(answer) == _comparable(wanted), (x._spec, current().rank)
 
 
-@pytest.mark.parametrize("name", NAMES["raises"])
+@each_of("name", NAMES["raises"])
 def test_what_would_take_the_shard_for_the_whole_raises_and_says_what_to_call(name: str) -> None:
     for _, x in _tensors(LAYOUTS):
         asked = PYTHON_OVER_STORAGE.get(name, name)
@@ -220,7 +221,7 @@ def test_what_would_take_the_shard_for_the_whole_raises_and_says_what_to_call(na
 PYTHON_OVER_STORAGE = dict.fromkeys(("_reduce_ex_internal", "_typed_storage"), "untyped_storage")
 
 
-@pytest.mark.parametrize("name", NAMES["reads the value"])
+@each_of("name", NAMES["reads the value"])
 def test_reading_a_value_is_what_communicates(name: str) -> None:
     for _, x in _tensors((S(0), P, B)):
         world = is_whole_here(x._spec) and x.placement.size == current().size
@@ -271,7 +272,7 @@ UNBOUND = [
 ]
 
 
-@pytest.mark.parametrize("name", UNBOUND)
+@each_of("name", UNBOUND)
 def test_the_function_of_the_class_answers_without_the_others_as_the_method_does(name: str) -> None:
     for _, x in _tensors((S(0), B)):
         try:
@@ -310,7 +311,7 @@ def _is_of_layout(text: str) -> bool:
     return "but got Strided" in text or text.startswith("Could not run 'aten::")
 
 
-@pytest.mark.parametrize("name", _refused_to_dense())
+@each_of("name", _refused_to_dense())
 def test_what_torch_refuses_to_a_dense_tensor_raises_without_the_others(name: str) -> None:
     for _, x in _tensors(LAYOUTS):
         for ask in (_ask, _ask_unbound):
@@ -318,7 +319,7 @@ def test_what_torch_refuses_to_a_dense_tensor_raises_without_the_others(name: st
                 ask(x, name)
 
 
-@pytest.mark.parametrize("name", sorted(answers.PARTS))
+@each_of("name", sorted(answers.PARTS))
 def test_a_part_of_a_sparse_tensor_that_is_dense_says_so(name: str) -> None:
     for _, x in _tensors((S(0), P, B)):
         with pytest.raises(RuntimeError, match=f"^{name}: x is .*; it is dense, .*"):

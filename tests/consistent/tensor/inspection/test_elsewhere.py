@@ -13,6 +13,7 @@ import mirrored
 from consistent import S, sbp
 from consistent.nn.planners.registry import PLANNERS
 from consistent.spec.elsewhere import OF_PACKAGE, OF_PARTS, OF_PLANS, OF_TENSORS
+from tests.each_of import each_of
 
 HERE = consistent.placement("cpu", [0])
 
@@ -21,7 +22,7 @@ def tensor() -> consistent.GlobalTensor:
     return consistent.zeros(2, placement=HERE, sbp=S(0))
 
 
-@pytest.mark.parametrize("name", OF_TENSORS)
+@each_of("name", OF_TENSORS)
 def test_a_tensor_hints_at_the_name_here(name: str) -> None:
     whose, instead = OF_TENSORS[name]
     for asked in (tensor(), consistent.GlobalTensor):
@@ -31,21 +32,21 @@ def test_a_tensor_hints_at_the_name_here(name: str) -> None:
     assert not hasattr(tensor(), name) and not hasattr(torch.Tensor, name)
 
 
-@pytest.mark.parametrize("name", OF_PACKAGE)
+@each_of("name", OF_PACKAGE)
 def test_the_package_hints_at_the_name_here(name: str) -> None:
     with pytest.raises(AttributeError, match=re.escape(OF_PACKAGE[name][1])):
         getattr(consistent, name)
     assert not hasattr(consistent, name)
 
 
-@pytest.mark.parametrize("name", OF_PACKAGE)
+@each_of("name", OF_PACKAGE)
 def test_a_name_that_is_imported_has_the_same_hint(name: str) -> None:
     with pytest.raises(ImportError, match=re.escape(OF_PACKAGE[name][1])):
         exec(f"from consistent import {name}", {})
 
 
-@pytest.mark.parametrize("part", [consistent.nn, consistent.data, consistent.checkpoint, sbp])
-@pytest.mark.parametrize("name", OF_PARTS)
+@each_of("part", [consistent.nn, consistent.data, consistent.checkpoint, sbp])
+@each_of("name", OF_PARTS)
 def test_a_part_of_the_package_hints_at_the_name_here(part: ModuleType, name: str) -> None:
     with pytest.raises(AttributeError, match=re.escape(OF_PARTS[name][1])):
         getattr(part, name)

@@ -13,7 +13,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from consistent import B, P, S
 from consistent.spec import Sbp
-from tests.ranks import SIZES, on_ranks, pool
+from tests.ranks import in_turn, on_ranks, pool
 from tests.twins import GRIDS, Laid, compare, randn
 
 CASES: list[Callable[..., Any]] = []
@@ -25,10 +25,10 @@ def case(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-@pytest.mark.parametrize("world", SIZES)
 @pytest.mark.parametrize("function", CASES, ids=lambda f: f.__name__)
-def test_equals_plain_torch(function: Callable[..., Any], world: int) -> None:
-    pool(world).run(compare, function, GRIDS[world], timeout=60)
+def test_equals_plain_torch(function: Callable[..., Any]) -> None:
+    for world in in_turn(CASES.index(function)):
+        pool(world).run(compare, function, GRIDS[world], timeout=60)
 
 
 # -- data ------------------------------------------------------------------------------------------

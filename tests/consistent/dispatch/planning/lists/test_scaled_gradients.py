@@ -10,7 +10,7 @@ from torch import nn
 
 import consistent
 from consistent import B, P, Placement, S
-from tests.ranks import SIZES, on_ranks, pool
+from tests.ranks import in_turn, on_ranks, pool
 from tests.twins import GRIDS, Laid, assert_same, compare, randn
 
 LAYOUTS = [(B, B), (S(0), B), (S(0), S(0)), (P, B), (B, P), (S(0), P)]
@@ -87,19 +87,21 @@ def accumulated_without_sync(at: Laid) -> list[Any]:
     return list(net.parameters())
 
 
-@pytest.mark.parametrize("world", SIZES)
-@pytest.mark.parametrize(
-    "case", [unscaled, marks_and_factors_that_are_global, accumulated_without_sync]
-)
-def test_equals_plain_torch(case: Any, world: int) -> None:
-    pool(world).run(compare, case, GRIDS[world])
+CASES = [unscaled, marks_and_factors_that_are_global, accumulated_without_sync]
 
 
-@pytest.mark.parametrize("how", [{"foreach": False}, {"foreach": True}, {"fused": True}], ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_equals_plain_torch(case: Any) -> None:
+    for world in in_turn(CASES.index(case)):
+        pool(world).run(compare, case, GRIDS[world])
+
+
+@pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("clip", [False, True])
-@pytest.mark.parametrize("world", [3, 4])
-def test_scaler_skips_steps_on_all_ranks_together(world: int, clip: bool, how: dict) -> None:
-    pool(world).run(compare, scaler_trains, GRIDS[world], clip, how)
+def test_scaler_skips_steps_on_all_ranks_together(clip: bool, number: int) -> None:
+    how = [{"foreach": False}, {"foreach": True}, {"fused": True}][number]
+    for world in in_turn(number + clip):
+        pool(world).run(compare, scaler_trains, GRIDS[world], clip, how)
 
 
 class _Stages(nn.Module):
