@@ -101,6 +101,14 @@ class Expected(Called):
         self.cotangents = [_normal(outs[i], self.random) for i in self.differentiable]
         self.gradients = self.backward(outs, leaves, self.cotangents)
 
+    def on(self, ranks: Grid) -> Expected:
+        """The same call on a placement of ``ranks``, with what torch made of it before."""
+        other, outs = copy.copy(self), self.call.outs
+        other._place(ranks)
+        other.call.outs = outs
+        other.random, other._scattered = self.random.clone_state(), {}
+        return other
+
     def forward_only(self) -> Expected:
         """The same call without its gradients."""
         other = copy.copy(self)
