@@ -45,7 +45,8 @@ def fixed(x: torch.Tensor) -> torch.Tensor:
 
 
 class Expected(Called):
-    """A call, and what comes out of it; `reference` computes that where `func` itself does not."""
+    """A call, and what comes out of it; `reference` computes that where `func` itself does not.
+    Without `gradients` its values alone are compared."""
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class Expected(Called):
         kwargs: dict[str, Any],
         ranks: Grid = 3,
         reference: Callable[..., Any] | None = None,
+        gradients: bool = True,
     ) -> None:
         super().__init__(func, args, kwargs, ranks)
         self.random = torch.Generator().manual_seed(0)
@@ -62,10 +64,13 @@ class Expected(Called):
         self.tolerance = max(_TOLERANCE.get(dtype, 1e-7) for dtype in dtypes)
         self._compute_values(reference or self.known.run)
         try:
-            self._differentiate(reference or self.known.run)
+            if gradients:
+                self._differentiate(reference or self.known.run)
         except (RuntimeError, NotImplementedError) as error:  # the values alone are compared then
             if "not implemented" not in str(error):
                 raise
+            gradients = False
+        if not gradients:
             self.leaves, self.differentiable, self.cotangents, self.gradients = [], [], [], []
 
     def scatter(self, x: torch.Tensor, sbp: NdSbp) -> Tensors:
