@@ -21,10 +21,11 @@ Read `called.py` (a call taken apart), `expected.py` (what torch makes of it),
 from tests.brute_force.called import Called, replaced, tensors_in
 from tests.brute_force.expected import Expected, fixed
 from tests.brute_force.missing import missing
-from tests.brute_force.proof import Example, check, example, prove
+from tests.brute_force.proof import Earlier, Example, check, example, prove
 
 __all__ = [
     "Called",
+    "Earlier",
     "Example",
     "Expected",
     "check",

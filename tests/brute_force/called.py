@@ -24,9 +24,6 @@ class Called:
     def __init__(
         self, func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], ranks: Grid
     ) -> None:
-        self.shape = (ranks,) if isinstance(ranks, int) else ranks
-        numbers = torch.arange(torch.Size(self.shape).numel()).view(self.shape).numpy()
-        self.placement = Placement("cpu", numbers)
         self.known: TorchFunction = resolve(func)
         assert self.known.kind == "op", (
             f"{self.known.name} is a Python function: give the builtin in it"
@@ -36,18 +33,25 @@ class Called:
         self.row: Row = row
         self.args, self.kwargs = args, kwargs
         self.tensors = tensors_in((args, list(kwargs.values())))
-        operands = tuple(
-            Operand(i, TensorSpec.of(self.placement, (B,) * len(self.shape), t.shape, t.dtype))
-            for i, t in enumerate(self.tensors)
-        )
-        self.call = Call(self.known.name, *replaced(args, kwargs, operands), operands)
-        self.call.inplace = self.known.inplace
+        self._place(ranks)
         self.call.outs = self._logical_outputs()
         self.data_dependent = any(out.data_dependent for out in self.call.outs)
 
     def __repr__(self) -> str:
         name = f"{self.known.name}{'_' if self.known.inplace else ''}"
         return name + shown(self.args, self.kwargs)
+
+    def _place(self, ranks: Grid) -> None:
+        """Take the call to a placement of ``ranks``, with every operand whole on each."""
+        self.shape = (ranks,) if isinstance(ranks, int) else ranks
+        numbers = torch.arange(torch.Size(self.shape).numel()).view(self.shape).numpy()
+        self.placement = Placement("cpu", numbers)
+        operands = tuple(
+            Operand(i, TensorSpec.of(self.placement, (B,) * len(self.shape), t.shape, t.dtype))
+            for i, t in enumerate(self.tensors)
+        )
+        self.call = Call(self.known.name, *replaced(self.args, self.kwargs, operands), operands)
+        self.call.inplace = self.known.inplace
 
     def run(self, shards: Sequence[Any]) -> Any:
         """The op with `shards` in place of its tensors."""

@@ -17,9 +17,10 @@ Chosen = tuple[Signature, ...]
 MOST = 200 if ALL else 0
 
 
-def combinations(op: Expected) -> list[Chosen]:
+def combinations(op: Expected, seen: set[Any] | None = None) -> list[Chosen]:
     """Signatures for all axes together: at most one form among them, as the choice in dispatch
-    has it."""
+    has it. Kinds that are in ``seen`` need not be shown together, and those shown are put there."""
+    seen = set() if seen is None else seen
     try:
         by_axis = [op.signatures(axis) for axis in range(len(op.shape))]
     except DoesNotFit as error:
@@ -38,13 +39,14 @@ def combinations(op: Expected) -> list[Chosen]:
         return made
     by_form = [chosen for chosen in made if any(s.form for s in chosen)]
     others = [chosen for chosen in made if not any(s.form for s in chosen)]
-    return _drawn(others) + _drawn(by_form)
+    return _drawn(others, seen) + _drawn(by_form, seen)
 
 
-def _drawn(made: list[Chosen]) -> list[Chosen]:
-    """Each signature of each axis once, and each pair of kinds; more of them up to MOST."""
+def _drawn(made: list[Chosen], kinds: set[Any]) -> list[Chosen]:
+    """Each signature of each axis once, and each pair of kinds that is not in ``kinds``; more of
+    them up to MOST."""
     drawn = random.Random(0).sample([(chosen, _shown(chosen)) for chosen in made], len(made))
-    seen: set[Any] = set()
+    seen = set(kinds)
     first, rest = [], drawn
     for unseen in range(len(made[0]) + 1 if made else 0, 0, -1):  # those that show most come first
         others = []
@@ -55,15 +57,19 @@ def _drawn(made: list[Chosen]) -> list[Chosen]:
             else:
                 others.append((chosen, shows))
         rest = others
+    kinds |= {_kinds(chosen) for chosen in first}
     return first + [chosen for chosen, _ in rest[: max(0, MOST - len(first))]]
 
 
 def _shown(chosen: Chosen) -> set[Any]:
     """What a combination is proof of: its signatures on their axes, and their kinds together.
     Where a form runs, those without one are not counted: others show them."""
-    kinds = (tuple(map(_kind, chosen)), len(set(chosen)))
     by_form = any(s.form for s in chosen)
-    return {kinds, *((axis, s) for axis, s in enumerate(chosen) if s.form or not by_form)}
+    return {_kinds(chosen)} | {(k, s) for k, s in enumerate(chosen) if s.form or not by_form}
+
+
+def _kinds(chosen: Chosen) -> tuple[tuple[str, ...], int]:
+    return tuple(map(_kind, chosen)), len(set(chosen))
 
 
 def _kind(signature: Signature) -> str:

@@ -45,7 +45,8 @@ def fixed(x: torch.Tensor) -> torch.Tensor:
 
 
 class Expected(Called):
-    """A call, and what comes out of it; `reference` computes that where `func` itself does not."""
+    """A call, and what comes out of it; `reference` computes that where `func` itself does not.
+    Without `gradients` its values alone are compared."""
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class Expected(Called):
         kwargs: dict[str, Any],
         ranks: Grid = 3,
         reference: Callable[..., Any] | None = None,
+        gradients: bool = True,
     ) -> None:
         super().__init__(func, args, kwargs, ranks)
         self.random = torch.Generator().manual_seed(0)
@@ -62,10 +64,13 @@ class Expected(Called):
         self.tolerance = max(_TOLERANCE.get(dtype, 1e-7) for dtype in dtypes)
         self._compute_values(reference or self.known.run)
         try:
-            self._differentiate(reference or self.known.run)
+            if gradients:
+                self._differentiate(reference or self.known.run)
         except (RuntimeError, NotImplementedError) as error:  # the values alone are compared then
             if "not implemented" not in str(error):
                 raise
+            gradients = False
+        if not gradients:
             self.leaves, self.differentiable, self.cotangents, self.gradients = [], [], [], []
 
     def scatter(self, x: torch.Tensor, sbp: NdSbp) -> Tensors:
@@ -100,6 +105,14 @@ class Expected(Called):
         self.differentiable = [i for i, t in enumerate(outs) if t.requires_grad]
         self.cotangents = [_normal(outs[i], self.random) for i in self.differentiable]
         self.gradients = self.backward(outs, leaves, self.cotangents)
+
+    def on(self, ranks: Grid) -> Expected:
+        """The same call on a placement of ``ranks``, with what torch made of it before."""
+        other, outs = copy.copy(self), self.call.outs
+        other._place(ranks)
+        other.call.outs = outs
+        other.random, other._scattered = self.random.clone_state(), {}
+        return other
 
     def forward_only(self) -> Expected:
         """The same call without its gradients."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,17 @@ from tests.reference import Tensors, assert_close, join
 Made = tuple[Tensors, Tensors, Tensors]  # outputs, operands that were written to, gradients
 
 
+class Earlier:
+    """What earlier calls have proven, and later ones need not again."""
+
+    def __init__(self) -> None:
+        # Of several axes: the kinds of signatures that an op has shown side by side.
+        self.kinds: dict[Any, set[Any]] = defaultdict(set)
+        # What ranks outside have run: on one axis each form of an op for each layout of its
+        # results, on several each form on its axes.
+        self.outside: set[Any] = set()
+
+
 @dataclass(frozen=True)
 class Example:
     """One call to prove a row with. `reference` computes the whole result where `func` itself
@@ -37,11 +49,19 @@ class Example:
     def __repr__(self) -> str:
         return f"{resolve(self.func).name}{shown(self.args, self.kwargs)}"
 
-    def check(self, ranks: Grid = 3, outside: set[Any] | None = None) -> int:
-        return check(
-            self.func, *self.args, ranks=ranks, reference=self.reference, outside=outside,
-            **self.kwargs,
-        )  # fmt: skip
+    def expected(self, ranks: Grid = 3) -> Expected:
+        """What torch makes of it, which is computed once."""
+        if id(self) not in _expected:
+            whole = Expected(self.func, self.args, self.kwargs, reference=self.reference)
+            _expected[id(self)] = self, whole
+        return _expected[id(self)][1].on(ranks)
+
+    def check(self, ranks: Grid = 3, earlier: Earlier | None = None) -> None:
+        """Prove every signature that the row of its function claims; see the function `check`."""
+        prove_claims(self.expected(ranks), Earlier() if earlier is None else earlier)
+
+
+_expected: dict[int, tuple[Example, Expected]] = {}
 
 
 def example(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Example:
@@ -54,7 +74,6 @@ def check(
     *args: Any,
     ranks: Grid = 3,
     reference: Callable[..., Any] | None = None,
-    outside: set[Any] | None = None,
     **kwargs: Any,
 ) -> int:
     """Prove every signature that the row of `func` claims for this call; how many there were.
@@ -63,40 +82,40 @@ def check(
         ranks: size of the one axis, or sizes of several: then combinations over the axes, with
             each signature of each axis among them, and each kind beside each other kind.
         reference: what to compare with, called like `func`; `func` itself by default.
-        outside: of several axes, what ranks outside have run in earlier calls, and need not again:
-            each form of a row on each axis.
 
     Raises:
         AssertionError: a signature is wrong; the message names it and says what differs.
     """
-    op = Expected(func, args, kwargs, ranks, reference)
-    claimed = combinations(op)
+    return prove_claims(Expected(func, args, kwargs, ranks, reference), Earlier())
+
+
+def prove_claims(op: Expected, earlier: Earlier) -> int:
+    """Prove every signature that is claimed, but for what `earlier` has; how many there were."""
+    kinds = set() if ALL else earlier.kinds[op.known.name, op.known.inplace]
+    claimed = combinations(op, kinds)
     assert claimed, f"{op}: no signature fits"
-    outside = set() if outside is None else outside
-    proofs = []
+    prove(op, claimed, earlier)
+    return len(claimed)
+
+
+def prove(op: Expected, claimed: Sequence[Chosen], earlier: Earlier | None = None) -> None:
+    """Raise where one of `claimed`, a signature for each axis, does not give what is expected.
+    What ranks outside have run in `earlier` calls they do not run again."""
+    proofs, outside = [], Earlier().outside if earlier is None else earlier.outside
     for chosen in claimed:
         with _named(op, chosen):
             proofs.append(_proof(op, chosen))
-        formed = (op.known.name, *(s.form for s in chosen))
-        if proofs[-1].form and (ALL or len(chosen) == 1 or formed not in outside):
+        formed = proofs[-1].formed()
+        if proofs[-1].form and (ALL or formed not in outside):
             proofs[-1].add_a_rank_outside()
             outside.add(formed)
     results = iter(_simulated([proof for proof in proofs if proof.form]))
     for proof in proofs:
         with _named(op, proof.chosen):
             proof.judge(next(results) if proof.form else proof.local())
-    return len(claimed)
 
 
 # -- one signature ---------------------------------------------------------------------------------
-
-
-def prove(op: Expected, chosen: Chosen) -> None:
-    """Raise where `chosen`, a signature for each axis, does not give what is expected."""
-    proof = _proof(op, chosen)
-    if proof.form:
-        proof.add_a_rank_outside()
-    proof.judge(proof.made())
 
 
 def _proof(op: Expected, chosen: Chosen) -> Proof:
@@ -185,6 +204,12 @@ class Proof:
     def made(self) -> list[Made]:
         """What each rank makes, side by side if a form may send."""
         return simulate(self.run, self.ranks) if self.form else self.local()
+
+    def formed(self) -> tuple[Any, ...]:
+        """What a rank outside is a proof of."""
+        if len(self.chosen) == 1:
+            return self.op.known.name, self.form, self.chosen[0].outs
+        return tuple(s.form for s in self.chosen)
 
     def add_a_rank_outside(self) -> None:
         """It holds meta shards and runs the same, unless outputs are known without running."""

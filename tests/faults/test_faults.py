@@ -12,10 +12,15 @@ from tests.faults.programs import FINE, INSTEAD, PROGRAMS, RANKS
 from tests.faults.worlds import Outcome, World, run
 from tests.ranks import ALL
 
-# Programs in which one rank is at another line are alike but for that line: they take turns.
-ON_ONE_HOST = {"item_on_one_rank", "one_more_step_on_one_rank", "an_exception_that_is_caught"}
+# Programs in which one rank is at another line are alike but for that line, and those in which a
+# process is gone but for its status: they take turns.
+ON_ONE_HOST = {
+    "item_on_one_rank", "one_more_step_on_one_rank", "an_exception_that_is_caught", "a_busy_loop",
+    "a_crash",
+}  # fmt: skip
 ON_TWO_HOSTS = {
-    "another_op", "backward_on_one_rank", "an_early_return", "a_lock_that_nobody_frees"
+    "another_op", "backward_on_one_rank", "an_early_return", "a_lock_that_nobody_frees",
+    "an_exit_without_farewell",
 }  # fmt: skip
 
 

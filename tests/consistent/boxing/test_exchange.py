@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,16 @@ GRIDS = [
     [[0, 1], [2, 3]], [[0, 2], [1, 3]], [[0, 1, 2, 3]], [[1, 2]],
 ]  # fmt: skip
 PAIRS = [(a, b) for a, b in itertools.product(GRIDS, GRIDS) if a != b]
-ONE_AXIS = [(a, b) for a, b in PAIRS if not isinstance(a[0], list) and not isinstance(b[0], list)]
+from_each = pytest.mark.parametrize("a", GRIDS, ids=str)
+
+
+def has_one_axis(ranks) -> bool:
+    return not isinstance(ranks[0], list)
+
+
+def others(a) -> list[Any]:
+    """Where tensors on ``a`` go."""
+    return [b for b in GRIDS if b != a]
 
 
 def on(ranks, sbp, shape=SMALL, dtype=torch.float64) -> TensorSpec:
@@ -125,10 +135,11 @@ def alternatives(src: TensorSpec, dst: TensorSpec) -> Iterator[int]:
                 yield total_sent(src, moves)
 
 
-@pytest.mark.parametrize(("a", "b"), ONE_AXIS, ids=str)
-def test_no_way_over_other_sbps_sends_less(a, b):
-    for src, dst in cases(a, b, [(8, 6)]):
-        assert total_sent(src, plan(src, dst)) == min(alternatives(src, dst))
+@pytest.mark.parametrize("a", filter(has_one_axis, GRIDS), ids=str)
+def test_no_way_over_other_sbps_sends_less(a):
+    for b in filter(has_one_axis, others(a)):
+        for src, dst in cases(a, b, [(8, 6)]):
+            assert total_sent(src, plan(src, dst)) == min(alternatives(src, dst)), (src, dst)
 
 
 def largest_held(src: TensorSpec, dst: TensorSpec) -> int:
@@ -143,20 +154,38 @@ def largest_held(src: TensorSpec, dst: TensorSpec) -> int:
     return max(sizes)
 
 
-@pytest.mark.parametrize(("a", "b"), PAIRS, ids=str)
-def test_no_rank_holds_more_on_the_way_than_at_an_end(a, b):
-    for src, dst in cases(a, b, [(8, 8)]):
-        ends = (src.local_shape(None), dst.local_shape(None))
-        assert largest_held(src, dst) <= max(torch.Size(end).numel() for end in ends)
+@from_each
+def test_no_rank_holds_more_on_the_way_than_at_an_end(a):
+    for b in others(a):
+        for src, dst in cases(a, b, [(8, 8)]):
+            ends = (src.local_shape(None), dst.local_shape(None))
+            most = max(torch.Size(end).numel() for end in ends)
+            assert largest_held(src, dst) <= most, (src, dst)
 
 
 # -- values, gradients, bytes ----------------------------------------------------------------------
 
 
+class OfMeta(torch.autograd.Function):
+    """A result of the shape of meta tensors, where ranks outside follow: of the same op torch would
+    need a millisecond to say so. With ``x`` alone it is the square."""
+
+    @staticmethod
+    def forward(ctx, x, *other):
+        ctx.save_for_backward(x, *other)
+        return torch.empty(x.shape, dtype=x.dtype, device="meta")
+
+    @staticmethod
+    def backward(ctx, *grads):
+        saved = ctx.saved_tensors
+        return tuple(OfMeta.apply(x, *grads) for x in saved)
+
+
 def square(local: torch.Tensor, spec: TensorSpec) -> tuple[torch.Tensor, TensorSpec]:
     """Elementwise square, which P does not pass through."""
     whole = spec.with_sbp(tuple(B if e.is_partial else e for e in spec.sbp))
-    return box(local, spec, whole) ** 2, whole
+    x = box(local, spec, whole)
+    return OfMeta.apply(x) if x.is_meta else x**2, whole
 
 
 def ones(local: torch.Tensor, spec: TensorSpec, rank: int) -> torch.Tensor:
@@ -218,16 +247,18 @@ def check_bytes(src: TensorSpec, dst: TensorSpec, calls: tuple) -> None:
 
 def sample(pairs: list, seed: int) -> list:
     """All of them where asked for by the environment, else some."""
-    count = 16 if ALL else 8
+    count = 16 if ALL else 6
     if os.environ.get("EXHAUSTIVE") or len(pairs) <= count:
         return pairs
     picked = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(seed))[:count]
     return [pairs[k] for k in picked.tolist()]
 
 
-@pytest.mark.parametrize(("a", "b"), PAIRS, ids=str)
-def test_value_gradients_and_bytes_between_all_placements(a, b):
-    pairs = sample(cases(a, b, [(8, 4), (7, 5)]), len(str((a, b))))
+@from_each
+def test_value_gradients_and_bytes_between_all_placements(a):
+    pairs = []
+    for b in others(a):
+        pairs += sample(cases(a, b, [(8, 4), (7, 5)]), len(str((a, b))))
     check(pairs, simulate(moved, WORLD, pairs))
 
 

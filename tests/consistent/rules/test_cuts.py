@@ -15,9 +15,8 @@ from consistent.forms.random import generator
 from consistent.rules.cuts import as_cut
 from consistent.spec import Placement, Split
 from consistent.spec.cut import DimCut, cut_of
-from tests.brute_force import Example
+from tests.brute_force import Earlier, Example, prove
 from tests.brute_force.expected import RANDOM, Expected
-from tests.brute_force.proof import prove
 from tests.consistent.rules.corpus import EXAMPLES, FAMILIES, each
 from tests.ranks import ALL, simulate
 from tests.reference import assert_close
@@ -48,27 +47,22 @@ def _size(op: Expected, option: object) -> int | None:
     return next((x.shape[e.dim] for x, e in pairs if isinstance(e, Split)), None)
 
 
-def check(case: Example) -> int:
-    """Prove every signature that is claimed for cuts; how many there were."""
-    op = Expected(case.func, case.args, case.kwargs, RANKS, case.reference)
-    count = 0
+def check(case: Example, earlier: Earlier) -> None:
+    """Prove every signature that is claimed for cuts."""
+    op = case.expected(RANKS)
+    claimed = []
     for option in op.signatures(0):
         n = _size(op, option)
-        for cut in () if n is None else _cuts(n):
-            twin = as_cut(option, op.row, op.call, RANKS, cut)
-            if twin is None:
-                continue
-            try:
-                prove(op, (twin,))
-            except Exception as error:
-                raise AssertionError(f"{op}\n  {twin}\n  {error!r}") from error
-            count += 1
-    return count
+        cuts = [] if n is None else _cuts(n)
+        twins = [as_cut(option, op.row, op.call, RANKS, cut) for cut in cuts]
+        claimed += [(twin,) for twin in twins if twin is not None]
+    prove(op, claimed, earlier)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_signature_for_a_cut_is_right(family: str) -> None:
-    each(FAMILIES[family], check)
+    earlier = Earlier()
+    each(FAMILIES[family], lambda case: check(case, earlier))
 
 
 # -- through dispatch ------------------------------------------------------------------------------
@@ -114,7 +108,7 @@ def _run_globally(rank: int, op: Expected, ways: tuple[int, ...]) -> None:
 
 
 def _check_globally(case: Example) -> None:
-    op = Expected(case.func, case.args, case.kwargs, WHOLE_RANKS, case.reference)
+    op = case.expected(WHOLE_RANKS)
     simulate(_run_globally, WHOLE_RANKS, op, tuple(range(6)) if ALL else WAYS[id(case)])
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from consistent.dispatch.planning.functions.torch_functions import resolve
 from consistent.rules import ROWS, find
+from tests.brute_force import Earlier
 from tests.consistent.rules.corpus import EXAMPLES, FAMILIES, each
 from tests.consistent.rules.examples.linalg import GONE
 from tests.torch_release import IS_2_13
@@ -15,13 +14,14 @@ from tests.torch_release import IS_2_13
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_claimed_signature_is_right(family: str) -> None:
-    each(FAMILIES[family], lambda case: case.check(ranks=3))
+    earlier = Earlier()
+    each(FAMILIES[family], lambda case: case.check(3, earlier))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_axes_choose_independently(family: str) -> None:
-    outside: set[Any] = set()
-    each(FAMILIES[family], lambda case: case.check((2, 2), outside))
+    earlier = Earlier()
+    each(FAMILIES[family], lambda case: case.check((2, 2), earlier))
 
 
 PROVEN = {resolve(case.func).name for case in EXAMPLES}

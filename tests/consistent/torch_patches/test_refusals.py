@@ -60,56 +60,71 @@ def _call(name: str, *args: Any, **kwargs: Any) -> Any:
     return getattr(importlib.import_module(module), function)(*args, **kwargs)
 
 
-REFUSED = [
-    # made from a tensor, in C
-    "torch.Tensor(x)", "torch.DoubleTensor(x)", "torch.FloatTensor([x[0, 0]])",
-    "torch.Tensor._make_subclass(torch.Tensor, x)", "plain.new(x)",
-    # shared memory
-    "np.from_dlpack(x)", "torch.from_dlpack(x)", "torch.utils.dlpack.to_dlpack(x)",
-    "torch._C._to_dlpack(x)", "x.__dlpack__()", "plain.set_(x)", "shaped.set_(x)",
-    # properties of a plain tensor
-    *(f"assign({owner}, '{name}', x)"
-      for owner in ("plain", "shaped", "leaf", "complex")
-      for name in ("data", "grad", "_grad", "real", "imag")),
-    # tracers
-    "torch.jit.trace(torch.sin, (x,))", "torch.jit.trace(lambda t: t + x, (plain,))",
-    "torch.jit.trace(net, (plain,))", "make_fx(torch.sin)(x)", "make_fx(lambda t: t + x)(plain)",
-    "make_fx(torch.sin, tracing_mode='fake')(x)", "torch.jit.trace_module(net, {'forward': plain})",
-    "torch.export.export(net, (plain,))", "torch.export.export(net, (x,))",
-    "torch.export.export(zero3, (plain,))", "torch.jit.trace(zero3, (plain,))",
-    "torch.jit.script(zero3)",
-    # collectives
-    "dist.all_reduce(x)", "dist.broadcast(x, 0)", "dist.all_gather([x, x], local)",
-    "dist.all_gather([local, local], x)", "dist.send(x, 1 - dist.get_rank())",
-    "dist.reduce_scatter_tensor(x, x)", "dist.all_to_all([x], [x])",
-    "dist.distributed_c10d.all_reduce(x)", "dist.all_gather_object([None, None], x)",
-    "call('torch.distributed.nn.functional.all_reduce', x)",
-    "call('torch.distributed._functional_collectives.all_reduce', x, 'sum', dist.group.WORLD)",
-    # wrappers that communicate by themselves
-    "DDP(net)", "call('torch.distributed.fsdp.fully_shard', net)",
-    "call('torch.distributed.fsdp.fully_shard', [net])",
-    "call('torch.distributed.fsdp.FullyShardedDataParallel', net)",
-    "call('torch.distributed._composable.replicate', net)", "torch.nn.DataParallel(net)",
-    "call('torch.distributed.tensor.parallel.parallelize_module', net, mesh('cpu', (2,)), {})",
-    "DTensor.from_local(x, mesh('cpu', (2,)))", "distribute_tensor(x, mesh('cpu', (2,)))",
-    # transforms
-    "torch.vmap(torch.sin)(x)", "torch.func.grad(lambda t: t.sum())(x)",
-    "torch.func.vjp(torch.sin, x)", "torch.func.jacrev(torch.sin)(x)",
-    "torch.func.jacfwd(torch.sin)(x)", "torch.func.functionalize(torch.sin)(x)",
-    "torch.vmap(lambda t: t + x)(plain)", "torch.func.hessian(lambda t: t.sum())(x)",
-    "torch.func.linearize(torch.sin, x)",
-    "torch.func.jvp(lambda t: t.cumsum(0).sum(), (x,), (x,))",
-    "torch.func.grad(lambda t: (t * x).sum())(plain)",
-    "torch.autograd.grad(x.clone().requires_grad_().sin(), x, is_grads_batched=True)",
-    # nested tensors
-    "torch.nested.nested_tensor([x, x])", "torch.nested.as_nested_tensor([x, local])",
-    "torch.nested.nested_tensor([x, x], layout=torch.jagged)",
-    "torch.nested.nested_tensor_from_jagged(x, torch.tensor([0, 2, 4]))",
-    "torch.nested.narrow(x, 1, 0, 1, layout=torch.jagged)", "torch.nested.masked_select(x, x > 0)",
-]  # fmt: skip
+REFUSED = {
+    "made from a tensor, in C": [
+        "torch.Tensor(x)", "torch.DoubleTensor(x)", "torch.FloatTensor([x[0, 0]])",
+        "torch.Tensor._make_subclass(torch.Tensor, x)", "plain.new(x)",
+    ],
+    "shared memory": [
+        "np.from_dlpack(x)", "torch.from_dlpack(x)", "torch.utils.dlpack.to_dlpack(x)",
+        "torch._C._to_dlpack(x)", "x.__dlpack__()", "plain.set_(x)", "shaped.set_(x)",
+    ],
+    "properties of a plain tensor": [
+        *(f"assign({owner}, '{name}', x)"
+          for owner in ("plain", "shaped", "leaf", "complex")
+          for name in ("data", "grad", "_grad", "real", "imag")),
+    ],
+    "tracers": [
+        "torch.jit.trace(torch.sin, (x,))", "torch.jit.trace(lambda t: t + x, (plain,))",
+        "torch.jit.trace(net, (plain,))", "torch.jit.trace_module(net, {'forward': plain})",
+        "make_fx(torch.sin)(x)", "make_fx(lambda t: t + x)(plain)",
+        "make_fx(torch.sin, tracing_mode='fake')(x)",
+        "torch.export.export(net, (plain,))", "torch.export.export(net, (x,))",
+        "torch.export.export(zero3, (plain,))", "torch.jit.trace(zero3, (plain,))",
+        "torch.jit.script(zero3)",
+    ],
+    "collectives": [
+        "dist.all_reduce(x)", "dist.broadcast(x, 0)", "dist.all_gather([x, x], local)",
+        "dist.all_gather([local, local], x)", "dist.send(x, 1 - dist.get_rank())",
+        "dist.reduce_scatter_tensor(x, x)", "dist.all_to_all([x], [x])",
+        "dist.distributed_c10d.all_reduce(x)", "dist.all_gather_object([None, None], x)",
+        "call('torch.distributed.nn.functional.all_reduce', x)",
+        "call('torch.distributed._functional_collectives.all_reduce', x, 'sum', dist.group.WORLD)",
+    ],
+    "wrappers that communicate by themselves": [
+        "DDP(net)", "call('torch.distributed.fsdp.fully_shard', net)",
+        "call('torch.distributed.fsdp.fully_shard', [net])",
+        "call('torch.distributed.fsdp.FullyShardedDataParallel', net)",
+        "call('torch.distributed._composable.replicate', net)", "torch.nn.DataParallel(net)",
+        "call('torch.distributed.tensor.parallel.parallelize_module', net, mesh('cpu', (2,)), {})",
+        "DTensor.from_local(x, mesh('cpu', (2,)))", "distribute_tensor(x, mesh('cpu', (2,)))",
+    ],
+    "transforms": [
+        "torch.vmap(torch.sin)(x)", "torch.func.grad(lambda t: t.sum())(x)",
+        "torch.func.vjp(torch.sin, x)", "torch.func.jacrev(torch.sin)(x)",
+        "torch.func.jacfwd(torch.sin)(x)", "torch.func.functionalize(torch.sin)(x)",
+        "torch.vmap(lambda t: t + x)(plain)", "torch.func.hessian(lambda t: t.sum())(x)",
+        "torch.func.linearize(torch.sin, x)",
+        "torch.func.jvp(lambda t: t.cumsum(0).sum(), (x,), (x,))",
+        "torch.func.grad(lambda t: (t * x).sum())(plain)",
+        "torch.autograd.grad(x.clone().requires_grad_().sin(), x, is_grads_batched=True)",
+    ],
+    "nested tensors": [
+        "torch.nested.nested_tensor([x, x])", "torch.nested.as_nested_tensor([x, local])",
+        "torch.nested.nested_tensor([x, x], layout=torch.jagged)",
+        "torch.nested.nested_tensor_from_jagged(x, torch.tensor([0, 2, 4]))",
+        "torch.nested.narrow(x, 1, 0, 1, layout=torch.jagged)",
+        "torch.nested.masked_select(x, x > 0)",
+    ],
+}  # fmt: skip
 
 
-def _refused(rank: int, call: str, layout: str) -> str:
+def _refused(rank: int, calls: list[str]) -> dict[str, str]:
+    """The message of the error that each call raises, for each layout."""
+    return {f"{call} of {layout}": _raised_by(call, layout) for call in calls for layout in LAYOUTS}
+
+
+def _raised_by(call: str, layout: str) -> str:
     """The message of the error that ``call`` raises; nothing of it stays behind."""
     scope = _scope(layout, call)
     before = {name: copy.copy(scope[name]) for name in ("shaped", "plain", "complex")}
@@ -119,8 +134,8 @@ def _refused(rank: int, call: str, layout: str) -> str:
     except Exception as error:  # noqa: BLE001
         message = f"{type(error).__name__}: {error}"
     for name, value in before.items():
-        assert scope[name].__class__ is torch.Tensor and torch.equal(scope[name], value)
-    assert scope["plain"].grad is None and scope["leaf"].grad is None
+        assert scope[name].__class__ is torch.Tensor and torch.equal(scope[name], value), call
+    assert scope["plain"].grad is None and scope["leaf"].grad is None, call
     if ALL or layout == "S(0)":
         _works()
     return message
@@ -137,12 +152,17 @@ def _works() -> None:
     assert torch.equal(leaf.grad.full(), x * 2)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("call", REFUSED)
-def test_what_would_see_the_shard_only_is_refused_on_every_rank(call: str, layout: str) -> None:
-    for message in pool(2).run(_refused, call, layout):
-        assert "global tensor" in message or "on placement(" in message, message
-        assert "Use " in message or "Call " in message, message
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_would_see_the_shard_only_is_refused_on_every_rank(kind: str) -> None:
+    for messages in pool(2).run(_refused, REFUSED[kind]):
+        wrong = {call: message for call, message in messages.items() if not _says_why(message)}
+        assert not wrong, "\n".join(f"{call}: {message}" for call, message in wrong.items())
+
+
+def _says_why(message: str) -> bool:
+    """Whether it names the tensor, and what to use in place of the call."""
+    names = "global tensor" in message or "on placement(" in message
+    return names and ("Use " in message or "Call " in message)
 
 
 def test_every_property_that_takes_a_tensor_is_refused() -> None:
@@ -220,6 +240,11 @@ def test_numbers_and_copies_are_those_of_the_whole(rank: int, name: str, layout:
     torch.testing.assert_close(found, wanted)
 
 
+WRAPPERS = [
+    call for calls in REFUSED.values() for call in calls if "net)" in call and "jit" not in call
+]
+
+
 def _wrapped(rank: int, call: str) -> str:
     scope = _scope("B", call)
     before = type(scope["net"]), dict(scope["net"].named_parameters())
@@ -231,7 +256,7 @@ def _wrapped(rank: int, call: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("call", [c for c in REFUSED if "net)" in c and "jit" not in c])
+@pytest.mark.parametrize("call", WRAPPERS)
 def test_a_wrapper_is_refused_before_it_changes_the_module(call: str) -> None:
     for message in pool(2).run(_wrapped, call):
         assert "parallelize(module, placement, plan) left it" in message, message

@@ -44,7 +44,11 @@ def moves(rank: int, n: int, dtype: torch.dtype) -> dict[str, Callable[[], Any]]
     whole = functools.partial(values, rank, (sum(rows), 4), dtype)
     own = functools.partial(values, rank, (rows[rank], 4), dtype)
     turned = functools.partial(values, rank, (4, rows[rank]), dtype)
-    large = functools.partial(values, rank, (3, LARGE // 3 // dtype.itemsize), dtype)
+    made = functools.cache(lambda: values(rank, (3, LARGE // 3 // dtype.itemsize), dtype))
+
+    def large() -> Tensor:
+        return made().clone()
+
     found: dict[str, Callable[[], Any]] = {
         "all_gather_into_tensor": lambda: t.all_gather_into_tensor(own(), 0, rows, ranks),
         "join inner": lambda: t.all_gather_into_tensor(turned(), 1, rows, ranks),

@@ -186,9 +186,8 @@ class _Calling(TorchDispatchMode):
 
 
 def called(rank: int, make: Any, *args: Any) -> Counter[tuple[str, str]]:
-    """How often each (caller, op) occurs in the third step."""
+    """How often each (caller, op) occurs in the second step."""
     step = make(*args)
-    step()
     step()
     with _Calling() as mode, mode.callers.observing():
         step()
@@ -197,11 +196,15 @@ def called(rank: int, make: Any, *args: Any) -> Counter[tuple[str, str]]:
 
 def measured(rank: int, make: Any, *args: Any) -> tuple[list[Call], int, Link | None]:
     """(what this rank sends, the most memory that it holds) in the third step, and what messages
-    cost here."""
+    cost here. In the second one ranks may still agree on memory that they share."""
+    return _measured(2, make, *args)
+
+
+def _measured(before: int, make: Any, *args: Any) -> tuple[list[Call], int, Link | None]:
     with Holding() as held:
         step = make(*args)
-        step()
-        step()
+        for _ in range(before):
+            step()
         held.forget()
         with counting() as log:
             step()
@@ -209,24 +212,28 @@ def measured(rank: int, make: Any, *args: Any) -> tuple[list[Call], int, Link | 
 
 
 def measured_stages(rank: int, made: Stages, updates: bool) -> tuple[Any, ...]:
-    """What ``measured`` returns, and if asked for how often each op occurs in the optimizer's
-    fourth step, on tensors that this rank holds."""
-    made_here: list[Any] = []
+    """What ``measured`` returns, and if asked for how often each op occurs in the optimizer's part
+    of that step, on tensors that this rank holds; of the second step, which sends the same."""
+    modes: list[_Calling] = []
 
-    def make() -> Any:
-        made_here.append(begin_stages(made))
-        return made_here[0]
+    def make() -> Callable[[], None]:
+        step = begin_stages(made)
 
-    found, mode = measured(rank, make), _Calling()
-    if updates:
-        with ExitStack() as inside:
-            made_here[0](lambda: inside.enter_context(mode))
-    return *found, Counter(op for _, op in mode.found.elements())
+        def step_and_count() -> None:
+            mode = _Calling()
+            with ExitStack() as inside:
+                step(partial(inside.enter_context, mode) if updates else lambda: None)
+            modes.append(mode)
+
+        return step_and_count
+
+    found = _measured(1, make)
+    return *found, Counter(op for _, op in modes[-1].found.elements())
 
 
 def simulated(ranks: int, link: Link | None, hosts: int, make: Any, *args: Any) -> Any:
-    """On so many hosts, in each of which ranks share memory, with links that cost what they cost
-    the real ranks: sizes of buckets depend on it. Nothing is timed."""
+    """Two steps on so many hosts, in each of which ranks share memory, with links that cost what
+    they cost the real ranks: sizes of buckets depend on it. Nothing is timed."""
     cost = BUILT_IN["cpu"] if link is None else None
     wire = Wire(cost.latency, cost.bandwidth) if cost else Wire(link.latency_s, link.bytes_per_s)
     machine = replace(
@@ -238,7 +245,7 @@ def simulated(ranks: int, link: Link | None, hosts: int, make: Any, *args: Any) 
     )
     with consistent.simulate(ranks=ranks, machine=machine) as sim:
         step = make(*args)
-        for _ in range(3):
+        for _ in range(2):
             step()
     return sim
 

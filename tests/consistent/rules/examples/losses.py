@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import torch
 
 from tests.brute_force import Example, example, fixed
 from tests.consistent.rules.examples.numbers import real, unit, whole
+from tests.ranks import ALL
 
 _nn = torch._C._nn
 REDUCTIONS = (0, 1, 2)
@@ -65,26 +67,21 @@ def _by_row() -> Iterator[Example]:
 
 
 def _by_class() -> Iterator[Example]:
+    shapes = ((5, 7), (4, 7, 3), (2, 2, 3, 5))
+    for choice in itertools.product(range(3), range(3), range(2), range(2)):
+        if sum(choice) % 2 and not ALL:  # every three choices are seen together without these
+            continue
+        r, shape, smoothing = REDUCTIONS[choice[0]], shapes[choice[1]], (0.0, 0.3)[choice[2]]
+        rows, weight = (shape[0], *shape[2:]), fixed(unit(shape[1])) if choice[3] else None
+        indices, probabilities = _classes(rows, shape[1], 1), real(*shape).softmax(1)
+        for target, ignored in ((indices, 1), (probabilities, -100)):
+            yield example(
+                _nn.cross_entropy_loss, real(*shape), target, weight, r, ignored, smoothing
+            )
     for r in REDUCTIONS:
-        for shape in ((5, 7), (4, 7, 3), (2, 2, 3, 5)):
-            rows = (shape[0], *shape[2:])
-            yield example(_nn.nll_loss_nd, real(*shape), _classes(rows, shape[1]), None, r, -100)
-            for weight in (None, fixed(unit(shape[1]))):
-                for smoothing in (0.0, 0.3):
-                    indices = _classes(rows, shape[1], 1)
-                    yield example(
-                        _nn.cross_entropy_loss, real(*shape), indices, weight, r, 1, smoothing
-                    )
-                    probabilities = real(*shape).softmax(1)
-                    yield example(
-                        _nn.cross_entropy_loss,
-                        real(*shape),
-                        probabilities,
-                        weight,
-                        r,
-                        -100,
-                        smoothing,
-                    )
+        for shape in shapes:
+            indices = _classes((shape[0], *shape[2:]), shape[1])
+            yield example(_nn.nll_loss_nd, real(*shape), indices, None, r, -100)
         yield example(_nn.nll_loss, real(5, 7), _classes((5,), 7, 3), fixed(unit(7)), r, 3)
         yield example(
             _nn.nll_loss2d, real(2, 5, 3, 4), _classes((2, 3, 4), 5), fixed(unit(5)), r, -100

@@ -25,7 +25,7 @@ def _passed(func: Callable[..., Any], *args: Any) -> dict[Sbp, Sbp]:
     for signature in op.signatures(0):
         kinds = [e for e in signature.ins if e.is_extreme]
         if kinds:
-            prove(op, (signature,))
+            prove(op, [(signature,)])
             found[kinds[0]] = signature.outs[0]
     return found
 

@@ -62,7 +62,9 @@ def run(at: Laid, norm: Callable[[Any], Any], shape: tuple, entry: Sbp) -> Any:
 def compare_all(rank: int, ranks: Any, norms: Callable[[], Any], shape: tuple) -> list[str]:
     """What differs from plain torch."""
     placement, wrong = Placement("cpu", ranks), []
-    for name, norm in norms():
+    # Of empty pieces every second norm, in turn: each order has several.
+    at = SHAPES.index(shape)
+    for name, norm in list(norms())[at % 2 :: 2] if at and not ALL else norms():
         wanted = run(Laid(None), norm, shape, B)
         for entry in (B, S(0), S(1), P):
             try:
