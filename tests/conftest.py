@@ -70,6 +70,7 @@ LONGEST = (
 IMPORTED_FOR = {
     "compiled": ("tests.inductor",),
     "examples": ("sklearn.datasets", "matplotlib.pyplot"),
+    "integrations": ("transformers.trainer", "lightning"),
     "models": ("transformers.models.llama.modeling_llama",),
     "streams": ("transformers.models.llama.modeling_llama",),
 }
