@@ -68,10 +68,12 @@ LONGEST = (
 
 # What the ranks of a folder's tests import, seconds in each of them, if each does so by itself.
 IMPORTED_FOR = {
-    "compiled": "tests.inductor",
-    "models": "transformers.models.llama.modeling_llama",
-    "pipeline": "transformers.models.llama.modeling_llama",
-    "streams": "transformers.models.llama.modeling_llama",
+    "compiled": ("tests.inductor",),
+    "examples": ("sklearn.datasets", "matplotlib.pyplot"),
+    "integrations": ("transformers.trainer", "lightning"),
+    "models": ("transformers.models.llama.modeling_llama",),
+    "pipeline": ("transformers.models.llama.modeling_llama",),
+    "streams": ("transformers.models.llama.modeling_llama",),
 }
 
 
@@ -81,7 +83,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: turns.get(item.path, len(turns)))
     folders = {item.path.parent.name for item in items}
     for folder in sorted(folders & set(IMPORTED_FOR)):
-        import_too(IMPORTED_FOR[folder])
+        for module in IMPORTED_FOR[folder]:
+            import_too(module)
     if torch.cuda.is_available():
         return
     for item in items:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from consistent.flow.data import load
+from tests.consistent.flow.test_face import idx
 from tests.launch import launch
 
 ROOT = Path(__file__).parents[2]
@@ -29,9 +31,10 @@ def run(name: str, *args: str, ranks: int | None = None, fails: bool = False) ->
     return printed + (errors if fails else "")
 
 
-def run_as_written(name: str) -> str:
-    """The same by torchrun itself."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+def run_by_torchrun(name: str) -> str:
+    """The same by torchrun, whose ranks are forks of it."""
+    forks = ["-m", "tests.forked_ranks", "torch.distributed.run"]
+    launcher = [*forks, "--standalone", "--nproc_per_node", "2"]
     done = subprocess.run(
         [sys.executable, *launcher, str(EXAMPLES / f"{name}.py")],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -56,7 +59,7 @@ def test_every_example_is_tested() -> None:
     assert not {p for p in programs if not any(each.format(p) in source for each in known)}
 
 
-@pytest.mark.parametrize("started", [run, run_as_written])
+@pytest.mark.parametrize("started", [run, run_by_torchrun])
 def test_boxing_keeps_the_value(started: Callable[[str], str]) -> None:
     text = started("hello_global_tensor")
     assert "S(0): a tensor of shape (5, 3), in pieces (3, 3), (2, 3)" in text
@@ -132,8 +135,20 @@ def test_lenet_over_three_placements_has_the_losses_of_one_rank() -> None:
     assert difference(run("mixed_parallelism_lenet")) < 1e-4
 
 
+def save_digits(folder: Path, training: int, testing: int) -> None:
+    """Write so many of scikit-learn's digits to MNIST's four files."""
+    images, labels, *others = load()
+    parts = {"train": (images, labels, training), "t10k": (*others, testing)}
+    for part, (images, labels, count) in parts.items():
+        pixels = (images[:count].squeeze(1) * 255).numpy()
+        idx(folder / f"{part}-images-idx3-ubyte", pixels)
+        idx(folder / f"{part}-labels-idx1-ubyte", labels[:count].numpy())
+
+
 def test_lenet_on_three_ranks_has_the_losses_of_one(tmp_path: Path) -> None:
-    text = run("mnist_lenet", "--epochs", "1", "--out", str(tmp_path), ranks=3)
+    save_digits(tmp_path, 480, 80)
+    few = ("--epochs", "1", "--batch", "16", "--data", str(tmp_path))
+    text = run("mnist_lenet", *few, "--out", str(tmp_path), ranks=3)
     assert difference(text) < 1e-10
     accuracy = re.findall(r"test accuracy ([0-9.]+)%", text)
     assert float(accuracy[-1]) > 50

@@ -12,7 +12,7 @@ from benchmarks.elastic import SAVE_EVERY, SMALL, Run, difference, lost, rows
 from tests.launch import Launched, launch
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
-STEPS, FEW = 60, 20
+STEPS, FEW = 60, 12
 
 
 def alone(out: Path, steps: int) -> str:

@@ -46,13 +46,14 @@ def trained(plan: Any, placement: Any, blocks: int = 3, optimizer: Any = torch.o
             each_its_own = Plan({"*": Layouts((S(0),), use=(B,))}, keep_bytes=0)
             given = each_its_own if plan == "zero3" else plan
             consistent.parallelize(model, placement, given)
-        optim = optimizer(model.parameters(), lr=0.01)
+        optim = optimizer and optimizer(model.parameters(), lr=0.01)
 
         def step(x: Any) -> Any:
-            optim.zero_grad()
+            model.zero_grad()
             loss = model(x).square().mean()
             loss.backward()
-            optim.step()
+            if optim:
+                optim.step()
             return loss
 
         return step, [model, optim]

@@ -279,20 +279,21 @@ class Block(nn.Module):
         return torch.relu(x + self.down(F.gelu(self.up(self.norm(x)))))
 
 
-def _trained(rank: int, plan: Any, backend: str, blocks: int, optimizer: str) -> str:
+def _trained(rank: int, plan: Any, backend: str, blocks: int, optimizer: str | None) -> str:
     p = Placement.all("cpu")
 
     def make() -> Any:
         torch.manual_seed(0)
         model: Any = nn.Sequential(*(Block() for _ in range(blocks))).double()
         consistent.parallelize(model, p, plan)
-        optim = getattr(torch.optim, optimizer)(model.parameters(), lr=0.01)
+        optim = optimizer and getattr(torch.optim, optimizer)(model.parameters(), lr=0.01)
 
         def step(x: Any) -> Any:
-            optim.zero_grad()
+            model.zero_grad()
             loss = model(x).square().mean()
             loss.backward()
-            optim.step()
+            if optim:
+                optim.step()
             return loss
 
         return step, [model, optim]
@@ -312,7 +313,7 @@ def test_training(plan: str, ranks: int) -> None:
 
 
 def test_training_by_inductor() -> None:
-    for text in pool(2).run(_trained, "tensor", "inductor", 1, "SGD", timeout=300):
+    for text in pool(2).run(_trained, "tensor", "inductor", 1, None, timeout=300):
         assert "message addmm, all_reduce(" in text, text
 
 

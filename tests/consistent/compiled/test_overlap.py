@@ -129,7 +129,7 @@ def _by_inductor(rank: int, blocks: int, memory: int | None, rows: int) -> None:
     data binds."""
     p, sent = Placement.all("cpu"), []
     given = batches(rows, (p, S(0)))
-    step = trained("zero3", p, blocks, torch.optim.SGD)
+    step = trained("zero3", p, blocks, None)
     made = beside(step, given, "inductor", overlap=True, memory=memory)
     program = made.programs[0].program
     with MonkeyPatch.context() as patch:
@@ -142,7 +142,7 @@ def _by_inductor(rank: int, blocks: int, memory: int | None, rows: int) -> None:
 
 @pytest.mark.parametrize(
     ("blocks", "memory", "rows"),  # ranks of even parts have one kernel, which is compiled once
-    [(2, 50_000, 32), *([(2, 50_000, 33), (1, None, 33), (3, 70_000, 33)] if ALL else [])],
+    [(1, 20_000, 32), *([(2, 50_000, 33), (1, None, 33), (3, 70_000, 33)] if ALL else [])],
 )
 def test_inductor(blocks: int, memory: int | None, rows: int) -> None:
     pool(2).run(_by_inductor, blocks, memory, rows, timeout=300)
