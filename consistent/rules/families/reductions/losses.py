@@ -71,12 +71,16 @@ def negative_log_likelihood(call: Call, parts: int) -> list[Signature]:
     """Return signatures of nll_loss: rows or classes may be split, and P of the input passes.
 
     A row's loss is minus one element of the input, so the loss is linear. If classes are split,
-    ranks that lack the target's class add 0, and the result is P.
+    ranks that lack the target's class add 0, and the result is P. Losses that are not summed and
+    have weights do not pass P: an addend of 0 times an infinite weight is NaN.
     """
     made, classes = _by_row(call, "nll_loss"), {0: S(class_dim(call))}
     if call.outs[0].dtype in notation.HALVES and notation.reduction_of(call) != NONE:
         return made + [call.make(classes, B, "nll_loss", 16)]
-    return made + [call.make(classes, P, "nll_loss"), call.make({0: P}, P)]
+    made.append(call.make(classes, P, "nll_loss"))
+    if call.get("weight") is None or notation.reduction_of(call) != NONE:
+        made.append(call.make({0: P}, P))
+    return made
 
 
 _PAIR = "input target reduction"
