@@ -7,6 +7,7 @@ import os
 import signal
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,26 +74,31 @@ def test_ranks_compile_equal_graphs_once() -> None:
     assert (sum(hits), sum(misses)) == (RANKS - 1, 1)
 
 
+def _forked(compilation: Callable[[], Any]) -> int:
+    """Fork a process that compiles the graph "graph" by ``compilation``; return its id."""
+    child = os.fork()
+    if not child:
+        try:
+            with _after_the_first("graph"):
+                compilation()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return child
+
+
 def test_what_waits_for_a_compilation_goes_on_when_that_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     began, begun = os.pipe()
-    child = os.fork()
-    if not child:
-        with _after_the_first("graph"):
-            os.write(begun, b".")
-            time.sleep(60)
-        os._exit(0)
+    first = _forked(lambda: (os.write(begun, b"."), time.sleep(60)))
     os.read(began, 1)
     with _after_the_first("another graph"):
         pass
-    waiting = os.fork()
-    if not waiting:
-        with _after_the_first("graph"):
-            os._exit(0)
+    second = _forked(lambda: None)
     time.sleep(0.1)
-    assert os.waitpid(waiting, os.WNOHANG) == (0, 0)
-    os.kill(child, signal.SIGKILL)
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL
-    assert os.waitpid(waiting, 0)[1] == 0
+    assert os.waitpid(second, os.WNOHANG) == (0, 0)
+    os.kill(first, signal.SIGKILL)
+    assert os.waitpid(first, 0)[1] == signal.SIGKILL
+    assert os.waitpid(second, 0)[1] == 0
