@@ -47,6 +47,11 @@ DERIVE, PASSES = "rules/notation/derive.py", "compiled/passes/"
 FAULTS = (
     # -- rules and the forms that they name
     Fault(
+        "addends pass beside an infinite weight", "rules/families/reductions/losses.py",
+        'if call.get("weight") is None or notation', "if True or notation",
+        "tests/consistent/rules/test_addends.py",
+    ),
+    Fault(
         "amax gives P(min)", REDUCE, 'Row("amax", "max(...D)', 'Row("amax", "min(...D)',
         f"{ROWS} [reduce]",
     ),
@@ -284,6 +289,12 @@ FAULTS = (
         f"{ACCEPTED} [pipeline_asks]",
     ),
     # -- compiled
+    Fault(
+        "ranks do not wait for the one that compiles their graph",
+        "compiled/backends/graph_cache.py",
+        "                fcntl.flock(lock, fcntl.LOCK_SH)\n", "",
+        "tests/consistent/compiled/test_graph_cache.py",
+    ),
     Fault(
         "a number that has changed is taken for the same", "compiled/guards.py",
         "type(now) is type(before) and bool(now == before)", "type(now) is type(before)",
