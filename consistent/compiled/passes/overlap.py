@@ -17,7 +17,6 @@ the start of its message.
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 from torch.fx import Node
@@ -26,6 +25,7 @@ from mirrored.background import has_spare_cores
 from mirrored.transports.default import current
 
 from ...spec.bytes_text import bytes_text
+from ..listing import is_item
 from ..opaque import MESSAGE, SENDING, START_MESSAGE, WAIT_MESSAGE
 from ..options import CompileOptions
 from ..program import GRAPH_BREAK
@@ -186,4 +186,4 @@ def _has_work(start: Node, wait: Node) -> bool:
 def _is_message(node: Any) -> bool:
     if node.target in (*SENDING, WAIT_MESSAGE):
         return True
-    return node.target is operator.getitem and _is_message(node.args[0])
+    return is_item(node) and _is_message(node.args[0])

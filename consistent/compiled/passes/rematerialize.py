@@ -16,12 +16,12 @@ Recomputed values are bitwise equal.
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
 from torch.fx import Node
 
+from ..listing import is_item
 from ..opaque import DRAWN
 from .peak import Count
 from .rematerialization import Rematerialization
@@ -42,7 +42,7 @@ def is_cheap(node: Node) -> bool:
     Examples are elementwise ops and views; matrix products and messages are not cheap.
     """
     op: Any = node.target
-    if op is DRAWN or op is operator.getitem:
+    if op is DRAWN or is_item(node):
         return True
     if not isinstance(op, torch._ops.OpOverload) or op.namespace != "aten":
         return False
