@@ -15,7 +15,22 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def each(cases: Iterable[T], prove: Callable[[T], object]) -> None:
+    """Run `prove` on each case, and raise with the names and errors of all that fail."""
+    found = []
+    for case in cases:
+        try:
+            prove(case)
+        except Exception as error:  # noqa: BLE001  (all of them are listed together)
+            found.append((case, error))
+    if found:
+        texts = [f"{case}: {type(error).__name__}: {error}" for case, error in found]
+        raise AssertionError(f"{len(found)} fail\n" + "\n\n".join(texts)) from found[0][1]
 
 
 def each_of(names: str | tuple[str, ...], values: Iterable[Any]) -> Callable[[Any], Any]:
@@ -24,21 +39,14 @@ def each_of(names: str | tuple[str, ...], values: Iterable[Any]) -> Callable[[An
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
         def every(*args: Any, **given: Any) -> None:
-            cases, failed = list(values), list[tuple[Any, Exception]]()
+            cases = list(values)
             assert cases
-            for case in cases:
-                own = (
-                    {names: case} if isinstance(names, str) else dict(zip(names, case, strict=True))
-                )
-                try:
-                    test(*args, **given, **own)
-                except Exception as error:  # noqa: BLE001  (all of them are listed together)
-                    failed.append((case, error))
-            if failed:
-                texts = [f"{case}: {type(error).__name__}: {error}" for case, error in failed]
-                listed = "\n\n".join(texts)
-                text = f"{len(failed)} of {len(cases)} fail\n{listed}"
-                raise AssertionError(text) from failed[0][1]
+
+            def one(case: Any) -> None:
+                own = {names: case} if isinstance(names, str) else zip(names, case, strict=True)
+                test(*args, **given, **dict(own))
+
+            each(cases, one)
 
         taken = (names,) if isinstance(names, str) else names
         signature = inspect.signature(test)

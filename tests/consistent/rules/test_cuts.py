@@ -17,7 +17,8 @@ from consistent.spec import Placement, Split
 from consistent.spec.cut import DimCut, cut_of
 from tests.brute_force import Earlier, Example, prove
 from tests.brute_force.expected import RANDOM, Expected
-from tests.consistent.rules.corpus import EXAMPLES, FAMILIES, each
+from tests.consistent.rules.corpus import EXAMPLES, FAMILIES
+from tests.each_of import each
 from tests.ranks import ALL, simulate
 from tests.reference import assert_close
 

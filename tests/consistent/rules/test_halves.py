@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_map
 from consistent.spec import P
 from tests.brute_force import Example, Expected
 from tests.brute_force.proof import Proof
-from tests.consistent.rules.corpus import each
 from tests.consistent.rules.examples import losses, normalization, ordering, reduce
+from tests.each_of import each
 from tests.reference import join
 
 ROUNDING = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}

@@ -7,8 +7,9 @@ import pytest
 from consistent.dispatch.planning.functions.torch_functions import resolve
 from consistent.rules import ROWS, find
 from tests.brute_force import Earlier
-from tests.consistent.rules.corpus import EXAMPLES, FAMILIES, each
+from tests.consistent.rules.corpus import EXAMPLES, FAMILIES
 from tests.consistent.rules.examples.linalg import GONE
+from tests.each_of import each
 from tests.torch_release import IS_2_13
 
 
