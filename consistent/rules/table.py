@@ -108,13 +108,18 @@ class Row:
             texts = (self.rule,) if isinstance(self.rule, str) else self.rule
             object.__setattr__(self, "rules", tuple(map(notation.parse, texts)))
             object.__setattr__(self, "forward", self.forward or _bounds(self.rules))
-            if all(rule.is_elementwise for rule in self.rules):
+            if self.is_elementwise:
                 object.__setattr__(self, "numbers", "*")
 
     @property
     def is_notation(self) -> bool:
         """True if the rule is written in the notation, such as "mk, kn -> mn"."""
         return bool(self.rules)
+
+    @property
+    def is_elementwise(self) -> bool:
+        """True if the rule is written in the notation and says that the op is elementwise."""
+        return self.is_notation and all(rule.is_elementwise for rule in self.rules)
 
     def signatures(self, call: Call, parts: int) -> list[Signature]:
         """Return every signature that holds for ``call`` on an axis of ``parts`` ranks.

@@ -347,11 +347,13 @@ class _Planning:
             plan.any_size, plan.outs = True, (OutLayout(whole),)
         known = self.covers_world and not self.is_recorded
         made = None if known else on_meta(self.function.run, self.call)
-        plan.kept = kept and not is_refusal(made)
+        refused = is_refusal(made)
+        plan.kept = kept and not refused
         mistold = self.placement.type == "cpu" and self.call.name in MISTOLD
         unknown = mistold or isinstance(made, Exception)
         plan.follow = self._follow(plan, None, unknown)
-        plan.tells_world = self._tells_world(plan, unknown)
+        # Ranks outside do not run what meta refused, and nobody sends them the result of a write.
+        plan.tells_world = self._tells_world(plan, unknown) or (plan.inplace and refused)
         return plan.settle()
 
     # -- parts -------------------------------------------------------------------------------------
@@ -403,8 +405,16 @@ class _Planning:
             return outside_ranks.on_meta  # its backward gives a sparse meta gradient, as elsewhere
         # The backward pass of IN_BACKWARD ops needs values, at least when differentiated again.
         if self.call.name not in IN_BACKWARD and has_meta_backward(self.function.run, self.call):
-            return outside_ranks.on_meta
+            return (
+                outside_ranks.written_on_meta if self._only_writes(plan) else outside_ranks.on_meta
+            )
         return outside_ranks.in_place_with_node if plan.inplace else outside_ranks.with_node
+
+    def _only_writes(self, plan: OnShards) -> bool:
+        """Return whether the op does nothing but write values to its first operand."""
+        if not plan.inplace or plan.is_whole or self.function.reshapes:
+            return False
+        return type(plan) is OnShards and self.row is not None and self.row.is_elementwise
 
     def _tells_world(self, plan: OnShards, unknown: bool) -> bool:
         """Return whether ranks outside the placement must be sent the error if the op raises.
@@ -414,7 +424,19 @@ class _Planning:
         other is needed.
         """
         announced = (unknown or self.is_sparse) and not plan.inplace
-        return not (self.covers_world or announced) and may_raise(self.call, self.placement)
+        if self.covers_world or announced:
+            return False
+        return may_raise(self.call, self.placement) or self._writes_fractions()
+
+    def _writes_fractions(self) -> bool:
+        """Return whether numbers with fractions are written into integers, which most ops refuse.
+
+        ``mul_`` and other meta kernels of torch do not.
+        """
+        if not self.call.inplace or _has_fractions(self.specs[0].dtype):
+            return False
+        given = any(_has_fractions(spec.dtype) for spec in self.specs)
+        return given or _has_floats((self.call.args, self.call.kwargs))
 
     def _exact(self, plan: OnShards) -> list[TensorSpec]:
         """Return the specs of the outputs for the sizes of this very call.
@@ -434,6 +456,10 @@ def _has_floats(value: Any) -> bool:
     if isinstance(value, dict):
         return any(map(_has_floats, value.values()))
     return value.__class__ is float or value.__class__ is complex
+
+
+def _has_fractions(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
 
 
 def _as_given(call: Call, rest: Sequence[Any]) -> tuple:

@@ -27,7 +27,7 @@ import torch
 from mirrored.every_rank import gathered
 from mirrored.transports.default import current
 
-from ...movement.grad_mode import records
+from ...movement.grad_mode import records, tracks
 from ...movement.sparse_parts import Meta
 from ...movement.world import is_apart
 from ...spec import TensorSpec
@@ -119,6 +119,27 @@ def on_meta(compute: Compute, tensors: Tensors) -> Any:
     # Torch may save what an op returns for its backward. If that were global, meta kernels written
     # in Python would read its logical shape.
     return map_values(compute(), torch.Tensor, plain)
+
+
+def written_on_meta(compute: Compute, tensors: Tensors) -> Any:
+    """Return the first operand, to which the op writes, run only where it has to; a ``Follow``.
+
+    No values are written to a meta tensor, so without gradients only its version changes. Torch has
+    written the meta kernels of most optimizers' ops in Python; each takes longer than the op itself
+    on small parameters. The op runs where it may refuse its operands, which the plan, made for
+    their specs, has not ruled out: by their strides, their sizes or the memory that they share.
+    """
+    target, *others = tensors
+    if (
+        tracks(tensors)
+        or target.is_inference()
+        or not target.is_contiguous()
+        or any(x.ndim and x.shape != target.shape for x in others)
+        or any(x is not target and torch._C._is_alias_of(x, target) for x in others)
+    ):
+        return on_meta(compute, tensors)
+    torch.autograd.graph.increment_version(target)
+    return target
 
 
 def with_node(compute: Compute, tensors: Tensors) -> Any:

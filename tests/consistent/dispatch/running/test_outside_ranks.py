@@ -17,7 +17,8 @@ from mirrored import use
 from mirrored.transports.in_process import InProcess, InProcessState
 from tests.brute_force import Example
 from tests.consistent.rules.corpus import FAMILIES
-from tests.ranks import ALL
+from tests.each_of import each_of
+from tests.ranks import ALL, on_ranks
 
 
 def follow(case: Example, sbp: Sbp) -> list[Any]:
@@ -77,3 +78,72 @@ def test_an_op_is_followed_alone(family: str, sbp: Sbp, outside: None) -> None:
             with torch._C.DisableTorchFunctionSubclass():
                 held = tuple(torch.Tensor.size(x))
             assert x.to_local().numel() == 0 and held == x._spec.local_shape(None), case
+
+
+# Sizes of the target and of the other operands. The ops of the second half are refused by torch.
+SIZES = [((3, 4), (3, 4)), ((6, 5), (6, 5)), ((3, 4), (4,)), ((3, 4), ()), ((1, 3, 4), (2, 3, 4))]
+SIZES += [((3, 4), (2, 3, 4)), ((3, 4), (5,)), ((5,), (4,)), ((4, 3), (3, 4)), ((), (2,))]
+WRITES = {
+    "add_": lambda x, y: x.add_(y, alpha=2),
+    "sub_": lambda x, y: x.sub_(y),
+    "mul_": lambda x, y: x.mul_(y),
+    "copy_": lambda x, y: x.copy_(y),
+    "lerp_": lambda x, y: x.lerp_(y, 0.5),
+    "addcmul_": lambda x, y: x.addcmul_(y, y),
+    "addcdiv_": lambda x, y: x.addcdiv_(y, y, value=-1.0),
+    "clamp_": lambda x, y: x.clamp_(0.0, 1.0),
+    "with itself": lambda x, y: x.add_(x).mul_(x),
+    "expanded": lambda x, y: x[..., :1].expand(x.shape).add_(y) if x.ndim else x.add_(y),
+    "transposed": lambda x, y: x.t().add_(y) if x.ndim < 3 else x.add_(y),
+    "shared memory": lambda x, y: x.view(-1)[1:].add_(x.view(-1)[:-1]),
+}
+
+
+@each_of("sizes", SIZES)
+@each_of("name", list(WRITES))
+def test_a_write_without_gradients_is_counted_or_refused_as_by_torch(
+    name: str, sizes: Any, outside: None
+) -> None:
+    placement = Placement("cpu", [1, 2])
+
+    def written(make: Any) -> Any:
+        x, y = map(make, sizes)
+        before = x._version
+        try:
+            out = WRITES[name](x, y)
+        except RuntimeError as error:
+            return type(error)
+        return tuple(out.shape), out.dtype, x._version - before
+
+    with torch.no_grad():
+        plain = written(lambda size: torch.empty(size, device="meta"))
+        of_rank = written(lambda size: consistent.zeros(size, placement=placement, sbp=B))
+    assert of_rank == plain
+
+
+def test_what_autograd_tracks_is_recorded_by_a_write(outside: None) -> None:
+    placement = Placement("cpu", [1, 2])
+    x = consistent.zeros(3, placement=placement, sbp=B, requires_grad=True)
+    y = (x * 1).lerp_(x, 0.5).addcmul_(x, x)
+    y.sum().backward()
+    assert x.grad is not None and x.grad.shape == (3,)
+
+
+FRACTIONS = {
+    "add_": lambda x, y: x.int().add_(y),
+    "mul_": lambda x, y: x.int().mul_(y),
+    "mul_ by a number": lambda x, y: x.int().mul_(0.5),
+    "lerp_": lambda x, y: x.int().lerp_(y, 0.5),
+    "clamp_": lambda x, y: x.int().clamp_(0.5),
+    "addcmul_": lambda x, y: x.int().addcmul_(y, y),
+    "into booleans": lambda x, y: x.bool().mul_(y),
+}
+
+
+@on_ranks(3)
+def test_integers_take_no_fractions_on_any_rank(rank: int) -> None:
+    # Torch's meta kernels of some of these ops do not refuse them.
+    x, y = (consistent.ones(3, 4, placement=Placement("cpu", [1, 2]), sbp=B) for _ in range(2))
+    for name, write in FRACTIONS.items():
+        with pytest.raises(RuntimeError, match="cast|expected dtype|can't be converted|not imple"):
+            pytest.fail(f"{name} gave {write(x, y).dtype}")
