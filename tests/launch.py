@@ -40,6 +40,7 @@ IMPORTED = [
     "torch.fx.experimental.symbolic_shapes", "torch._dynamo.utils",
     # What programs and tests of several ranks use, 0.4 s in each of them.
     "consistent.checkpoint", "consistent.elastic", "consistent.auto", "hypothesis", "tests.ranks",
+    "torch.distributed.pipelining.schedules",
     "tests.frozen",
 ]  # fmt: skip
 
