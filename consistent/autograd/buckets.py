@@ -66,7 +66,7 @@ class InFlight(Protocol):
         """Send the second message, for sums that take two; otherwise do nothing."""
 
     def finish(self) -> None:
-        """Wait for the sums, and add them to the leaves' gradients."""
+        """Wait for the all-reduces under way, and add the sums to the leaves' gradients."""
 
 
 class _Key(NamedTuple):
@@ -176,7 +176,7 @@ class _Bucket:
         """Do nothing: this sum takes one message."""
 
     def finish(self) -> None:
-        """Wait for the sums, and add them to the leaves' gradients."""
+        """Wait for the all-reduces under way, and add the sums to the leaves' gradients."""
         self.add(self.handle.wait())
 
     def add(self, flat: torch.Tensor) -> None:

@@ -72,9 +72,9 @@ class _Shown:
             self.before = plain(found), found._spec
 
     def end(self) -> None:
-        """Do ``take`` at the end of backward, and unwatch the leaf if possible.
+        """Call ``take`` at the end of backward, and remove the hook of the leaf if possible.
 
-        Torch then adds to its gradient again, without a call of this library.
+        Without the hook torch adds to the leaf's gradient again, with no call of this library.
         """
         self.take()
         found = _C.held_gradient(self.leaf)

@@ -234,8 +234,9 @@ class Loader:
         ``BatchReader.next`` returns.
 
         Args:
-            note: the summary of this rank's part, to compare with the other ranks'.
-            made: the part.
+            note: a summary of this rank's part of the batch, which is compared with those of the
+                other ranks.
+            made: this rank's part of the batch.
             drawn: the number of items of the batch and of this rank's part.
         """
         note = replace(note, stop=self._asked_to_stop)

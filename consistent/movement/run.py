@@ -172,7 +172,10 @@ def run_within(x: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
 
 @lru_cache(maxsize=1 << 11)
 def _steps(src: TensorSpec, dst: TensorSpec, at: Coordinate) -> tuple[_Action, ...]:
-    """Return the functions to apply, one after another, to box the shard of the rank at ``at``."""
+    """Return the functions that, applied in order, box one rank's shard from ``src`` to ``dst``.
+
+    ``at`` is the coordinate of the rank in the placement.
+    """
     steps, state = [], src
     for move in plan(src, dst):
         if isinstance(move, Exchange):  # on one placement an exchange is the whole plan

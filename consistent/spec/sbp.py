@@ -147,7 +147,10 @@ class Partial(Sbp):
         return self.op != "sum"
 
     def __call__(self, op: Any = None) -> Partial:
-        """Return ``P(max)`` for ``max`` or ``"max"``, likewise for ``min``; ``P()`` is ``P``."""
+        """Return the partial that is combined by ``op``: ``P(max)``, ``P(min)``, or ``P()``, a sum.
+
+        ``op`` may also be the name of the function, such as ``"max"``.
+        """
         if op is None:
             return self
         name = op if isinstance(op, str) else getattr(op, "__name__", None)

@@ -33,9 +33,9 @@ def install() -> None:
 
 
 def _read(data: Any) -> Any:
-    """Return ``data``, nested lists, with each global tensor in it replaced by its whole value.
+    """Replace each global tensor in the nested lists ``data`` by a plain tensor of its whole value.
 
-    torch reads the plain tensors element by element.
+    ``torch.tensor`` reads such lists element by element, which a global tensor does not support.
     """
     return map_values(data, GlobalTensor, lambda x: x.full())
 

@@ -1,4 +1,4 @@
-"""The contents that a checkpoint stores of each object: its tensors by name, and the rest as JSON.
+"""Collect what a checkpoint stores of each object: tensors by name, and all other values as JSON.
 
 ```
 save(folder, model=model, optimizer=optimizer, step=120)

@@ -39,6 +39,7 @@ Compute = Callable[[], Any]
 Tensors = Sequence[torch.Tensor]
 Follow = Callable[[Compute, Tensors], Any]
 _SHAPES_OF = callbacks("shapes_of")
+_is_alias_of = torch._C._is_alias_of  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ def written_on_meta(compute: Compute, tensors: Tensors) -> Any:
         or target.is_inference()
         or not target.is_contiguous()
         or any(x.ndim and x.shape != target.shape for x in others)
-        or any(x is not target and torch._C._is_alias_of(x, target) for x in others)
+        or any(x is not target and _is_alias_of(x, target) for x in others)
     ):
         return on_meta(compute, tensors)
     torch.autograd.graph.increment_version(target)
@@ -239,7 +240,7 @@ def map_values(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, tuple) and hasattr(value, "_make"):  # a named tuple of the user's
-        return value._make(map_values(item, kind, change) for item in value)  # type: ignore[attr-defined]
+        return value._make(map_values(item, kind, change) for item in value)  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(value, tuple | list):
         return type(value)([map_values(item, kind, change) for item in value])
     if isinstance(value, dict):

@@ -165,10 +165,10 @@ def _group_of(dim: int, source: Shape, target: Shape) -> range:
 
 
 def reshaped_as(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of reshape_as and view_as: those of reshape, with a second operand.
+    """Return the SBP signatures of reshape_as and view_as: those of reshape, with a second operand.
 
-    The second operand only gives a shape. It is split like the output, so that its shard has the
-    local shape, or it is P.
+    Only the shape of the second operand is read. Where the output is split it is split alike, since
+    its shard then has the local shape of the output. It may also be P, as its values do not matter.
     """
     made = [call.whole(), call.make({0: P}, P), call.make({1: P}, B), call.make({0: P, 1: P}, P)]
     return made + [call.make({0: s, 1: t}, t) for s, t in _kept(call)[0]]

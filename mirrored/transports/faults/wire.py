@@ -115,10 +115,10 @@ def joined(
     deadline: float,
     check: Callable[[], None],
 ) -> int:
-    """Connect to a process that will receive messages by this connection, and return the socket.
+    """Open a connection over which another process will receive messages; return its socket.
 
-    ``request`` asks the process to accept. ``check`` is called regularly while this waits, and may
-    raise.
+    ``request`` is what is sent first, by which the process decides whether to accept. ``check`` is
+    called regularly while this waits, and may raise.
 
     Returns:
         The file descriptor of the socket, which the caller owns.

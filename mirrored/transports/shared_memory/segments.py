@@ -151,10 +151,11 @@ def warn(ranks: Ranks, what: str, fault: str, instead: str) -> None:
 
 
 def _grown(group: Any, name: str | None, nbytes: int) -> tuple[str | None, str]:
-    """Make a larger segment, or map the one called ``name`` that another member has made.
+    """Replace the group's shared memory by a larger segment; every rank of the group calls this.
 
-    Returns (the segment's name, ``""``), or (None, text of the error). ``name`` is None on the
-    member that makes the segment.
+    One rank passes None as ``name`` and creates the segment. The others pass the name that it
+    returned, and map that segment. Returns (the segment's name, ``""``), or (None, text of the
+    error).
     """
     try:
         return group.grow(name, nbytes), ""

@@ -63,7 +63,10 @@ def _target(tensors: tuple[Any, ...]) -> TensorSpec | None:
 
 
 def _laid(tensors: Any, targets: list[TensorSpec | None]) -> list[Any]:
-    """Return ``tensors`` (one per parameter), each boxed to the target of its parameter."""
+    """Return ``tensors``, one per parameter, each boxed to the spec at its place in ``targets``.
+
+    None in ``targets`` leaves a tensor as it is.
+    """
     return [_lay(x, spec) for x, spec in zip(tensors, targets, strict=True)] if tensors else []
 
 

@@ -58,11 +58,11 @@ def masked_outs(call: Call) -> list[Out] | None:
 
 
 def selected_by_mask(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of masked_select and x[mask]: both are split along the first dim.
+    """Return the SBP signatures of masked_select and x[mask]: operands and result are S(0).
 
-    Each rank selects from its own rows. As ranks then have different numbers of rows, they send
-    some on until the split is balanced. A dim of x that the mask does not cover may be split
-    instead, and needs no messages.
+    Each rank selects from its own rows. As ranks then hold different numbers of selected rows, they
+    send rows to each other until the split is balanced. A dim of x that the mask does not cover may
+    be split instead, and needs no messages.
     """
     found = masked(call)
     if found is None:
