@@ -85,7 +85,7 @@ def has_spare_cores(ranks: Ranks) -> bool:
     them.
     """
     transport = current()
-    innermost = transport  # ranks may put another number of transports around it
+    innermost = transport  # the cache's key, since ranks may differ in their wrappers
     while isinstance(innermost, Wrapper):
         innermost = innermost.inner
     known = _answers.setdefault(innermost, {})

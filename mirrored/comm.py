@@ -77,7 +77,7 @@ class Later:
     def of(cls, results: list[Tensor]) -> Later:
         """Return a handle of an operation that has already ended: ``wait()`` returns ``results``.
 
-        There must be at least one.
+        ``results`` must not be empty.
         """
         return cls(Done(results[0]), lambda: results)
 

@@ -85,6 +85,7 @@ def _signed(x: Tensor, op: str) -> Tensor:
 
 
 def _unsigned(x: Tensor, op: str) -> Tensor:
+    """Undo ``_signed``: map int64 back to uint64."""
     return _signed(x, op).view(torch.uint64)
 
 
@@ -115,6 +116,7 @@ def identity(dtype: torch.dtype, op: str) -> float | int | bool:
 
 
 def no_order(dtype: torch.dtype, op: str) -> ValueError:
+    """Return the error for a "max" or "min" of complex numbers."""
     return ValueError(
         f"all_reduce: op={op!r} was asked of {dtype} numbers.\n  They have no order.\n"
         "  Reduce their absolute values, or the real and imaginary parts one by one."

@@ -110,10 +110,10 @@ def _one(y: Any) -> torch.Tensor:
 
 @lru_cache(maxsize=1 << 10)
 def _counts(spec: TensorSpec, at: Coordinate | None) -> bool:
-    """Return whether the rank at ``at`` starts backward from 1, and not 0, for a loss of ``spec``.
+    """Return whether a rank starts backward from 1, and not 0, for a loss of ``spec``.
 
-    On an axis on which the dual of ``spec`` is P, only the first rank does, as the ranks' values
-    are summed.
+    ``at`` is the rank's coordinate in the placement, None outside. On an axis on which the dual of
+    ``spec`` is P, only the first rank does, as the ranks' values are summed.
     """
     return at is None or not any(e is P and i for e, i in zip(spec.dual.sbp, at, strict=True))
 
@@ -202,6 +202,6 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-# Used for leaves that an op gathers on its own. Unlike a leaf of ZeRO-3, such a leaf keeps no
-# gradient of the gathered size inside no_sync(), hence keep=False.
+# Used for sharded leaves that an op gathers as operands. Unlike a leaf of ZeRO-3, such a leaf keeps
+# no gradient of the gathered size inside no_sync(), hence keep=False.
 Tracer(handle_arriving=partial(unsummed.arriving, keep=False)).always()

@@ -125,7 +125,10 @@ groups.when_new.append(forget_sizes)
 
 
 def at_once() -> int:
-    """Return the number of bytes from which a gradient may be summed alone, without a bucket."""
+    """Return the number of bytes from which a gradient may be summed alone, without a bucket.
+
+    C++ passes gradients of at least this size to ``leaves.take``, which decides.
+    """
     return min(AT_ONCE_BYTES, ALONE_BYTES)
 
 
@@ -161,7 +164,7 @@ def goes_alone(spec: TensorSpec) -> bool:
 class _Bucket:
     """Gradients that are being summed together: concatenated, by one all-reduce for each axis.
 
-    ``positions`` are where the C++ code keeps the addends.
+    ``positions`` are the indices of the addends in the C++ code's list of waiting addends.
     """
 
     __slots__ = ("positions", "handle", "rest")
@@ -218,7 +221,7 @@ def count(number: int, nbytes: int) -> None:
 
 
 def fly(sums: InFlight) -> None:
-    """Register ``sums``, which were started, for ``finish`` to wait for at the end of backward."""
+    """Register sums that were started, so that ``finish`` waits for them when backward ends."""
     _state.flying.append(sums)
 
 
@@ -226,7 +229,7 @@ def launch(positions: list[int], leaves: list[Any], flat: torch.Tensor) -> None:
     """Start the all-reduce of one bucket; C++ calls it when it is full, or when backward ends.
 
     Args:
-        positions: where the C++ code keeps the addends of the bucket.
+        positions: indices of the bucket's addends in the C++ code's list of waiting addends.
         leaves: the leaf of each addend.
         flat: the concatenation of the addends.
     """
@@ -320,7 +323,7 @@ def _groups(spec: TensorSpec) -> list[tuple[int, ...]]:
 
 
 def _along(placement: Placement, axes: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Return for each of ``axes`` the ranks along it through this rank."""
+    """Return for each of ``axes`` the ranks along it that share this rank's other coordinates."""
     at = my_coordinate(placement)
     assert at is not None
     return _through(placement, axes, at)

@@ -32,15 +32,16 @@ from ..spec import TensorSpec
 from . import buckets, scattering
 from .shown import forget, hide
 
-# More bytes than any gradient has: as the size of a leaf, it sends all its gradients to ``take``.
+# More bytes than any gradient has. Given to C++ as the size of a leaf, it makes C++ pass all
+# gradients of the leaf to ``take``.
 _ALWAYS_TAKEN = 1 << 62
 
 
 def watch_leaf(leaf: Any) -> None:
-    """Decide how gradients of ``leaf`` are added to its ``.grad``, and tell the C++ hook.
+    """Decide how gradients of ``leaf`` are added to its ``.grad``, and set up its C++ hook.
 
     It is called for each new leaf, and again if the layout of its gradient changes. A leaf for
-    which torch's own addition is right, since nothing is summed over ranks, is not watched.
+    which torch's own addition is right, since nothing is summed over ranks, gets no hook.
     """
     spec: TensorSpec = leaf._spec
     axes, held = summed_axes(spec), _C.held_gradient(leaf)
@@ -220,12 +221,11 @@ class _NoGradient(torch.autograd.Function):
 
 
 def _follows(leaf: Any, held: Any, wanted: TensorSpec) -> bool:
-    """Return whether ``held`` needs no addition here: this rank is outside, and it is as wanted.
+    """Return whether this rank has nothing to add to ``held``, which has the spec ``wanted``.
 
-    It is a split tensor with the wanted spec.
-
-    Such a rank has a ``meta`` shard, which torch must not add to: it would read the logical shape
-    of ``held``, which is not that of a shard.
+    True if the rank is outside the placement, ``held`` is split and no graph is recorded. The rank
+    then has a ``meta`` shard. Torch must not add to that: it would read the logical shape of
+    ``held``, which is not the shape of the shard.
 
     Args:
         leaf: the leaf.

@@ -1,4 +1,4 @@
-"""Sharded gradients: they are reduced and scattered over ranks while backward goes on.
+"""Sharded gradients: they are reduce-scattered over ranks while backward goes on.
 
 ```
 program    backward of d | backward of c | backward of b | backward of a | wait, add to .grad
@@ -6,7 +6,7 @@ messages                                 d, c ......                     b, a ..
 ```
 
 This is for ranks whose messages travel while they compute. Where ranks share memory each gradient
-is reduced and scattered at once, because nothing would overlap.
+is reduce-scattered at once, because nothing would overlap.
 
 Until backward ends, the gradient of a leaf lacks addends that wait in a bucket (gradients that are
 sent in one message) or are in flight. A program that reads ``.grad`` before then waits for those in
@@ -36,14 +36,14 @@ from .shown import hidden
 from .shown import show as show_waiting
 
 # Limit on the bytes of all gradients in flight, which are as large as the gathered parameters.
-# Above it the oldest are waited for.
+# Above the limit, ``_send`` waits for the oldest gradients.
 IN_FLIGHT_BYTES = 8 << 20
 
 
 class _Held(NamedTuple):
     """A gradient that waits in a bucket, to be boxed along ``route`` and added to ``.grad``.
 
-    ``position`` is where the C++ code keeps it.
+    ``position`` is its index in the C++ code's list of waiting addends.
     """
 
     position: int
@@ -84,16 +84,16 @@ def may_be_later(leaf: Any, grad: Tensor) -> bool:
 def add_later(
     leaves: Sequence[Any], grads: Sequence[Tensor], routes: Sequence[Route], coders: Coders = ()
 ) -> None:
-    """Box ``grads`` while backward goes on; add them to ``.grad`` at its end.
+    """Box ``grads`` while backward goes on, and add them to ``.grad`` when it ends.
 
-    They are sent in buckets, or at once if codecs compress them, since these keep state for each
-    gradient.
+    Gradients are sent in buckets. If codecs compress them, they are sent at once, since a codec
+    keeps state for each gradient.
 
     Args:
         leaves: the leaf of each gradient.
         grads: this rank's shards of the gradients.
-        routes: (src, dst) of each.
-        coders: the codec of each, or None; empty if there are none.
+        routes: (spec before, spec after) the boxing of each gradient.
+        coders: the codec of each gradient, or None; empty if there are none.
     """
     coders = coders if any(coders) else ()
     numbers = [-1 if coders else _number(route) for route in routes]
@@ -121,7 +121,7 @@ def _number(route: Route) -> int:
 def send(positions: Sequence[int]) -> None:
     """Start the boxings of one bucket; C++ calls it when it is full, or when backward ends.
 
-    ``positions`` are where the C++ code keeps its gradients.
+    ``positions`` are the indices of its gradients in the C++ code's list of waiting addends.
     """
     held = [_state.waiting.pop(position) for position in positions]
     buckets.count(_number(held[0].route), sum(each.route[0].largest_nbytes for each in held))
@@ -157,14 +157,14 @@ class _Flying:
         """Do nothing: the reduce-scatter takes one message."""
 
     def goes_to(self, leaf: Any) -> bool:
-        """Return whether a gradient of ``leaf`` is among them."""
+        """Return whether a gradient of ``leaf`` is among these gradients."""
         return any(target is leaf for _, target, _ in self._targets)
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Wait for the gradients and add them to their leaves; it does nothing the second time.
+        """Wait for the boxed gradients, and add them to the ``.grad`` of their leaves.
 
-        It sends nothing, so one rank alone may call it.
+        A second call does nothing. Nothing is sent, so one rank alone may call this.
         """
         if self not in _state.flying:
             return

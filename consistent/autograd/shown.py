@@ -24,9 +24,9 @@ from ..spec import B, P, TensorSpec
 class _Shown:
     """Record of a leaf whose ``.grad`` was read while addends wait for their sum over ranks.
 
-    ``grad`` is the object that the program got, or None once the leaf was given another gradient.
-    ``before`` is (shard, spec) that the object had before it was made to show the sum. ``visible``
-    says whether it shows the sum at the moment.
+    ``grad`` is the tensor object that the program got, or None once the leaf was given another
+    gradient. ``before`` is the (shard, spec) that this object had before the read, when it lacked
+    the addends. ``visible`` says whether the object includes the addends at the moment.
     """
 
     def __init__(self, leaf: Any) -> None:
@@ -41,11 +41,14 @@ class _Shown:
             _C.watch(leaf, -1, 0)
 
     def show(self, grad: Any, before: tuple[torch.Tensor, TensorSpec] | None) -> None:
-        """Record that ``grad`` is ``leaf.grad`` and shows the sum, and what it had ``before``."""
+        """Record that ``leaf.grad`` is now ``grad``, which includes the waiting addends.
+
+        ``before`` is the (shard, spec) that this object had before; None if there was no gradient.
+        """
         self.grad, self.version, self.before, self.visible = grad, grad._version, before, True
 
     def hide(self) -> None:
-        """Give the object its former memory back, if it is still ``leaf.grad``."""
+        """Give the object that was read its former memory back, if it is still ``leaf.grad``."""
         if not self.visible:
             return
         self.visible = False
@@ -164,7 +167,7 @@ def hide(leaf: Any) -> None:
 def hidden(leaf: Any) -> Iterator[None]:
     """In the context, give ``leaf`` the gradient that it had before it was read.
 
-    After it ``leaf.grad`` is the object that was read, with what was added inside.
+    When the context ends, ``leaf.grad`` is the object that was read, with what was added inside.
     """
     shown = _of(leaf)
     if shown is not None:
@@ -185,8 +188,8 @@ def forget(leaf: Any) -> None:
 def hidden_again() -> Iterator[None]:
     """In the context, give all leaves the gradients that they had before they were read.
 
-    At the end of backward the sums over ranks are added inside. After it ``.grad`` is again the
-    object that was read, with all sums added, and the records are dropped.
+    At the end of backward the sums over ranks are added inside the context. When it ends, ``.grad``
+    is again the object that was read, with all sums added, and the records are dropped.
 
     Raises:
         RuntimeError: a hook wrote into a gradient that was read.

@@ -86,8 +86,8 @@ def arriving(
 
 
 def _may_be_later(leaf: Any, grad: Any) -> bool:
-    # Hooks, and sums over further axes, need the gradient boxed to the leaf's layout first.
     """Return whether ``grad`` may go in a bucket, to be added at the end of backward."""
+    # Hooks, and sums over further axes, need the gradient boxed to the leaf's layout first.
     if leaf._backward_hooks or summed_axes(leaf._spec):
         return False
     return scattering.may_be_later(leaf, grad)

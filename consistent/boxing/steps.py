@@ -3,7 +3,7 @@
 | from -> to | kind | sends | transpose |
 | --- | --- | --- | --- |
 | S(i) -> B | all_gather | own piece to all | P -> S(i) reduce_scatter |
-| P -> B | all_reduce | twice nearly all of it | P -> B all_reduce |
+| P -> B | all_reduce | 2 (n-1)/n of the tensor, on n ranks | P -> B all_reduce |
 | B -> S(i) | slice | nothing | S(i) -> P pad |
 | B -> P | keep_first | nothing | B -> P keep_first |
 | B -> P(max), P(min) | keep | nothing | |

@@ -54,7 +54,7 @@ def number(given: Any, what: str) -> int:
     ``what`` names it in the error.
 
     Raises:
-        ValueError: it is not.
+        ValueError: ``given`` is not such a number.
     """
     # The exact type, because a bool is an int as well.
     if type(given) is not int or not 0 <= given <= _MOST:
@@ -81,7 +81,7 @@ def dtype(name: Any) -> torch.dtype:
     """Return the torch dtype called ``name``, such as ``"float32"``.
 
     Raises:
-        ValueError: there is none.
+        ValueError: torch has no dtype of this name.
     """
     if not isinstance(name, str) or name not in DTYPES:
         raise ValueError(f"{str(name)[:40]!r} is not a dtype")

@@ -195,7 +195,7 @@ def _moved(local: torch.Tensor, spec: TensorSpec, at: Coordinate, have: Any, wan
 
     Args:
         local: this rank's part in the present division.
-        spec: the layout, whose split axes both divisions divide.
+        spec: the layout; both divisions divide the tensor among the ranks of its split axes.
         at: this rank's coordinate in the placement.
         have: maps a coordinate to the box that the rank has in the present division.
         want: maps a coordinate to the box that it has in the new division.
@@ -245,9 +245,9 @@ def _overlap(a: Box, b: Box) -> Any:
 
 
 def _slice(x: torch.Tensor, of: Box, box: Box) -> torch.Tensor:
-    """Return a view of the numbers of the box ``box``, which is inside the box ``of``.
+    """Return a view of the elements of the box ``box``, which is inside the box ``of``.
 
-    Both are boxes of the logical tensor, and ``x`` holds the numbers of ``of``.
+    Both are boxes of the logical tensor, and ``x`` holds the elements of ``of``.
     """
     for d, (start, size) in enumerate(zip(*box, strict=True)):
         x = x.narrow(d, start - of[0][d], size)

@@ -31,15 +31,15 @@ def full_state_dict(module: torch.nn.Module, *, rank: int = 0) -> dict[str, Any]
     ```
 
     Tensors are gathered to that rank one after the other; no other rank holds more than its shards
-    and what it sends of one tensor. Tied tensors stay one tensor.
+    and its message for one tensor. Tied tensors stay one tensor.
 
     Args:
         module: a module with global or plain parameters.
         rank: the rank that gets the state dict.
 
     Returns:
-        The state dict on that rank, an empty one on all others. Its tensors are copies under every
-            plan, so later training does not change them.
+        The state dict on that rank, an empty one on all others. Its tensors are copies, whatever
+            layout the module has, so later training does not change them.
     """
     whole: dict[str, Any] = {}
     for name, value in _each(module, rank):

@@ -132,7 +132,7 @@ def wait() -> None:
 
 
 def wait_for_last() -> None:
-    """Implement ``wait``, under a name that is not that of a parameter of ``save``."""
+    """Do what ``wait`` does, for callers such as ``save``, whose parameter ``wait`` hides it."""
     global _running
     running, _running = _running, None
     if running is None:

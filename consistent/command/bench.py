@@ -31,7 +31,7 @@ BOXINGS: tuple[tuple[str, Sbp, Sbp], ...] = (
     ("all-to-all", S(0), S(1)),
 )
 
-_Row = tuple[str, float, float]  # name, microseconds here, microseconds of the other way
+_Row = tuple[str, float, float]  # name, microseconds of the library and of the baseline
 
 
 def main(words: list[str]) -> int:
@@ -59,7 +59,7 @@ def main(words: list[str]) -> int:
 
 
 def _ops(everywhere: Placement) -> list[_Row]:
-    """Return the times of some ops on global tensors, and on plain tensors of their shards."""
+    """Return the times of a few ops on global tensors, and on plain tensors of a shard's shape."""
     plain = torch.ones(8, 8), torch.ones(8, 8), torch.ones(8)
     x, w, b = (
         from_local(each, everywhere, sbp, check=False)
@@ -87,7 +87,7 @@ def _ops(everywhere: Placement) -> list[_Row]:
 
 
 def _boxings(everywhere: Placement) -> list[_Row]:
-    """Return the times of some changes of layout, by the usual transport and by messages only."""
+    """Return the times of boxings by the current transport, and by torch.distributed messages."""
     messages, rows = chain(current())[-1], []
     for nbytes in SIZES:
         side = int((nbytes // 4) ** 0.5)

@@ -26,7 +26,7 @@ from ..rules.raising import raises_inside
 from ..spec.nested import map_tensors, replace_each, tensors_in
 from .opaque import OpaqueCall, shape_of
 
-KIND = "tell"  # kind of a sum that also tells how the ops before it went; never merged
+KIND = "tell"  # kind of a sum whose message also exchanges errors of the ops before it
 
 
 def may_raise(func: Any) -> bool:
@@ -75,16 +75,16 @@ class Agreed:
         if error is not None and not self.ranks:
             raise error
         if self.ranks and not (self.tells_later and error is None):
-            # A rank with an error tells at once even if the others tell later: it takes part in
-            # their next exchange of notes, and stops there.
+            # With ``tells_later``, only a rank with an error is here: it joins the exchange which
+            # the other ranks begin with their next sum, and all raise.
             tell(error, self.ranks)
         return self.results(out, xs)
 
     def run(self, xs: list[Tensor]) -> Any:
         """Run the op on ``xs`` in place of the recorded tensors, and return its result.
 
-        ``xs`` are not modified, as torch requires of a custom op: an in-place op gets a clone of
-        its target.
+        ``xs`` are not modified, as torch requires of a custom op: an in-place op writes into a
+        clone of its first tensor.
         """
         xs = [xs[0].clone(), *xs[1:]] if self.writes else xs
         args, kwargs = replace_each(self.given, _Here, xs)
@@ -127,11 +127,11 @@ class Agreed:
 
 
 class Heard:
-    """Counterpart of an ``Agreed`` op on a rank outside the placement of the op's tensors.
+    """Callable that replaces an ``Agreed`` op on a rank outside the placement of the op's tensors.
 
-    Such a rank runs ops on ``meta`` tensors, which have no values that could raise. It computes
-    nothing here: it takes part in the exchange of ``ranks``, and raises the error that another rank
-    met.
+    Such a rank runs ops on ``meta`` tensors, which have no values that could raise. So the callable
+    computes nothing: it takes part in the exchange of errors between ``ranks``, and raises the
+    error of another rank, if there is one.
     """
 
     def __init__(self, func: Any, ranks: Ranks) -> None:

@@ -67,7 +67,7 @@ class CompiledStep:
 
     @property
     def programs(self) -> list[Recorded]:
-        """Recordings that are kept, least recently used first; also those that gave no program."""
+        """The recordings that are kept, including failed ones; least recently used first."""
         return [made for _, made in self._entries.values()]
 
     def __get__(self, owner: Any, cls: Any = None) -> Any:
@@ -88,7 +88,7 @@ class CompiledStep:
             raise
 
     def _call(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        # Called inside a backward pass, by a hook or a checkpoint: the call is part of that pass.
+        # Called inside backward, such as by a hook or a checkpoint that recomputes: run as written.
         if torch._C._current_graph_task_id() != -1:
             return self._step(*args, **kwargs)
         key = key_of(args, kwargs)

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class CannotRecord(RuntimeError):
-    """Error: the step cannot become a program, which would do something wrongly or not at all."""
+    """Error: no program can be recorded that does all that the step does."""

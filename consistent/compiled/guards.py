@@ -58,9 +58,9 @@ def same_value(now: Any, before: Any, by_value: bool = False) -> bool:
 
 
 def is_number(x: Any) -> bool:
-    """Return whether ``x`` can be compared by value, so that its number or text is a guard.
+    """Return whether ``x`` is a number, string or other simple value, or a tuple of these.
 
-    That is a number, a string or a similar simple value, or a tuple of them.
+    Guards compare such values by ``==``, and other objects by identity.
     """
     return all(map(is_number, x)) if type(x) is tuple else isinstance(x, SIMPLE)
 

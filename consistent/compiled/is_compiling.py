@@ -12,7 +12,7 @@ import torch
 def compiling(value: bool) -> Iterator[None]:
     """Make ``torch.compiler.is_compiling()`` return ``value`` inside the block.
 
-    Many programs skip checks of values if it is true.
+    Many models skip checks of tensor values while it is true.
     """
     before = torch.compiler._is_compiling_flag  # type: ignore[attr-defined]
     tell_compiling(value)

@@ -37,7 +37,8 @@ class Noting(Wrapper):
         start, wait: called with (call, tensor) when an in-place all-reduce starts, and when it is
             waited for.
         refuse: called with the reason if a call cannot be part of a program.
-        tells: returns whether some ranks may exchange errors together with a sum (``agreeing.py``).
+        tells: called with ranks before a sum; returns whether these ranks exchange errors in the
+            message of the sum (``agreeing.py``).
     """
 
     records = True
@@ -142,8 +143,8 @@ class Noting(Wrapper):
     def all_reduce_with_notes(
         self, x: Tensor, ranks: Ranks, told: Ranks, op: str = "sum"
     ) -> tuple[list[bytes], Tensor | None]:
-        # Errors that ranks tell each other are part of a program (agreeing.py): of this message, or
-        # of the messages before it.
+        # A program exchanges errors too (agreeing.py): in this message, or, if ``_tells`` is false,
+        # in the ``Agreed`` messages before it.
         if len(ranks) == 1 or not self._tells(told):
             return Transport.all_reduce_with_notes(self, x, ranks, told, op)
         with unseen():
@@ -187,7 +188,7 @@ class _Passed:
 
     Args:
         name: the method, such as "all_gather".
-        args, kwargs: its arguments; only where the tensors are in them is kept, not the tensors.
+        args, kwargs: its arguments, which are stored with placeholders instead of the tensors.
     """
 
     def __init__(self, name: str, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -210,9 +211,9 @@ class _Passed:
 
 
 class _Started:
-    """Recorded in-place all-reduce, started at one op of a program and waited for at a later one.
+    """Callable that starts a recorded in-place all-reduce; a later op of the program waits for it.
 
-    Called with a tensor, it starts to reduce it and returns the handle to wait for.
+    Called with a tensor, it starts the all-reduce of that tensor, and returns the work handle.
     """
 
     def __init__(self, ranks: Ranks, op: str) -> None:

@@ -12,16 +12,16 @@ from .sources import Source
 
 @dataclass(frozen=True)
 class NodePlace:
-    """Origin of a tensor that a step returns or assigns; one of three is given.
+    """Origin of a tensor that a step returns or assigns: an fx node, an argument, or a source.
 
-    It is used during the recording. The finished program has a ``program.Place`` instead, with a
-    number in place of the node.
+    It is used during the recording. The finished program has a ``program.Place`` instead, with the
+    number of a value in place of the node.
 
     Args:
-        node: node of the value. With ``spec``, the value is a shard of a global tensor of this
-            spec.
-        argument: position of an argument of the step, which is itself the tensor.
-        source: a ``Source`` whose tensor is the one.
+        node: fx node that computed the value. With ``spec``, the value is this rank's shard of a
+            global tensor of this spec.
+        argument: index of the tensor among the tensors in the step's arguments.
+        source: a ``Source``, such as a module's attribute, that holds the tensor.
     """
 
     node: Node | None

@@ -38,12 +38,12 @@ class CompileOptions:
             parameters, existing gradients, state and inputs. If a program would hold more, cheap
             values are recomputed for backward, and parameters are gathered again. ``show()``
             reports the bytes that are then held, which may still be more.
-        overlap: start messages as early and wait for them as late as data and memory allow; a
-            thread sends them meanwhile. "auto" does so if all ranks have spare cores for the
-            thread. Without ``memory``, up to two more results may be held at a time than otherwise.
-        fuse: run a sum over ranks and the ops after it, or a product and its boxing, in one call of
-            a native kernel. "auto" does so where it is faster, by tables and costs that are the
-            same on all ranks; True does so wherever possible.
+        overlap: start communication as early and wait for it as late as data and memory allow; a
+            thread runs it meanwhile. "auto" does so if all ranks have spare cores for the thread.
+            Without ``memory``, the results of up to two more messages may be held at a time.
+        fuse: run a sum over ranks and the ops after it, or a matrix product and its boxing, in one
+            call of a native kernel. "auto" does so where it is faster, by tables and costs that are
+            the same on all ranks; True does so wherever possible.
         cuda_graph: capture what runs on a GPU between messages as CUDA graphs, in the second run of
             the program, and replay them from then on.
         what: name of the call in error messages.

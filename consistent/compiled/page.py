@@ -147,7 +147,7 @@ def _add(at: _At, group: Sequence[ListingRow]) -> None:
     at.sent += sum(row.sent or 0 for row in group)
     at.boxings.update(row.move for row in group if row.kind in _SENT)
     ends = [row.layout for row in reversed(group) if row.layout and row.kind != "message"]
-    if ends:  # the last layout that is complete, or else the last layout
+    if ends:  # the last layout with an SBP (text after the sizes), or else the last layout
         at.layouts[next((each for each in ends if not each.endswith("]")), ends[0])] += 1
 
 

@@ -60,9 +60,9 @@ class Read:
     Args:
         kind: "argument" of the step, "source" (a place such as a module's parameter), "rate" (a
             learning rate that is a Python number), or "key" (seed and counter of random numbers).
-        at: position of the argument, the Source, or the optimizer's param group.
-        x: the tensor that was read when the step was recorded; after the recording, a description
-            of that tensor. For a rate, the tensor into which the number is written.
+        at: index among the tensors in the arguments, the Source, or the optimizer's param group.
+        x: the tensor that was read when the step was recorded; after the recording, an
+            ``InputLike`` of that tensor. For a rate, the tensor into which the number is written.
         segment: for a key, the segment that reads it.
     """
 
@@ -72,7 +72,7 @@ class Read:
     def recorded(self) -> Read:
         """Return a copy of this read for the finished program, without the recorded tensor.
 
-        A description takes its place, so that the program does not keep the tensor alive.
+        An ``InputLike`` replaces it, so that the program does not keep the tensor alive.
         """
         if self.kind not in ("argument", "source"):
             return self
@@ -97,13 +97,13 @@ class Read:
 
 @dataclass(frozen=True)
 class Place:
-    """Origin of a tensor that a program returns or assigns; one of three is given.
+    """Origin of a tensor that a program returns or assigns: a value, an argument, or a source.
 
     Args:
-        value: number of a value of the program. With ``spec``, it is a shard, and the tensor is the
-            global tensor of this spec.
-        argument: position of an argument of the step, which is itself the tensor.
-        source: a ``Source`` such as a module's attribute, whose tensor is the one.
+        value: number of a value that the program computes. With ``spec``, the value is this rank's
+            shard, and the tensor is the global tensor of this spec.
+        argument: index of the tensor among the tensors in the step's arguments.
+        source: a ``Source``, such as a module's attribute, that holds the tensor.
     """
 
     value: int | None
@@ -137,7 +137,7 @@ class Write:
         x = None if self.value is None else self.value.get(values, ())
         if isinstance(self.source.store, torch.Tensor) and is_global(self.source.store):
             if x is not None:
-                # The gradient of a global leaf also replaces addends that wait to be added to it.
+                # This also drops gradients of the leaf that are not yet summed over ranks.
                 set_raw_grad(self.source.store, x)
                 return
         self.source.write(x)
@@ -214,8 +214,8 @@ class Program:
     count: int  # number of values
     backend: Callable[..., Any]
     saved: list[Any] = field(default_factory=list)  # messages that passes removed
-    notes: list[str] = field(default_factory=list)  # other decisions, for people
-    pieces: list[Pieces] | None = None  # how reports name its parts; made by the first report
+    notes: list[str] = field(default_factory=list)  # what else passes did, for ``show()``
+    pieces: list[Pieces] | None = None  # events for tracers; made by the first traced run
 
     def __post_init__(self) -> None:
         reads = [read for part in self.segments for read in part.reads]

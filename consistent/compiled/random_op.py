@@ -1,4 +1,4 @@
-"""Random op of a recorded program, which draws other numbers in each run."""
+"""Random op of a recorded program, which draws new numbers in each run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class RandomOp:
     """Callable that runs a recorded random op of this library, with new random numbers in each run.
 
     The op draws from a counter-based generator, which makes its numbers from a seed and a counter.
-    Each run passes the present two; the op adds a fixed offset to the counter at which its segment
-    begins.
+    Each run passes the present seed, and the counter at which the op's segment begins; the op adds
+    a fixed offset to this counter.
 
     Args:
         func: the op.

@@ -124,7 +124,7 @@ class Rates:
 
     @contextmanager
     def let(self) -> Iterator[None]:
-        """Suspend tracking inside the block, where an optimizer or a schedule runs its ``step()``.
+        """Suspend tracking inside the block, in which an optimizer or a schedule runs ``step()``.
 
         Numbers that are set inside the block do not count as set by the compiled step.
         """
@@ -154,8 +154,8 @@ class Rates:
     def guards(self, called: set[int]) -> list[Guard]:
         """Return the guards on optimizers and schedules under which the program is valid.
 
-        They cover the numbers that the step itself has read, and all numbers except learning rates
-        of the optimizers that were recorded.
+        They cover the numbers that the step itself has read and, for each optimizer that was
+        recorded, all its numbers except learning rates.
 
         Args:
             called: ids of the optimizers that were not recorded, and run as written.
@@ -175,7 +175,7 @@ class Rates:
     def written(self) -> list[str]:
         """Return descriptions of the numbers that the step itself sets, such as "a learning rate".
 
-        If there are any, the step is no program; the user's message names them.
+        If there are any, the step gets no program, and the message to the user names them.
         """
         self._note_changes()
         return [
@@ -184,15 +184,15 @@ class Rates:
         ]
 
 
-# Attributes of a schedule that are no counts; ``step`` is replaced during the recording.
+# Attributes of a schedule that hold no numbers; the recording sets ``step`` on the object.
 _NO_NUMBERS = ("optimizer", "step")
 _ALL = ("__dict__", "__getstate__")  # these give all attributes; copies use the latter
 
 
 def _watching(cls: Any, asked: Callable[[Any, dict[str, Any], str], None]) -> type:
-    """Return a subclass of ``cls`` that reports access to attributes.
+    """Return a subclass of ``cls``, a schedule's class, that reports access to attributes.
 
-    ``asked(object, its __dict__, name)`` is called before each read and write.
+    ``asked(object, its __dict__, name)`` is called before each read and write of an attribute.
     """
     kept_by, read, write = object.__getattribute__, cls.__getattribute__, cls.__setattr__
 

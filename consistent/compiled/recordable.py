@@ -1,4 +1,4 @@
-"""Checks, op by op, of what the program of a step could not hold or repeat."""
+"""Checks that find ops which the program of a step could not store or repeat."""
 
 from __future__ import annotations
 
@@ -91,7 +91,10 @@ def _sized_by_fixed(recorded: RecordedGraph, func: Any, args: tuple) -> bool:
 
 
 def reads_value(name: str, what: str) -> str:
-    """Return why a step ``name`` has no program if ``what`` returns a computed value to Python."""
+    """Return the error text for ``what``, an op or method by which Python reads a tensor's value.
+
+    ``name`` is the name of the step.
+    """
     return (
         f"{name}: at {user_line()}, {what} reads a value that the step computes.\n"
         "  What Python does with it would be done with the values of one step only.\n"

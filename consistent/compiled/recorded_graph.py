@@ -38,7 +38,7 @@ class RecordedGraph:
         self.constants: dict[str, torch.Tensor] = {}
         self.memory = MemoryTable()
         self._fixed: set[Node] = set()  # values that depend on sizes and constants only
-        self._changing: set[int] = set()  # storages into which other values were written
+        self._changing: set[int] = set()  # storages into which ops wrote values that vary
         self._kept: list[Any] = []
 
     def know(self, read: Read, x: torch.Tensor) -> None:
@@ -50,7 +50,7 @@ class RecordedGraph:
             self.memory.put(x, read)
 
     def node_of(self, x: torch.Tensor) -> Node:
-        """Return the node that made the value of ``x``, or the placeholder by which it is read.
+        """Return the node that computes ``x``, or the placeholder if ``x`` is an input.
 
         Raises:
             CannotRecord: the recorder does not know where the tensor comes from.
@@ -127,13 +127,13 @@ class RecordedGraph:
             self._changing |= node.meta["written"]
 
     def overwrite(self, x: torch.Tensor, made: Node) -> None:
-        """Append a copy of the value of ``made`` into ``x``, into which an op has written it."""
+        """Append ``x.copy_(made)``, for an op on ``x`` in place that is recorded functionally."""
         self.writes(self.add(_aten.copy_.default, (self.node_of(x), made), {}), [x])
 
     def item(self, node: Node, i: int, x: torch.Tensor | None = None) -> Node:
-        """Append a node for the result number ``i`` of ``node``, which is ``x``; return it.
+        """Append and return a ``getitem`` node for the result number ``i`` of ``node``.
 
-        Without ``x`` no tensor has its value.
+        ``x`` is the tensor with this result; None if no tensor of the step has the result.
         """
         item = self.graph.call_function(operator.getitem, (node, i))
         if node in self._fixed:
@@ -157,7 +157,7 @@ class RecordedGraph:
                     self.item(node, i, x)
 
     def watch_writes(self, x: torch.Tensor) -> Callable[[], bool]:
-        """Return a function that tells whether an op has written into the memory of ``x`` since."""
+        """Return a function that tells whether an op has written into ``x`` since this call."""
         memory, last = storage_of(x), next(iter(reversed(self.graph.nodes)), None)
 
         def is_written() -> bool:
@@ -174,7 +174,7 @@ class RecordedGraph:
             node.meta["spec"] = x._spec  # type: ignore[attr-defined]
 
     def constant(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Record that a tensor which Python has made becomes part of the step; return its copy."""
+        """Run and record ``lift_fresh``, by which a tensor of Python data enters the step."""
         (x,) = args
         out = func(x, **kwargs)
         if self.memory.find(x) is not None:

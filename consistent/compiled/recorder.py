@@ -39,7 +39,7 @@ from .seeds import seeds
 
 _aten = torch.ops.aten
 _Off = torch._C.DisableTorchFunction
-_LINES = 3  # lines of the step that are kept for a message
+_LINES = 3  # source lines of the step that are stored for one message
 _CONSTANTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default)
 
 
@@ -65,19 +65,19 @@ class Recorder(TorchDispatchMode):
         self._start = generator.get_state()
         self._boxing: tuple[TensorSpec, TensorSpec] | None = None
         self._paused = 0
-        self._agreeing: list[Ranks] = []  # stack: ranks that will tell each other how an op went
-        self._telling: list[Node] = []  # such ops, since the outermost agreement began
+        self._agreeing: list[Ranks] = []  # stack of the ranks that exchange errors after an op
+        self._telling: list[Node] = []  # ``Agreed`` ops since the outermost agreement began
         self._objects: list[Any] = []
 
     @property
     def is_paused(self) -> bool:
-        """Return whether recording is paused, so that what runs now is not noted."""
+        """Return whether recording is paused or was given up, so that ops are not recorded now."""
         return self._paused > 0
 
     def refuse(self, why: str) -> None:
-        """Give up the program, for the reason ``why``.
+        """Stop recording for good: the step gets no program, for the reason ``why``.
 
-        The step runs on as written, and no more of it is recorded.
+        The rest of this call of the step runs as written.
         """
         self._fail(CannotRecord(f"{self.name}: at {user_line() or 'its end'}, {why}"))
 
@@ -88,9 +88,9 @@ class Recorder(TorchDispatchMode):
             tell_compiling(False)
 
     def found(self, x: torch.Tensor) -> Node | None:
-        """Return the node that made the value of ``x``; if it is unknown, give up and return None.
+        """Return the fx node of the value of ``x``; None if it is unknown or recording has stopped.
 
-        Giving up means that the step gets no program, and runs on unrecorded.
+        An unknown value stops recording: the step gets no program, and runs on as written.
         """
         if self.why is not None:
             return None
@@ -167,11 +167,11 @@ class Recorder(TorchDispatchMode):
             fixed = False
         ranks = self._agreeing[0] if self._agreeing else None
         if ranks is None and func is _aten._assert_async.msg:
-            ranks = ()  # the condition is the same on all ranks, so they need not tell each other
+            ranks = ()  # the condition is the same on all ranks, so errors need no exchange
         if ranks is not None and may_raise(func):
             if not any(x.is_meta for x in tensors_in((args, kwargs))):
                 return self._agreed(func, args, kwargs, ranks)
-            # Meta tensors: this rank is outside the placement, and only hears how the op went.
+            # Meta tensors: this rank is outside the placement, and only takes part in the exchange.
             self._message(Heard(func, ranks).call(), [], [])
         out = func(*args, **kwargs)
         if seeded:
@@ -184,9 +184,9 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _python_reads(self, x: torch.Tensor, what: str) -> None:
-        """Give up the program if Python reads values of ``x`` that may differ from run to run.
+        """Stop recording if Python is about to read values of ``x`` that may differ between runs.
 
-        Called when a method such as ``tolist()`` is about to read them; ``what`` is its name.
+        Called before a method such as ``tolist()``; ``what`` is the name of the method.
         """
         if self._paused:
             return
@@ -237,18 +237,19 @@ class Recorder(TorchDispatchMode):
     # -- ops that may raise on some ranks alone ----------------------------------------------------
 
     def _agrees(self, ranks: Ranks, begins: bool) -> None:
-        # Agreements nest if ranks outside the placement are also told. The outermost ranks include
-        # all others, so they tell each other once for all.
+        # Called before and after ``ranks`` exchange whether an op raised. These calls nest if ranks
+        # outside the placement take part too. The outermost ranks include all inner ones, so one
+        # exchange between the outermost ranks is enough.
         self._agreeing = [*self._agreeing, ranks] if begins else self._agreeing[:-1]
         if len(self._agreeing) == 1 and begins or not self._agreeing:
             self._telling = []
 
     def _tells(self, ranks: Ranks) -> bool:
-        """Return whether the next message of ``ranks`` can report whether the ops before it raised.
+        """Return whether the next all-reduce can also exchange the errors of the ops before it.
 
-        Called by the transport wrapper before a sum that could carry the report. If so, the
-        recorded ``Agreed`` ops whose errors ``ranks`` exchange here are changed to send nothing
-        unless they raise.
+        Called by the transport wrapper ``Noting`` before such an all-reduce; ``ranks`` exchange the
+        errors. If the result is true, the ``Agreed`` ops recorded before are changed to send
+        nothing unless they raise.
         """
         if self._paused or not self._agreeing or self._agreeing[0] != ranks:
             return False
@@ -265,7 +266,8 @@ class Recorder(TorchDispatchMode):
     def _agreed(self, func: Any, args: tuple, kwargs: dict[str, Any], ranks: Ranks) -> Any:
         """Run an op that may raise on some of ``ranks`` only; record it as an ``Agreed`` message.
 
-        In a program, all these ranks raise after that message if one of them met an error.
+        In the program, this message exchanges errors: if the op raises on one rank, all of
+        ``ranks`` raise.
         """
         op, given = Agreed(func, args, kwargs, ranks), tensors_in((args, kwargs))
         out = func(*args, **kwargs)
@@ -336,7 +338,7 @@ class Recorder(TorchDispatchMode):
         return sum(node.target is GRAPH_BREAK for node in self.recorded.graph.nodes)
 
     def check_seeds(self) -> None:
-        """Give up the program if the step has set the state of torch's random generators.
+        """Stop recording if the step has set the state of torch's random generators.
 
         Setting it is not an op, so a program would not repeat it.
         """

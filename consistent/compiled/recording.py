@@ -50,7 +50,7 @@ class Recorded:
     def fits(self, given: Sequence[torch.Tensor]) -> bool:
         """Return whether the program is valid now, with the tensors ``given`` as arguments.
 
-        It is if all state that the step can reach is as it was when it was recorded.
+        It is valid if all state that the step can reach is as it was during the recording.
         """
         return self._guards is None or self._guards.holds(given)
 
@@ -82,7 +82,8 @@ class StepSettings(NamedTuple):
 class Around:
     """Hooks that ``record`` calls around a run of the step; those of this base class do nothing.
 
-    The layout search (``layouts="auto"``) overrides them to note ops or to choose their layouts.
+    The layout search (``layouts="auto"``) overrides them to record global ops, or to choose the
+    layouts of the ops.
     """
 
     def inside(self, is_paused: Callable[[], bool]) -> AbstractContextManager[None]:
@@ -116,7 +117,7 @@ def record(
 class _Recording:
     """Recording of one call of a step: call ``run``, then ``ended``.
 
-    It holds the state before the call, and the objects that record it.
+    It holds the state from before the call, and the objects that record the call.
     """
 
     def __init__(
@@ -188,7 +189,7 @@ class _Recording:
     def _changed(self) -> list[str]:
         """Return the names of the Python numbers and objects that the step has changed.
 
-        A program would leave them unchanged, so the step cannot be one if there are any.
+        If there are any, the step cannot become a program, which would leave them unchanged.
         """
         more = self._rates.guards(self._recorder.left_to_python)
         self._guards.add(more)
@@ -234,9 +235,10 @@ _PLAIN = (int, float, complex, str, bytes, slice, torch.dtype, torch.device)
 
 
 def _check_result(recorder: Recorder, value: Any) -> None:
-    """Give up the program if the step returns something that a program cannot build.
+    """Stop recording if the step returns something that a program cannot return.
 
-    It can build tensors, numbers, strings, and containers of them.
+    A program can return tensors, numbers, strings, and containers of them. ``value`` is the result
+    of the step with a ``NodePlace`` for each tensor, or a part of that result.
     """
     if isinstance(
         value, NodePlace | int | float | complex | str | bytes | torch.dtype | torch.device

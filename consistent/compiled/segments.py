@@ -85,8 +85,8 @@ class _Cutting:
 
         Args:
             piece: nodes of the segment.
-            end: assignments after the segment.
-            ending: nodes whose values are assigned there, or returned by the step.
+            end: assignments, such as to ``param.grad``, that are made after the segment.
+            ending: nodes whose values ``end`` assigns, or, in the last segment, the step returns.
             later: nodes whose values later segments read.
         """
         recorder, inside = self._recorder, set(piece)
@@ -116,10 +116,7 @@ class _Cutting:
         )
 
     def place(self, place: NodePlace) -> Place:
-        """Return ``place`` in the form that a program keeps, without a node.
-
-        The number of its value takes the place of the node.
-        """
+        """Return ``place`` as a ``Place``, with the number of its value instead of the fx node."""
         at = None if place.node is None else self._number(place.node)
         return Place(at, place.spec, place.argument, place.source)
 
@@ -144,9 +141,10 @@ def _pieces(graph: Graph) -> tuple[list[list[Node]], list[Node]]:
 
 
 def _needed_after(pieces: list[list[Node]], ends: list[Writes], result: Any) -> list[set[Node]]:
-    """Return, for each piece of a graph, the nodes whose values are needed after it.
+    """Return, for each piece of a graph, the nodes whose values are read after that piece.
 
-    Later pieces, the assignments at their ends, or the result of the step read them.
+    Readers are ops of later pieces, the assignments ``ends`` at the ends of later pieces, and the
+    ``result`` of the step.
     """
     needed, found = set(_nodes_in(result)), []
     # Backwards, so that ``needed`` holds what all later pieces read.

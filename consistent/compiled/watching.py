@@ -53,7 +53,7 @@ class Happening:
     sent: int = 0
 
 
-_ON_COMPILED = callbacks("on_compiled")  # a "start" is notified at its beginning only
+_ON_COMPILED = callbacks("on_compiled")  # called for a "start" at its begin only
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Pieces:
     Args:
         ops: the ops before each message, and those after the last; None where there are none.
         messages: the messages, with starts and waits, in order.
-        at: number of a call -> its positions in ``messages``. Equal messages have the same number.
+        at: ``OpaqueCall.number`` -> indices in ``messages``. Equal messages have the same number.
     """
 
     ops: list[Happening | None] = field(default_factory=list)
@@ -120,7 +120,7 @@ class Watching:
             self._begin(self._pieces.ops[at + 1])
 
     def graph_break(self, part: Segment) -> None:
-        """Make the call at the end of segment ``part``, with notifications."""
+        """Run the call at the graph break after segment ``part``, and report it to tracers."""
         assert part.graph_break is not None
         what = Happening("graph break", self._program.name, part.text)
         _tell(what, True)

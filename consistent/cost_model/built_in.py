@@ -13,7 +13,7 @@ from .messages import Wire
 from .model import MESSAGE_OPS, TENSOR_OPS, CostModel
 
 _FLAT = ((1e-9, 1.0),)  # every product at the full rate
-_ANY = 1 << 30  # ranks of one host: as if all were on one
+_ANY = 1 << 30  # ranks of one host: all ranks count as being on one host
 
 
 def uniform(

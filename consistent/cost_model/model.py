@@ -18,10 +18,10 @@ Ranks = tuple[int, ...]
 Caller = Literal["forward", "backward", "update"]
 # How long the Python process takes, in units of ``host_seconds``. In forward an op is called from
 # Python, through modules, and autograd records it; in backward autograd's engine calls it from C++;
-# the ops of an optimizer or of a moved shard have no graph. A message in forward is the boxing of
-# an eager op: planning, autograd, the transport, and waiting for a rank that is late. In backward
-# and in an optimizer's step it is sent by hooks that know their plan. Tensors that travel in one
-# message are each taken out, gathered or cut, and put back by Python code.
+# the ops of an optimizer, or those that box a shard, have no graph. A message in forward is the
+# boxing of an eager op: planning, autograd, the transport, and waiting for a rank that is late. In
+# backward and in an optimizer's step it is sent by hooks that know their plan. Tensors that travel
+# in one message are each taken out, gathered or cut, and put back by Python code.
 #
 # Fitted to forward, backward and optimizer step of 8 models of transformers with 28 to 60
 # parameters on two ranks under data, zero1, zero2, zero3 and tensor, where ``host_seconds`` is 4.2
@@ -29,9 +29,9 @@ Caller = Literal["forward", "backward", "update"]
 OP_SHARES: Mapping[Caller, float] = {"forward": 1.8, "backward": 0.3, "update": 0.4}
 MESSAGE_OPS: Mapping[Caller, float] = {"forward": 30, "backward": 2, "update": 2}
 TENSOR_OPS = 3
-# The Python code of a pipeline schedule takes as long as that of this number of ops: for each step,
-# which checks whether its program still holds, and for each action. A pipeline of one stage took
-# that much longer than the same model without one.
+# Python time of a pipeline schedule, in units of ``host_seconds``: for each training step, which
+# checks whether the recorded program is still valid, and for each action. A pipeline of one stage
+# took that much longer than the same model without a pipeline.
 STEP_OPS, ACTION_OPS = 150, 40
 
 # The fraction of the peak rate that one product reaches, as (seconds that it would take at the peak
@@ -72,17 +72,17 @@ class CostModel:
     # dtype -> flop/s of products; a dtype that is not listed has the lowest rate
     peak_flops: Mapping[torch.dtype, float] = field(hash=False)
     memory_bytes_per_s: float  # bytes that a device reads + writes
-    memory_fraction: float  # of ``memory_bytes_per_s``, which ops reach
+    memory_fraction: float  # fraction of ``memory_bytes_per_s`` that ops reach
     inside: Wire  # links between ranks of one host
     between: Wire  # links between ranks of different hosts
-    message_start_s: float  # of any message, in addition to its hops
-    launch_seconds: float  # of any op or copy on the device
-    host_seconds: float  # of Python for an op, in the mean over forward and backward
+    message_start_s: float  # seconds of any message, in addition to its hops
+    launch_seconds: float  # seconds to start any op or copy on the device
+    host_seconds: float  # seconds of Python for an op, in the mean over forward and backward
     efficiency: tuple[tuple[float, float], ...] = CUBLAS
-    # of the shorter of an op's products and memory accesses, which passes during the longer
+    # share of the shorter of an op's products and memory accesses that runs during the longer
     overlap: float = 1.0
 
-    # ---- in short: a message inside a host, a copy --------------------------------------------
+    # ---- summary figures: a message inside a host, a local copy -------------------------------
 
     @cached_property
     def latency(self) -> float:

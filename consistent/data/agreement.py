@@ -2,10 +2,10 @@
 
 Parts of a batch that do not fit together would give wrong numbers, or a hang.
 
-For each batch the ranks exchange one number, the checksum of a note. Only if the checksums differ
-are the notes themselves sent. Every rank sees all checksums, so all take the same branch. For the
-first batches the notes are always sent, with a hash of the values that other ranks must have as
-well.
+Each rank summarizes its part of a batch in a note (``BatchNote``), and the ranks exchange checksums
+of their notes. Only if the checksums differ are the notes themselves sent. Every rank sees all
+checksums, so all take the same branch. For the first batches the notes are always sent, with a hash
+of the values of each field, which must be equal on ranks that read the same items.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mirrored.transports.default import current
 
 from .nested import Path, name_of
 
-# How a user asks for whole batches, whichever call made the loader; part of messages.
+# Part of error messages: how to let every rank read whole batches, whichever call made the loader.
 WHOLE = (
     "whole=True of consistent.data.loader, or of the Accelerator, GlobalStrategy or Trainer that "
     "makes the loader"
@@ -36,8 +36,8 @@ class Field(NamedTuple):
     Attributes:
         path: the keys that lead to the field.
         kind: the dtype of a tensor, otherwise a text that names the kind of value.
-        sizes: the sizes that must agree between ranks: without the dim of the items if each rank
-            reads items of its own.
+        sizes: the sizes that must agree between ranks: the shape, without the dim that counts items
+            if each rank reads its own items.
         value: the value itself, if there is one for the whole batch; it must agree as well.
     """
 
@@ -60,9 +60,9 @@ class BatchNote:
     fields: tuple[Field, ...] = ()
     error: str = ""
     stop: bool = False  # this rank was asked to stop
-    share: int = 0  # the same on ranks that read the same items
+    share: int = 0  # number of this rank's share, equal on ranks that read the same items
     values: tuple[str, ...] | None = None  # a hash for each field; None if they are not compared
-    cause: Exception | None = field(default=None, compare=False)  # is not sent
+    cause: Exception | None = field(default=None, compare=False)  # of ``error``; is not sent
 
 
 def compare(note: BatchNote) -> list[BatchNote] | None:

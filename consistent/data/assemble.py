@@ -1,4 +1,4 @@
-"""Make the whole batch from what a rank has read: global tensors, and the whole batch's lists."""
+"""Make a whole batch from each rank's part: tensors become global, lists of texts are gathered."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ from .nested import Path, children, leaves, mapped, name_of
 from .reading import Drawn
 from .share import Share
 
-Joined = Mapping[Path, Any]  # fields that are not tensors and have an entry for each item
+# Path of a field -> its values for the whole batch; for lists and arrays with an entry per item.
+Joined = Mapping[Path, Any]
 
 
 def note_of(made: Collated, drawn: Drawn) -> BatchNote:
-    """Return a summary of a batch that this rank has read, to be compared with the other ranks'.
+    """Return a summary of this rank's part of a batch, to be compared with the other ranks' notes.
 
     Args:
-        made: what this rank has read and collated.
-        drawn: the number of items of the batch and of this rank's part; ``own`` is None for a batch
-            that was read whole.
+        made: this rank's part, collated.
+        drawn: the numbers of items: ``count`` in the whole batch, ``own`` in this rank's part (None
+            if this rank has read the whole batch).
 
     Raises:
         TypeError: the batch contains a global tensor.
-        ValueError: a field of this rank's part does not tell what that of the whole batch is.
+        ValueError: the whole batch's value of a field does not follow from this rank's part.
     """
     found = leaves(made.batch, lambda path, x: _stops(made, path, x))
     fields = tuple(_field(made, path, x, drawn.own) for path, x in found)
@@ -44,7 +45,7 @@ def note_of(made: Collated, drawn: Drawn) -> BatchNote:
 
 
 def hashes(made: Collated) -> tuple[str, ...]:
-    """Return for each field a text that is equal if its values are equal.
+    """Return a text for each field of the batch ``made``, equal on ranks that have equal values.
 
     Ranks that read the same items compare these texts.
     """
@@ -61,6 +62,7 @@ def is_joined(note: BatchNote) -> bool:
 
 
 def _stops(made: Collated, path: Path, x: Any) -> bool:
+    """Return whether the container ``x`` at ``path`` is one field, which is not traversed."""
     if made.kinds:
         return path in made.kinds
     return isinstance(x, list | tuple) and bool(x) and all(map(_is_plain, x))
@@ -167,9 +169,9 @@ class Layer:
         self.at = my_coordinate(placement)
 
     def whole(self, batch: Any) -> Any:
-        """Return a batch that every rank has read whole, with global tensors for its tensors.
+        """Return ``batch``, which every rank has read whole, with its tensors made global.
 
-        Each rank keeps its shard of them.
+        Each rank keeps only its shard of each tensor.
         """
 
         def make(_: Path, x: Any) -> Any:
@@ -180,15 +182,15 @@ class Layer:
         return mapped(make, batch)
 
     def parts(self, made: Collated, drawn: Drawn, joined: Joined) -> Any:
-        """Return a batch of which this rank has read a part, with global tensors.
+        """Return the whole batch, of which this rank has read the part ``made``, as global tensors.
 
-        If a batch has fewer items than ranks, some ranks have none. They have read one item all the
-        same, to know the shapes, and it is dropped here.
+        If a batch has fewer items than ranks, a rank without items has read one item all the same,
+        to know the shapes. That item is dropped here.
 
         Args:
-            made: this rank's part.
-            drawn: the number of items of the batch and of this rank's part.
-            joined: the values of the fields that ``join`` has gathered.
+            made: this rank's part of the batch, collated.
+            drawn: the numbers of items in the batch and in this rank's part.
+            joined: the fields that ``join`` has gathered, which replace those of this rank's part.
         """
 
         def make(path: Path, x: Any) -> Any:
@@ -209,14 +211,14 @@ class Layer:
 
         Args:
             made: this rank's part of the batch.
-            own: the number of its items.
+            own: the number of items in that part.
             share: which part of each batch this rank reads; it gives the order of the parts.
 
         Returns:
             For the path of each such field, its values for the whole batch.
         """
         mine = None
-        # Of the ranks that read the same items, the one at 0 on those axes sends.
+        # Of ranks that read the same items, the one at 0 on all axes that do not split dim 0 sends.
         if self.at is not None and not any(self._others()):
             found = leaves(made.batch, lambda path, _: path in made.kinds)
             mine = (
@@ -234,7 +236,8 @@ class Layer:
     def _others(self) -> list[int]:
         """Return this rank's coordinates on the axes that do not split dim 0.
 
-        Along these axes ranks read the same items. The result is all zeros on the first of them.
+        Ranks that differ only in these coordinates read the same items. The first of such ranks
+        has zeros only.
         """
         assert self.at is not None
         return [
@@ -250,8 +253,8 @@ class Layer:
         entries = self._entries(x)
         shape = (count, *x.shape[1:]) if x.ndim else ()
         for axis, entry in enumerate(entries):
-            # A rank reads its items along dim 0 only; of other split dims it has all, and keeps its
-            # runs.
+            # Dim 0 has only this rank's items already. Another split dim is still whole, and is cut
+            # to this rank's shard here.
             if self.at is not None and isinstance(entry, Split) and entry.dim > 0:
                 parts = self.placement.shape[axis]
                 runs = entry.runs(x.shape[entry.dim], parts, self.at[axis])

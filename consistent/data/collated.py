@@ -1,6 +1,7 @@
-"""Find out which values of a collated batch belong to items, so that the whole batch's are known.
+"""Find out how the values of a collated batch depend on its items (their kinds).
 
-The collate function runs on a rank's part of the items only. Each value is of one of these kinds:
+The collate function runs on a rank's part of the items only. From the kind of a value in its result
+the value in the whole batch follows:
 
 ```
 items          a  b          made of a rank's part      kind       of the whole batch
@@ -11,10 +12,11 @@ split      "train"           the same for any items     SAME       "train"
 tokens     7                 anything else              OTHER      raises
 ```
 
-The kind of a value is found by a second call of the function, with the items twice over: a list as
-long as the list of items may have one entry for each item, or be the fields of a batch. The second
-call is made when new fields appear, which as a rule is in the first batch. The results of torch's
-``default_collate`` are known, and need no second call. All of this may run in a worker process.
+The kind of a value is found by a second call of the function, with the items twice over. One call
+does not tell: a list as long as the list of items may have one entry for each item, or be the
+fields of a batch. The second call is made when new fields appear, which as a rule is in the first
+batch. The results of torch's ``default_collate`` are known, and need no second call. All of this
+may run in a worker process.
 """
 
 from __future__ import annotations
@@ -174,7 +176,7 @@ def fact(x: Any) -> str:
 
 
 def number(x: Any) -> int | None:
-    """Return ``x`` as an int if it is a whole number, otherwise None."""
+    """Return ``x`` as an int if it is an integer, also as a 0-d tensor or array, otherwise None."""
     if isinstance(x, Tensor | np.ndarray) and not x.ndim:
         x = x.item()
     return int(x) if isinstance(x, int | np.integer) and not isinstance(x, bool) else None

@@ -57,8 +57,8 @@ def check_given(loader: DataLoader) -> None:
 def inner_loader(given: DataLoader, share: Share | None) -> DataLoader:
     """Return a DataLoader that reads this rank's part of each batch of ``given``.
 
-    ``share`` says which part it is; None reads whole batches. The data set, workers, pinning and
-    generator are those of ``given``.
+    ``share`` is this rank's part of a batch; with None it reads whole batches. Data set, workers,
+    pinning and generator are taken over from ``given``.
     """
     options: dict[str, Any] = {
         "num_workers": given.num_workers,

@@ -143,7 +143,7 @@ class Loader:
         self._asked_to_stop = False
         self._layer = Layer(placement, sbp)
         self._padding = padding_of(given.collate_fn, pad)
-        # A rank outside the placement reads what the first rank reads: it follows the shapes.
+        # A rank outside the placement reads what the first rank reads, to know the shapes.
         at = self._layer.at or (0,) * placement.ndim
         whole = whole or (given.batch_sampler is None and given.batch_size is None)
         self._share = None if whole else Share.at(at, placement, sbp)
@@ -185,7 +185,7 @@ class Loader:
     def stop_on(self, *signals: int) -> None:
         """End the iteration on all ranks, before the same batch, once a rank receives a signal.
 
-        Then ``stopped`` is true, and the position is where the next run continues.
+        Then ``stopped`` is true, and ``state_dict`` has the position for the next run to continue.
 
         ```
         batches.stop_on(signal.SIGTERM)
@@ -205,10 +205,10 @@ class Loader:
         self._asked_to_stop = True
 
     def set_epoch(self, epoch: int) -> None:
-        """Start ``epoch`` with the next iteration.
+        """Start epoch number ``epoch`` with the next iteration.
 
-        The order does not depend on this call; samplers that have ``set_epoch`` get the epoch at
-        its start.
+        Samplers that have a ``set_epoch`` method are given the number. It does not change the order
+        of other samplers, which comes from their random generators.
         """
         self.epoch, self._items, self._resumed = epoch, 0, False
         set_epoch(self.loader, epoch)
@@ -245,7 +245,7 @@ class Loader:
             note = replace(note, **self._values(made))
         notes = agreement.compare(note) if self._check or first else None
         self.stopped = any(each.stop for each in notes or [note])
-        # Raised after the ranks have exchanged notes, so that the others raise as well.
+        # Raised after the ranks have exchanged notes, so that the other ranks raise as well.
         if note.cause is not None:
             raise note.cause
         if self.stopped:
@@ -283,7 +283,7 @@ class Loader:
         """Return the fields ``share`` and ``values`` of the ``BatchNote`` of the first batches.
 
         By these, ranks that read the same items check that they read the same values. ``values`` is
-        empty if no ranks of the placement read the same items, or if this rank is not in it.
+        empty if each rank of the placement reads other items, or if this rank is outside it.
         """
         layer, share = self._layer, self._share or Share()
         several = math.prod(parts for parts, _ in share.cuts) < layer.placement.size

@@ -66,6 +66,7 @@ class LossMeter:
         return self._sum
 
     def _add_what_arrived(self) -> None:
+        """Add the gradient of the weight, which is the loss over the whole batch, to the sum."""
         if self._weight is None or self._weight.grad is None:
             return
         grad, self._weight.grad = self._weight.grad, None

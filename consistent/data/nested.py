@@ -69,10 +69,10 @@ def mapped(fn: Callable[[Path, Any], Any], batch: Any, stop: Stop = never) -> An
 
 
 def children(x: Any) -> dict[Any, Any] | None:
-    """Return the values in ``x`` by key, position or attribute name; None if there are none inside.
+    """Return the values in ``x`` by key, position or attribute name; None if it is no container.
 
-    Mappings, lists, tuples and objects whose attributes contain any of these or tensors count as
-    containers.
+    Containers are mappings, lists and tuples, and objects with an attribute that is a tensor, an
+    array, a dataclass or one of these.
     """
     if isinstance(x, Tensor | np.ndarray | str | bytes | int | float | None):
         return None

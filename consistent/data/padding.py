@@ -1,4 +1,4 @@
-"""Pad parts of a batch to the longest, if their items have other lengths on other ranks.
+"""Pad this rank's part of a batch to the longest items that any rank has read.
 
 The fill value is given by ``pad=``. Otherwise it is what the tokenizer in the collate function pads
 with, on the side on which the tokenizer pads.
@@ -27,7 +27,7 @@ Pad = Mapping[str, float] | float | None
 class Padding:
     """How to pad: the fill value, one for all fields or one for each key of the batch.
 
-    It goes after the values of an item, or before them with ``front``.
+    The fill value is put after the values of an item, or before them with ``front``.
     """
 
     values: Mapping[str, float] | float
@@ -52,10 +52,10 @@ class Padding:
 
 
 def padding_of(collate: Any, pad: Pad) -> Padding | None:
-    """Return how to pad: by ``pad``, and for what it lacks, by the tokenizer in ``collate``.
+    """Return how to pad: with the values of ``pad``, and for keys that it lacks, as a tokenizer.
 
-    ``pad`` is that of ``data.loader``, and ``collate`` the collate function. Returns None if there
-    is neither ``pad`` nor a tokenizer.
+    ``pad`` is the argument of ``data.loader``. The tokenizer is looked for in the collate function
+    ``collate``. Returns None if there is neither ``pad`` nor a tokenizer.
     """
     tokenizer = next(_tokenizers(collate, 3), None)
     front = getattr(tokenizer, "padding_side", "right") == "left"
@@ -78,7 +78,7 @@ def longest(notes: list[BatchNote]) -> dict[Path, tuple[int, ...]]:
 
 
 def check_padding(notes: list[BatchNote], padding: Padding) -> None:
-    """Raise ValueError, on every rank, if a field must be padded and there is no value for it.
+    """Raise ValueError, on every rank, if a field must be padded and has no fill value.
 
     A field must be padded if its sizes differ between the ranks' ``notes``.
     """
@@ -129,8 +129,8 @@ def _of_tokenizer(tokenizer: Any, collate: Any) -> dict[str, float]:
 def _tokenizers(x: Any, depth: int) -> Iterator[Any]:
     """Yield the tokenizers that can be reached from a collate function ``x``.
 
-    It may be a method of one, have it as an attribute, or refer to it by a global or closure
-    variable. Such references are followed at most ``depth`` times.
+    ``x`` may be a method of a tokenizer, have one as an attribute, or refer to one by a global or
+    closure variable. Such references are followed at most ``depth`` times.
     """
     if callable(getattr(type(x), "pad", None)) and isinstance(
         getattr(x, "pad_token_id", None), int
@@ -142,6 +142,7 @@ def _tokenizers(x: Any, depth: int) -> Iterator[Any]:
 
 
 def _kept(x: Any) -> list[Any]:
+    """Return the objects that ``x`` refers to by its arguments, variables or attributes."""
     if isinstance(x, functools.partial):
         return [x.func, *x.args, *x.keywords.values()]
     if inspect.ismethod(x):

@@ -85,12 +85,11 @@ class BatchReader:
 
 
 class OwnNumbers:
-    """Separate random numbers for reading in the main process.
+    """Context manager that gives reading in the main process a random stream of its own.
 
     Ranks read different items, and so draw different amounts of random numbers. If they drew from
-    torch's default generator, the order of the next epoch would differ between ranks. So reading
-    has its own random stream, which replaces that of the default generator only while a batch is
-    read.
+    torch's default generator, the order of the next epoch would differ between ranks. So inside
+    this context, while a batch is read, the default generator has the state of the other stream.
     """
 
     def __init__(self, share: Share | None, epoch: int) -> None:

@@ -20,7 +20,8 @@ from torch.utils.data import BatchSampler, IterableDataset, get_worker_info
 from .collated import Collate
 from .share import Share
 
-STRIDE = 1_000_003  # between seeds of shares, so that seed + worker of two shares do not meet
+# Distance between the seeds of two shares, so that ``seed + worker`` of two shares differ.
+STRIDE = 1_000_003
 
 
 class Drawn(NamedTuple):

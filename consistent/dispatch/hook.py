@@ -7,8 +7,8 @@ decisions are cached as a *plan*. ``torch_function`` is the hook itself, written
 its tensors and its static arguments:
 
 ```
-key -> plan    box these operands to those layouts, put these sizes in, run the function,
-               outputs get these specs
+key -> plan    box these operands to those layouts, replace logical sizes by those of the shard,
+               run the function, attach these specs to the outputs
 ```
 
 The hook itself runs the plans whose arguments stay as they are, apart from operands that are boxed.

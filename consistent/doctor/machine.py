@@ -15,7 +15,7 @@ from .finding import Finding, bytes_text
 SHARED = Path("/dev/shm")
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
-SEGMENT = 256 << 20  # more than two ranks share at first
+SEGMENT = 256 << 20  # bytes; two ranks share less than that at first
 _FEW_FILES = 1024
 _LITTLE_MEMORY = 2 << 30
 _SKEW_S = 2.0

@@ -69,7 +69,7 @@ def _addresses(name: str) -> list:
 def _several(environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether this process is a rank of a job on several hosts.
 
-    The launcher's variables tell: a job of more ranks than this host has is on several.
+    The launcher's variables tell: a job with more ranks than this host runs is on several hosts.
     """
     if not all(environ.get(name) for name in _LAUNCHED):
         return False

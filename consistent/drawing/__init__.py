@@ -3,7 +3,7 @@
 They serve reports, compiled steps, stages, simulated steps, tensors and models.
 
 ```
-pages      the frame of a page, its tables, bars and timeline    style, script: its looks and life
+pages      the frame of a page, its tables, bars and timeline    style, script: CSS, JavaScript
 pictures   boxes, lines and words, as SVG or PNG, and colours
 words      short texts of places, layouts and times
 source     the functions of a program's files

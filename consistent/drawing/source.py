@@ -13,7 +13,7 @@ _Span = tuple[int, int, str]  # first line, last line, qualified name
 
 @dataclass
 class Function:
-    """Function of the user's code, and the numbers of those of its lines that something refers to.
+    """Function of the user's code, with the numbers of its lines that a page refers to.
 
     Args:
         file, name: its file and qualified name.

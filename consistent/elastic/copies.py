@@ -1,16 +1,16 @@
-"""The copies that this rank keeps of the last step that all ranks have finished.
+"""The copies of the training state after the last finished step, which each rank keeps.
 
 ```
-            step 7            meeting      step 8              meeting      step 9
+            step 7            barrier      step 8              barrier      step 9
 rank 0   ... forward, ...  prepare | take    ... forward, ...  prepare | take
 rank 1   ... forward, ...  prepare | take    ... forward, ...  prepare | (gives up)
 ```
 
-``prepare`` lists the tensors to copy, and may raise. Then the ranks meet. ``take`` copies, and does
-not communicate. A rank that has taken knows that all ranks have prepared. So if the step is
-abandoned in between, as by rank 1, there are two cases. Either no rank has taken, and all go back
-to the copies of step 7. Or the ranks that have not taken do so now (``settle``), and all continue
-after step 8.
+``prepare`` lists the tensors to copy, and may raise. Then the ranks wait for each other in a
+barrier. ``take`` copies, and does not communicate. A rank that has called ``take`` knows that all
+ranks have called ``prepare``. So if a step is abandoned between the two calls, as by rank 1, there
+are two cases. Either no rank has called ``take``, and all go back to the copies of step 7. Or the
+ranks that have not called it do so now (``settle``), and all continue after step 8.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from ..dispatch.running.moved_views import fresh
 from ..spec import TensorSpec
 from ..tensor.storage.in_checkpoints import Box, box_of
 
-Version = tuple[int, int]  # the step, and the world in which it was kept
+# The step of a copy, and the number of the world (set of ranks) in which the copy was made.
+Version = tuple[int, int]
 
 
 class Piece(NamedTuple):
@@ -50,9 +51,9 @@ class Piece(NamedTuple):
 
 
 class LastPiece(NamedTuple):
-    """A tensor and its ``Piece`` as of the last ``prepare``, to save making the piece again.
+    """Cached result of ``PeerCopies._piece`` for the tensor ``x``, from the last ``prepare``.
 
-    The piece is reused as long as the tensor's memory and layout (``place``) are the same.
+    ``piece`` is reused as long as the tensor's memory and layout (``place``) are the same.
     """
 
     x: Any
@@ -61,19 +62,19 @@ class LastPiece(NamedTuple):
 
 
 class CopiesPlan(NamedTuple):
-    """Plan of an exchange in which each rank sends the next one the pieces that no other rank has.
+    """Plan of an exchange in which each rank sends the next rank the pieces that it alone holds.
 
-    It is used again at each step until a rank holds other pieces.
+    The plan is used again at each step until a rank holds other pieces.
 
     Attributes:
-        notes: a hash of each rank's pieces, to see whether any has changed.
-        once: dtype -> the pieces that this rank sends.
-        coming: dtype -> the pieces that it receives, from the rank before.
+        notes: a hash of each rank's pieces, to see whether the pieces of any rank have changed.
+        once: dtype -> the pieces that this rank sends to the next rank.
+        coming: dtype -> the pieces that this rank receives from the rank before.
     """
 
     notes: list[bytes]
-    once: dict[torch.dtype, list[Piece]]  # of this rank
-    coming: dict[torch.dtype, list[Piece]]  # of the rank before
+    once: dict[torch.dtype, list[Piece]]  # only this rank holds them
+    coming: dict[torch.dtype, list[Piece]]  # only the rank before holds them
 
 
 @dataclass
@@ -81,7 +82,7 @@ class Copy:
     """The training state of one step, which a rank keeps once all ranks have finished the step.
 
     Attributes:
-        version: the step, and the number of the world of ranks in which it was kept.
+        version: the step, and the number of the world (set of ranks) in which it was kept.
         contents: the values that are no tensors, and how objects and tensors are named.
         pieces: name -> this rank's part of a tensor, with its values.
         of_peers: parts that only the rank before this one has, with their values.
@@ -121,8 +122,8 @@ class PeerCopies:
     def prepare(self, version: Version, objects: dict[str, Any]) -> None:
         """List the tensors of ``objects`` to copy at the end of a step; nothing is copied yet.
 
-        If this object was made with ``peers``, it is a collective, in which this rank also receives
-        the parts that only the rank before it has, as a second copy of them.
+        If this object was made with ``peers``, the call is a collective, in which this rank also
+        receives the parts that only the rank before it has, as a second copy of them.
 
         Args:
             version: (step, number of the world) of the state.
@@ -148,10 +149,10 @@ class PeerCopies:
             self.prepared.of_peers = self._of_rank_before(list(pieces.values()))
 
     def take(self) -> None:
-        """Copy the prepared state to memory of its own and keep it, without communication."""
+        """Copy the prepared state to separate memory and keep the copy, without communication."""
         found, self.prepared = self.prepared, None
         assert found is not None
-        # The memory is that of the last copy: if copying raises, no copy is whole.
+        # The memory of the last copy is overwritten: if copying raises, no copy is whole.
         self.kept = None
         held = self._memory.of([x for _, x in found.pieces.values()])
         found.pieces = {
@@ -180,7 +181,8 @@ class PeerCopies:
     ) -> list[tuple[Piece, torch.Tensor]]:
         """Return copies of the pieces that only the rank before this one has; a collective.
 
-        The rank before the first is the last. If that rank is lost, this one can replace its state.
+        If that rank is lost, its state is restored from these copies. The last rank counts as the
+        rank before the first.
 
         Args:
             own: the pieces of this rank, with their values.
@@ -188,13 +190,13 @@ class PeerCopies:
         size = current().size
         everyone = tuple(range(size))
         mine = [piece for piece, _ in own if piece.box is not None]
-        # The number differs by process, and is compared with the same process's alone.
+        # Python's hash differs by process; a rank's hash is compared with its own earlier one only.
         note = hash(tuple(mine)).to_bytes(8, "little", signed=True)
         notes = current().gather_notes(note, everyone)
-        # Equal on all ranks, as each has seen the notes of all since the world began.
+        # All ranks take the same branch, as each has seen the same notes since the world began.
         if self._plan is None or self._plan.notes != notes:
             self._plan = _plan(notes, mine)
-        # One message for each dtype: in a message of many tensors each costs its overhead.
+        # One tensor for each dtype, because each tensor that is sent has an overhead.
         plan, after, before = self._plan, (current().rank + 1) % size, (current().rank - 1) % size
         held = dict(own)
         sends = [
@@ -237,14 +239,14 @@ class PeerCopies:
 
 
 def _place(x: Any) -> tuple[Any, ...]:
-    """Return address and memory layout of this rank's part of ``x``; equal if nothing has moved."""
+    """Return address and memory layout of this rank's part of ``x``, to see if they changed."""
     if is_global(x):
         return x.data_ptr(), x._spec
     return x.data_ptr(), x.shape, x.stride()
 
 
 def _plan(notes: list[bytes], own: list[Piece]) -> CopiesPlan:
-    """Return which pieces ranks exchange: those that one rank alone holds. A collective.
+    """Return the plan by which ranks send the pieces that one rank alone holds. A collective.
 
     Args:
         notes: a hash of each rank's pieces, which is stored with the plan.

@@ -42,9 +42,10 @@ class CopiesNote:
     """Description of the copies that a rank keeps, which it sends to the other ranks.
 
     Attributes:
-        version: the step, and the number of the world in which it was kept.
+        version: the step, and the number of the world (set of ranks) in which it was kept.
         values, kinds, aliases: as in ``Contents``.
-        pieces, of_peers: the parts of tensors that the rank keeps, its own and those of another.
+        pieces: descriptions of the parts of tensors that are the rank's own.
+        of_peers: descriptions of the parts that it keeps for the rank before it.
         digests: name -> a checksum of a plain tensor, to see whether ranks have the same.
     """
 
@@ -76,7 +77,7 @@ class CopiesReader(Reader):
     """The copies of all ranks, as a checkpoint that is open for reading.
 
     Attributes:
-        missing: names of tensors of which some part is kept by no rank.
+        missing: names of tensors that are incomplete, because no rank keeps a part of them.
         received: bytes that this rank received from others.
     """
 
@@ -91,7 +92,7 @@ class CopiesReader(Reader):
         self.missing = sorted(_uncovered(self.index.tensors))
 
     def _index(self, notes: list[CopiesNote | None]) -> Index:
-        """Return the table of contents of the copies, as a checkpoint in files has it."""
+        """Return the index of all ranks' copies, in the form of the index of a checkpoint."""
         told: Any = notes[self._first]
         metadata = Metadata(state_dict_metadata={}, storage_data={})
         differing = _differing(notes, told)
@@ -99,7 +100,7 @@ class CopiesReader(Reader):
             for piece in () if note is None else (*note.pieces, *note.of_peers):
                 self._enter(metadata, piece, rank, f"tensor {piece.name}" in differing)
         for name in [k.removeprefix("tensor ") for k in differing if k.startswith("tensor ")]:
-            for rank, note in enumerate(notes):  # a rank that keeps none gets another rank's
+            for rank, note in enumerate(notes):  # a rank without copies gets another rank's value
                 if note is None:
                     self._lend(metadata, name, rank)
         for alias, name in told.aliases.items():
@@ -118,14 +119,14 @@ class CopiesReader(Reader):
         )
 
     def _enter(self, metadata: Metadata, piece: Piece, rank: int, differs: bool) -> None:
-        """Add a piece that ``rank`` keeps to the table of contents.
+        """Add a piece that ``rank`` keeps to the index.
 
         Args:
-            metadata: the table.
+            metadata: the metadata of the index, to which the piece is added.
             piece: the description of the piece.
             rank: the rank that keeps it.
-            differs: whether it is of a plain tensor with another value on each rank, which are
-                entered under names of their own.
+            differs: whether the piece is a plain tensor whose value differs by rank. Then each
+                rank's value is added under a name of its own.
         """
         name = on_rank(piece.name, rank) if differs else piece.name
         start, size = piece.box or ((0,) * len(piece.shape), piece.shape)
@@ -144,7 +145,7 @@ class CopiesReader(Reader):
         found.chunks.append(ChunkStorageMetadata(torch.Size(start), torch.Size(size)))
 
     def _held(self, piece: Piece) -> torch.Tensor:
-        """Return the values that this rank keeps of a piece, its own or one of the rank before."""
+        """Return the values of ``piece``, which is this rank's own or kept for the rank before."""
         assert self._own is not None
         own, x = self._own.pieces.get(piece.name, (None, None))
         if own == piece and x is not None:
@@ -152,7 +153,7 @@ class CopiesReader(Reader):
         return next(x for each, x in self._own.of_peers if each == piece)
 
     def _lend(self, metadata: Metadata, name: str, rank: int) -> None:
-        """Let ``rank``, which keeps no copy, read the plain tensor ``name`` of a rank that does."""
+        """Let ``rank``, which has no copies, read the plain tensor ``name`` of a rank that has."""
         source, target = on_rank(name, self._first), on_rank(name, rank)
         metadata.state_dict_metadata[target] = metadata.state_dict_metadata[source]
         for key, holders in list(self._holders.items()):
@@ -217,7 +218,9 @@ class CopiesReader(Reader):
 
 
 def _differing(notes: list[CopiesNote | None], told: CopiesNote) -> list[str]:
-    """Return what differs between ranks, as ``["value losses", "tensor model.step"]``.
+    """Return the values and plain tensors that differ between ranks.
+
+    For example ``["value losses", "tensor model.step"]``.
 
     Args:
         notes: what each rank keeps; None for a rank that keeps nothing.

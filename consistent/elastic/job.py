@@ -55,7 +55,7 @@ class Job:
         self.step = 0
         self.size = 1
         self.received = 0
-        self.recovery = Recovery()  # this rank's last one, which ``run`` measures with this job
+        self.recovery = Recovery()  # times of this rank's last recovery
         # Without goes_on no copies are made, since nothing would ever read them.
         self._every, self._goes_on = every, goes_on
         self._slow, self._leave_out = slow, leave_out
@@ -107,12 +107,12 @@ class Job:
         A collective, called once in the training function, before its loop.
 
         The objects get the state that the ranks keep of that step, converted to the layouts that
-        the objects have in this call. At the very start they get that of the last checkpoint in
-        ``folder``, or keep their own.
+        the objects have in this call. At the start of the program the objects get the state of the
+        last checkpoint in ``folder``, or keep their own.
 
         Args:
             folder: where the program saves checkpoints, named by ``step=job.step``. They are read
-                where no rank keeps what is needed.
+                if no rank keeps a copy of what is needed.
             objects: modules, optimizers, and other objects with a ``state_dict`` (loaders,
                 schedulers, scalers), as ``checkpoint.save`` takes them.
 
@@ -132,7 +132,7 @@ class Job:
             self._check_twice(self._copies.prepared)
         if self._goes_on:
             rejoin.finish_on_gpu()
-            gathered(None)  # the meeting between prepare and take (copies.py)
+            gathered(None)  # the barrier between prepare and take (copies.py)
             self._copies.take()
         self._copies.prepared = None
         self._says_sizes = self._begins
@@ -143,8 +143,8 @@ class Job:
     def commit(self, **values: Any) -> None:
         """End a step: all ranks wait for each other, and copy their shards. A collective.
 
-        From these copies the others can continue if a rank is lost later. If ranks are to join or
-        to be left out, it does not return, but ends the call of the training function.
+        If a rank is lost later, the other ranks continue from these copies. If ranks are to join or
+        to be left out, ``commit`` does not return, but ends the call of the training function.
 
         Args:
             values: what ``keep`` returns if the training continues after this step, such as a list
@@ -157,7 +157,7 @@ class Job:
         if self._goes_on:
             self._copies.prepare((self.step, self._epoch), {**self._objects, **values})
             rejoin.finish_on_gpu()
-        # This is also the meeting between prepare and take (copies.py).
+        # This is also the barrier between prepare and take (copies.py).
         notes = current().gather_notes(note, tuple(range(self.size)))
         if self._goes_on:
             self._copies.take()
@@ -171,7 +171,7 @@ class Job:
             raise WorldChanges
 
     def _look_for_slow(self, notes: list[bytes]) -> bool:
-        """Print slow ranks, and return whether the others are to continue without them.
+        """Print slow ranks, and return whether the other ranks are to continue without them.
 
         Args:
             notes: the seconds that each rank has worked in this step, as ``Slow.note`` packs them.
@@ -308,10 +308,10 @@ def _first_has_all(names: Sequence[str]) -> dict[str, int]:
 
 
 def _fitting(ranks: int, wanted: int, copies: int) -> int:
-    """Return a size for an axis that leaves at least ``copies`` ranks for the axis of -1.
+    """Return a size for an axis that leaves at least ``copies`` ranks for the axis given as -1.
 
-    It is the largest number up to ``wanted`` that divides ``ranks`` with a quotient of at least
-    ``copies``, or else 1: ``_fitting(4, 2, 2) -> 2``, ``_fitting(3, 2, 2) -> 1``.
+    The size is the largest number up to ``wanted`` that divides ``ranks`` with a quotient of at
+    least ``copies``, or else 1: ``_fitting(4, 2, 2) -> 2``, ``_fitting(3, 2, 2) -> 1``.
     """
     fits = [n for n in range(1, min(wanted, ranks) + 1) if ranks % n == 0 and ranks // n >= copies]
     return max(fits, default=1)

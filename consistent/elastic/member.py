@@ -54,7 +54,7 @@ class Stopped(RuntimeError):
 class Member:
     """Connection of this process to the launcher, which forms worlds (sets of ranks that train).
 
-    ``run`` waits with it for each world. A thread receives the launcher's messages meanwhile.
+    ``run`` waits for each world by ``next_world``. A thread receives the launcher's messages.
 
     Attributes:
         change: whether the ranks are to leave their world after this step.
@@ -89,7 +89,7 @@ class Member:
             recovery: records how long waiting and joining took.
 
         Returns:
-            None if the other ranks have finished the program.
+            The world; None if the other ranks have finished the program.
 
         Raises:
             Stopped: this process may not continue.

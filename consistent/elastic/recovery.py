@@ -1,7 +1,9 @@
-"""Measures the parts of a recovery: from the launcher's word of a loss until the training goes on.
+"""Measures the parts of a recovery, from the loss of a rank until the training goes on.
+
+A recovery begins when the launcher's message that a rank is lost arrives.
 
 ```
-word of a loss | leave the step | wait for the others | enter the group | build | fill
+a rank is lost | leave the step | wait for the others | enter the group | build | fill
 ```
 """
 

@@ -54,9 +54,9 @@ class Slow:
         self._since, self._waited = time.perf_counter(), self._waiting.seconds
 
     def note(self) -> bytes:
-        """Return the seconds of work of this rank since ``start``, as bytes for the others.
+        """Return the seconds of this rank's work since ``start``, as bytes to send to all ranks.
 
-        The time in which it waited for them is left out.
+        The time in which this rank waited for other ranks is not counted.
         """
         assert self._waiting is not None
         waited = self._waiting.seconds - self._waited

@@ -1,4 +1,4 @@
-"""Calls of a training function in one world of ranks after another, in the same process (``run``).
+"""Call a training function in one world (set of ranks) after another, in one process (``run``).
 
 ```
 rank 0   train: build, keep, step 1, 2, 3 ...x                 train: build, keep, step 3, 4 ...
@@ -10,7 +10,7 @@ A rank that cannot continue because another rank was lost gets an error out of w
 library it is in, or makes next: forward, backward, an optimizer's step, a save. ``run`` frees
 everything that the step held, and calls the function again once the remaining ranks have their new
 world. The function builds its objects again, because an error in the middle of a step leaves them
-in any state; their contents come from copies.
+in any state. ``job.keep`` then restores their contents from the copies of the last finished step.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def run(
         slow: a factor by which slow ranks are found: those that work more than ``slow`` times as
             long as the median rank, waiting not counted. They are printed with their hosts. None:
             nothing is measured.
-        slow_steps: the number of consecutive steps in which a rank must be slow for that.
-        leave_out: end such a rank, and continue without it.
+        slow_steps: the number of consecutive slow steps after which a rank is printed.
+        leave_out: also end that rank, and continue without it.
 
     Returns:
         What ``train`` returns, on every rank that has reached its end.
@@ -193,7 +193,7 @@ class _Runs:
     def _is_the_programs(self, world: ElasticWorld) -> bool:
         """Return whether an error is the program's own, so that another try cannot help.
 
-        It is if the last error was in the same step, and no rank was lost or joined in between.
+        True if the last error was in the same step, and no rank was lost or joined in between.
         """
         again = self._failed_at == self._job.step and not world.gone and not world.came
         self._failed_at = self._job.step

@@ -1,6 +1,6 @@
 """``flow.config``: the number of devices on each machine that jobs use.
 
-A job is a function under ``global_function``, which runs on several devices.
+A job is a function decorated by ``global_function``, which runs on several devices.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def machines() -> int:
 def devices() -> Placement:
     """Return the placement of jobs that choose none: the first ranks of each machine, on one axis.
 
-    The number of ranks on each machine, and the device type, are those set here. By default they
-    are all ranks, and "cuda" if there are GPUs.
+    ``gpu_device_num`` and ``cpu_device_num`` set the device type and the number of ranks on each
+    machine. By default these are "cuda" if there are GPUs, else "cpu", and all ranks.
     """
     here = ranks_per_machine()
     count = _config.per_machine or here

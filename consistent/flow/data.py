@@ -46,7 +46,7 @@ def load(folder: str | None = None, seed: int = 0) -> Digits:
     with the same arguments gets the same tensors.
 
     Raises:
-        FileNotFoundError: ``folder`` has one of the four files neither plain nor as ``.gz``.
+        FileNotFoundError: one of the four files is missing in ``folder``, plain and as ``.gz``.
         ValueError: the content of a file is not what its name says.
     """
     if folder is None:
@@ -72,10 +72,10 @@ def load_mnist(
 ) -> tuple[Part, Part]:
     """Return ((train images, train labels), (test images, test labels)), each as batches.
 
-    Images are f32[n, 1, 28, 28] in 0..1 and labels i32[n], as numpy arrays. They are read from the
-    folder that the environment variable CONSISTENT_MNIST names. Without that variable they are
-    scikit-learn's digits; the training set repeats these in different orders until it is as large
-    as that of MNIST.
+    Images are f32[n, 1, 28, 28] in 0..1 and labels i32[n], as numpy arrays. The data are read from
+    the folder that the environment variable CONSISTENT_MNIST names. Without that variable they are
+    scikit-learn's digits, which the training set repeats in different orders until it is as large
+    as MNIST's training set.
 
     CONSISTENT_MNIST_STEPS=n ends iteration after n training batches, counted over all passes.
     """
@@ -162,7 +162,8 @@ def _scaled(images: Tensor, largest: int) -> Tensor:
 def _read(folder: Path, name: str) -> Tensor:
     """Read a file in MNIST's idx format from ``folder``, plain or as ``.gz``.
 
-    Its bytes are 0, 0, 8 for unsigned bytes, the number of dims; each dim in 4 bytes; the data.
+    The file begins with the bytes 0, 0, 8 (the data are unsigned bytes) and the number of dims.
+    The size of each dim follows as a big-endian int32, and then the data.
     """
     dims = 3 if "idx3" in name else 1
     path = next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)

@@ -68,7 +68,7 @@ def dropout(x: Any, rate: float, name: str | None = None) -> Any:
     """
     if not isinstance(x, MirroredTensor):
         return F.dropout(x, rate)
-    # Dropout of the global tensor draws its mask by logical position, so the parts become one.
+    # Dropout draws the mask of a global tensor by logical position, so the parts are joined first.
     joined = (x.shape[0] * len(x.ranks), *x.shape[1:])
     whole: Any = F.dropout(x.to_global(S(0), shape=joined, check=False), rate)
     return whole.to_mirrored()

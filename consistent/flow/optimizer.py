@@ -52,9 +52,9 @@ class Optimizer:
     lr_scheduler: Schedule
 
     def minimize(self, loss: Any) -> None:
-        """Register ``loss``, for which the running job takes a step when its function has returned.
+        """Register ``loss``, which the optimizer step at the end of the running job minimises.
 
-        The gradient is that of the mean of ``loss`` over all its elements on all devices. The step
+        The step uses the gradient of the mean of ``loss`` over all its elements on all devices, and
         changes the variables that the job has used.
         """
         session.running_in("minimize").add_loss(loss, self)

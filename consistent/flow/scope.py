@@ -65,7 +65,7 @@ class View:
 def consistent_view() -> View:
     """Return the view in which a job takes and returns whole batches.
 
-    In the job's function they are global tensors, split over the devices.
+    In the job's function the batches are global tensors, split over the devices.
     """
     return View("consistent")
 
@@ -81,9 +81,9 @@ def mirrored_view() -> View:
 def placement(device_tag: str, machine_device_ids: str | Sequence[str]) -> PlacementScope:
     """Return a context manager inside which ops run on the devices ``machine_device_ids``.
 
-    They are written ``"machine:device"`` or ``"machine:first-last"``, counted from 0, or as a list
-    of such texts: ``"0:0-3"`` are the first four devices of the first machine. ``device_tag`` is
-    "gpu" (or "cuda") or "cpu".
+    Devices are written ``"machine:device"`` or ``"machine:first-last"``, counted from 0, or as a
+    list of such texts: ``"0:0-3"`` are the first four devices of the first machine. ``device_tag``
+    is "gpu" (or "cuda") or "cpu".
 
     Raises:
         ValueError: the text is not of that form, or the launcher started no such rank.

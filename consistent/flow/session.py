@@ -17,9 +17,9 @@ from .scope import ViewName, current_placement
 
 
 class Minimizer(Protocol):
-    """Protocol of descriptions from which a job makes a torch optimizer.
+    """Protocol of optimizer descriptions, from which a job makes its torch optimizer.
 
-    The classes of ``flow.optimizer`` implement it.
+    The classes of ``flow.optimizer`` implement this protocol.
     """
 
     @property
@@ -53,9 +53,10 @@ class JobRun:
     optimizer: Minimizer | None = None
 
     def add_loss(self, loss: Any, optimizer: Minimizer | None = None) -> None:
-        """Register ``loss``, for whose mean the job takes a step when its function has returned.
+        """Register ``loss``, whose mean the optimizer step at the end of this job call minimises.
 
-        ``optimizer`` describes the optimizer. Raises ValueError if the job has another one already.
+        ``optimizer`` describes the optimizer of that step. Raises ValueError if the job has another
+        optimizer already.
         """
         if optimizer is not None and self.optimizer not in (None, optimizer):
             raise ValueError(
@@ -69,7 +70,7 @@ class JobRun:
 
 
 variables: dict[str, Any] = {}  # by name, see variables/
-loaded: dict[str, Path] = {}  # values that variables take when they are made
+loaded: dict[str, Path] = {}  # variable name -> the file from which it is loaded when it is made
 _runs: list[JobRun] = []
 
 
@@ -81,7 +82,7 @@ def running() -> JobRun | None:
 def running_in(what: str) -> JobRun:
     """Return the state of the job call that is in progress; raise if there is none.
 
-    ``what`` is the function that was called outside a job, for the message.
+    ``what`` names the function that needs a job, for the error message.
     """
     if not _runs:
         raise RuntimeError(
@@ -105,8 +106,8 @@ def start(run: JobRun) -> Iterator[JobRun]:
 def place() -> Placement:
     """Return the placement for a new variable or tensor.
 
-    It is that of the innermost entered scope, else that of the running job, else all devices that
-    ``flow.config`` selects.
+    The innermost entered scope decides, else the running job. Without both these are all devices
+    that ``flow.config`` selects.
     """
     run = running()
     return current_placement() or (run.placement if run else config.devices())

@@ -79,10 +79,10 @@ def _file(folder: Path, name: str) -> Path:
 
 
 def _agree(what: str, fault: str) -> None:
-    """Wait for all ranks, and raise OSError on all of them if any has a fault. A collective.
+    """Wait for all ranks, and raise OSError on every rank if any rank has a fault. A collective.
 
-    ``fault`` describes this rank's fault, and is "" if it has none. ``what`` names the method, for
-    the message.
+    ``fault`` describes what went wrong on this rank; "" if nothing did. ``what`` names the calling
+    method, for the message.
     """
 
     def failed(faults: list[str]) -> OSError:

@@ -20,9 +20,9 @@ from .scope import ViewName
 class Placeholder:
     """Declaration of an argument of a job: its shape and dtype.
 
-    In the view "consistent" they are those of the whole batch, which is split over the devices
-    along ``batch_axis`` (None: replicated). In the view "mirrored" they are those of the part of
-    each device.
+    In the view "consistent", shape and dtype are those of the whole batch, which is split over the
+    devices along ``batch_axis`` (None: replicated). In the view "mirrored" they are those of each
+    device's part of the batch.
     """
 
     view: ViewName
@@ -34,7 +34,7 @@ class Placeholder:
 class Numpy(np.ndarray):
     """Result of a job as one numpy array; as a return annotation, a whole batch.
 
-    ``get()`` and ``numpy()`` exist for programs that wait for results.
+    ``get()`` and ``numpy()`` exist for programs that call them to wait for an asynchronous result.
     """
 
     @staticmethod

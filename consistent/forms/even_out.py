@@ -24,8 +24,7 @@ from .whole_numbers import whole_numbers
 def gathered(shard: Shards, x: Tensor, counts: Sequence[int]) -> list[Tensor]:
     """Gather the tensor ``x`` of each rank on every rank, as a list in rank order.
 
-    Rank k has ``counts[k]`` rows; the other dims are equal. The ranks are those of the form. Not
-    differentiable.
+    Rank k of ``shard.ranks`` has ``counts[k]`` rows; the other dims are equal. Not differentiable.
     """
     shapes = [(n, *x.shape[1:]) for n in counts]
     return current().all_gather(x.contiguous(), shapes, shard.ranks)
@@ -34,8 +33,8 @@ def gathered(shard: Shards, x: Tensor, counts: Sequence[int]) -> list[Tensor]:
 def numbers(shard: Shards, own: Sequence[int], device: torch.device) -> list[list[int]]:
     """Return the integers ``own`` of every rank, one list per rank in rank order.
 
-    With ``own`` ``[3]`` on rank 0 and ``[5]`` on rank 1 it is ``[[3], [5]]``. ``device`` is that of
-    the tensor by which they travel.
+    With ``own`` ``[3]`` on rank 0 and ``[5]`` on rank 1 it is ``[[3], [5]]``. The integers are
+    all-gathered in a tensor on ``device``.
     """
     mine = torch.tensor([own], device=device)
     every = torch.cat(gathered(shard, mine, [1] * len(shard.ranks)))

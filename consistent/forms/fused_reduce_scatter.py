@@ -27,7 +27,7 @@ class Boxed:
     A ``PartsSource`` for ``reduce_from``. The operand is boxed from ``src`` to ``dst``:
 
     ```
-    forward    src ------> dst, but for the sum
+    forward    src ------> dst, except for the final sum
     backward   dual(src) <------ dual(dst)
     ```
     """

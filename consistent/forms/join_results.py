@@ -17,9 +17,9 @@ from .registry import Shards
 
 
 def slot(shard: Shards) -> tuple[int, int]:
-    """Return (index of this rank among the ranks that the form joins, number of these ranks).
+    """Return (index of this rank among ``shard.ranks``, number of these ranks).
 
-    They are the ranks along the axes of the form, in the order in which these would split a dim.
+    They are the ranks along the form's axes, in the order in which these axes would split a dim.
     """
     shape = [shard.placement.shape[axis] for axis in shard.axes]
     index = 0
@@ -39,8 +39,8 @@ def stack(shard: Shards, x: Tensor) -> Tensor:
 def parted(shard: Shards, x: Tensor, dims: Sequence[int] = ()) -> Tensor:
     """Stack the ranks' results as [ranks, ...], and keep this rank's part of the op's result.
 
-    If the op's result is not split, the part is all of it and this is ``stack``. Otherwise a rank
-    sends to each other one only that one's part. Differentiable.
+    If the op's result is not split, the part is the whole result and this is ``stack``. Otherwise
+    each rank sends to every other rank only the part that the receiver keeps. Differentiable.
 
     Args:
         shard: the call.
@@ -69,7 +69,7 @@ def _laid(shard: Shards, x: Tensor, entry: Sbp) -> Tensor:
 
 
 def own_part(shard: Shards, x: Tensor, dims: Sequence[int] = ()) -> Tensor:
-    """Return this rank's part of ``x``, the whole result, if the op's result is split; else ``x``.
+    """Return this rank's part of the whole result ``x``, or ``x`` if the op's result is not split.
 
     ``dims`` are as in ``parted``.
     """
@@ -81,7 +81,7 @@ def own_part(shard: Shards, x: Tensor, dims: Sequence[int] = ()) -> Tensor:
 
 
 def _kept(x: Tensor, dims: Sequence[int]) -> list[int]:
-    """Return the dims of ``x`` that are not in ``dims``; dim i of the op's result is the i-th."""
+    """Return the dims of ``x`` not in ``dims``; the i-th of them is dim i of the op's result."""
     return [d for d in range(x.ndim) if d not in dims]
 
 

@@ -111,7 +111,7 @@ class Shards:
     def is_first(self) -> bool:
         """True on the rank at coordinate 0 of each of the form's axes.
 
-        It adds what only one rank may add to a sum over the ranks. Also true outside the placement.
+        Forms use it to add a term once to a sum over the ranks. Also True outside the placement.
         """
         at = self.coordinate
         return at is None or all(at[axis] == 0 for axis in self.axes)

@@ -24,7 +24,7 @@ def whole_numbers(x: Tensor, otherwise: Callable[[], list[int]] | None = None) -
     """Return the values of the 1-d tensor ``x`` as ints.
 
     In a simulation, where ``x`` has no values, return ``otherwise()``. Without ``otherwise`` the
-    values are read one by one, which the simulation answers or rejects.
+    values are read one by one by ``int(n)``, which the simulation answers or rejects.
     """
     if has_values(x):
         return x.tolist()

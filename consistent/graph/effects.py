@@ -63,7 +63,7 @@ class _Copy:
         source: number of the value in the program.
         stage: the stage that has the copy.
         x: the copy.
-        version: its version counter when it was last looked at, to find writes.
+        version: torch's version counter of ``x`` at the last check, to find writes.
     """
 
     source: int
@@ -75,16 +75,17 @@ class _Copy:
 class Writes:
     """Detector of in-place writes by one stage that another stage would not see.
 
-    The recorder of a program tells it of each tensor that a stage sends or gets (``sent``,
-    ``copied``), calls ``look`` after each call, and ``check_read`` before a value is read.
-    ``program`` is the name in error messages.
+    The recorder of a program calls ``sent`` and ``copied`` for each tensor that a stage sends or
+    receives, ``look`` after each recorded call, and ``check_read`` before a call reads a value.
+    ``program`` is the program's name in error messages.
     """
 
     def __init__(self, program: str) -> None:
         self._program = program
         self._sent: list[tuple[torch.Tensor, int, StageTransfer]] = []
         self._copies: list[_Copy] = []
-        self._written: dict[int, tuple[int, str]] = {}  # value -> by which stage in a copy, where
+        # Value -> (stage that has written into its copy of the value, call and source line).
+        self._written: dict[int, tuple[int, str]] = {}
 
     def sent(self, x: torch.Tensor, move: StageTransfer) -> None:
         """Note that ``x`` is moved to another stage, so that later writes into it raise."""

@@ -29,9 +29,9 @@ from ..spec.nested import tensors_in
 
 INPUT, PARAMETER, BUFFER, OP, CONSTANT = "input", "parameter", "buffer", "op", "constant"
 
-# Kinds of ops for the choice of layouts. CHOSEN: the op has signatures to choose from. WHOLE: its
-# layout is fixed, whatever is chosen around it. MOVE: a ``to_global`` of the program. ON_COPY: it
-# writes into its first operand, which it boxes back to the operand's layout.
+# Kinds of ops for the choice of layouts. CHOSEN: the op has SBP signatures to choose from. WHOLE:
+# its layout is fixed, whatever is chosen around it. MOVE: a ``to_global`` of the program. ON_COPY:
+# an in-place op that runs on a B copy of its first operand, which is then boxed back into it.
 CHOSEN, WHOLE, MOVE, ON_COPY = "chosen", "whole", "move", "on copy"
 
 
@@ -65,13 +65,13 @@ class Op:
         name: name of the op.
         kind: CHOSEN (its layouts are chosen by rules), WHOLE, MOVE or ON_COPY.
         call: the call, with the specs of its operands and its logical outputs.
-        row: rules of the op; None if it runs whole on every rank, or is a move.
+        row: the op's rule in the table; None if it runs whole on every rank, or is a move.
         ins: numbers of the values that it reads.
         outs: numbers of the values that it makes; an in-place op makes its first operand again.
         tracked: for each operand, whether a gradient flows back to it.
         view: True if the result shares memory with the operand, so that the op costs no work.
         module: the innermost module that calls it, if modules are tracked.
-        number: its position among all ops that were started, if these are counted.
+        number: its position among all ops that began; None if they are not counted.
     """
 
     name: str
@@ -114,7 +114,10 @@ class GlobalOps:
         return self.new(x, CONSTANT) if known is None else known
 
     def new(self, x: Any, kind: str, name: str = "") -> int:
-        """Number the tensor ``x`` as a new value, made by ``kind``, and return the number."""
+        """Number the tensor ``x`` as a new value, and return the number.
+
+        ``kind`` says what made it, such as OP or PARAMETER.
+        """
         self.values.append(Value(x._spec, kind, bool(x.requires_grad), name))
         number = len(self.values) - 1
         self._numbers[id(x)] = weakref.ref(x), number

@@ -37,7 +37,7 @@ class ArgumentsSnapshot:
         self._sizes = {id(x): len(x) for x in grow}
 
     def hidden(self, known: Container[int]) -> Any:
-        """Return an argument object that holds a recorded tensor where it is overlooked, or None.
+        """Return an argument object with a recorded tensor where recording does not look, or None.
 
         Arguments are searched for tensors in lists, tuples, dicts and the like, and not in
         attributes of other objects, such as a cache. ``known`` has the ids of recorded tensors.

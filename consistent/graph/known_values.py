@@ -1,4 +1,4 @@
-"""Values of global tensors without data, followed from op to op while a step is recorded."""
+"""Values of global tensors without data, computed op by op while a step is recorded."""
 
 from __future__ import annotations
 
@@ -27,25 +27,29 @@ class _Known(NamedTuple):
 
 
 class KnownValues:
-    """Whole numbers and truth values that global tensors without data stand for.
+    """Known integer and bool values of global tensors that have no data, while a step is recorded.
 
-    Its methods ``op``, ``adopt``, ``get`` and ``shapes_of`` are callbacks of a ``Tracer``: what an
-    op makes of known values is known, so that a model may read it while a plan is searched for it,
-    for example to check for padding.
+    Its methods ``op``, ``adopt``, ``get`` and ``shapes_of`` are callbacks of a ``Tracer``. Results
+    of ops on known values are known too, so that a model may read them while a plan is searched for
+    it, for example to check for padding.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
 
     def put(self, x: Any, value: torch.Tensor) -> None:
-        """Note the logical value of the global tensor ``x``, unless it is too large or no whole
-        number."""
+        """Note the logical value of the global tensor ``x``, if ``is_followed`` accepts it.
+
+        It accepts integers and bools that are not too many.
+        """
         if is_followed(value):
             self._known[id(x)] = _Known(x, x._spec, version(x), value)
 
     def get(self, x: Any) -> torch.Tensor | None:
-        """Return the value of a tensor, or None if it is not known. A plain tensor is its own value
-        if it has one."""
+        """Return the value of the tensor ``x``, or None if it is not known.
+
+        A plain tensor is its own value, unless it is on ``meta``.
+        """
         if not is_global(x):
             return None if x.is_meta else x
         known = self._known.get(id(x))
@@ -62,7 +66,7 @@ class KnownValues:
         """Compute the result of an op if the values of all its operands are known.
 
         The arguments are those of ``Tracer.on_op_end``. If the op may write into a known operand,
-        all values are forgotten, as others may be views of it.
+        all values are forgotten, as other known tensors may be views of that operand.
         """
         operands = [x for x in given if is_global(x)]
         known = [value for x in operands if (value := self.get(x)) is not None]
@@ -84,13 +88,16 @@ class KnownValues:
                     self.put(x, value)
 
     def shapes_of(self, function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Return what ``Tracer.shapes_of`` does."""
+        """Return the result on ``meta`` of a call whose shapes depend on values; None if unknown.
+
+        It is the callback ``Tracer.shapes_of``.
+        """
         return result_by_values(function, (args, kwargs), self.get)
 
 
 @cache
 def _draws(name: str) -> bool:
-    """Return whether torch's op ``name`` draws random numbers, which only the step itself may."""
+    """Return whether torch's op ``name`` draws random numbers; ``KnownValues`` runs no such op."""
     packet = getattr(torch.ops.aten, name, None)
     return packet is not None and any(
         torch.Tag.nondeterministic_seeded in getattr(packet, overload).tags

@@ -1,4 +1,4 @@
-"""Notes of the calls of modules, by hooks."""
+"""Callbacks around the calls of modules, by torch's module hooks."""
 
 from __future__ import annotations
 

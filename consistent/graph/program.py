@@ -155,9 +155,9 @@ class StagesProgram:
         draws: number of random ops in the program.
         reads: questions about values that follow from its inputs; the program serves only inputs
             that give all the same answers.
-        graded: cache, for the programs of a batch (this one first): for each parameter of the
-            modules, the SBP of the gradient that the ranks of its stage have after backward, or
-            None.
+        graded: cache: the programs of a batch (this one first) -> for each parameter of the
+            modules, the SBP of its gradient after backward on the ranks of its stage; None if it
+            has no gradient.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Values of tensors that decide the course of a step while it is recorded, and what was answered.
+"""Tensor values that a step reads while it is recorded, such as ``mask.all()``, and the answers.
 
 Values are known while recording if they follow from sizes, or from integers and bools among plain
 arguments.
@@ -23,7 +23,7 @@ import torch
 from ..dispatch.plans.shards import HookOff, is_global
 from ..spec.nested import map_each, map_tensors, tensors_in
 
-KNOWN = 1 << 20  # the most elements of a tensor whose values are followed
+KNOWN = 1 << 20  # the most elements of a tensor whose values are kept while recording
 
 # Methods whose result does not depend on a tensor's values.
 _NO_VALUES = frozenset(
@@ -36,22 +36,24 @@ _NO_VALUES = frozenset(
 def is_followed(x: torch.Tensor) -> bool:
     """Return whether the values of ``x``, an argument of a step, are kept while it is recorded.
 
-    They then answer questions about ``x`` and about what is computed from it. Kept are integers and
-    bools, if they are not too many. A simulation asks the same.
+    They then answer questions about ``x`` and about what is computed from it. Integers and bools
+    are kept, up to ``KNOWN`` elements. The search for plans and the simulation use the same rule.
     """
     return not x.is_meta and may_be_followed(x.dtype, x.numel())
 
 
 def are_whole(dtype: torch.dtype) -> bool:
-    """Return whether values of this dtype are integers or bools, which alone are followed and may
-    decide shapes."""
+    """Return whether values of this dtype are integers or bools.
+
+    Only such values are kept while a step is recorded, and only such values can decide shapes.
+    """
     return not (dtype.is_floating_point or dtype.is_complex)
 
 
 def may_be_followed(dtype: torch.dtype, numel: int) -> bool:
     """Return whether values of this dtype and number of elements are kept, as in ``is_followed``.
 
-    They are if they are integers or bools, and not too many.
+    Integers and bools are kept, up to ``KNOWN`` elements.
     """
     return are_whole(dtype) and numel <= KNOWN
 
@@ -89,9 +91,9 @@ def answer_text(answer: Any) -> str:
 
 
 def shapes(*given: torch.Tensor) -> list[tuple[int, ...]]:
-    """Return the shapes of tensors, to keep as an answer where values decide shapes.
+    """Return the shapes of tensors, which a program keeps as an answer if values decide them.
 
-    The shape of ``x[mask]`` is one.
+    The values of ``mask`` decide the shape of ``x[mask]``, for example.
     """
     return [tuple(x.shape) for x in given]
 

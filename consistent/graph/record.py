@@ -110,10 +110,12 @@ class _Recorder(TorchFunctionMode):
         self._transfers = Transfers(
             self.program, self.values, self._effects, stages, layout_of, moves
         )
+        # (value, stage, version) -> the global tensor that a plain tensor became in a stage.
         self._entered: dict[tuple[int, int, int], Any] = {}
         self._by_values = False  # the last call needed values that are known
         self._in_module = False  # the last call is one of a stage's module
         self._passing = 0  # more than 0: calls pass unrecorded
+        # The count of random ops, and the grad mode and autocast, when recording began.
         self._drawn = generator.get_state().counter
         self._around = self._mode()
 
@@ -203,10 +205,10 @@ class _Recorder(TorchFunctionMode):
     def _run(
         self, name: str, func: Any, given: tuple, stage: int | None, module: bool = False
     ) -> Any:
-        """Run a call and record it as a line, or as a question if all that it returns is an answer.
+        """Run a call and record it as a line, or as a ``Question`` if it only reads tensor values.
 
-        Return its result, with stand-ins. Questions are noted too where the shapes in the result
-        follow from values of inputs.
+        Return its result, with a stand-in for each tensor. If values of the step's inputs decide
+        the shapes in the result, a question about these shapes is recorded too.
         """
         before = self.draws()
         values = None if module else self._known.arguments(given)
@@ -267,14 +269,14 @@ class _Recorder(TorchFunctionMode):
     def _results(
         self, found: Any, given: tuple, stage: int | None, is_known: bool, by_inputs: bool
     ) -> tuple[Any, tuple[int, ...]]:
-        """Return what a call has returned, with stand-ins, and the numbers of its tensors.
+        """Return a call's result with a stand-in for each tensor, and the numbers of these values.
 
         Args:
-            found: its result.
-            given: its arguments.
-            stage: the stage that makes it.
+            found: the result.
+            given: the arguments of the call.
+            stage: the stage that the call runs in.
             is_known: whether it ran on known values, so that the values of its result are known.
-            by_inputs: whether they follow from the step's inputs.
+            by_inputs: whether these values follow from the step's inputs.
         """
         inputs = {id(x): self.values.number(x) for x in tensors_in(given)}
         outs: list[int] = []
@@ -293,8 +295,10 @@ class _Recorder(TorchFunctionMode):
         return map_tensors(found, result), tuple(outs)
 
     def _noted(self, given: tuple, is_input: Callable[[torch.Tensor], bool]) -> Any:
-        """Return a call's arguments as a program keeps them, with a ``Ref`` for each tensor that it
-        finds again; the others are kept as they are."""
+        """Return a call's arguments as a program stores them: with a ``Ref`` for each tensor.
+
+        Tensors for which ``is_input`` is False stay as they are.
+        """
         noted = map_tensors(given, lambda x: Ref(self.values.number(x)) if is_input(x) else x)
         return map_each(noted, torch.device, lambda d: HERE if d == _META else d)
 
@@ -302,14 +306,15 @@ class _Recorder(TorchFunctionMode):
         self.program.reads.append(Question(line, len(self.program.lines), as_it_is(found)))
 
     def _ask(self, function: Callable[..., Any], args: tuple, found: Any) -> None:
-        """Note that the program holds only where ``function(*args)`` returns ``found``."""
+        """Record a question: the program is used again only if ``function(*args)`` is ``found``."""
         self._read(ProgramLine(function.__name__, function, args, {}, (), None), found)
 
     def _shapes_of(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Return what ``Tracer.shapes_of`` does, and note that the call needed values.
+        """Return the result on ``meta`` of a call whose shapes depend on values; None if unknown.
 
-        Modules of stages run as they are written for each micro-batch, so no question about the
-        values that they read could be asked again. They get no answer.
+        It is the callback ``Tracer.shapes_of``, and notes that the call needed values. A module of
+        a stage gets None: it runs as it is written for each micro-batch, so a question about the
+        values that it read could not be asked again.
         """
         if self._in_module:
             return None

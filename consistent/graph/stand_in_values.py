@@ -41,7 +41,7 @@ class StandInValues:
         return self._values.get(id(x))
 
     def stand_in_of(self, x: torch.Tensor) -> Any:
-        """Return the stand-in whose values ``x`` is, or ``x`` itself if it is none's."""
+        """Return the stand-in whose noted values are the tensor ``x``; ``x`` if there is none."""
         return self._stand_ins.get(id(x), x)
 
     def arguments(self, given: tuple) -> tuple | None:
@@ -68,6 +68,8 @@ class StandInValues:
         return found
 
     def forget(self) -> None:
-        """Forget all values known so far: a call without known values wrote, and any of them may be
-        a view of what it wrote."""
+        """Forget all values known so far, after a call without known values has written in place.
+
+        Any of them may be a view of what it wrote.
+        """
         self._lost |= set(self._values)

@@ -70,11 +70,11 @@ def swapped(modules: Iterable[torch.nn.Module]) -> Iterator[dict[int, Any]]:
 def outside(why: str, size: int | None = None, plan_each: bool = False) -> Iterator[None]:
     """Run the block as a rank outside all placements, which computes and sends nothing.
 
-    Programs are recorded and simulated so. It draws none of the program's random numbers, and its
-    plans are dropped afterwards.
+    Programs are recorded and simulated in it. The block does not advance the random numbers of the
+    program, and the plans of ops that it makes are dropped afterwards.
 
     Args:
-        why: text of the error that is raised where it would send.
+        why: text of the error that is raised where the block would send.
         size: number of ranks of the world; None for the current number.
         plan_each: plan each call for its own sizes, so that no plan serves several sizes.
     """

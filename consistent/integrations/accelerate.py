@@ -91,7 +91,7 @@ class Accelerator(accelerate.Accelerator):
         made.__dict__["_spread"] = spread
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
-        """Prepare models, optimizers, loaders and schedulers as accelerate does, as global ones.
+        """Prepare objects as accelerate does, with models and batches made global.
 
         An optimizer that was made with a model's plain parameters gets the model's global
         parameters instead.

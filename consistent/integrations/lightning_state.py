@@ -17,9 +17,9 @@ from .whole import whole
 class KeptLoops(lightning.Callback):
     """Callback that stores the state of a Trainer's loops, loaders and callbacks after each step.
 
-    It is stored in an elastic ``job``. If a rank is lost, training continues with a new Trainer,
-    which gets that state from the job. This is the last callback, so that at the end of a batch
-    the others have run.
+    The state is stored in an elastic ``job``. If a rank is lost, training continues with a new
+    Trainer, which gets that state from the job. This callback is the last one, so that at the end
+    of a batch the other callbacks have run before it.
     """
 
     def __init__(self, job: Job) -> None:
@@ -49,7 +49,7 @@ class KeptLoops(lightning.Callback):
     def on_train_batch_start(self, *args: Any) -> None:
         """Restore the random state of the last step, before the first batch of a restored Trainer.
 
-        It was restored before, but setting up the loaders has drawn random numbers since.
+        ``keep`` has restored it before, but setting up the loaders has drawn random numbers since.
         """
         if self._random:
             RandomState().load_state_dict(self._random)

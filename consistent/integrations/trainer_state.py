@@ -58,15 +58,15 @@ class KeptTrainer:
     def put_back_random(self) -> None:
         """Restore the random state of the last step.
 
-        Call it before the first batch: it was restored before, but preparing the data has drawn
-        random numbers since.
+        Call this before the first batch: ``keep`` has restored the state before, but preparing the
+        data has drawn random numbers since.
         """
         RandomState().load_state_dict(self._random)
 
     def put_back_losses(self, trainer: Any) -> None:
         """Restore the losses that were summed since the Trainer last logged.
 
-        Call it once the Trainer has begun to train, which resets them.
+        Call this once the Trainer has begun to train, because that resets these losses.
         """
         found, self._losses = self._losses, {}
         if found:

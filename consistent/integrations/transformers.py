@@ -29,7 +29,8 @@ from .spread import Spread
 from .trainer_state import KeptTrainer
 from .whole import whole, whole_on_first
 
-_KEPT = "the last step"  # stands for a checkpoint's name; compared by identity
+# Passed for a checkpoint's path, to mean the elastic job's last step; compared by identity.
+_KEPT = "the last step"
 
 
 class GlobalTensors:
@@ -130,7 +131,7 @@ class GlobalTensors:
             options["resume_from_checkpoint"] = _KEPT
         self._steps = options["num_update_steps_per_epoch"]
         run(model, epoch, train_dataloader, *args, **options)
-        self._kept.commit(self)  # the last step of an epoch, after its logs and evaluation
+        self._kept.commit(self)  # ends the last step of the epoch, after its logs and evaluation
 
     def _maybe_log_save_evaluate(self, *args: Any, **options: Any) -> None:
         """Log, save and evaluate as the Trainer does, and then end the step of an elastic job."""

@@ -104,7 +104,7 @@ class Meetings:
         found = self._told(lambda: self._come(name, note, counts))
         if isinstance(found, str):
             raise RuntimeError(found)
-        if found == []:  # only islands without what others have reached
+        if found == []:  # not held; the next one waits only for islands that call ``want``
             self._regular = [self._between.number]
         if not found:
             self._close_line()  # the others have opened a connection without this island
@@ -245,10 +245,10 @@ class Meetings:
         return [(k, json.loads(store.get(f"{name}/come/{k}"))) for k in members]
 
     def _may_hold(self, name: str, came: list[Came], counts: Callable[[list[Came]], bool]) -> bool:
-        """Return whether the islands that are left of a meeting may hold it, and note if not.
+        """Return whether the islands that are left may hold a meeting; if not, mark it as void.
 
-        An island that was started again, alone after the loss of the others, would make its
-        initial parameters those of all.
+        For example, a newly started island that has lost all other islands must not hold it: its
+        initial parameters would become those of all islands.
         """
         if counts(came):
             return True
@@ -286,7 +286,7 @@ class Meetings:
     # ---- connections ----------------------------------------------------------------------------
 
     def _line_of(self, name: str, came: list[Came]) -> Line:
-        """Return a connection of the islands in ``came``: the last one if it connects the same.
+        """Return a connection of the islands in ``came``: the open one if it connects the same.
 
         ``name`` is a prefix of the store's keys with which a new connection is set up.
         """

@@ -86,7 +86,7 @@ class Exchanged:
 
 
 class Outer:
-    """Averages parameters between islands every some steps; ``Islands.outer`` returns it.
+    """Averages parameters between islands every ``every`` steps; ``Islands.outer`` returns it.
 
     It keeps a copy of each parameter as of the last exchange, and steps the copies with a torch
     optimizer (the outer one). Their gradient is the mean over islands of (copy - parameter). The
@@ -145,9 +145,9 @@ class Outer:
         """
         self.steps += 1
         met, every, count = False, self._every, len(self._parts)
-        # Part k of n is due at step every * k / n of each interval, the last part at its end. This
-        # is found before any part meets: one that was late takes over the count of others, by which
-        # another part would not be due, and would not notice that it has missed its meeting.
+        # Part k of n is due at step every * k / n of each interval, the last part at its end. All
+        # are computed before any part meets, because a late island takes over the step count of the
+        # others in a meeting: another part that was due would then skip its meeting unnoticed.
         dues = [self.steps % every == every * k // count % every for k in range(1, count + 1)]
         for part, due in zip(self._parts, dues, strict=True):
             if due or part.late and self._meetings.begun(part.meeting()):
@@ -219,8 +219,8 @@ class Outer:
             whether this island took part.
         """
         note = {"met": part.met, "new": part.is_new, "ends": ends}
-        # Islands that are late follow the count of those that meet at their time: otherwise they
-        # would come to all later meetings at another time than the others.
+        # A late island sends 0, so it takes over the step count of the islands that are on time:
+        # with its own count, it would come to all later meetings at another time than they do.
         note["steps"] = self.steps if due else 0
         counts = partial(self._counts, part)
         came = self._meetings.come(part.meeting(), note, counts)
@@ -266,7 +266,7 @@ class Outer:
         met = [each.note["met"] for each in came if not each.note["new"]]
         if len(came) == self._meetings.count or len(came) > 1 and met:
             return True
-        # One island: it counts if it was at the last meeting of all.
+        # One island may hold it if no meeting was held after the last one that it attended.
         missed = (part.meeting(k) for k in range(max(met, default=0) + 1, part.number))
         return bool(met) and not any(map(self._meetings.was_held, missed))
 
@@ -303,9 +303,9 @@ class Outer:
         return Exchanged(means, starts, states, any(each.note["ends"] for each in came))
 
     def _sent_state(self, start: Tensor, line: Line, holder: int) -> dict[str, Tensor]:
-        """Send one island's outer optimizer state of a parameter to all islands, and return it.
+        """Broadcast the outer optimizer's state of a parameter from one island, and return it.
 
-        It consists of tensors that are laid out like the parameter or have one element.
+        The state consists of tensors that have the layout of the parameter, or one element.
 
         Args:
             start: the parameter, as of the last meeting.
@@ -380,7 +380,7 @@ def _from_first(line: Line, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _laid_as(x: Tensor, shard: Tensor) -> Tensor:
-    """Return a new tensor of the layout of ``x`` with the values ``shard`` on this rank."""
+    """Return a new tensor in the layout of ``x``, whose shard on this rank has values ``shard``."""
     made = torch.zeros_like(x)
     _shard(made).copy_(shard)
     return made
@@ -400,7 +400,7 @@ def _dealt(named: Mapping[str, Tensor], parts: int) -> list[list[str]]:
 
 
 def _check(named: Mapping[str, Tensor], every: int, parts: int, dtype: torch.dtype | None) -> None:
-    """Raise ValueError if an argument of ``Islands.outer`` cannot be used."""
+    """Raise ValueError if an argument of ``Islands.outer`` is invalid."""
     if not named:
         raise ValueError("islands.outer: the model has no parameter that requires a gradient.")
     if every < 1:

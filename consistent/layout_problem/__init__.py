@@ -2,7 +2,7 @@
 solver that chooses one for each.
 
 ```
-ops and values of a step, free of layouts            graph/global_ops
+ops and values of a step, without layouts            graph/global_ops
   a node for each value given and each op            problem, build
   its options: layouts by rules, with their costs    signatures, costs
   one option for each node, the least seconds        solve

@@ -66,7 +66,8 @@ def cost_of_op(
         values: the values of the step.
         op: the op.
         layouts: those of its operands and of its results.
-        sent: for each mesh axis, the bytes that the op's form itself sends.
+        sent: for each mesh axis, the bytes that the op itself sends, in the form (local code) that
+            runs in its place.
     """
     seconds, kept = 0.0, 0
     if not op.view:
@@ -103,8 +104,8 @@ def joint(
 
     Args:
         axes: for each mesh axis the signatures to combine.
-        around: a combination. If there are many, only those are returned that differ from it on one
-            axis at most.
+        around: a combination. If there are more than ``_MOST_JOINT`` combinations, only those are
+            returned that differ from ``around`` on at most one axis.
     """
     if around is None or math.prod(map(len, axes)) <= _MOST_JOINT:
         found: Iterable[tuple[Signature, ...]] = itertools.product(*axes)

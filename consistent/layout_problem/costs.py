@@ -37,10 +37,10 @@ def _taking_part(step: Step, placement: Placement) -> Ranks:
 
 
 def sending_seconds(costs: CostModel, placement: Placement, sent: Sequence[int]) -> float:
-    """Return the seconds of the message that an op's form sends; 0 if it sends nothing.
+    """Return the seconds of the messages that an op itself sends; 0 if it sends none.
 
-    ``sent`` has the bytes for each mesh axis. They are counted as one message over the slowest of
-    the axes that send.
+    Its form (the local code that runs in place of the op) sends them. ``sent`` has their bytes for
+    each mesh axis, which are counted as one message over the slowest of the axes that send.
     """
     axes = [axis for axis, nbytes in enumerate(sent) if nbytes]
     if not axes:

@@ -109,7 +109,9 @@ class Problem:
     def add(
         self, node: Node, values: Sequence[Value], tracked: Sequence[bool] | None = None
     ) -> None:
-        """Add a node, and an edge for each of its operands, which nodes added before make.
+        """Add a node, and for each of its operands an edge from the node that makes the operand.
+
+        The nodes that make its operands must have been added before.
 
         Args:
             node: the node.
@@ -128,10 +130,10 @@ class Problem:
         self.made.update({v: (len(self.nodes) - 1, i) for i, v in enumerate(node.outs)})
 
     def counted(self, kept: int, sent: int) -> int:
-        """Return which bytes of an op count towards the limit of ``solve``.
+        """Return how many bytes of an op count towards the memory limit of ``solve``.
 
-        They are those that it keeps for backward (``kept``). A subclass may count those that its
-        form sends (``sent``) instead.
+        Here, those that it keeps for backward (``kept``). A subclass may count those that the op
+        itself sends (``sent``) instead.
         """
         return kept
 

@@ -111,8 +111,8 @@ class _Integers:
     def _edges(self) -> None:
         """Create the ``y`` variables, which select the boxing on edges.
 
-        Edges that connect the same variables at equal cost share them, with the cost times their
-        number.
+        Edges that connect the same ``x`` variables at equal cost share their ``y`` variables, whose
+        costs are multiplied by the number of these edges.
         """
         counts: dict[tuple, list[Any]] = {}
         for edge in self.problem.edges:

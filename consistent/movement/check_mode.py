@@ -1,4 +1,4 @@
-"""Check mode: before each boxing the ranks compare what they do, so that a stray rank is named.
+"""Check mode: before each boxing ranks compare what they do, and one that differs is named.
 
 It is off by default, and then costs reading one bool. Switch it on by ``with check_mode():`` or the
 environment variable ``CONSISTENT_CHECK=1``. Every rank must switch it on and off at the same point

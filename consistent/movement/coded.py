@@ -8,9 +8,9 @@ sum        reduce, then gather of what each rank has added up, by the same codec
 ```
 
 The module ``several`` does the same boxings without codecs. A module's parallelization plan decides
-which of the two sends a parameter. Boxings other than a single gather, or a single sum that is
-scattered, are never encoded; this follows from specs, so it is the same on all ranks. ``boxed``
-makes both differentiable.
+which of the two sends a parameter. Boxings other than a single all-gather or reduce-scatter are
+never encoded; this follows from specs, so it is the same on all ranks. ``boxed`` makes both
+differentiable.
 
 A codec rounds. The *unsent rest* is the rounding error of a gradient, which this rank adds to its
 next gradient (error feedback). A rank decodes its own part from bytes, as others do. So all ranks
@@ -321,7 +321,7 @@ def _joined(item: _Item, codec: Codec, message: Tensor, sizes: list[int]) -> Ten
     return torch.cat(parts, item.cut.dim)
 
 
-# ---- sums that are scattered ---------------------------------------------------------------------
+# ---- reduce-scatters -----------------------------------------------------------------------------
 
 
 def _reduce(items: list[_Item], ranks: Ranks) -> Waitable:

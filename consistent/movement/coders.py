@@ -50,7 +50,7 @@ def by_codec(move: Move, codec: Codec | LowRank, sizes: Sequence[int], dims: Sha
     Reports and tracers get this move in place of the planned one.
 
     Args:
-        move: the planned move, which counts numbers in full.
+        move: the planned move, with the bytes of uncompressed elements.
         codec: the codec that compresses it.
         sizes: number of elements of each rank's part.
         dims: the shape of all parts together.
@@ -111,7 +111,7 @@ class Coder:
         return addend if self.unsent is None else addend + self.unsent
 
     def keep(self, addend: Tensor, sent: Tensor) -> None:
-        """Keep ``addend - sent``, what a codec has lost, to be added to the next addend."""
+        """Store ``addend - sent``, a codec's rounding error, to be added to the next addend."""
         if self.unsent is not None:
             keep_rest(self.unsent, addend, sent)
 

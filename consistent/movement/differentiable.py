@@ -147,9 +147,9 @@ def min_over(local: Tensor, placement: Placement, axes: Sequence[int]) -> Tensor
 
 
 def swap(x: Tensor, counts: Tensor, me: int, ranks: Sequence[int]) -> Tensor:
-    """Send rows to other ranks, and return the rows that this rank gets; differentiable.
+    """Send rows to other ranks (all-to-all) and return those that this rank gets; differentiable.
 
-    Mixture-of-experts layers send tokens to the ranks of their experts by it.
+    Mixture-of-experts layers use it to send tokens to the ranks of their experts.
 
     ```
     forward    a b | c      d | e f     --->    a b d      c e f        counts [2, 1], [1, 2]

@@ -11,9 +11,9 @@ unsent = m - p (its own q)'  what of this rank's addend is not in the sum
 ```
 
 If p and q of all ranks are summed in the order of ranks, every rank has the same bits of both, and
-so the same basis in every later step. The thin matrices may be sent by a codec themselves. Its
-rounding of p changes the basis a little and nothing else; what it rounds off q stays in the unsent
-rest.
+so the same basis in every later step. The thin matrices may be sent by a codec themselves. The
+codec's rounding of p changes the basis a little and nothing else; its rounding error of q becomes
+part of the unsent rest (``unsent``).
 """
 
 from __future__ import annotations

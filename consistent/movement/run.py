@@ -52,7 +52,7 @@ def run(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
     if local.layout in _COMPRESSED and src.placement == dst.placement:
         if local.is_meta:
             return without_values(local, dst.local_shape(None), dst.dtype)
-        # As COO, since its entries have their places, which `run_sparse` sends along.
+        # As COO, in which each entry has its own indices, which `run_sparse` sends along.
         out = run(local.detach().to_sparse(), src, dst)
         return out.to_sparse(layout=local.layout)
     x, moves = begin(local, src, dst)
@@ -71,11 +71,12 @@ def run(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
 def begin(
     local: Tensor, src: TensorSpec, dst: TensorSpec, moves: tuple[Step, ...] | None = None
 ) -> tuple[Tensor, tuple[Step, ...]]:
-    """Begin a boxing: check it, notify tracers, and return (the shard as plain data, the steps).
+    """Begin a boxing: check it, notify tracers, and return (the detached shard, the steps).
 
     Each boxing calls it once, before anything is sent. Tracers are callbacks that observe a
     program, such as those of reports. For a boxing that sends the entries of a sparse shard they
-    are notified later, when ranks know how many entries there are.
+    are notified later, when ranks know how many entries there are. A sparse shard is returned as a
+    dense one, unless it is COO and stays on its placement.
 
     Args:
         local: this rank's shard under ``src``.
@@ -148,9 +149,10 @@ def addends(
 
 
 def run_within(x: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
-    """Do the sending part of ``run``, for specs on one placement; ``begin`` was called before.
+    """Return this rank's shard under ``dst``, from its shard ``x`` under ``src``.
 
-    It returns this rank's shard under ``dst``, from its shard ``x`` under ``src``.
+    Both specs are on one placement. Unlike ``run`` it does not check the boxing or notify tracers:
+    the caller has called ``begin``.
     """
     at = my_coordinate(src.placement)
     if src is dst:

@@ -51,12 +51,13 @@ def run_together(
     Args:
         locals_: this rank's shards.
         routes: (src, dst) of each, all between devices of the same kinds.
-        into: tensors to write the new shards into, if no spec is partial. Where it has the very
-            tensor of ``locals_``, nothing is written: this rank keeps its shard.
+        into: tensors to write the new shards into, if no spec is partial. Where ``into[i]`` is
+            ``locals_[i]`` itself, nothing is written: this rank keeps its shard.
     """
     batch = batch_of(*routes)
     received: list[Tensor] = []
-    # A simulated process that stands for two ranks gets here what a target has itself.
+    # ``arriving`` too: a simulated process may stand for two ranks, a source and a target. Parts
+    # that a real target has itself then arrive as messages.
     if batch.takes_part or batch.arriving:
         sends = batch.departing(locals_)
         received = current().exchange(sends, batch.arriving, batch.members, batch.wire)

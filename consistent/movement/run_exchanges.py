@@ -32,8 +32,8 @@ def run_exchanges(
     Args:
         locals_: this rank's shards under the source specs.
         routes: (src, dst) of each, none of them partial, all between devices of the same kinds.
-        into: the shards to fill, on ``meta`` outside the target. Where it has the very tensor of
-            ``locals_``, nothing is written: this rank keeps its shard.
+        into: the shards to fill, on ``meta`` outside the target. Where ``into[i]`` is
+            ``locals_[i]`` itself, nothing is written: this rank keeps its shard.
     """
     alone = [i for i, ends in enumerate(routes) if any(spec.layout.is_cut for spec in ends)]
     for i in alone:  # the shard of a rank is no single box, so one transfer cannot describe it

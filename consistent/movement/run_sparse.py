@@ -3,8 +3,8 @@
 Entries are sent with their indices in the logical tensor. A sum concatenates the entries of all
 ranks, as torch does when it adds sparse tensors, and drops those that belong to other ranks.
 
-Tracers are notified of each move as of one boxing, with the bytes that it sends. These depend on
-how many entries the ranks have, which only the ranks that exchange them know.
+Tracers are notified of each move as if it were a whole boxing, with the bytes that it sends. These
+depend on how many entries the ranks have, which only the ranks that exchange them know.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _entry_nbytes(x: Tensor) -> int:
 
 
 def _side_by_side(x: Tensor, counts: list[int], ranks: tuple[int, ...]) -> Tensor:
-    """Return a sparse tensor with the entries of all ``ranks``, ``counts`` of each."""
+    """All-gather the entries of a sparse tensor; ``counts`` are their numbers by rank."""
     transport = current()
     indices = transport.all_gather_into_tensor(x._indices().contiguous(), 1, counts, ranks)
     values = transport.all_gather_into_tensor(x._values().contiguous(), 0, counts, ranks)

@@ -55,8 +55,8 @@ def speeds_of(device_type: str, link: Link) -> CostModel:
 def costs_of_plans(device_type: str) -> CostModel:
     """Return the cost model by which layouts are searched.
 
-    It is that of the simulated machine in a simulation of one with such devices, otherwise that of
-    ``device_speeds``.
+    In a simulation of a machine with devices of this type it is the cost model of that machine,
+    otherwise it is that of ``device_speeds``.
     """
     if _simulated is not None and _simulated.device_type == device_type:
         return _simulated
@@ -65,7 +65,7 @@ def costs_of_plans(device_type: str) -> CostModel:
 
 @contextmanager
 def simulated_costs(machine: CostModel) -> Iterator[None]:
-    """Search layouts by the costs of ``machine`` in the context, in which it is simulated."""
+    """Make ``costs_of_plans`` return ``machine``, which is simulated, inside the context."""
     global _simulated
     before, _simulated = _simulated, machine
     try:

@@ -89,7 +89,7 @@ def _world(device_type: str, size: int) -> Placement:
 class _Launched(World):
     """The world, whose size is known from the launcher before ``torch.distributed`` is initialized.
 
-    A placement may be made before the first message, which initializes it.
+    A placement may be made before the first message, and only that one initializes it.
     """
 
     def size(self) -> int | None:

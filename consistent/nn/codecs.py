@@ -1,4 +1,4 @@
-"""Check and set up the codecs by which a plan compresses the messages of a parameter."""
+"""Check and set up the codecs by which a plan compresses gathers and gradient sums."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .plan import Layouts, Plan
 def coder_of(param: Any, layouts: Layouts) -> Coder | None:
     """Return the codecs for gathering ``param`` and for reducing its gradient.
 
-    None if its layouts name no codec, if it is not gathered along one axis, or on a rank that has
-    no part of it.
+    None if its layouts name no codec, if it is not gathered along exactly one placement axis, or
+    on a rank outside its placement.
     """
     axis = _moved(layouts)
     if axis is None or my_coordinate(param._spec.placement) is None:

@@ -73,10 +73,11 @@ def install(
 
 
 def _install_gathers(module: torch.nn.Module, placement: Placement, laid: Plan) -> None:
-    """Install what gathers parameters: hooks of modules, and prefetching for ops.
+    """Install hooks by which modules gather parameters, and prefetching of gathers in ops.
 
-    Modules gather those whose ``use`` differs from the layout in which they are stored. Ops gather
-    others, which are used sharded, if that is cheaper.
+    A module's hook gathers the parameters whose ``use`` layout differs from the stored one, before
+    the module's forward. A parameter that is used sharded may be gathered by the op that reads it,
+    if that is cheaper; such gathers are prefetched where messages run while the rank computes.
     """
     if _gathers(laid):
         from .sharded.install import install_use
@@ -96,15 +97,15 @@ def hold_plan(module: torch.nn.Module, plan: Plan) -> None:
 
 
 def _gathers(plan: Plan) -> bool:
-    """Return whether some tensors are used in another layout than they are stored in."""
+    """Return whether the plan has tensors whose layout in use differs from the stored one."""
     layouts: Sequence[Any] = list(plan.tensors.values())
     return any(each.use != each.sbp for each in layouts)
 
 
 def _lies_split(plan: Plan, placement: Placement) -> bool:
-    """Return whether some tensors are sharded, and used so: no module gathers them for its forward.
+    """Return whether the plan has tensors that are stored sharded and used in the same layout.
 
-    Ops may then gather them, and can prefetch that.
+    No module gathers these for its forward, but an op may gather them, which can be prefetched.
     """
     layouts: Sequence[Any] = list(plan.tensors.values())
     return any(

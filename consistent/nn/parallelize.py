@@ -265,9 +265,9 @@ def _lay_out_gradients(grads: list[list[Slot]]) -> None:
 
 
 def _made_global(value: torch.Tensor, placement: Placement, sbp: NdSbp) -> torch.Tensor:
-    """Return a global tensor with the values of ``value``; a parameter if that is one.
+    """Return a global tensor with the values of ``value``; a parameter if ``value`` is one.
 
-    One that was built on ``meta`` gets an uninitialized shard.
+    If ``value`` was built on ``meta``, the result has an uninitialized shard.
     """
     spec = TensorSpec.of(placement, sbp, value.shape, value.dtype)
     if value.is_meta:

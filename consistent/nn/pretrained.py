@@ -210,7 +210,7 @@ def _fill(x: Any, name: str, key: str, files: _Files) -> None:
 
 
 def _not_saved(model: nn.Module) -> list[str]:
-    """Return the names of global buffers that are not in the state_dict, as position tables."""
+    """Return the names of global buffers that the state_dict lacks, such as position tables."""
     state = {id(x) for x in model.state_dict(keep_vars=True).values()}
     return [n for n, x in model.named_buffers() if id(x) not in state and is_global(x)]
 

@@ -139,7 +139,8 @@ def send_values(what: str, tensors: Sequence[Sequence[Slot]], placement: Placeme
 
     Args:
         what: the name of the caller.
-        tensors: for each tensor, the places in a module that hold it; it is overwritten in place.
+        tensors: for each tensor, the places in a module that hold it. Except on the first rank, the
+            tensors are overwritten in place.
         placement: the ranks.
     """
     if placement.size == 1:

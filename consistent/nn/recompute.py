@@ -31,7 +31,7 @@ def is_recomputed(module: torch.nn.Module) -> bool:
 def recomputing(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
     """Run the calls of marked modules under ``torch.utils.checkpoint`` inside the context.
 
-    The mark is that of ``recompute``; all others of ``modules`` run as always.
+    Modules are marked by ``recompute``; calls of unmarked modules are not changed.
     """
     asked = [m for m in modules if is_recomputed(m)]
     before = [m.__dict__.get("_compiled_call_impl") for m in asked]

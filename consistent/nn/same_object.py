@@ -66,7 +66,7 @@ def become(value: Any, made: Any, name: str) -> Any:
 
 
 def _refuse(_: Any) -> NoReturn:
-    """Raise in the backward of a graph that was made while its parameters were plain; a hook."""
+    """Raise in backward if the graph was made before its parameters became global (tensor hook)."""
     raise RuntimeError(
         "backward: this graph was made before consistent.parallelize made its parameters global, "
         "and no gradient would reach them. Call backward before parallelize, or compute the loss "
@@ -106,9 +106,9 @@ def _install_hook() -> None:
 
 
 def _before_step(optimizer: Any, args: tuple, kwargs: dict) -> None:
-    """Check an optimizer before its step, once after parameters have become global (pre-hook).
+    """Check an optimizer before its first step after parameters have become global (pre-hook).
 
-    Its plain state is laid out like the parameters.
+    State from before, while the parameters were plain, becomes global, in the parameters' layouts.
 
     Raises:
         RuntimeError: it has a parameter that was replaced by another object in the module.

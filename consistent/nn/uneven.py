@@ -85,7 +85,7 @@ def evened_out(name: str, x: torch.Tensor, spec: TensorSpec, shapes: Shapes) -> 
 
 
 def _only_dim(name: str, x: torch.Tensor, spec: TensorSpec, shapes: Shapes) -> int:
-    """Return the one dim of uneven parts that is split.
+    """Return the only dim along which the tensor of unevenly sized parts is split.
 
     Raises:
         ValueError: two dims are split, or the parts need a gradient, which ``evened_out`` does not
@@ -103,10 +103,10 @@ def _only_dim(name: str, x: torch.Tensor, spec: TensorSpec, shapes: Shapes) -> i
 
 
 def _along(placement: Placement, axes: Sequence[int], at: Sequence[int] | None) -> list[int]:
-    """Return the ranks that differ from the one at coordinate ``at`` along ``axes`` only.
+    """Return the ranks whose coordinates equal ``at`` on all placement axes except ``axes``.
 
-    They are in the order of their coordinates, outer axis first. With None, ``at`` is the origin of
-    the grid.
+    They are in the order of their coordinates, outer axis first. None stands for coordinate 0 on
+    every axis.
     """
     here = list(at or (0,) * placement.ndim)
     found = []

@@ -365,7 +365,7 @@ def _before(
     """Return the gradient of ``total``, the value before the activation; None if there is none.
 
     Args:
-        boxing: has the activation.
+        boxing: the boxing whose ``activation`` was applied.
         total: the value before the activation.
         at_y: gradient of the activation's result, or None.
         at_total: gradient that ``total`` itself got in a double backward, or None.

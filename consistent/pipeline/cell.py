@@ -77,7 +77,8 @@ class Cell:
     def _enter(self, move: int, index: int, local: torch.Tensor, tracked: bool) -> Any:
         """Return the global tensor for a value that arrived, with the shard ``local``.
 
-        If gradients are ``tracked`` it has a leaf below it, in which backward leaves its gradient.
+        If gradients are ``tracked``, it is computed from a new leaf, which gets its gradient.
+        ``move`` and ``index`` are the numbers of the move and of the value.
         """
         spec = self._program.spec(index)
         if not (tracked and self._program.values[index].requires_grad):
@@ -86,7 +87,7 @@ class Cell:
         return attach(_Arrive.apply(leaf, (local.detach(),)), spec)
 
     def _get(self, env: dict[int, Any], index: int) -> Any:
-        """Return the value ``index``: computed (in ``env``), or else read, as a parameter."""
+        """Return the value number ``index``: from ``env`` if computed, else read (a parameter)."""
         if index in env:
             return env[index]
         read = self._program.values[index].read
@@ -152,10 +153,10 @@ class Cell:
     def backward(
         self, grads: Mapping[int, torch.Tensor], give: Callable[[int, torch.Tensor], None]
     ) -> None:
-        """Run the whole backward, and give away each input's gradient as soon as it is ready.
+        """Run the whole backward, and call ``give`` with each input's gradient once it is ready.
 
-        Hooks do so before the engine waits for reductions of parameter gradients that are under
-        way, so that the stage before can start earlier.
+        Hooks on the leaves call ``give`` before the autograd engine waits for the reductions of
+        parameter gradients, so that the previous stage can start earlier.
 
         Args:
             grads: for each value in ``wants``, the shard of its gradient, in the dual of its spec.

@@ -1,4 +1,4 @@
-"""Run a step of a staged program on a whole batch: agree, cut, record, run, join the results."""
+"""Run a step with pipeline stages on a batch: compare ranks, cut, record, run, join results."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ class Engine:
             count: the number of micro-batches.
             scale: is applied to each loss before backward, after the loss was weighted by its
                 micro-batch's share of the rows; None: run no backward.
-            needs_loss: raise if ``step`` does not call backward on a loss. Otherwise only the
-                forward of such a step is run.
+            needs_loss: whether a ``step`` that calls backward on no loss raises; if False, only
+                the forward of such a step is run.
 
         Raises:
             ValueError: the batch, the stages or the schedule do not fit.
@@ -235,10 +235,10 @@ class Engine:
         return bool(found)
 
     def _layout(self, stage: int, shape: tuple[int, ...], rows: int) -> NdSbp:
-        """Return the nd-sbp in which a plain tensor of ``shape`` enters ``stage``.
+        """Return the SBP in which a plain tensor of ``shape`` enters ``stage``.
 
-        A tensor with a row for each sample (``rows``) is split along the batch's axes. Others are
-        B.
+        A tensor with ``rows`` rows, one for each sample, is S(0) along the axes that split the
+        batch. All other tensors are B.
         """
         axes = self.splits[stage] if shape and shape[0] == rows else ()
         return tuple(S(0) if axis in axes else B for axis in range(self.placements[stage].ndim))

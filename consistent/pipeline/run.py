@@ -80,8 +80,8 @@ class Run:
         self.results = [{} for _ in self.batch]
         self._parts: dict[tuple[int, int], Part] = {}
         self._cells: dict[tuple[int, int], Cell] = {}
-        self._here: dict[Key, Tensor] = {}  # passed between two stages of one placement
-        self._coming: dict[Key, Callable[[], Tensor]] = {}  # waits for the message
+        self._here: dict[Key, Tensor] = {}  # shards passed between two stages of one placement
+        self._coming: dict[Key, Callable[[], Tensor]] = {}  # waits for the message, returns it
         self._sent: list[Handle] = []
         self._backwards: dict[int, int] = {}  # stage -> how many of its backwards have begun
 
@@ -167,9 +167,9 @@ class Run:
         return found
 
     def _ways_back(self, action: Action) -> dict[int, Callable[[Tensor], None]]:
-        """Return {move: function that sends the gradient of the input it brought back}.
+        """Return, for each move into the stage, a function that sends its value's gradient back.
 
-        ``Cell.backward`` calls them with the shard of the gradient.
+        Each function takes this rank's shard of the gradient of the value that the move brought.
         """
         program, part = self.batch[action.micro_batch].program, self._part(action)
         found: dict[int, Callable[[Tensor], None]] = {}
@@ -187,10 +187,11 @@ class Run:
         """Send the shard ``local`` to the stage at the other end of ``move``.
 
         Args:
-            key: what it is: value or gradient, move, and micro-batch.
+            key: whether it is a value or a gradient, the move, and the micro-batch.
             move: the transfer between the two stages.
             local: this rank's shard.
-            src, dst: specs of the tensor here and there. On one placement it is boxed and kept.
+            src, dst: specs of the tensor in this stage and in the other. If both stages are on one
+                placement, nothing is sent: ``_here`` keeps the boxed shard.
         """
         if src.placement == dst.placement:
             self._here[key] = box(local, src, dst)

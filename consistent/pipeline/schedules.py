@@ -57,7 +57,7 @@ def _theirs() -> Any:
 def _from_torch(cls: str, lines: int, stages: int, count: int) -> Sequence[Sequence[Any]]:
     """Return the table that torch's schedule class ``cls`` makes.
 
-    The class gets objects in place of stages that have only the numbers that it reads.
+    The class gets stubs in place of stages, which have only the attributes that it reads.
 
     Args:
         cls: the name of the class.
@@ -127,7 +127,7 @@ def check_name(name: str) -> _Kind:
 
 
 def stages_per_line(name: str) -> int:
-    """Return the number of stages that a schedule runs on each placement, if none is given.
+    """Return the number of stages that a schedule runs on each placement by default.
 
     It is 1 for "1f1b", and 2 for "interleaved1f1b".
     """

@@ -53,8 +53,11 @@ class SplitBackward:
         self._edges = [edge for edge, _ in starts]
         self._seeds = [given for _, given in starts]
         self._inputs = list(inputs)
+        # Border op -> its edges that do not lead to an input.
         self._border: dict[Node, list[GradientEdge]] = {}
+        # Border op -> the gradients that it got in the first half.
         self._kept: dict[Node, tuple[torch.Tensor | None, ...]] = {}
+        # (edge, gradient) of the roots that lead to no input, only to parameters.
         self._beside: list[tuple[GradientEdge, torch.Tensor]] = []
 
     def of_inputs(self) -> list[torch.Tensor | None]:
@@ -165,8 +168,8 @@ class SplitBackward:
     def _taker(self, node: Node, found: list[tuple[GradientEdge, torch.Tensor]]) -> Any:
         """Return a post-hook of a border op that adds (edge, gradient) to ``found``.
 
-        It does so for the edges that do not lead to an input. It sends zeros on in place of all
-        gradients.
+        It does so for each edge that does not lead to an input. The op then passes zeros on along
+        all edges, in place of the gradients.
         """
         beside = set(self._border[node])
 

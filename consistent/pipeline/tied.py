@@ -126,7 +126,7 @@ class Tied:
     def join(self) -> None:
         """Put tied parameters back into all modules, and keep the stages' own leaves as copies.
 
-        ``untie`` made the leaves. It is called when each stage has laid out its parameters as
+        ``untie`` made the leaves. Call this method when each stage has laid out its parameters as
         global tensors, the leaves among them.
         """
         for copy in self._copies:

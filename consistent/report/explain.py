@@ -49,7 +49,7 @@ class Candidate:
 
     signature: Signature
     boxes: tuple[str, ...]
-    nbytes: int  # sent by the busiest rank, to box the operands and in the local form
+    nbytes: int  # sent by the busiest rank, to box the operands and in the op itself
     seconds: float  # what the choice compares; a P result includes its later reduction
     chosen: bool
 
@@ -116,17 +116,17 @@ def explain(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanati
     """Explain why ``func(*args, **kwargs)`` on global tensors runs under the layout it does.
 
     ``print(consistent.explain(torch.matmul, x, w))`` shows for each placement axis the signatures
-    (layouts of operands and results) that hold, what each redistributes (boxes) and sends, the
-    estimated time, and the choice. For a composition such as ``F.cross_entropy``, it shows the ops
-    inside; ``func`` may also be a user's function. Nothing is computed or sent, so a single rank
-    may call it. A function that reads values, or computes shapes from values, is planned up to that
-    point.
+    (layouts of operands and results) that the op accepts, what each redistributes (boxes) and
+    sends, the estimated time, and the choice. For a composition such as ``F.cross_entropy``, it
+    shows the ops inside; ``func`` may also be a user's function. Nothing is computed or sent, so a
+    single rank may call it. A function that reads values, or computes shapes from values, is
+    planned up to that point.
 
     ``func`` may be a training step: parameters, gradients and the state of optimizers that it
     reaches are replaced by tensors without values meanwhile. Boxings between ops follow in their
     order, those of backward and the sums of gradients over ranks among them. The ops that torch
-    runs in backward are not shown, as each runs on the shards of the op whose gradient it is. What
-    ``func`` changes other than tensors, such as a learning rate, stays changed.
+    runs in backward are not shown: they run on the shards of the forward op. What ``func`` changes
+    other than tensors, such as a learning rate, stays changed.
 
     Raises:
         TypeError: no argument is a global tensor.

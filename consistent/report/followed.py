@@ -1,4 +1,5 @@
-"""Note the ops of a function that is followed without values, and the boxings between them."""
+"""Record the ops that a function calls when ``explain`` runs it on tensors without values, and the
+boxings between these ops."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ class Followed:
         tracer: observes the function while it is active.
 
     Args:
-        leaves: the parameters. In backward, the sums of their gradients over ranks are noted too,
-            which a rank outside the placements does not run.
+        leaves: the parameters. The all-reduces of their gradients in backward are added to ``met``
+            too, although a rank outside the placements does not run them.
     """
 
     def __init__(self, leaves: Sequence[Any]) -> None:
@@ -78,7 +79,7 @@ class Followed:
         for leaf, old, new in zip(self._leaves, self._before, now, strict=True):
             changed = new[0] is not None and (new[0] is not old[0] or new[1] != old[1])
             src, dst = leaf._spec.dual, leaf._spec.settled
-            # In another layout gradients are boxed one by one, and have been met.
+            # A gradient that gets another layout is boxed by itself, and ``_boxing`` has noted it.
             if changed and summed_axes(leaf._spec) and settled_spec(leaf) is dst:
                 moves = plan_boxing(src, dst)
                 self.met.append(FollowedBoxing("sum of a gradient", src, dst, moves))

@@ -14,7 +14,7 @@ from ..spec import TensorSpec
 class Line:
     """What one op did at one call site: counts, layouts, redistributions (boxings) and bytes.
 
-    A compiled step also has a line where it is called, and one for each of its own lines that
+    A compiled step has a line for its call, and one for each source line inside the step that
     sends.
 
     Args:

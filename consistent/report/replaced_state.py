@@ -1,7 +1,8 @@
-"""Replace the lasting state of a function by stand-ins, so that a whole step can be followed.
+"""Replace the tensors that last between steps while ``explain`` runs a step without values.
 
-A step reads and writes parameters, their gradients and the state of optimizers. While it is
-followed without values, copies without values stand for them, and what it writes is lost.
+A step reads and writes parameters, their gradients and the state of optimizers. While ``explain``
+runs it, tensors without values replace global tensors, copies replace plain ones, and what the step
+writes is lost.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..graph.stand_ins import stand_in
 
 @contextmanager
 def replaced_state(func: Callable[..., Any], given: Any) -> Iterator[list[Any]]:
-    """Replace the tensors that ``func`` reaches, apart from its arguments, inside the context.
+    """Replace the tensors that ``func`` reaches, except its arguments, in the ``with`` block.
 
     ``explain`` uses it, so that a training step leaves parameters and states unchanged. Global
     tensors are replaced by tensors without values, and plain ones by copies. The context manager
@@ -54,8 +55,9 @@ def replaced_state(func: Callable[..., Any], given: Any) -> Iterator[list[Any]]:
 def _places(reached: Reached) -> list[Source]:
     """Return where each reached tensor is kept, such as a module's attribute.
 
-    Gradients are left out, and places that cannot be written to, such as tuples. A tensor that is
-    kept in several places has one source; the others are found among the guards.
+    Gradients are left out, and places that cannot be written to, such as tuples. Of a tensor that
+    is kept in several places, ``reached.sources`` has the first place, and ``reached.guards`` the
+    other places.
     """
     others = [Source(g.store, g.key, g.path) for g in reached.guards if g.value is not ABSENT]
     found = [

@@ -97,7 +97,7 @@ class Report:
             found[line.op] += line.nbytes
         return {op: nbytes for op, nbytes in found.most_common() if nbytes}
 
-    # -- what is watched ---------------------------------------------------------------------------
+    # -- callbacks of the tracer -------------------------------------------------------------------
 
     def _line(self, op: str, site: str) -> Line:
         return self._lines.setdefault((op, site), Line(op, site))
@@ -155,7 +155,8 @@ class Report:
         line.nbytes += plan_bytes(moves)
         between, planned = bytes_between(src, moves, in_backward) or 0, plan_bytes(plan(src, dst))
         if between and planned and plan_bytes(moves) != planned:
-            # bytes_between knows neither codecs nor sparse entries; scale it by what they send.
+            # bytes_between does not know that codecs and sparse tensors send fewer bytes, so its
+            # result is scaled to the bytes that are sent.
             between = round(between * plan_bytes(moves) / planned)
         line.between += between
 

@@ -86,7 +86,7 @@ class Timeline:
         return spent
 
     def _alone(self) -> Iterator[tuple[int, int, str]]:
-        """Yield (begin, end, kind) of the times of each event in which no event inside it runs.
+        """Yield (begin, end, kind) of each interval in which an event runs, but none nested in it.
 
         Example: an op from 0 to 10 with a boxing from 4 to 6 gives op 0-4, boxing 4-6, op 6-10.
         """
@@ -113,7 +113,7 @@ class Timeline:
                 if stack:
                     stack[-1][0] = max(stack[-1][0], end)
 
-    # -- what is watched ---------------------------------------------------------------------------
+    # -- callbacks of the tracer -------------------------------------------------------------------
 
     def recording(self) -> AbstractContextManager[None]:
         """Return a context manager that records times inside its block."""

@@ -1,6 +1,6 @@
-"""Candidate signatures of a call: those of the op's rule that the call does not rule out.
+"""Candidate SBP signatures of a call: those of the op's rule that the call may use.
 
-Dtypes, gradients and operands that are already partial rule signatures out.
+A signature may be excluded because of dtypes, gradients, or operands that are already partial.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def candidates(row: table.Row, call: Call, placement: Placement) -> list[list[Si
 def is_allowed(option: Signature, call: Call, axis: int) -> bool:
     """Return whether ``call`` may use the signature ``option`` on placement axis ``axis``.
 
-    Only partial values can rule it out:
+    Only partial values (P, P(max), P(min)) can exclude it:
 
     * A dtype may have no such value: bools have no P, complex numbers no P(max).
     * An operand must be partial in one way over all axes: P and P(max) exclude each other.

@@ -6,8 +6,8 @@ unless it makes a P of inputs none of which is P: this has to be reduced later. 
 signature with the lowest estimated time wins. The time is the sum of
 
 * the bytes to box now,
-* the bytes that the form sends,
-* the messages that a reader of the output will need: a P must be reduced, and a split that no
+* the bytes that a form (local code that runs in place of the op) sends,
+* the messages that later use of the output will need: a P must be reduced, and a split that no
   operand had may have to be gathered,
 * the bytes that the op then touches on each rank, so that, at equal boxing, a split beats computing
   the same on every rank.
@@ -111,8 +111,9 @@ def _is_one_way(chosen: Sequence[Signature]) -> bool:
 def can_be_cut(call: Call, placement: Placement, chosen: Sequence[Signature]) -> bool:
     """Return whether operands and outputs can be split by the signatures ``chosen`` together.
 
-    ``chosen`` has one signature for each of the first axes of ``placement``. It is False if a cut
-    does not fit the size of its dim, or if a later axis splits a dim that an earlier one has cut.
+    ``chosen`` has one signature for each of the first axes of ``placement``. False if a cut (an
+    unbalanced division, such as a zigzag) does not fit the size of its dim, or if a later axis
+    splits a dim that an earlier axis splits with a cut.
     """
     pairs = [(o.shape, [s.ins[i] for s in chosen]) for i, o in enumerate(call.operands)]
     pairs += [(o.shape, [s.outs[i] for s in chosen]) for i, o in enumerate(call.outs)]
@@ -172,7 +173,7 @@ def _cheapest(
     axis: int,
     cuts: Sequence[int],
 ) -> Signature:
-    """Return the signature among ``options`` to take on ``axis``; ``cuts`` are those of ``_cuts``.
+    """Return the SBP signature among ``options`` to take on ``axis``; ``cuts`` is from ``_cuts``.
 
     It is the one that needs no boxing, if there is one, unless that makes a P and another signature
     sends less; else the one with the least estimated seconds.
@@ -181,12 +182,12 @@ def _cheapest(
     if fitting is not None:
         if not _owes(fitting):
             return fitting
-        # Reducing later costs no more than joining now, and may never be needed.
+        # Reducing the P later costs no more than a form that joins now, and may never be needed.
         sent = [_sending(call, specs, option, axis, cuts) for option in options]
         if min(sent) >= sent[options.index(fitting)]:
             return fitting
     have = tuple(spec.sbp[axis] for spec in specs)
-    # At equal cost the first operands stay where they are, as a view must share their memory.
+    # At equal cost prefer not to box the first operands, as a view must share their memory.
     costs = [
         (
             _rounded(seconds(call, specs, option, axis, cuts)),
@@ -234,7 +235,7 @@ def _sending(
     placement = specs[0].placement
     parts, costs = placement.shape[axis], BUILT_IN[placement.type]
     message, bandwidth = costs.latency, costs.bandwidth
-    # A split that no operand had costs a reader of the whole output one more message.
+    # A split that no operand had costs one more message if the whole output is needed later.
     gather = 0.0 if any(spec.sbp[axis].is_split for spec in specs) else message
     total = 0.0
     for spec, want in zip(specs, option.ins, strict=True):

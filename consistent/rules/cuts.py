@@ -1,12 +1,12 @@
-"""Signatures for a dim with a cut: a split whose pieces are not balanced runs, such as a zigzag.
+"""SBP signatures for a dim with a cut: a split other than into balanced contiguous pieces.
 
-A signature that says S for operands and outputs, and runs the op on the shards, holds for any
-number of ranks. So it holds with as many ranks as items, and then each item of the result is a
-function of that item of the operands alone, the same function on each rank. So the signature holds
-for any division of the items, if all tensors that are split are divided in the same way; so does a
-sum (or a maximum) of the ranks' results. An op that depends on the positions of items, or on the
-sizes of neighbours, has a form, and its signatures say a plain S. An operand with a cut fits none
-of these and is boxed like any operand in another layout: an op needs nothing else for cuts.
+An example of a cut is a zigzag. A signature with S for operands and outputs that runs the op itself
+on the shards holds for any number of ranks. So it holds with as many ranks as items, and then each
+item of the result is a function of that item of the operands alone, the same function on each rank.
+So the signature holds for any division of the items, if all split tensors are divided in the same
+way; so does a sum (or a maximum) of the ranks' results. An op that depends on the positions of
+items, or on the sizes of neighbours, needs a form, and its signatures have only S without a cut. An
+operand with a cut fits none of these and is boxed like any operand in another layout.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from .families.indexing.getitem import keeps_split_dim
 from .signature import Call, Signature
 from .table import Row, Sizing
 
-# Forms whose results are split as the operand is, item for item, and that read no positions, or
-# only those of each run that a rank holds.
+# Forms whose results are split as the operand is, item for item. They use no positions, or (such as
+# dropout) the logical position of each contiguous run of items that the rank holds.
 _ITEM_BY_ITEM = frozenset(
     """softmax layer_norm rms_norm dropout native_dropout alpha_dropout
     random_fill random_like normal_of rrelu nll_loss cross_entropy""".split()
@@ -31,7 +31,7 @@ _JOINING = frozenset(
     """sum mean nanmean prod logsumexp variance norm cosine_similarity mean_loss half_loss nll_loss
     cross_entropy any_or_all amax_or_amin aminmax""".split()
 )
-# Forms that take rows in any order, but need the classes of a rank to be one run.
+# Forms that take rows in any order, but need the classes of a rank to be one contiguous run.
 _CLASSES = ("nll_loss", "cross_entropy")
 
 
@@ -63,10 +63,10 @@ def _fits(spec: TensorSpec, entry: Sbp, axis: int) -> bool:
 
 
 def as_cut(option: Signature, row: Row, call: Call, parts: int, cut: DimCut) -> Signature | None:
-    """Return ``option`` with ``cut`` in each of its splits; None if it does not hold for them.
+    """Return a variant of ``option`` whose splits all have ``cut``; None if that is incorrect.
 
-    It may hold if the op treats the items of the split dim independently of their position, and if
-    all split dims have one size that ``parts`` ranks can divide by ``cut``.
+    It is correct if the op treats the items of the split dim independently of their position, and
+    if all split dims have the same size, which ``cut`` can divide among ``parts`` ranks.
     """
     if option.by_size or not _is_carried(option, row, call):
         return None
@@ -79,8 +79,8 @@ def as_cut(option: Signature, row: Row, call: Call, parts: int, cut: DimCut) -> 
     def put(entries: NdSbp) -> NdSbp:
         return tuple(Split(e.dim, cut) if isinstance(e, Split) else e for e in entries)
 
-    # Other sizes need a new plan: there the local sizes of a view are computed as for a plain
-    # split, and another slice may leave items out.
+    # No plan for all sizes: such plans compute the local sizes of a view as for a split without a
+    # cut, and at another size a slice may leave items out.
     by_size = row.sizing is Sizing.VIEW or call.name == "getitem"
     return replace(option, ins=put(option.ins), outs=put(option.outs), by_size=by_size)
 
@@ -88,8 +88,8 @@ def as_cut(option: Signature, row: Row, call: Call, parts: int, cut: DimCut) -> 
 def _is_carried(option: Signature, row: Row, call: Call) -> bool:
     """Return whether ``option`` holds for a cut too: the op must ignore positions along the split.
 
-    Without a form this follows from the row (``any_size``), or for ``x[...]`` from the subscript.
-    With a form it holds for the forms listed above.
+    If no form runs the op, the row decides (``serves_any_size``), or for ``x[...]`` the subscript.
+    A form must be in one of the lists above.
     """
     if not any(e.is_split for e in option.ins):
         return False

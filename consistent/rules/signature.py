@@ -1,4 +1,4 @@
-"""Calls and signatures: an op as rules get it, and a correct combination of SBPs on one axis."""
+"""Calls (an op as passed to rules) and SBP signatures (correct SBPs of its tensors on an axis)."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
 
 @dataclass(slots=True)
 class Call:
-    """Call of an op as rules get it, with an ``Operand`` in place of each tensor.
+    """Call of an op, as it is passed to rules: an ``Operand`` is in place of each tensor.
 
     Args:
         name: name of the op in the table of rules.
@@ -208,7 +208,7 @@ class Call:
         nbytes: int = 0,
         by_size: bool = False,
     ) -> Signature:
-        """Return a signature of this call, as rules make them.
+        """Return an SBP signature of this call, as rules make them.
 
         Example: ``make({0: S(1)}, P)`` of two operands is ``S(1), B -> P``.
 
@@ -223,14 +223,14 @@ class Call:
         return Signature(entries, tuple(outs), form, nbytes, by_size)
 
     def whole(self) -> Signature:
-        """Return the signature in which every tensor is B (replicated), which is always correct.
+        """Return the SBP signature with every tensor B (replicated), which is always correct.
 
         Every rule offers it first, so that any call can run.
         """
         return self.make({}, B)
 
     def same(self, dims: Iterable[int], partial: bool = False) -> list[Signature]:
-        """Return signatures that split the first operand and every output along the same dim.
+        """Return the SBP signatures that split the first operand and all outputs along one dim.
 
         For ``dims`` (0, 1): ``B -> B``, ``S(0) -> S(0)``, ``S(1) -> S(1)``, and ``P -> P`` if
         ``partial``. Other operands are B.

@@ -59,10 +59,10 @@ class Row:
         outs: (call) -> the outputs, if torch has no meta kernel or shapes depend on data; None
             leaves them to torch after all.
         composite: the op is a Python function of torch whose body reads no shape, so that it may
-            run on shards as it is. Other Python functions are opened: their body runs on global
-            tensors, and the rows of the ops in it are used.
-        by_value: the values of float arguments affect shapes or the rule; without it a plan serves
-            all values.
+            run on shards as it is. Other Python functions are decomposed: their body runs on
+            global tensors, and the rows of the ops in it are used.
+        by_value: the values of float arguments affect shapes or the rule; without this flag one
+            cached plan serves all values.
         forward: some signatures make P(max) or P(min) from other layouts, if no gradient is needed.
         moves: elements are moved, repeated or dropped and none is changed, so that signatures that
             pass P pass P(max) and P(min) as well. Rules in the notation say so themselves.
@@ -122,7 +122,7 @@ class Row:
         return self.is_notation and all(rule.is_elementwise for rule in self.rules)
 
     def signatures(self, call: Call, parts: int) -> list[Signature]:
-        """Return every signature that holds for ``call`` on an axis of ``parts`` ranks.
+        """Return every SBP signature that holds for ``call`` on an axis of ``parts`` ranks.
 
         The one in which every tensor is B comes first.
 

@@ -142,14 +142,15 @@ class DimCut:
         return starts
 
     def of_parts(self, n: int, start: int, size: int) -> tuple[DimCut, ...] | None:
-        """Return how ranks hold the slice [start, start + size) of ``n`` items, as a cut of it.
+        """Return the cut by which ranks hold the slice [start, start + size) of ``n`` items.
 
-        It is one if ``of`` divides the items into parts, and the slice consists of whole parts.
-        Then slicing needs no communication.
+        There is such a cut if ``of`` divides the items into parts, and the slice consists of whole
+        parts. Then slicing needs no communication.
 
         Returns:
-            Arguments of ``Split(dim, ...)``: ``(cut,)``, or ``()`` if the slice's items are
-                balanced. None if the slice has no whole parts, or this cut has no ``of``.
+            The arguments after the dim in ``Split(dim, ...)``: ``(cut,)``, or ``()`` if the slice
+                is split into balanced pieces. None if the slice does not consist of whole parts, or
+                if this cut has no ``of``.
         """
         inside = [m for a, m in self.in_each(n) if start <= a and a + m <= start + size]
         if self.of is None or sum(inside) != size or not inside:

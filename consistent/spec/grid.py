@@ -12,7 +12,7 @@ def as_grid(ranks: Any) -> range | np.ndarray:
     """Return the ranks that a user passed as an int64 array, or as the ``range`` that they are.
 
     Raises:
-        ValueError: they are empty, no ints, or rows of different lengths.
+        ValueError: they are empty, not ints, or rows of different lengths.
     """
     if isinstance(ranks, range):
         if len(ranks) == 0:
@@ -44,7 +44,7 @@ def _empty(ranks: Any) -> ValueError:
 def compress(grid: range | np.ndarray) -> tuple[int, tuple[int, ...], tuple[int, ...] | None]:
     """Return (start, strides, None) for an evenly strided grid, else (0, (), all ranks row by row).
 
-    [[0, 1], [4, 5]] gives (0, (4, 1), None). A placement stores a grid so, because the memory then
+    [[0, 1], [4, 5]] gives (0, (4, 1), None). A placement stores its grid in this form, whose memory
     does not grow with the number of ranks. An axis of one rank has stride 1.
     """
     if isinstance(grid, range):

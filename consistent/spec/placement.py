@@ -193,6 +193,7 @@ class Placement:
     # -- checks ------------------------------------------------------------------------------------
 
     def _extremes(self) -> tuple[int, int]:
+        """Return the lowest and the highest rank of the grid."""
         if self._table is not None:
             return min(self._table), max(self._table)
         spans = [(n - 1) * s for n, s in zip(self.shape, self._strides, strict=True)]

@@ -84,7 +84,7 @@ class Layout:
     def leaves_out(self, shape: Sequence[int]) -> bool:
         """Return whether some rank has an empty shard of a tensor of ``shape`` that is not empty.
 
-        The library asks it where an op could raise an error on some ranks only.
+        The library checks this where an op could raise an error on some ranks only.
         """
         short = any(size < parts for size, parts in zip(shape, self.parts))
         return short and math.prod(shape) > 0
@@ -338,8 +338,8 @@ def resolve_sbp(sbp: SbpLike, placement: Placement, shape: Sequence[int]) -> NdS
 def resolve_dims(sbp: SbpLike, placement: Placement, shape: Sequence[int]) -> NdSbp:
     """Resolve ``sbp`` as ``resolve_sbp`` does, but without checking that cuts fit the sizes.
 
-    It serves where sizes are not known yet: only the length of ``shape``, the number of dims, must
-    be right.
+    Use it where sizes are not known yet: only the length of ``shape``, the number of dims, must be
+    right.
     """
     entries = as_nd_sbp(sbp)
     if len(entries) != placement.ndim:

@@ -42,14 +42,14 @@ class Tracer:
         on_op_end: (plan, operands, result, specs, outs), after each op: its global operands and its
             result, the specs with which the operands were passed, and the specs of the result. Ops
             over lists pass no operands, and None for the result.
-        on_adopt: (x, made), a plain tensor that an op takes and the global tensor made of it.
+        on_adopt: (x, made), each plain tensor that an op takes, and the B global tensor made of it.
         on_agreement: (ranks, begins), before and after ranks tell each other whether an op raised.
         on_boxing_begin: (src, dst, steps), before each boxing.
         on_boxing_end: (src, dst), after each boxing that the program waits for.
         on_to_global: (x, moved), after each ``to_global`` that moves something.
         on_layout_read: (x), a tensor whose layout or shard the program reads.
-        before_read: (x), before a global tensor is read by other than an op of torch, such as
-            ``to_global`` or an autograd Function.
+        before_read: (x), before a global tensor is read by something other than an op of torch,
+            such as ``to_global`` or an autograd Function.
         on_backward: (begins), before and after each pass of torch's engine over global tensors.
         on_compiled: (what, begins), actions of a compiled step (``compiled/watching.py``).
         on_data: (alias), each tensor that ``x.data`` makes: writes into it do not raise the version
@@ -59,8 +59,9 @@ class Tracer:
         on_routed: (ranks, number of rows for each of them), before the tokens of a mixture of
             experts are sent to the ranks of their experts.
         on_move: (), after ``move`` has laid the tensors of a job out on other ranks.
-        choose: (call, specs, signatures by axis, pin) -> the signatures of an op, or None to leave
-            the choice to the library. No plan is cached meanwhile.
+        choose: (call, specs, SBP signatures by axis, pin) -> those that an op uses, or None to
+            leave the choice to the library. pin: the SBPs that the result of an in-place op must
+            have, else None. No plan is cached meanwhile.
         watch_writes: (x) -> a function that returns later whether an op has written into x since.
         value_of: (x) -> the value of a tensor without data, or None if it is not known.
         shapes_of: (function, args, kwargs) -> the result of an op whose shapes depend on values, on
@@ -70,11 +71,12 @@ class Tracer:
         handle_to_global: (x, target, SBP of the gradient) -> the moved tensor, in place of a move.
         handle_backward: (y, gradient, retain_graph, create_graph), in place of ``y.backward()``.
         handle_schedule: (run), in place of running the schedule of a pipeline.
-        handle_arriving: (nodes, gradients, specs, coders=codecs) -> those gradients that still have
-            to be boxed, out of the gradients of an op's operands on their way to leaves
-            (``movement/boxed.py``).
-        handle_ahead: (operands, routes) -> (for each operand the prefetched tensor that has
-            arrived, or None; a function that prefetches the operands of the next op).
+        handle_arriving: (nodes, gradients, specs, coders=codecs), in backward, before gradients of
+            boxed operands are sent to leaves -> for each gradient None if it was taken over, for
+            example into a bucket, else the gradient, to be boxed (``movement/boxed.py``).
+        handle_ahead: (operands, routes), before an op gathers operands, with the specs (stored,
+            gathered) of each -> (for each operand its prefetched value, or None; a function that
+            prefetches the operands of the next op).
     """
 
     on_plan: Callable[[Any], None] | None = None
@@ -107,7 +109,7 @@ class Tracer:
 
     @contextmanager
     def tracing(self) -> Iterator[None]:
-        """Send events to this tracer while the context is entered."""
+        """Send events to this tracer inside the ``with`` block."""
         with ExitStack() as stack:
             self._enter(stack)
             yield
@@ -148,7 +150,7 @@ def callbacks(event: str) -> list[Callable[..., Any]]:
 
 @contextmanager
 def set_aside(event: str) -> Iterator[None]:
-    """Call no callback of ``event`` inside the context.
+    """Call no callback of ``event`` inside the ``with`` block.
 
     A callback that replaces an action (``handle_backward``) uses this to run the original action
     without being called again.

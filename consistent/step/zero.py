@@ -25,10 +25,10 @@ _DONE = "_consistent_zero"
 def settle(graph: Any, stage: int) -> None:
     """Shard the optimizer state of ``graph`` for ZeRO ``stage``; called before each of its steps.
 
-    A parameter that is replicated (B) along an axis of its placement is stepped as a shard along
-    dim 0, S(0), of that axis: ``(B, S(1)) -> (S(0), S(1))``. Its gradient has that layout too from
-    stage 2 on, and with stage 3 the parameter itself between uses. A parameter with an S(0) already
-    stays as it is. A module is changed only once for a stage, so later calls cost little.
+    Along each placement axis on which a parameter is replicated (B), the optimizer steps S(0)
+    shards of it: ``(B, S(1)) -> (S(0), S(1))``. From stage 2 on the gradient has that layout too,
+    and with stage 3 the parameter itself between uses. A parameter with an S(0) already stays as it
+    is. A module is changed only once for a stage, so later calls cost little.
 
     Raises:
         ValueError: with stage 3, a global parameter belongs to a module that was not passed to

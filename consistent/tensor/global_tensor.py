@@ -55,8 +55,8 @@ def _raw(name: str) -> Any:
 def _hooks(name: str) -> Any:
     """Return a property for the attribute ``name``, which holds the user's hooks on a tensor.
 
-    After each change the library's own hook, which sums gradients over ranks, is registered again,
-    so that it stays the last one.
+    After each change of it the library's own hook, which sums gradients over ranks, is registered
+    again, so that it runs after the user's hooks.
     """
     raw = _raw(name)
 

@@ -73,8 +73,8 @@ _TO_COPY = torch.ops.aten._to_copy.default
 
 
 def _copy_to(x: GlobalTensor, dtype: torch.dtype) -> Any:
+    """Return a copy of ``x`` with the dtype ``dtype``."""
     # Calls the hook directly: going through torch.ops first would take longer than the op itself.
-    """Return a copy of ``x`` in another dtype."""
     return torch_function(_TO_COPY, (GlobalTensor,), (x,), {"dtype": dtype})
 
 
@@ -89,7 +89,10 @@ def _same_device(x: GlobalTensor, device: torch.device | str | int | None) -> No
 
 
 def _on(kind: str) -> Callable[..., Any]:
-    """Return the method ``cpu``, ``cuda``, ...: it returns the tensor, or raises if elsewhere."""
+    """Return the method ``cpu``, ``cuda``, ...: it returns the tensor, or raises.
+
+    It raises if the tensor's placement is of another device type than ``kind``.
+    """
 
     def move(self: GlobalTensor, *args: Any, **kwargs: Any) -> Any:
         _same_device(self, kind)

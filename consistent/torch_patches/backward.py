@@ -107,7 +107,7 @@ def _gather_of(x: Any) -> Any:
 
 
 def _leaf(x: Any, node: Any) -> Any:
-    """Return the leaf behind ``node``, which has gathered it to ``x``, or ``x`` if it is none."""
+    """Return the global leaf that ``node`` has gathered to ``x``, or ``x`` if that was no leaf."""
     return getattr(node.next_functions[0][0], "variable", x)
 
 
@@ -142,8 +142,8 @@ def _grad(opened: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **k
 
 
 def _typed(x: Any, g: Any) -> Any:
-    # A new object each time: torch gives the same tensor for two inputs whose gradients are equal.
-    """Return the gradient ``g`` of ``x`` as a global tensor if ``x`` is one."""
+    """Return the gradient ``g`` of ``x`` as a global tensor if ``x`` is global, else as it is."""
     if not is_global(x) or g is None:
         return g
+    # A new object each time: torch gives the same tensor for two inputs whose gradients are equal.
     return attach(plain(g), gradients.gradient_spec(x, g.dtype))

@@ -3,7 +3,7 @@
 Dynamo would trace a global tensor as its shard. No patch is needed: dynamo reads
 ``__torch_dispatch__`` of the class of each tensor that it meets, and here this raises dynamo's own
 exception for "skip this frame". A warning says once what to call instead. With ``fullgraph=True``,
-which allows no such frame, an error says it.
+which allows no such frame, an error says so instead.
 """
 
 from __future__ import annotations

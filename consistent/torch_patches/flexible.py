@@ -134,10 +134,10 @@ def _of_global(
     _: Any,
     return_aux: Any = None,
 ) -> Any:
-    """Run ``flex_attention`` of torch's ``module`` on global tensors; the other arguments are its.
+    """Run ``flex_attention`` on global tensors, by the op of this library.
 
-    It calls the op of this library, which has one operand for both functions of the user
-    (``Mods``).
+    The op has one operand for both functions of the user (``Mods``). ``module`` is torch's module
+    ``flex_attention``; the other arguments are those of its function.
     """
     _check(module, query, key, value, block_mask, enable_gqa)
     mods = Mods(score_mod, block_mask, common_placement("flex_attention", [query, key, value]))

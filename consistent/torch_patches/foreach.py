@@ -1,6 +1,7 @@
 """Changes that make optimizers and gradient clipping use list ops for global tensors.
 
-They choose ``torch._foreach_*`` by the exact type of the parameters, and group these by device.
+Torch's code uses ``torch._foreach_*`` only for tensors of certain types, and groups tensors by
+device.
 """
 
 from __future__ import annotations

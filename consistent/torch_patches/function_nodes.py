@@ -1,8 +1,8 @@
 """Changes of what an ``autograd.Function`` saves and gets in backward if tensors are global.
 
-A node of the autograd graph computes with raw shards, the user's code with global or whole tensors.
-The methods of torch below are called between the two. They do what they did where nothing is
-global; otherwise:
+Autograd's engine passes raw shards to the node of a Function, but the user's code takes global or
+whole tensors. The methods of torch below convert between them. If nothing is global, they do the
+same as before; otherwise:
 
 ```
 ctx.save_for_backward(x)    notes the spec of a global x, for torch may keep another object
@@ -89,10 +89,12 @@ class Met:
 
     ``note`` makes it in forward, and backward of the node reads it.
 
-    Attributes: results: output number -> spec of each global result. inputs: the specs of its
-    inputs, if its code works on global tensors itself, as reentrant checkpoints do. None if it is a
-    user's code, which gets gradients whole and plain. scene: the call of user code in which the
-    node was made, or None. times: how often its backward has run.
+    Attributes:
+        results: output number -> spec of each global result.
+        inputs: the specs of the node's inputs, if its code works on global tensors itself, as
+            reentrant checkpoints do. None for user code, which gets gradients whole and plain.
+        scene: the call of user code in which the node was made, or None.
+        times: how often the backward of the node has run.
     """
 
     results: dict[int, TensorSpec]
@@ -104,8 +106,8 @@ class Met:
 def note(out: Any, inputs: Specs | None = None) -> None:
     """Record, on the autograd node of a Function's result ``out``, which of its results are global.
 
-    So backward knows how to convert their gradients. ``inputs`` are the specs of its inputs, if its
-    code works on global tensors itself.
+    So backward knows how to convert their gradients. ``inputs`` are the specs of the Function's
+    inputs, if its code works on global tensors itself.
     """
     outs: list[Any] = [
         x for x in (out if isinstance(out, tuple) else (out,)) if isinstance(x, torch.Tensor)
@@ -153,9 +155,10 @@ def _given(grads: Sequence[Any], met: Met) -> tuple:
 
 
 def _all_raw(found: Any, inputs: Specs | None) -> Any:
-    """Convert what a Function's backward returned to what torch's engine takes: shards, or whole.
+    """Convert the gradients that a Function's backward returned to those that torch's engine takes.
 
-    ``inputs`` are the specs of the Function's inputs; None if it worked on whole tensors.
+    ``inputs`` are the specs of the Function's inputs: the gradient of a global input becomes a
+    shard. If it is None, the Function worked on whole tensors, and all gradients are whole.
     """
     if inputs is not None:
         return tuple(map(raw, found if isinstance(found, tuple) else (found,), inputs))
@@ -165,9 +168,9 @@ def _all_raw(found: Any, inputs: Specs | None) -> Any:
 
 
 def whole(x: Any) -> Any:
-    """Return a global gradient gathered, as a plain tensor; None on a rank outside its placement.
+    """Gather the gradient ``x`` to a plain tensor if it is global, else return it as it is.
 
-    Anything else is returned as it is.
+    Returns None on a rank outside its placement.
     """
     if not is_global(x):
         return x

@@ -49,8 +49,8 @@ def install() -> None:
 def _apply(original: Any, cls: Any, *args: Any) -> Any:
     """Implement ``Function.apply`` of the class ``cls`` for arguments some of which are global.
 
-    ``original`` is torch's function. Which of the three ways above is taken depends on the module
-    that defines ``cls``.
+    ``original`` is torch's function. Which of the three cases in this file's docstring applies
+    depends on the module that defines ``cls``.
     """
     name = f"{cls.__module__}.{cls.__qualname__}"
     for prefix, instead in _REFUSED.items():
@@ -91,8 +91,11 @@ def _same_tensors(apply: Callable[..., Any], args: tuple) -> Any:
 
 
 def _typed_register_hook(node: Any, specs: Specs) -> Callable[..., Any]:
-    # Weakly, because the function becomes an attribute of the node, which would be a cycle.
-    """Return a ``register_hook`` for ``node`` whose hooks take and return global gradients."""
+    """Return a ``register_hook`` for ``node`` whose hooks take and return global gradients.
+
+    ``specs`` are those of the tensors that ``BackwardHookFunction`` passes on, None for plain ones.
+    """
+    # A weak reference, because the function becomes an attribute of the node: no cycle is made.
     register, weakly = type(node).register_hook, weakref.ref(node)
 
     def register_hook(hook: Callable[..., Any]) -> Any:
@@ -128,9 +131,10 @@ def _without_saved_tensors_hooks() -> Iterator[None]:
 
 
 def _global_results(out: Any, cls: Any, *args: Any) -> Any:
-    """Make the results of a checkpoint's Function ``cls`` global, and record them on its node.
+    """Make the results ``out`` of a checkpoint's Function ``cls`` global, and record that.
 
-    The results of another Function are recorded only. ``args`` are the arguments of the call.
+    It is recorded on the autograd node (``note``). If ``cls`` is any other Function, the results
+    that are global are only recorded. ``args`` are the arguments of the call.
     """
     if cls.__module__ != "torch.utils.checkpoint":
         return _noted(out)

@@ -1,7 +1,7 @@
 """The list of the changes that the library makes in torch, and when it makes them.
 
-Importing the library changes nothing. The themes below, one for each module of this folder, are
-installed once, when the first global tensor of the process is about to be made;
+Importing the library changes nothing. The themes below (groups of changes, one for each module of
+this folder) are installed once, when the first global tensor of the process is about to be made;
 docs/design/shard.md lists what each of them changes and why. The objects in torch's namespaces stay
 the same (``redirect`` replaces the C function behind a builtin), so that scripts, pickles, tracers
 and names imported earlier are redirected, too.

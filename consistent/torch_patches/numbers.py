@@ -1,6 +1,6 @@
 """Changes for functions that read values of a tensor without calling ``__torch_function__``.
 
-They read a number, as in ``torch.full((2,), x)``, or copy, as ``torch.tensor(x)`` does.
+They read a number, as ``torch.full((2,), x)`` does, or copy data, as ``torch.tensor(x)`` does.
 """
 
 from __future__ import annotations

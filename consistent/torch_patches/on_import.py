@@ -28,7 +28,10 @@ def change_module(name: str, change: Callable[[Any], None]) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Import finder that lets the others find a module, and calls its change when it has run."""
+    """Import finder that makes the loader of a module call the change registered for the module.
+
+    It leaves it to the other finders to find the module.
+    """
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
         change = _changes.get(name)

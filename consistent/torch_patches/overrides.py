@@ -1,6 +1,7 @@
 """A faster ``handle_torch_function`` for torch's Python functions.
 
-They check for overrides in C, and would then search for them again in Python.
+These functions look for overrides in C, and torch's own function would search for them again in
+Python.
 """
 
 from __future__ import annotations

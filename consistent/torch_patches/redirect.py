@@ -20,7 +20,8 @@ def redirect(
     """Make calls of ``builtin`` run ``handler(original, *args, **kwargs)``.
 
     ``builtin`` stays the same object, so names that were imported earlier are redirected, too.
-    While the library itself works on shards, it does what it did before; ``original`` always does.
+    Calls of ``original`` are never redirected. Calls that the library itself makes on shards are
+    redirected only with ``when="always"``.
 
     Args:
         builtin: a function or method of torch that is written in C.

@@ -72,7 +72,8 @@ _WRAPPERS = {
     "torch.dtensor.distribute_module": "distribute_module",
 }
 
-# Properties that are set to a tensor, and look for a hook on their owner only.
+# Properties to which a tensor can be assigned. Torch calls ``__torch_function__`` for their owner
+# only, not for the assigned tensor.
 _PROPERTIES = ("data", "grad", "_grad", "real", "imag")
 
 

@@ -1,6 +1,6 @@
 """A change for ``module.to(nn.graph.GraphModule)``, which returns a view of a module.
 
-Through the view a program sets the stage of the module.
+Through the view a program sets the pipeline stage of the module.
 """
 
 from __future__ import annotations

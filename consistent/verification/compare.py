@@ -15,11 +15,12 @@ from .held import TensorOnRanks, joined, wide
 from .kinds import Near, kind_of
 from .watch import Key, Seen, is_rounded
 
-# Rounding is measured by one run in the step's own dtype. Another order of sums may be off by TIMES
-# as much, or by UNITS in the last place where that run happened to be exact.
+# The rounding error of one process in the step's own dtype is measured against float64. Another
+# order of sums may cause TIMES this error, plus UNITS units in the last place, because the measured
+# error may happen to be 0.
 TIMES, UNITS = 10, 64
-# A tensor that is smaller than this times the largest of its kind is the rest of a sum that cancels
-# out. The bound is not smaller, because steps in float64 compute some values in float32.
+# A tensor that is smaller than this times the largest of its kind is what is left of a sum that
+# cancels out. The bound is not smaller, because steps in float64 compute some values in float32.
 NOTHING = 1e-8
 
 
@@ -127,7 +128,7 @@ def _indented(text: str) -> str:
 def gathered(by_rank: Sequence[Sequence[Seen]]) -> dict[Key, TensorOnRanks]:
     """Merge the records of all ranks of one run: return for each tensor what each rank holds.
 
-    The order is that of the first rank that has the tensor.
+    Tensors are in the order in which rank 0 recorded them, then those that other ranks add.
     """
     found: dict[Key, TensorOnRanks] = {}
     for rank, seen in enumerate(by_rank):
@@ -161,8 +162,8 @@ class Right:
     def allowed(self, key: Key) -> float:
         """Return the largest error of an element of this tensor that rounding explains.
 
-        It is ``TIMES`` the error of the run in the step's own dtype, plus ``UNITS`` in the last
-        place.
+        It is ``TIMES`` the error of the run in the step's own dtype, plus ``UNITS`` units in the
+        last place.
         """
         single, exact = self.single[key].values[0], self.value(key)
         eps = _eps(single) if key in self.double else max(_eps(single), self._coarsest)
@@ -192,7 +193,7 @@ class Right:
     def _coarsest(self) -> float:
         """The largest eps of all dtypes in the step, for runs without a float64 reference.
 
-        Values in a longer dtype may have been rounded to the shorter one before.
+        A value may have been rounded to a dtype of fewer bits before it was cast to its own.
         """
         return max((_eps(held.values[0]) for held in self.single.values()), default=2.0**-23)
 
@@ -200,9 +201,9 @@ class Right:
     def _meant(single: Tensor, exact: Tensor) -> Tensor:
         """Return a mask of the elements for which the float64 run has the right value.
 
-        It does not have it at the end of the range of the step's own dtype: ``finfo(x.dtype).min``,
-        as in an attention mask, is another number in float64, and values that overflow do not
-        overflow there.
+        The float64 run is not right at the end of the range of the step's own dtype:
+        ``finfo(x.dtype).min``, as in an attention mask, is another number in float64, and values
+        that overflow in the step's dtype do not overflow in float64.
         """
         end = torch.finfo(single.dtype).max / 2 if is_rounded(single) else float("inf")
         return wide(single).isfinite() & exact.isfinite() & (exact.abs() < end)
@@ -267,7 +268,7 @@ def differences(right: Right, other: dict[Key, TensorOnRanks]) -> list[Wrong]:
 def in_modules(seen: dict[Key, TensorOnRanks]) -> dict[Key, TensorOnRanks]:
     """Return the tensors in ``seen`` without those of ops that run outside modules.
 
-    Another program may do these ops differently, so they are not compared with its.
+    Another program may use other ops outside modules, so their tensors are not compared.
     """
     between = ("given", "result", "chosen", "gradient")
     return {k: held for k, held in seen.items() if k.what not in between or " in " in k.name}
@@ -296,9 +297,9 @@ def _near(within: float, a: Tensor, b: Tensor) -> bool:
 
 
 def _wrong_values(held: TensorOnRanks, exact: Tensor, near: Near) -> list[Tensor]:
-    """Return the values that show the fault of a tensor; an empty list if it is right.
+    """Return the wrong values of a tensor, as ``kind_of`` takes them; an empty list if it is right.
 
-    They are the values of all ranks, if each rank should have the whole and they differ; otherwise
+    These are the values of all ranks, if each rank should have the whole and they differ; otherwise
     the one tensor that the ranks' shards make up.
 
     Args:
@@ -331,10 +332,10 @@ def _is_right(held: TensorOnRanks, values: list[Tensor], exact: Tensor, near: Ne
 
 
 def _is_some_layout(values: list[Tensor], exact: Tensor, what: str, near: Near) -> bool:
-    """Return whether the ranks' plain tensors are pieces or addends of ``exact``, in some way.
+    """Return whether the ranks' plain tensors are shards or addends of ``exact``, in any layout.
 
-    A program written by hand does not say which. A gradient may also be n times as large, or 1/n,
-    as that of a mean over a rank's own part of the batch is.
+    A program written by hand does not tell its layouts. A gradient may also be n times as large, or
+    1/n, as that of a mean over a rank's own part of the batch is.
     """
     n = len(values)
     factors = (1.0, float(n), 1.0 / n) if what == "gradient" else (1.0,)

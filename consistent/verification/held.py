@@ -19,8 +19,9 @@ from .watch import Key
 class TensorOnRanks:
     """The values of one tensor of a step on all ranks, ``parts`` by rank.
 
-    With a ``spec`` each value is a shard. With ``laid``, the layout of a DTensor, it is the whole
-    of that DTensor. With neither it is a plain tensor of a program that is written by hand.
+    With a ``spec`` each value is a shard of a global tensor. With ``laid``, the layout of a DTensor
+    as text, each value is the whole of that DTensor. With neither each value is a plain tensor, of
+    one process or of a program written by hand.
     """
 
     key: Key
@@ -59,7 +60,11 @@ class TensorOnRanks:
         return shards[0]
 
     def copies(self) -> list[list[Tensor]]:
-        """Return groups of shards that must be equal: of ranks that differ along B axes only."""
+        """Return groups of shards that must be equal: of ranks that differ on B axes only.
+
+        Two ranks are in one group if their coordinates in the placement differ only on axes whose
+        SBP is B (broadcast).
+        """
         assert self.spec is not None
         found: dict[tuple, list[Tensor]] = {}
         for rank, value in sorted(self.parts.items()):
@@ -82,7 +87,10 @@ def _plain(ranks: int) -> str:
 
 
 def joined(values: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
-    """Return the ranks' values concatenated along the dim that gives ``shape``, or None."""
+    """Return the ranks' values concatenated along the dim that gives ``shape``, or None.
+
+    Called for plain tensors, of which it is not known along which dim they are split.
+    """
     first = values[0]
     if first.ndim != len(shape):
         return None

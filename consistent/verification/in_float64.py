@@ -33,7 +33,8 @@ def _grouped(
 ) -> Tensor:  # fmt: skip
     """Compute ``torch.nn.functional.grouped_mm`` by one matmul for each group.
 
-    The groups end at ``offs`` along the dim that is shared by all groups.
+    ``offs`` has the end index of each group, along the dim of ``a`` or ``b`` that is divided into
+    groups; None for a batch of matrices.
     """
     if offs is None:
         out = a @ b

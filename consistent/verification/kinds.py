@@ -20,8 +20,8 @@ def kind_of(
     """Return a phrase for what is wrong, such as ``a shard taken for the whole``.
 
     Args:
-        values: the values of all ranks, if each should have the whole; or the one value that they
-            hold together.
+        values: the values of all ranks, if each should have the whole tensor; otherwise the one
+            tensor that their shards make up.
         right: the value of one process.
         n: the number of ranks.
         near: whether two tensors differ by rounding only.
@@ -44,7 +44,7 @@ def kind_of(
 
 
 def _of_another_shape(values: Sequence[Tensor], right: Tensor, near: Near) -> str:
-    """Return the phrase for values that have not the shape of the right one."""
+    """Return the phrase for ``values`` whose shape differs from that of ``right``."""
     whole, value = joined(values, right.shape), values[0]
     if whole is not None and not near(whole, right):
         return _of_one_value(whole, right, len(values), near)
@@ -134,9 +134,9 @@ def _is_permuted(value: Tensor, right: Tensor, near: Near) -> bool:
 
 
 def _is_masked(values: Sequence[Tensor], right: Tensor, near: Near) -> bool:
-    """Return whether values differ from ``right`` only in which elements are zero.
+    """Return whether ``values`` differ from ``right`` only in which elements are zero.
 
-    Another dropout mask causes that. Each must be equal to ``right`` where both are nonzero.
+    Another dropout mask has this effect. Each value must equal ``right`` where both are nonzero.
     """
     for value in values:
         both = (value != 0) & (right != 0)

@@ -15,10 +15,10 @@ import torch
 def start_method(step: Callable[..., Any]) -> str:
     """Return how ranks that run ``step`` are started: ``"fork"``, or else ``"spawn"``.
 
-    A fork inherits ``step``, whatever it is. A spawned process imports it by its name. It is needed
-    where CUDA is in use in this process, and where torch has devices and this process has run a
-    backward: autograd's engine has threads for devices then, which a fork doesn't get, so it
-    refuses to run there (https://github.com/pytorch/pytorch/wiki/Autograd-and-Fork).
+    A fork inherits ``step``, whatever it is; a spawned process imports ``step`` by its name. Ranks
+    are spawned if CUDA is in use in this process, or if torch has devices and this process has run
+    a backward: autograd's engine then has threads for devices, which a fork doesn't get, so it
+    refuses to run in a fork (https://github.com/pytorch/pytorch/wiki/Autograd-and-Fork).
 
     Raises:
         RuntimeError: ranks have to be spawned and cannot import ``step``.

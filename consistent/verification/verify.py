@@ -114,8 +114,8 @@ def verify(
     alone = run(step, StepSetting(), REFERENCE)
     right = _right(step, alone, StepSetting(double=True))
     under_plans, draws = right, alone.draws and bool(plans)
-    # Global tensors draw other random numbers than torch does for plain ones, so the reference is
-    # one rank under a plan.
+    # Random numbers of global tensors differ from torch's for plain tensors, so the reference for
+    # plans is one rank under a plan.
     if draws:
         one = StepSetting(plan=plans[0] if isinstance(plans[0], str) else "data", batch=batch)
         under_plans = _right(step, run(step, one, REFERENCE), replace(one, double=True))
@@ -142,7 +142,8 @@ def _check_no_rank() -> None:
 def _right(step: Step, single: Ran, double: StepSetting) -> Right:
     """Return the reference values: those of the run ``single``, and of a run in float64.
 
-    ``double`` is the setting of the latter. A step that does not run in float64 has none.
+    ``double`` is the setting of the float64 run. If the step raises in float64, there are no
+    float64 values.
 
     Raises:
         RuntimeError: the step raised on one process.
@@ -156,7 +157,7 @@ def _right(step: Step, single: Ran, double: StepSetting) -> Right:
 def _compared(name: str, right: Right, ran: Ran, by_another: bool = False) -> Compared:
     """Return the comparison of the run ``ran`` with the reference ``right``.
 
-    ``by_another`` says that it is another program, in which only ops inside modules are the same.
+    ``by_another`` is True if another program ran, of whose ops only those in modules are compared.
     """
     if by_another:
         right = Right(in_modules(right.single), right.double)

@@ -40,12 +40,13 @@ _DRAWING = frozenset(
     bernoulli_ multinomial rand_like randn_like randint_like normal_ uniform_ exponential_ rrelu
     gumbel_softmax""".split()
 )
-# These ops change a dtype, or do nothing: which of them do so differs by the dtype of the run.
+# These ops cast, or do nothing: which of the two may differ between runs of different dtypes.
 _CASTS = frozenset("to float double half bfloat16 type type_as".split())
 # These ops return indices with the values, and rounding decides between two nearly equal values.
 # Name -> position of ``dim`` among the arguments.
 _CHOOSING = {"topk": 2, "kthvalue": 2, "sort": 1, "max": 1, "min": 1, "median": 1}
 _SORTS = (torch.sort, torch.argsort, Tensor.sort, Tensor.argsort)
+# Parts of parameter names that wrappers such as DDP add.
 _WRAPPED = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")
 
 
@@ -54,7 +55,8 @@ class Key(NamedTuple):
 
     ``what`` is "given" (an op's input), "result", "chosen" (indices), "gradient" (of a result),
     "parameter gradient", "parameter" (after a step), or "returned" (by the program). ``name`` is
-    that of the op and its module, or of the parameter. ``number`` counts the tensors with both.
+    that of the op and its module, or of the parameter. ``number`` counts, from 0, the tensors that
+    have the same ``what`` and ``name``.
     """
 
     what: str
@@ -65,8 +67,8 @@ class Key(NamedTuple):
 class Seen(NamedTuple):
     """A recorded tensor as this rank holds it, and the line of the program that made it.
 
-    With a ``spec`` the ``value`` is this rank's shard. Without one it is plain; ``laid`` then gives
-    the layout if it is the whole of a DTensor.
+    With a ``spec`` the ``value`` is this rank's shard of a global tensor. Without a ``spec`` it is
+    plain; if it is the whole of a DTensor, ``laid`` is the layout of the DTensor.
     """
 
     key: Key
@@ -79,8 +81,8 @@ class Seen(NamedTuple):
 class StepRecorder:
     """Recorder of the tensors of one step on one rank, in the order in which they are computed.
 
-    ``watching`` is the context in which the step runs, with ``place`` as its argument. After it
-    ``finish`` is called, and ``seen`` has the tensors.
+    The step runs in the context ``watching``, and gets ``place`` as its argument. Then ``finish``
+    is called with its result, and ``seen`` has the tensors.
 
     Args:
         prepare: applies the plan of this run to a model.
@@ -120,7 +122,8 @@ class StepRecorder:
             name: name of the op with its module, or of the parameter.
             value: the tensor.
             where: the line of the program.
-            is_known: False if it may be another tensor in another run; then it is only counted.
+            is_known: False if another run may record another tensor at this place; then the tensor
+                is only counted.
         """
         self._notes = True
         spec, found, laid = _held(value)
@@ -279,7 +282,7 @@ class _Ops(TorchFunctionMode):
 def _at_places(x: Any, places: Any, dim: int) -> Tensor:
     """Return the values of ``x`` at the indices ``places`` along ``dim``, which topk or max chose.
 
-    Where two values are nearly equal, these agree between runs though the indices may not.
+    Where two values are nearly equal, runs may choose other indices, but the values agree.
     """
     with torch.no_grad():
         if hasattr(x, "full_tensor"):  # DTensor has no rule for take_along_dim
@@ -289,11 +292,11 @@ def _at_places(x: Any, places: Any, dim: int) -> Tensor:
 
 
 def _operands(name: str, given: tuple) -> tuple[list[Tensor], bool]:
-    """Return (tensors among the arguments of an op, whether it is known which is which).
+    """Return (tensors among the arguments of an op, whether every run has them in this order).
 
-    For ``plain * global`` Python calls the right operand first, which swaps them, so the order
-    differs between runs. The two are sorted by their numbers of dims; if these are equal, it is
-    unknown.
+    For ``plain * global`` Python calls the right operand first, which swaps the operands, so their
+    order differs between runs. The two are sorted by their numbers of dims; if these are equal, the
+    order is unknown.
     """
     found = list(tensors_in(given))
     if name not in ("add", "mul") or len(found) != 2:
@@ -313,7 +316,11 @@ def is_rounded(x: Tensor) -> bool:
 
 
 def _held(value: Any) -> tuple[TensorSpec | None, Tensor | None, str]:
-    """Return (spec or None, this rank's own copy or None, layout of a DTensor or "")."""
+    """Return (spec, copy, layout) of a tensor that is to be recorded.
+
+    For a global tensor: its spec and this rank's shard. For a DTensor: the whole tensor, and the
+    layout as text. For a plain tensor: the copy alone. The copy is None on the meta device.
+    """
     with torch.no_grad():
         if isinstance(value, GlobalTensor):
             local = value.to_local().detach()

@@ -1,7 +1,7 @@
 """Run a step on ranks of its own, each of which records the tensors that it computes.
 
-Ranks are forked where that can be, so the step may be any function, also a closure or one of a
-notebook. Nothing that it does affects the calling process.
+Ranks are forked where possible (``start_method``), so the step may be any function, also a closure
+or one of a notebook. Nothing that the step does affects the calling process.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def run(step: Step, world: StepSetting, limit: float) -> Ran:
 
 
 def _import_once() -> None:
-    """Import what torch imports when an op first runs on meta tensors, so that no rank does."""
+    """Import what torch imports when an op first runs on meta tensors, before ranks are forked."""
     import torch._dynamo.utils
     import torch.fx.experimental.symbolic_shapes  # noqa: F401
 
@@ -138,7 +138,7 @@ def _import_once() -> None:
 def _error(ranks: list[Any], folder: Path) -> str:
     """Return the traceback of the first rank that raised, else the exit codes if ranks failed.
 
-    "" if all ranks ended well. ``folder`` has the tracebacks.
+    Returns "" if all ranks ended well. ``folder`` has the files with tracebacks.
     """
     errors = [folder / f"error{k}" for k in range(len(ranks))]
     codes = [rank.exitcode for rank in ranks]
@@ -147,9 +147,9 @@ def _error(ranks: list[Any], folder: Path) -> str:
 
 
 def _wait(ranks: list[Any], end: float) -> bool:
-    """Wait for the processes ``ranks`` to end; return whether they took longer than until ``end``.
+    """Wait for the processes ``ranks``; return whether they still ran at ``end`` (monotonic time).
 
-    If one fails, all are ended, because the others would wait for it forever.
+    If a rank fails, all are killed, because the other ranks would wait for it forever.
     """
     try:
         while any(rank.is_alive() for rank in ranks):
@@ -220,6 +220,6 @@ def _as_double(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dic
 
 
 def _no_autocast() -> None:
-    """Disable autocast in this process, which ends with the step, so that nothing is cast down."""
+    """Disable autocast for the rest of this process, so that a float64 run stays in float64."""
     torch.autocast.__enter__ = lambda self: self  # type: ignore[method-assign]
     torch.autocast.__exit__ = lambda self, *given: False  # type: ignore[method-assign]

@@ -3,7 +3,7 @@
 ```
 tensor     holdings: what each rank holds      tensor_text    tensor_drawing
 model      model_tree: parameters by module
-schedule   pipeline/picture, which plays it
+schedule   pipeline/picture, which simulates its times
 ```
 
 ``drawing/pictures`` has the methods that all pictures share (text, svg, save), and their boxes,

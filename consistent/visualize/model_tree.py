@@ -112,7 +112,7 @@ class Branch:
 
 @dataclass(slots=True)
 class _Reading:
-    """What is known while the tree of a module is built.
+    """State while the tree of a module is built: the plan, and the tensors met so far.
 
     Args:
         plan: plan of the module; None if it was not parallelized.

@@ -198,10 +198,10 @@ def small(spec: TensorSpec, held: RankPart, fill: str) -> list[str]:
 
 
 def _covered(begin: float, end: float, count: int) -> range:
-    """Return which of ``count`` characters of a line stand for the part [begin, end) of it.
+    """Return the indices of the characters that show the part [begin, end) of a line.
 
-    Begin and end are fractions from 0 to 1; at least one character is returned. Example: (0.5, 1.0,
-    10) gives 5 to 9.
+    The line has ``count`` characters. ``begin`` and ``end`` are fractions from 0 to 1; the result
+    has at least one index. Example: (0.5, 1.0, 10) gives 5 to 9.
     """
     first = round(begin * count)
     last = max(round(end * count), first + 1)

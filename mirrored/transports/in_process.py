@@ -167,7 +167,7 @@ class InProcess(CheckedTransport):
     def _round(self, what: str, ranks: Ranks, messages: Sequence[Any]) -> list[Any]:
         """Send ``messages[k]`` to ``ranks[k]``, and return what each of ``ranks`` sent here.
 
-        All ranks do so in one call, whose name is ``what``.
+        ``what`` is the name of the collective; a message of another one raises RuntimeError.
         """
         what = f"{what} over ranks {tuple(ranks)}"
         for to, message in zip(ranks, messages, strict=True):

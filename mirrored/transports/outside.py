@@ -1,4 +1,4 @@
-"""Transport for a process that follows the program without being one of its ranks."""
+"""Transport for a process that records or simulates a program without being one of its ranks."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any
 from ..comm import Handle, Transport
 from .base.wrapper import Wrapper
 
-_BEGUN = (
+_BEGUN = (  # methods that start an operation and return a handle
     "all_reduce_async", "send", "receive", "start_all_gather_several",
     "start_reduce_scatter_several", "start_all_to_all",
 )  # fmt: skip
@@ -40,6 +40,8 @@ class Waiting(Wrapper):
 
 
 class _Timed:
+    """Handle that adds the time spent in ``wait()`` to ``kept.seconds``."""
+
     def __init__(self, handle: Handle, kept: Waiting) -> None:
         self._handle, self._kept = handle, kept
 

@@ -63,7 +63,8 @@ class BackgroundLoad:
         Args:
             call: the call to make; None: the fixed calls of ``host_speed.py``, which measure the
                 host.
-            cold: whether they use tensors that are in no cache (see ``replay.repeated``).
+            cold: whether the other processes make the call on tensors that are in no cache (see
+                ``replay.repeated``).
         """
         self._begin()
         self._tell((call, cold))
@@ -97,7 +98,8 @@ class BackgroundLoad:
                 self._ending = weakref.finalize(self, _ended, self._links, process)
         except OSError:
             pass
-        # The helper has its own copies of these ends; with ours open, its end would not show here.
+        # The helper has its own copies of these pipe ends. While a copy is open here, the pipe does
+        # not report that the helper has exited.
         for there in theirs:
             there.close()
 
@@ -146,7 +148,8 @@ def helper() -> None:
             mine = file
             break
     for file in files:
-        # A copy of another process's end would hide from the parent that this process has ended.
+        # While a copy of another process's pipe end is open here, the parent cannot notice that the
+        # other process has exited.
         if file != mine:
             os.close(file)
     torch.set_num_threads(threads)
@@ -161,7 +164,7 @@ def helper() -> None:
 def _keep_on(call: OpSignature | None, cold: bool, link: Connection) -> None:
     """Make ``call`` repeatedly until another request arrives on ``link``.
 
-    First answer on ``link`` whether the call could be made. ``cold`` is that of
+    Before that, report on ``link`` whether the call could be made. ``cold`` is that of
     ``BackgroundLoad.beside``.
     """
     with replay.alone():

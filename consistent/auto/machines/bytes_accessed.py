@@ -42,7 +42,8 @@ _WRITE_ROWS = {
     "scatter_add_": "src",
     "scatter_reduce_": "src",
 }
-# Arguments that the schema marks as written, although only a rarely used scale writes them.
+# Arguments that the schema marks as written, but which are only written if a gradient scale is
+# passed, as the ``grads`` of ``_fused_adam_``.
 _NOT_WRITTEN = frozenset(["grads"])
 
 

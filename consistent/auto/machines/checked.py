@@ -63,7 +63,7 @@ def _check_products(where: str, machine: Any) -> None:
 def positive(where: str, name: str, value: Any) -> None:
     """Raise a ValueError unless ``value`` is a finite number above 0.
 
-    ``where`` and ``name`` say in the message of which machine and which figure it is the value.
+    ``where`` and ``name`` are the machine and the figure as the message names them.
     """
     _number(where, name, value)
     if value <= 0:
@@ -73,7 +73,7 @@ def positive(where: str, name: str, value: Any) -> None:
 def not_negative(where: str, name: str, value: Any) -> None:
     """Raise a ValueError unless ``value`` is a finite number that is not below 0.
 
-    ``where`` and ``name`` say in the message of which machine and which figure it is the value.
+    ``where`` and ``name`` are the machine and the figure as the message names them.
     """
     _number(where, name, value)
     if value < 0:

@@ -41,8 +41,8 @@ def fixed_calls() -> None:
 def fixed_seconds(during: float) -> float:
     """Return the mean seconds of ``fixed_calls()``, repeated for ``during`` seconds.
 
-    They are timed as measured ops are (``stopwatch.once``): if ops count with their processor time,
-    and these calls with all time that passes, other programs would make ops seem too fast.
+    They are timed by the same clock as ops (``stopwatch.once``). If ops counted their processor
+    time and these calls wall-clock time, other programs would make ops seem too fast.
     """
     fixed_calls()
     alone, times, passed = torch.get_num_threads() == 1, [], 0.0

@@ -60,7 +60,7 @@ class Machine(CostModel):
     def link(self, ranks: int) -> Link:
         """Return the bandwidth and latency that ``ranks`` ranks on this machine would measure.
 
-        Programs decide by them how large messages are.
+        A simulated program chooses the sizes of its messages by them.
         """
         return Link(self.latency, self.bandwidth)
 

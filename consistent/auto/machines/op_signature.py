@@ -38,9 +38,9 @@ class Like(NamedTuple):
 
 
 class Same(NamedTuple):
-    """A tensor that an earlier argument of the call is too, as the second x in ``x * x``.
+    """Reference to a tensor that was already described, as the second x in ``x * x``.
 
-    ``index`` counts the different tensors of the call; here it is 0.
+    ``index`` is the position of the tensor among the distinct tensors of the call; here it is 0.
     """
 
     index: int
@@ -122,7 +122,7 @@ def like(x: Tensor) -> Like | Unknown:
 def _plain(x: Any) -> Plain | Unknown:
     if x is None or isinstance(x, PLAIN):
         return Plain(type(x).__name__, _NAN if isinstance(x, float) and x != x else x)
-    if isinstance(x, torch.device):  # a machine runs it on its own device
+    if isinstance(x, torch.device):  # a replayed call has its own device
         return Plain("device", None)
     return Unknown(type(x).__name__)
 

@@ -26,6 +26,7 @@ MOST_BYTES = 1 << 28  # of one trial; calls that need more are shrunk
 MOST_SECONDS = 0.3  # of one call, as estimated; longer calls are shrunk
 CACHE_BYTES = 1 << 25  # assumed for a host that does not report its caches
 MOST_COPIES = 512  # sets of a call's tensors
+# Ops that index a dim of their first float tensor -> this dim, whose length bounds the indices.
 _BOUNDS = {"embedding": 0, "index_select": 0, "index": 0, "nll_loss_forward": 1}
 
 
@@ -51,7 +52,7 @@ def op_named(name: str) -> Any:
 def arguments(call: OpSignature, device: str = "cpu") -> tuple[tuple, dict[str, Any]]:
     """Return new (args, kwargs) that fit the description ``call``, on ``device``.
 
-    Floats are between 0.1 and 1.1; integers are legal indices wherever they may be used as such. On
+    Floats are between 0.1 and 1.1. Integers are valid as indices into the call's other tensors. On
     "meta" the tensors have no data.
 
     Raises:
@@ -80,9 +81,9 @@ def arguments(call: OpSignature, device: str = "cpu") -> tuple[tuple, dict[str, 
 
 
 def _bound(call: OpSignature) -> int:
-    """Return the bound below which random integer arguments of a call are.
+    """Return the exclusive upper bound for random values in the integer tensors of a call.
 
-    Integers below it are legal indices into every tensor of the call; for example, for an embedding
+    Integers below it are valid indices into every tensor of the call; for example, for an embedding
     it is the number of rows of the table.
     """
     name = call.op.split(".")[1]
@@ -160,7 +161,7 @@ def repeated(call: OpSignature, cold: bool = False, device: str = "cpu") -> Call
     Raises:
         CannotAgain: the call cannot be made.
     """
-    keep_freed_memory()  # ranks do so too
+    keep_freed_memory()  # as every rank of a job does
     func, needed = op_named(call.op), max(bytes_needed(call), 1)
     # One set more than the caches hold.
     count = max(1, min(MOST_COPIES, -(-cache_bytes() // needed))) + 1 if cold else 1
@@ -239,9 +240,9 @@ def _span(x: Like) -> int:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Make ops inside the ``with`` block run as in a program without modes.
+    """Run ops inside the ``with`` block without modes, autocast and autograd.
 
-    No dispatch or function mode, autocast or autograd is active, and the program's random state
+    Dispatch modes and function modes of the program are inactive meanwhile, and its random state
     does not change.
     """
     with (

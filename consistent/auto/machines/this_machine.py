@@ -4,8 +4,9 @@ An op costs what the same call took here, on real tensors of its sizes, strides 
 and calls are measured once and kept in the user's cache folder, in a file for each model of CPU,
 version of torch and number of threads (``measurement_cache.py``), so that all processes of the host
 use the same figures. The costs of messages come from the table of this host
-(``mirrored/transports/tuning/``), which prices boxing too. The table has one entry for ranks that
-share memory, and one for messages, which ranks on several hosts measured when they last ran.
+(``mirrored/transports/tuning/``), by which real ranks choose the sizes of messages. The table has
+one entry for ranks that share memory, and one for messages, which ranks on several hosts measured
+when they last ran.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class ThisMachine(Machine):
     def message_host_seconds(self, caller: Caller, tensors: int = 1) -> float:
         """Return the seconds of Python for a message that carries ``tensors`` tensors.
 
-        Where ranks outnumber cores, a message also waits until each of its ranks had a core.
+        Where ranks outnumber cores, they take turns, so it takes ``sharing`` times as long.
         """
         return super().message_host_seconds(caller, tensors) * self.sharing
 
@@ -179,7 +180,7 @@ class ThisMachine(Machine):
     def link(self, ranks: int) -> Link:
         """Return the bandwidth and latency of messages between ``ranks`` ranks.
 
-        Boxing is planned by them. The link also has the known rate of local copies.
+        Programs choose the sizes of messages by them. The link also has the rate of local copies.
         """
         return self._link(tuple(range(ranks))) if ranks > 1 else super().link(ranks)
 
@@ -190,7 +191,7 @@ class ThisMachine(Machine):
     def message_seconds(self, name: str, nbytes: int, ranks: Ranks) -> float:
         """Return the seconds of a communication between ``ranks``, from latency and bandwidth.
 
-        The number of cores does not matter. The figures are those by which eager boxing is planned.
+        The number of cores does not matter. The figures are those of ``link``.
 
         Args:
             name: the communication, such as "all_reduce".

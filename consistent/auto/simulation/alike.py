@@ -35,7 +35,7 @@ class Part:
     Args:
         events: the events in order.
         sent: other stage -> (bytes sent to it, the two ranks of the message).
-        received: bytes that other stages sent to it, which arrive before it begins.
+        received: bytes that other stages send to this stage for the action, before it begins.
     """
 
     events: list[Any] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Part:
 class Alike:
     """Table of the pipeline stages that equal an earlier, simulated stage.
 
-    ``first`` maps such a stage to the earlier one. Its events are then copied instead of simulated.
+    ``first`` maps such a stage to the earlier one, whose events are copied for it.
 
     Args:
         placements: placement of each stage.
@@ -66,7 +66,7 @@ class Alike:
     def first_forward(
         self, stage: int, kind: Hashable, program: StagesProgram, lines: Lines
     ) -> None:
-        """Look for an earlier stage that equals ``stage``, which has not run yet.
+        """Look for an earlier stage that equals ``stage``, before the forward of ``stage`` runs.
 
         This is called if the caller of the simulation gave a kind for each stage.
 
@@ -91,8 +91,8 @@ class Alike:
         self._meet(stage, program, lines, events)
 
     def _meet(self, stage: int, program: StagesProgram, lines: Lines, done: Hashable) -> None:
-        # A stage with losses or results equals no other. ``moved`` also needs one placement per
-        # stage, and values that go from a stage to the next only.
+        # A stage with losses or results equals no other. ``moved`` also needs a different placement
+        # for each stage, and transfers only from a stage to the next.
         ends = lines.losses or lines.results or not self._apart
         if ends or any(move.dst - move.src != 1 for move in program.moves):
             return
@@ -105,7 +105,8 @@ class Alike:
     def _of_event(self, event: Any, stage: int) -> Hashable:
         if isinstance(event, SimulatedOp):
             key = event.work.key
-            return key.op, tuple(tensors(key)), key.out  # without the count of random ops
+            # Without arguments that are not tensors: among them is the counter of a random op.
+            return key.op, tuple(tensors(key)), key.out
         if isinstance(event, Message):
             ranks = tuple(self._from(rank, stage) for rank in event.ranks)
             return event.name, event.bytes, ranks, bool(event.start), bool(event.wait)

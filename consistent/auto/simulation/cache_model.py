@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-Memories = Iterable[tuple[int, int]]  # (number, bytes)
+Memories = Iterable[tuple[int, int]]  # (number of a storage, as in ``memory.py``; bytes)
 
 
 class CacheModel:
-    """Estimate of which memory is still in a rank's cache.
+    """Estimate of which storages are still in a rank's cache.
 
-    It records how many bytes each rank had touched in total when it last touched each memory:
-    memory is out of the cache if more than the size of the cache was touched since.
+    For each storage it records how many bytes the rank had touched in total at the last access. The
+    storage is out of the cache if the rank has touched more bytes than the cache holds since then.
 
     Args:
         cache_bytes: a rank's share of the largest cache of its host.
@@ -30,7 +30,7 @@ class CacheModel:
         self._last: dict[int, int] = {}
 
     def made(self, rank: int, memories: Memories) -> None:
-        """Note that ``rank`` has written ``memories``, given as (number, bytes) pairs."""
+        """Note that ``rank`` has written ``memories``: (number, bytes) of each storage."""
         now = self._clocks[rank]
         for number, nbytes in memories:
             self._last[number] = now
@@ -39,14 +39,13 @@ class CacheModel:
     def cold(self, rank: int, memories: Memories) -> float:
         """Note that ``rank`` reads ``memories``; return the share of their bytes not in its cache.
 
-        The share is between 0 and 1. ``memories`` are (number, bytes) pairs.
+        The share is between 0 and 1. ``memories`` has (number, bytes) of each storage.
         """
         now, total, cold = self._clocks[rank], 0, 0
         for number, nbytes in memories:
             last = self._last.get(number)
             total += nbytes
-            # As a least-recently-used cache: more bytes touched since then have displaced this
-            # memory.
+            # In a least-recently-used cache, that many bytes touched since then have displaced it.
             cold += nbytes * (last is None or now - last > self._cache)
             self._last[number] = now
         self._clocks[rank] += total

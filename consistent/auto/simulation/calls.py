@@ -28,9 +28,9 @@ _MAKE = "what stands for blanks"
 
 
 def filled(given: Any, make: Callable[[Blank], Any]) -> Any:
-    """Return a deep copy of ``given`` in which ``make(blank)`` stands for each ``Blank``.
+    """Return a deep copy of ``given`` in which ``make(blank)`` replaces each ``Blank``.
 
-    So a logged call can be made again with new tensors. Blanks are found at any depth.
+    With it, a logged call can be made again with new tensors. Blanks are found at any depth.
     """
     memo: dict[Any, Any] = {_MAKE: make}
     return copy.deepcopy(given, memo)
@@ -38,7 +38,7 @@ def filled(given: Any, make: Callable[[Blank], Any]) -> Any:
 
 @dataclass(frozen=True)
 class Blank:
-    """Description of a tensor without values, which stands for it in logged arguments.
+    """Description of an imagined tensor (without values), which replaces it in logged arguments.
 
     ``tracked`` tells whether the tensor required grad.
     """
@@ -65,8 +65,8 @@ def logged(
 
     Args:
         log: gets an ``Entered`` and a ``Left`` event for each call.
-        memory: tells imagined tensors (without values), for which there are blanks in the log, from
-            real ones.
+        memory: knows which tensors are imagined (without values); in the log, a ``Blank`` replaces
+            each of them.
         modules: (name, module) pairs.
     """
 

@@ -66,7 +66,7 @@ class Imagined(TorchDispatchMode):
 
     Args:
         log: gets a ``SimulatedOp`` for each op.
-        values: stands in where the program reads values.
+        values: source of substitutes for values that the program reads.
         rank_of: function of (placement, tensors) that returns the rank that runs an op on these
             tensors; the placement of plain tensors is None.
         caller: function that returns who calls the op that runs now.
@@ -90,15 +90,15 @@ class Imagined(TorchDispatchMode):
         self._rank_of, self._caller = rank_of, caller
         self.memory = Memory(log)
         self._shapes = Shapes()
-        self._passing = 0
+        self._passing = 0  # above 0 while this object makes a tensor, by ops that are not logged
 
     def empty(
         self, shape: Sequence[int], dtype: torch.dtype, receiver: int | None = None
     ) -> Tensor:
         """Return an imagined tensor of this shape and dtype.
 
-        With ``receiver``, it is one that arrived at this rank in a message, and may be written in
-        place.
+        With ``receiver``, its memory is logged as the result of a message to the rank ``receiver``.
+        The tensor may be written in place.
         """
         self._passing += 1
         try:
@@ -146,7 +146,8 @@ class Imagined(TorchDispatchMode):
         found = shares(func, args, lambda at: self._rank_of(_placement_of(at), at))
         found = found or [RankShare(self._rank_of(placement, given))]
         colds = [self._cold(share.rank, tensors_in((share.of(args), kwargs))) for share in found]
-        # Large, but recorders follow its values, so it is computed; its time counts all the same.
+        # Programs may read these values, so the op is computed; its simulated time counts all the
+        # same.
         if real and _is_known(func, made):
             out = func(*args, **kwargs)
         else:
@@ -201,7 +202,7 @@ class Imagined(TorchDispatchMode):
         written = written_tensors(func, args, kwargs)
         for x in written:
             self.memory.put(x, rank)
-            if func.namespace != "aten":  # for its own ops torch raises the version counter
+            if func.namespace != "aten":  # for aten ops, torch itself raises the version counter
                 torch.autograd.graph.increment_version(x)
         returns = func._schema.returns
         if not returns:
@@ -244,7 +245,7 @@ def _strided(x: ResultShape) -> Tensor:
 def _vast(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return an imagined tensor of this shape, which may be larger than the memory of this machine.
 
-    It is no view, because torch then lets a received tensor be written in place.
+    It is not a view of another tensor, so that torch allows in-place writes to it.
     """
     nbytes = torch.Size(shape).numel() * dtype.itemsize
     if nbytes < _VAST:

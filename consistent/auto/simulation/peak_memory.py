@@ -91,7 +91,7 @@ def in_flight(run: FollowedSchedule) -> dict[int, tuple[int, int]]:
     """Return rank -> (activation bytes, gradient bytes) when their sum is largest in a schedule.
 
     Activation bytes are those that forwards keep until their backward, those that are held only
-    within an action, and messages that arrive meanwhile for the next actions.
+    within an action, and messages for the next actions that arrive during an action.
     """
     found: dict[int, tuple[int, int]] = {}
     left = {stage: _gradients(run, stage) for stage in range(run.table.stages)}

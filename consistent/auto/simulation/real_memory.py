@@ -1,5 +1,5 @@
-"""Recorder of the memory of a program that really runs, by the same rules as in a simulation, to
-check the simulation."""
+"""Recorder of the memory that a real (not simulated) program holds, by the rules of the simulation,
+to check simulated peaks against real ones."""
 
 from __future__ import annotations
 

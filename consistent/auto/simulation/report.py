@@ -187,7 +187,7 @@ def _sent(events: list[Any], machine: Machine) -> dict[str, Counter[int]]:
 
     def add(found: list[Any], times: int) -> None:
         for e in found:
-            # A reduction's bytes count where it begins, not again where it is waited for.
+            # An asynchronous message counts where it begins, not again where it is waited for.
             if isinstance(e, Message) and not e.wait:
                 hosts = {r // machine.ranks_per_host for r in e.ranks}
                 sums["inside" if len(hosts) == 1 else "between"][e.rank] += e.bytes * times

@@ -1,7 +1,7 @@
 """Simulation of a pipeline schedule, from the first and the last micro-batch of each stage.
 
-Only these two micro-batches are run. Their seconds then count for all others when the schedule is
-laid out in time.
+Only these two micro-batches are run. When the timeline of the schedule is computed, each of the
+other micro-batches takes the seconds of the first.
 
 ```
 F0 of all stages, B0 of all stages      gradients are added up
@@ -9,8 +9,8 @@ Fn of all stages, Bn of all stages      gradients are summed over a stage's rank
 ```
 
 F0 and B0 are forward and backward of the first micro-batch, Fn and Bn those of the last. Of several
-equal stages, only the first is simulated, apart from F0, by which equality is found; F0 too is
-simulated once if the kinds of stages are known (``alike.py``).
+equal stages, only the first is simulated. F0 is simulated for all of them, to find out which are
+equal, unless the kinds of stages are known (``alike.py``).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class FollowedSchedule:
     Args:
         table: the schedule, that is, which actions run in which order.
         placements: placement of each stage.
-        ranks: the rank of each stage that was simulated.
+        ranks: for each stage, the one of its ranks that is simulated.
         parts: (kind of action, stage, whether it is the last micro-batch) -> events of the action.
     """
 
@@ -71,7 +71,7 @@ def played(
 
     Args:
         transport, imagined: transport and dispatch mode of the simulation.
-        note: function of (tensors, kind) that is told the parameters and buffers of all stages.
+        note: function of (tensors, kind), called with the parameters and buffers of all stages.
         kinds: function that returns the kind of each stage, or an empty sequence if kinds are not
             known.
     """
@@ -100,8 +100,8 @@ class _Follow(Run):
     def all(self, kinds: Sequence[Hashable] = ()) -> None:
         """Simulate the schedule, and put one ``Scheduled`` event in the log in place of its events.
 
-        Only events that outlast it stay: points of the program, and memory that is still held.
-        ``kinds`` is the kind of each stage, or empty.
+        Of the schedule's own events, only these stay in the log: each ``Mark``, and allocations and
+        frees that change what is held afterwards. ``kinds`` is the kind of each stage, or empty.
         """
         begin, parts = len(self._log.events), {}
         last = self.table.micro_batches - 1
@@ -140,6 +140,7 @@ class _Follow(Run):
             yield from filter(is_global, read_by(self.batch[0].program, lines))
 
     def _follow(self, action: Action) -> Part:
+        """Run one action as a rank of its stage, and return its events."""
         start = len(self._log.events)
         self._part_now, self.doing = Part(), action
         with self._transport.acting_in(self.placements[action.stage]):
@@ -184,6 +185,7 @@ class _Follow(Run):
     def _give(
         self, key: Any, move: StageTransfer, local: Tensor, src: TensorSpec, dst: TensorSpec
     ) -> None:
+        """Log the sends of ``local`` to the other stage of ``move``, or box it on one placement."""
         if src.placement == dst.placement:
             self._here[key] = box(local, src, dst)
             return
@@ -198,6 +200,10 @@ class _Follow(Run):
             self._part_now.sent[stage] = before + nbytes, ranks
 
     def _take(self, key: Any) -> Tensor:
+        """Return the tensor ``key`` that another stage sent, and count its bytes as received.
+
+        ``key`` has the direction ("F" or "B"), the index of the move, and the micro-batch.
+        """
         if key in self._here:
             return self._here.pop(key)
         way, index, m = key
@@ -224,7 +230,7 @@ _METHODS = {
 def _lasting(events: list[Any]) -> list[Held]:
     """Return the allocations that are not freed in ``events``, and frees of older memory.
 
-    These change what is held after a schedule; the others cancel out.
+    These change what is held after a schedule; all other allocations and frees cancel out.
     """
     held = [e for e in events if isinstance(e, Held)]
     taken = {e.number for e in held if e.bytes > 0}

@@ -1,8 +1,8 @@
 """Conversion of the logged events to a timeline: what each simulated rank does at which time.
 
-A rank computes, and has two wires that work in parallel to it, one inside its host and one between
-hosts. Asynchronous messages occupy their wire one after another. On a GPU Python runs ahead of the
-device, which is idle where Python is not fast enough.
+A rank computes while its two wires transfer messages, one inside its host and one between hosts.
+Asynchronous messages occupy a wire one after another. On a GPU Python runs ahead of the device,
+which is idle where Python is not fast enough.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Track:
 
     ``now`` is when the device is done with what was appended, and ``host`` when Python is.
     ``compute``, ``exposed``, ``hidden`` and ``idle`` are the seconds of computing, of boxing that
-    the rank waits for, of boxing meanwhile, and of waiting for other stages.
+    the rank waits for, of boxing while the rank computes, and of waiting for other stages.
     """
 
     rank: int
@@ -181,6 +181,7 @@ def timeline(events: Iterable[Any], machine: Machine) -> Timeline:
 
 
 def _schedule(made: Timeline, run: FollowedSchedule, machine: Machine) -> None:
+    """Append a pipeline schedule to the timelines of its ranks, from the events of its actions."""
     tracks = {
         key: alone(part.events, run.ranks[key[1]], machine) for key, part in run.parts.items()
     }
@@ -194,7 +195,7 @@ def _schedule(made: Timeline, run: FollowedSchedule, machine: Machine) -> None:
         if found is None or before.stage == action.stage:
             return 0.0
         made = of(before)
-        early = made.now - made.sending[found[1][1]]  # it sends before its gradients are summed
+        early = made.now - made.sending[found[1][1]]  # sent before the stage sums gradients
         host = machine.message_host_seconds("forward")
         return host + machine.message_seconds("send", *found) - early
 

@@ -65,11 +65,11 @@ class Simulated(Transport):
         self.rank = rank or 0
         self._empty, self._holder, self._note = empty, holder, note
         self._links, self._shared = links, shared
-        self._acts = False  # whether ``acting_in`` says which rank it is
+        self._acts = False  # whether this process is inside ``acting_in``
         self._begun = 0
-        self._stood_for = {self.rank}
+        self._stood_for = {self.rank}  # the ranks as which this process has acted
 
-    # -- who it is ---------------------------------------------------------------------------------
+    # -- the rank as which this process acts -------------------------------------------------------
 
     def rank_in(self, placement: Any) -> int:
         """Return the rank as which this process acts in ``placement``."""
@@ -120,14 +120,14 @@ class Simulated(Transport):
         self._note(rank, call.name, call.bytes, call.ranks, tensors=call.tensors)
 
     def _begin(self, name: str, made: Any, arriving: list[Tensor], **given: Any) -> _UnderWay:
-        """Log the begin of an asynchronous message, and return its handle, which logs the end.
+        """Log the begin of an asynchronous message, and return a work handle for it.
 
-        The end is logged by ``wait()``.
+        ``wait()`` of the handle logs the end of the message.
 
         Args:
             name: the transport method.
             made: result of the message, which ``wait()`` returns.
-            arriving: tensors that are held until then.
+            arriving: received tensors whose memory is held until ``wait()``.
             given: arguments of the method.
         """
         call = call_of(me := self._me(given["ranks"], _data(given)), given, name)
@@ -248,7 +248,7 @@ class Simulated(Transport):
     def overlaps(self, ranks: Ranks, kind: str) -> bool:
         return kind == "cpu" and not self._shared(ranks)
 
-    # -- built on those, each one message ----------------------------------------------------------
+    # -- composed methods, each logged as one message ----------------------------------------------
 
     def all_gather_into_tensor(
         self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks
@@ -363,11 +363,11 @@ class Simulated(Transport):
         sizes: Sequence[Sequence[int]],
         ranks: Ranks,
     ) -> tuple[list[list[int]], list[Tensor]]:
-        """Return (shapes of this rank's parts of sums over ranks, tensors received for the sums).
+        """Return (shapes of this rank's results, received tensors) of a reduce-scatter of ``xs``.
 
-        The sums are those of a reduce-scatter of ``xs``. Tensors are received only if the ranks do
-        not share memory, here as one tensor for all other ranks. Holding it makes the simulated
-        peak of memory correct.
+        Addends are received only if the ranks do not share memory, here in one tensor for all other
+        ranks. The caller holds it until the results exist, so that the simulated peak of memory is
+        correct.
         """
         each = zip(xs, dims, sizes, strict=True)
         shapes = [resized(x.shape, dim, self._own(own, ranks)) for x, dim, own in each]
@@ -382,15 +382,17 @@ class Simulated(Transport):
         return [self._like(x, resized(x.shape, dim, sum(own))) for x, dim, own in each]
 
     def _arriving(self, x: Tensor, ranks: Ranks) -> list[Tensor]:
-        """Return what a real all-reduce receives before it makes the total, in one tensor.
+        """Return a list with a tensor as large as what a real all-reduce receives before the total.
 
-        It is nothing if the ranks share memory. Otherwise each of the other ranks sends a part of
-        its tensor, or all of it. Holding that makes the simulated peak of memory correct.
+        It is empty if the ranks share memory. Otherwise each of the other ranks sends a part of its
+        tensor, or all of it. The caller holds the list until the total exists, so that the
+        simulated peak of memory is correct.
         """
         n = len(ranks)
         if n == 1 or self._shared(ranks):
             return []
-        if in_one_round(self._links(x.device.type), x.nbytes, n):  # one becomes the total
+        if in_one_round(self._links(x.device.type), x.nbytes, n):
+            # n - 1 tensors arrive; the caller allocates one of them, as the total.
             return [self._like(x, (n - 2, *x.shape))]
         return [self._like(x, (n - 1, -(-x.numel() // n)))]
 
@@ -412,9 +414,9 @@ def _data(given: dict[str, Any]) -> Iterator[Tensor]:
 
 
 class _UnderWay:
-    """Handle of an asynchronous message; ``wait()`` returns ``x``.
+    """Work handle of an asynchronous message; ``wait()`` returns the result ``x``.
 
-    It also logs the end by ``end()``, and frees the tensors ``arriving``.
+    ``wait()`` also logs the end of the message by ``end()``, and frees the tensors ``arriving``.
     """
 
     def __init__(self, x: Tensor, end: Callable[[], None], arriving: list[Tensor]) -> None:

@@ -167,8 +167,8 @@ _TO_PYTHON = frozenset(
 class Reading(TorchFunctionMode):
     """Torch function mode that notices methods, such as ``tolist()``, that read values.
 
-    They run no op that a dispatch mode would see. On a tensor without values, the read is logged,
-    and a read of integers raises.
+    Such a method runs no op that a dispatch mode would see. On a tensor without values, the read is
+    logged, and a read of integers raises.
     """
 
     def __init__(self, memory: Any, log: Log) -> None:

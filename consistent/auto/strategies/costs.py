@@ -83,7 +83,7 @@ class Costs:
         plan: name of the strategy along the group's axis, such as "tensor".
         loss: the loss, as passed to the search.
         optimizer: function that makes an optimizer from parameters.
-        bound: share of elements that an op keeps if that depends on values; see ``simulate``.
+        bound: assumed share of elements that an op such as ``nonzero`` keeps; see ``simulate``.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Costs:
         params: list[Any] = [p for p in module.parameters() if is_global(p)]
         with no_sync():
             for _ in range(2):  # the first run allocates the gradients
-                # made for each run: the unit may write its arguments
+                # New arguments for each run, because the unit may write into them.
                 given = filled(call.given, lambda x: _global(sim, x, placement))
                 forward, result = self._forward(sim, run, given)
                 backward = self._backward(sim, result)
@@ -154,6 +154,7 @@ class Costs:
     def _laid_out(
         self, sim: Simulation, model: nn.Module, name: str, placement: Placement
     ) -> tuple[nn.Module, nn.Module]:
+        """Return (parallelized copy of the unit ``name``, module with the copy's parameters)."""
         module = imagined_copy(sim, model.get_submodule(name))
         share = share_of(Cut(((Unit(name, module),),), {}), 0)
         if list(share.parameters()):

@@ -1,8 +1,8 @@
 """Estimate of the seconds of a step under a strategy, computed from the costs of its units.
 
 ```
-seconds = each stage's micro-batch once           the first passes all stages
-        + (micro-batches - 1) x the slowest one   1F1B: the others follow behind each other
+seconds = one micro-batch in every stage            the first passes through all stages
+        + (micro-batches - 1) x the slowest stage   1F1B: the later ones follow it closely
         + messages between stages
         + the reduction of gradients that backward does not hide, and the optimizer's step
 ```
@@ -180,7 +180,7 @@ class _Step:
             hidden = sum(c.backward for c in costs) - costs[-1].backward
             reductions = max(max(each, default=0.0), reductions - hidden)
         step = sum(c.step for c in costs)
-        if zero != "data":  # a rank steps a part of each parameter, in as many ops
+        if zero != "data":  # a rank updates only its part of each parameter, in as many op calls
             step = max(step / self.choice.data, sum(c.issued for c in costs))
         after = sum(c.trained for c in costs) if zero in ("zero1", "zero2") else 0
         return reductions + step + self._shared("all_gather", after)
@@ -220,7 +220,7 @@ class _Step:
     def _send(self, nbytes: int) -> float:
         ends = (0, len(self.group) * self.choice.tensor)
         seconds = self.machine.message_seconds("send", nbytes, ends)
-        # of the sender and of the receiver
+        # Python of the sender and of the receiver.
         return seconds + 2 * self.machine.message_host_seconds("forward")
 
 
@@ -243,5 +243,5 @@ class Highest:
         """Return the maximum of ``values[begin:end]``, which must not be empty."""
         k = (end - begin).bit_length() - 1
         row = self._rows[k]
-        # Two windows of 2**k values, which may overlap, cover the whole run.
+        # Two windows of 2**k values, which may overlap, cover the whole range.
         return max(row[begin], row[end - (1 << k)])

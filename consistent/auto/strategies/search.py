@@ -125,7 +125,7 @@ def search(
         memory: bytes that a rank may hold; without it the memory of the machine's devices.
         optimizer: function that makes an optimizer from parameters, such as
             ``functools.partial(torch.optim.AdamW, fused=True)``.
-        bound: share of elements that an op keeps if that depends on values; see ``simulate``.
+        bound: assumed share of elements that an op such as ``nonzero`` keeps; see ``simulate``.
         simulated: how many of the best choices are simulated as whole steps.
 
     Raises:
@@ -193,12 +193,12 @@ class _Search:
             # axes.
             alike = replace(e.choice, zero="data")
             if e.nbytes * over.get(alike, 1.0) > self.memory:
-                continue  # by the error that a choice on the same axes showed
+                continue  # too large, if its estimate errs as that of an earlier choice did
             strategy = self._strategy(e)
             try:
                 whole = self._whole(strategy)
             except (RuntimeError, ValueError, NotImplementedError) as error:
-                refused[e.choice] = error  # a model that cannot be recorded runs in one stage
+                refused[e.choice] = error  # such as stages of a model that cannot be recorded
                 continue
             tried.append(Tried(e.choice, whole.seconds, whole.peak_bytes, whole))
             over[alike] = whole.peak_bytes / e.nbytes
@@ -252,6 +252,7 @@ class _Search:
                 yield from self._of_axes(stages, tensor, data)
 
     def _of_axes(self, stages: int, tensor: int, data: int) -> Iterator[StrategyChoice]:
+        """Yield the strategies with these degrees of parallelism, as in ``_choices``."""
         zeros = ("data", "zero1", "zero2", "zero3") if data > 1 else ("data",)
         for rows in self._sizes(self.rows // data, stages):
             for zero in zeros:
@@ -283,6 +284,7 @@ class _Search:
     # -- costs -------------------------------------------------------------------------------------
 
     def _follow(self, rows: int) -> FollowedUnits:
+        """Return the (cached) record of a run of the model on a micro-batch of ``rows`` rows."""
         if rows not in self._followed:
             given = cut(self.given, self.rows, 0, rows)
             self._followed[rows] = follow(
@@ -291,6 +293,7 @@ class _Search:
         return self._followed[rows]
 
     def _simulate_units(self, choices: Sequence[StrategyChoice]) -> None:
+        """Simulate the units in all sizes that ``choices`` need, and store their costs."""
         wanted: dict[tuple[int, bool], set[int]] = {}
         for choice in choices:
             wanted.setdefault((choice.tensor, choice.sequence), set()).add(choice.rows)
@@ -366,6 +369,7 @@ class _Search:
         return strategy_for(self.model, e.choice, split, again, self.machine.device_type)
 
     def _whole(self, strategy: Strategy) -> SimulatedStep:
+        """Simulate a whole training step under ``strategy``, and return its report."""
         with simulate(self.ranks, self.machine, bound=self.bound) as sim:
             on_meta = all(p.is_meta for p in self.model.parameters())
             model = copy.deepcopy(self.model) if on_meta else imagined_copy(sim, self.model)
@@ -400,7 +404,7 @@ class _Search:
             for a, b in itertools.pairwise(begins)
         ]
 
-    # -- what is said ------------------------------------------------------------------------------
+    # -- error message -----------------------------------------------------------------------------
 
     def _does_not_fit(self, choices: Sequence[StrategyChoice]) -> ValueError:
         name = type(self.model).__name__

@@ -190,7 +190,7 @@ def strategy_for(
         Plan(),
     )
     placement = replace(made, device_type="cpu").placements()[0]
-    # The plan is for the whole model: a head is recognized by the embedding, which is in another
-    # stage.
+    # Made for the whole model, since an output head is recognized by the embedding, which may be in
+    # another stage.
     plan = plan_for(model, plain_slots(model), placement, choice.plan or "data")
     return replace(made, plan=plan)

@@ -75,7 +75,7 @@ def follow(
         loss: loss function, as passed to ``consistent.nn.pipeline``.
         given: (args, kwargs, target) of a micro-batch.
         machine: the machine that is simulated.
-        bound: share of elements that an op keeps if that depends on values; see ``simulate``.
+        bound: assumed share of elements that an op such as ``nonzero`` keeps; see ``simulate``.
     """
     with simulate(1, machine, bound=bound) as sim:
         model = imagined_copy(sim, model)

@@ -187,9 +187,9 @@ class Loading:
     def _enter_value(self, name: str, now: dict[str, torch.Tensor]) -> None:
         """Choose the tensors to read into for the tensors in the stored value ``name``.
 
-        ``now`` are the tensors that the object has, by name. They are read in place, but for an
-        object with ``load_state_dict`` into new tensors of the same layouts. For tensors that are
-        not in ``now`` plain tensors are made.
+        ``now`` has the object's present tensors, by name, which are read into in place. An object
+        with ``load_state_dict`` gets new tensors of the same layouts instead. A name that is not in
+        ``now`` gets a new plain tensor.
         """
         takes_state = kind_of(self._objects.get(name)) == "state"
         for inner in self._stored.tensor_names(name):

@@ -30,9 +30,9 @@ def without_rank(name: str) -> str:
 
 
 class TensorName(str):
-    """Name of a tensor of the checkpoint, which stands for it in a value that is decoded alone.
+    """Name of a tensor, as its placeholder in a value that is decoded before tensors are read.
 
-    ``Stored.value`` returns such values while the tensors are not read yet.
+    ``Stored.value`` puts one in place of each tensor if it is called without tensors.
     """
 
 

@@ -106,6 +106,7 @@ def dcp_folder(folder: str) -> Reader:
 
 
 def _of(given: Any, *names: str) -> Record:
+    """Return ``given`` if it is the record of an object of a class in ``names``, else raise."""
     if not isinstance(given, Record) or given.args is None or given.name not in names:
         said = f"it would make a {given.name}" if isinstance(given, Record) else "it has no object"
         raise ValueError(f"{said} in place of a {names[0].rpartition('.')[2]}")

@@ -24,7 +24,7 @@ from ...dispatch.plans.shards import is_global
 # A file of torch before 1.6 is five pickles: magic number, version, system, the saved object, and
 # the keys of its storages.
 _PICKLES_BEFORE_1_6 = 5
-_ALLOWED_GROWTH, _ALLOWED = 10, 64 << 20  # copies: 10 times the file's size, and 64 MiB
+_ALLOWED_GROWTH, _ALLOWED = 10, 64 << 20  # copies: up to 10 times the file's size + 64 MiB
 
 
 def loaded(file: str | io.BytesIO) -> Any:

@@ -10,7 +10,7 @@ run/.in-use      {"host": "a", "pid": 71, "since": "2026-11-25 01:02:03", ...}
 Two jobs in one folder would remove each other's checkpoints: because of ``keep``, and because each
 takes the unfinished save of the other for that of a killed job. So the second job is refused. If
 both are processes of one host, the system says whether the owner lives. Otherwise the owner counts
-as dead if it does not touch its file for four beats. This needs neither the clock of another host
+as dead if it does not touch its file for 20 seconds. This needs neither the clock of another host
 nor the locks of a file system.
 
 Whatever is found at the path of a mark is read as a mark; symbolic links are not followed. Only one
@@ -36,8 +36,8 @@ from mirrored.readable import in_a_line
 
 from ..agreement import CheckpointError
 
-_BEAT_S = 5.0
-_SILENT_S = 4 * _BEAT_S  # after as long without a beat the owner counts as dead
+_BEAT_S = 5.0  # time between two touches of a mark by its owner
+_SILENT_S = 4 * _BEAT_S  # an owner that has not touched its mark for so long counts as dead
 _LEAVING_S = 2.0  # grace for an owner of this host that is about to end or to release
 _POLL_S = 0.1
 _TRIES = 50  # to claim a mark that other processes claim, too
@@ -103,7 +103,7 @@ def check(mark: str) -> None:
     """Raise CheckpointError if this process no longer owns the folder of ``mark``.
 
     It is called before a checkpoint gets its final name. From then on ``release`` with
-    ``unless_kept`` keeps the folder, since it has a checkpoint of this job.
+    ``unless_kept`` keeps the ownership, since the folder has a checkpoint of this job.
     """
     if owns(mark):
         _kept.add(_real(mark))
@@ -244,8 +244,8 @@ def _is_alive(mark: str, held: tuple[Owner | None, int]) -> bool:
     ):  # fmt: skip
         return False  # this process, which has no record of the mark any more
     known = owner is not None and owner.system != "" and owner.system == _system()
-    # An owner on this host gets a short time to end or release; of one elsewhere, only a beat
-    # within this time shows that it lives.
+    # An owner on this host gets a short time to end or release. One on another host counts as
+    # alive only if it touches the mark within the longer time.
     end = time.monotonic() + (_LEAVING_S if known else _SILENT_S)
     while time.monotonic() < end:
         now = _read(mark)

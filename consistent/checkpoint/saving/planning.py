@@ -78,11 +78,13 @@ class Planner:
     """
 
     def __init__(self) -> None:
-        self._now: list[tuple] = []  # what this rank saves
-        self._then: list[tuple] = []  # what it saved at the last exchange of pieces
+        # Name and layout of each tensor that this rank saves: now, and at the last exchange of
+        # pieces.
+        self._now: list[tuple] = []
+        self._then: list[tuple] = []
         self._heard: list[list[WriteItem]] = []  # the pieces of each rank, by that exchange
-        self._stands_for_heard: bytes | None = None
-        self._last: tuple[list[str], SaveDivision] | None = None
+        self._stands_for_heard: bytes | None = None  # hash of ``_heard``
+        self._last: tuple[list[str], SaveDivision] | None = None  # what differed, and the plan
 
     def note_of(self, contents: Contents, options: tuple[Any, ...]) -> Note:
         """Return this rank's note about ``contents``, for the caller to exchange; sends nothing."""
@@ -93,10 +95,10 @@ class Planner:
         return Note(unchanged, digests(contents), contents.kinds, contents.aliases, options)
 
     def hear(self, what: str, contents: Contents, notes: list[Note]) -> None:
-        """Exchange what pieces of tensors each rank has, if those of any rank have changed.
+        """Exchange the lists of the tensor pieces that ranks have, if any rank's list has changed.
 
-        Only then is it a collective. ``notes`` are those of all ranks, ``contents`` what this rank
-        saves, and ``what`` begins error messages.
+        It is a collective only if lists are exchanged. ``notes`` are the notes of all ranks,
+        ``contents`` is what this rank saves, and ``what`` begins error messages.
         """
         # All ranks have the same notes here, so all of them take the same branch.
         said = {note.unchanged for note in notes}
@@ -179,7 +181,7 @@ def _of_rank(item: WriteItem, rank: int) -> WriteItem:
 
 
 def data_of(item: WriteItem, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Return the numbers of the piece ``item``, which this rank writes.
+    """Return the elements of the piece ``item``, which this rank writes.
 
     The result is a plain tensor, a view of this rank's shard where possible. ``tensors`` are all
     tensors to be saved, by name.

@@ -117,7 +117,7 @@ def fill(
 
 
 def lies(x: torch.Tensor, number: Callable[[int], Any]) -> tuple[list, list | None, Any]:
-    """Return how ``x`` is arranged in memory, with each number replaced by ``number(x)``.
+    """Return how ``x`` is arranged in memory, with each number n replaced by ``number(n)``.
 
     For a tensor without gaps, this is (sizes, dims from outermost to innermost, offset); for other
     tensors (sizes, None, (strides, offset)). Example: the transpose of a contiguous [2, 3] tensor

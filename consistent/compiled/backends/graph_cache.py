@@ -48,8 +48,8 @@ def compiled(
     mode = FakeTensorMode(shape_env=ShapeEnv())
     fakes = [mode.from_tensor(x, static_shapes=True) for x in inputs]
     tag = f"{caches.cache_key_tag}; {TAG}; {key}"
-    # The op around each message, which torch does not cache of itself: any op with effects may be
-    # in it. The number of a message says in each process what it does.
+    # By default torch does not cache graphs with this op, which wraps each message, since it may
+    # wrap any op with effects. Here that is safe: a message's number says what the message does.
     cached = {**config.unsafe_marked_cacheable_functions, _ROUND_MESSAGES: torch.__version__}
     with (
         tracing(TracingContext(mode)),

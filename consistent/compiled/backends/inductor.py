@@ -23,7 +23,7 @@ from .unalias_outputs import Run, unalias_outputs
 
 _log = logging.getLogger(__name__)
 _MOST_FORMS = 16  # forms whose code is kept for further sizes
-MOST_CODES = 4  # codes for several sizes, per form
+MOST_CODES = 4  # compiled graphs with symbolic sizes, per form
 _MOST_KNOWN = 16  # sets of numbers that are compared, per form
 MOST_COMPILED = 256  # graphs per step: torch keeps compiled code until the process ends
 
@@ -88,8 +88,8 @@ class _Budget:
     ) -> Run:
         """Return code that is specialized to the numbers of ``graph`` and the sizes of ``inputs``.
 
-        Without a ``form``, it is not cached on disk. Beyond the budget, the result runs the graph
-        op by op.
+        Without a ``form``, the code is not cached on disk. If the budget is used up, the returned
+        function runs the graph op by op.
         """
         if not self.take():
             return graph.forward

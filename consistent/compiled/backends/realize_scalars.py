@@ -60,8 +60,8 @@ def _teach_inductor() -> None:
 def realize_scalars(graph: GraphModule, inputs: Sequence[Tensor]) -> GraphModule:
     """Return ``graph`` with ``kept`` around scalars that ops on larger tensors read.
 
-    Only scalars that depend on ``inputs`` are meant. On devices other than the CPU, return
-    ``graph``. Results and the order of ops are unchanged.
+    Scalars that do not depend on ``inputs`` get none. If an input is not on the CPU, return
+    ``graph`` itself. Results and the order of ops are unchanged.
     """
     if any(x.device.type != "cpu" for x in inputs):
         return graph

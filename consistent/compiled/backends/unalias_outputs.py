@@ -51,8 +51,8 @@ def _in_copy(
     """Return ``x`` as a view of a copy of its storage.
 
     Args:
-        memory: the storage of this result when it was recorded. Results with the same one share a
-            copy.
+        memory: identifier of the storage of this result when it was recorded. Results with the
+            same recorded storage share a copy.
         copies: the copies made so far, to which a new one is added.
     """
     storage = x.untyped_storage()

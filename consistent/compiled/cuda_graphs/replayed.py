@@ -86,7 +86,7 @@ class _Part:
 
 
 class Replayed:
-    """Callable that runs a segment: its device ops by captured CUDA graphs, the rest as it is.
+    """Callable that runs a segment: its device ops by captured CUDA graphs, other ops directly.
 
     An error during a capture is only a warning; the segment then runs uncaptured. Other errors of
     its ops are raised.
@@ -147,7 +147,7 @@ class Replayed:
         """Drop all captures if a tensor that they read in place has moved to another address.
 
         ``values`` are the inputs of the present call. An input that has moved is read through a
-        buffer from then on, if it may be.
+        buffer from then on, unless it must be read in place (``_fixed``) or has gaps.
         """
         moved = [
             n

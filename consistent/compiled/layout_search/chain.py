@@ -40,7 +40,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class Decision:
-    """Chosen layouts of one op: a signature (SBPs of inputs and outputs) for each placement axis.
+    """Chosen layouts of one op: an SBP signature (inputs and outputs) for each placement axis.
 
     ``name`` and the ``shapes`` of the operands identify the op when the step runs again.
     """

@@ -11,7 +11,7 @@ from ...rules.signature import Call
 from .chain import Chain, Decision, Solution
 from .problem import problem_of
 
-# Fraction of its seconds by which a choice has to be better, so that rounding alone makes none.
+# Fraction by which a choice has to be faster than op by op, so that rounding errors do not count.
 _LEAST = 1e-6
 
 

@@ -17,8 +17,8 @@ from .listen import planned_each
 class Follower:
     """Gives the ops of a step the layouts of ``solution``, in the order in which the ops start.
 
-    If an op is not the one that its decision is for, it and all later ops choose their own layouts,
-    and ``is_followed`` is false.
+    If an op differs from the op for which its layouts were chosen, this op and all later ones
+    choose their own layouts, and ``is_followed`` is false.
     """
 
     def __init__(self, solution: Solution) -> None:

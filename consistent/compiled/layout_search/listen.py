@@ -59,9 +59,9 @@ class Listener:
             yield
 
     def pin(self, value: Any) -> None:
-        """Forbid to change the layouts of the global tensors in ``value``.
+        """Mark the global tensors in ``value`` as ones whose layout the search must not change.
 
-        Used for tensors whose layout code outside the recorded ops sees.
+        Used for tensors whose layout is seen by code outside the recorded ops.
         """
         for x in tensors_in(value):
             if is_global(x):

@@ -4,7 +4,7 @@ Each node may take these layouts:
 
 ```
 input of the step               only its present layout
-op                              the signatures of its rule that keep the layouts of pinned results
+op                              the SBP signatures of its rule that keep pinned results' layouts
 to_global() in the step         only the layout that the program requests
 ```
 
@@ -34,8 +34,8 @@ from .chain import Chain
 class ChainProblem(Problem):
     """Layout problem that limits the bytes that a rank sends, instead of those that it holds.
 
-    ``counted`` selects them: of the bytes kept and the bytes sent, the base class counts the
-    former.
+    ``counted`` returns the bytes to which the limit applies: here those sent, in the base class
+    those kept.
     """
 
     def __init__(self, costs: CostModel) -> None:
@@ -117,7 +117,7 @@ def _fixed(ins: Sequence[NdSbp], outs: Sequence[NdSbp]) -> Option:
 
 
 def _signatures(step: Op) -> tuple[list[Signature], list[list[Signature]]]:
-    """Return (signatures that the op takes when it chooses alone, all possible signatures).
+    """Return (SBP signatures that the op takes when it chooses alone, all possible SBP signatures).
 
     Both are lists with an entry for each placement axis.
     """

@@ -91,7 +91,8 @@ class Trial:
             number: number of the program for which layouts were chosen.
             alone: the recording in which each op chose its layouts by itself.
             made: the recording with the chosen layouts.
-            around: the hooks of the latter, which know whether all ops took the chosen layouts.
+            around: the hooks of the recording ``made``, which tell whether all its ops took the
+                chosen layouts.
         """
         solution = self.pending.pop(number)
         other = made.program if isinstance(made, Recorded) else None

@@ -29,7 +29,7 @@ PASSES: tuple[Pass, ...] = (
     # It comes after merge_equal, which can leave one message where two were to be added.
     reassociate_all_reduce,
     # memory=: recomputes cheap values and repeats gathers, until the bound is met. It comes after
-    # all passes that remove messages: they change what is held, and would remove its repetitions.
+    # all passes that remove messages, which change what is held and would remove repeated gathers.
     bound_memory,
     # fuse=: a message and the ops next to it become one call of a kernel. It comes after
     # bound_memory, which can repeat an op or a gather, but not a call that is both.

@@ -59,7 +59,8 @@ def bound_memory(trace: Trace, options: CompileOptions) -> None:
 def _regather(trace: Trace, most: int) -> int:
     """Repeat gathers, so that this rank holds at most ``most`` bytes, and return how many.
 
-    A gather is repeated if some rank needs it and all ranks can. This is a collective of the world.
+    A gather is repeated if at least one rank proposes it and every rank can repeat it. This is a
+    collective of the world.
     """
     sent = 0
     refused: set[Repetition] = set()

@@ -78,10 +78,12 @@ def stretch(trace: Trace, message: Node) -> Iterator[Node]:
 
 
 def match_epilogue(trace: Trace, message: Node, written: set[Any]) -> EpilogueMatch | None:
-    """Return the ops after ``message``, a sum, that its kernel can compute as well; None if none.
+    """Return the ops after ``message``, a sum over ranks, that one kernel can compute with it.
+
+    None: there are no such ops.
 
     Args:
-        written: the memories into which any op of the graph writes.
+        written: ``memory_of`` of all values into which ops of the graph write.
     """
     items = list(message.users)
     if len(items) != 1 or not items[0].meta["shape"] or items[0].meta["dtype"] not in _SUMMED:
@@ -247,9 +249,9 @@ class _EpilogueMatcher:
     # -- who reads what ----------------------------------------------------------------------------
 
     def _take(self, node: Node, name: str, epilogue: Any = None, **beside: Any) -> None:
-        """Make ``node`` the last matched node, as the op ``name`` of the kernel.
+        """Add ``node`` to the match, as the op ``name`` of the kernel; it becomes the last node.
 
-        ``beside`` are the tensors that it reads in addition, by name.
+        ``beside`` are the tensors that ``node`` reads in addition to the sum, by name.
         """
         matched = self._match
         matched.at, matched.names = node, (*matched.names, name)
@@ -258,10 +260,10 @@ class _EpilogueMatcher:
         matched.beside |= {key: x for key, x in beside.items() if x is not None}
 
     def _only_user(self, node: Node) -> Node | None:
-        """Return the only op that reads ``node``, so that the two can be fused.
+        """Return the op that reads ``node``, if the two can be fused; otherwise None.
 
-        Return None if there are several, if the op is after the next message, or if the value
-        outlives the step or is written into.
+        None: several ops read ``node``, the reader is after the next message, or the value of
+        ``node`` outlives the step or is written into.
         """
         (first, *others) = node.users or (None,)
         if others or first not in self._after or node in self._trace.lasting:

@@ -20,7 +20,7 @@ all ranks     keep those possible on all ranks of the message, and faster by the
 each rank     performs these
 ```
 
-If one fusion has taken nodes that another one needs, the other one is dropped.
+A fusion that needs nodes which an earlier fusion has replaced is dropped.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _numbered(trace: Trace) -> list[tuple[Node, int]]:
 def _beside(trace: Trace, message: Node, number: int) -> Iterator[tuple[Fusion, _Run]]:
     """Yield the fusions that are possible for ``message``, each with the function that performs it.
 
-    ``number`` is that of the message, for ``Fusion``.
+    ``number`` is the position of the message among the messages of its ranks (``_numbered``).
     """
     call = trace.call(message)
     if not call.outs or len(trace.given(message)) != 1:

@@ -61,8 +61,8 @@ class Product:
 def match_product(trace: Trace, message: Node, written: set[Any]) -> Product | None:
     """Return the product that can be fused with ``message``, which boxes one tensor in one move.
 
-    Return None if there is none, or if it cannot be split into chunks. ``written`` are the memories
-    into which any op writes.
+    Return None if there is none, or if it cannot be split into chunks. ``written`` has the
+    ``memory_of`` of all values into which ops write.
     """
     specs, items = message.meta.get("boxing"), list(message.users)
     if specs is None or len(items) != 1 or memory_of(items[0]) in written:

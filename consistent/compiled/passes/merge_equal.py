@@ -23,8 +23,8 @@ from ..opaque import OpaqueCall
 from ..options import CompileOptions
 from .trace import Trace, memory_of
 
-# Never merged: in the first two, equal messages on one rank may differ on another; a message that
-# tells reports on the ops before it.
+# Kinds that are never merged: exchanges and broadcasts that are equal on one rank may differ on
+# another, and a sum of ``KIND`` also exchanges errors of the ops before it.
 _BY_RANK = ("exchange", "broadcast", KIND)
 
 
@@ -75,7 +75,7 @@ def _result(trace: Trace, message: Node, i: int, like: Any) -> Node:
 
 
 def _is_same(trace: Trace, before: Node, j: int, node: Node, i: int) -> bool:
-    """Return whether result ``j`` of message ``before`` can stand for result ``i`` of ``node``.
+    """Return whether result ``j`` of message ``before`` can replace result ``i`` of ``node``.
 
     Nothing may write into the inputs of ``node`` between the two messages, nor into the results.
     """

@@ -25,7 +25,7 @@ class Norm:
         inside: all nodes of the norm.
         normalized: number of dims that it normalizes.
         eps, weight, norm_bias: parameters of the norm; the last two are nodes, or None.
-        writes: memories into which its own nodes write.
+        writes: ``memory_of`` of the values into which the norm's own nodes write.
     """
 
     name: str
@@ -74,7 +74,7 @@ def fused_rms_norm(node: Node) -> Norm | None:
 def _first_alone(node: Node) -> Node | None:
     """Return the first result of ``node``; None if another result is read too.
 
-    Backward would read others, such as the mean, which the fused kernel does not return.
+    Backward reads further results, such as the mean, which the fused kernel does not return.
     """
     items = {user.args[1]: user for user in node.users}
     return items[0] if set(items) == {0} else None

@@ -32,7 +32,7 @@ from ..program import GRAPH_BREAK
 from .peak import Count, remove_dead
 from .trace import Trace, memory_of
 
-_AHEAD = 2  # without a bound, this many of the largest results may be held in addition
+_AHEAD = 2  # without ``memory``, the peak may grow by this many of the largest message results
 
 
 def overlap(trace: Trace, options: CompileOptions) -> None:

@@ -15,7 +15,7 @@ from .trace import Trace, memory_of
 
 
 class Lifetime(NamedTuple):
-    """Span in which one memory is held.
+    """Span in which one allocation (the memory of a value and its views) is held.
 
     It has the bytes, and the positions of the first and the last node that need the memory.
     """
@@ -26,11 +26,11 @@ class Lifetime(NamedTuple):
 
 
 class Count:
-    """Lifetimes of all memories that a graph allocates, and the peak of the bytes held.
+    """Lifetimes of all memory that a graph allocates, and the peak of the bytes held.
 
-    It describes the graph of ``trace`` as it is when this object is made; after a change of the
-    graph, make a new one. ``bytes`` is the peak, and ``peak`` the position of the node at which it
-    is reached.
+    They are those of the graph of ``trace`` when this object is made; after a change of the graph,
+    make a new one. ``memories`` maps ``memory_of`` a value to its lifetime, ``bytes`` is the peak
+    in bytes, and ``peak`` the position of the node at which the peak is reached.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -103,11 +103,11 @@ class Count:
 
     @staticmethod
     def written(trace: Trace) -> set[Any]:
-        """Return all memories that any op writes into."""
+        """Return ``memory_of`` of all values into which ops write."""
         return {m for node in trace.graph.nodes for m in node.meta.get("written", ())}
 
     def is_written(self, memory: Any) -> bool:
-        """Return whether any op writes into ``memory``."""
+        """Return whether any op writes into ``memory``, which is the ``memory_of`` a value."""
         return memory in self._writes
 
 

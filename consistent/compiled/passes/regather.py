@@ -32,7 +32,7 @@ class Repetition(NamedTuple):
 
     Args:
         number: position of the gather among all messages.
-        after: readers that come after this many messages read the repeated result.
+        after: ops that come after this many messages read the result of the repeated gather.
         count: number of all messages, to check that the graphs of ranks correspond.
         kind: kind of the message, for the same check.
     """
@@ -75,7 +75,7 @@ def proposals(trace: Trace, most: int) -> list[Repetition]:
 
 
 def may_repeat(trace: Trace, one: Repetition) -> bool:
-    """Return whether this rank can repeat the gather that some rank proposed."""
+    """Return whether this rank can repeat the gather ``one``, which any of the ranks proposed."""
     tried = _again(trace, one)
     if tried is None or not tried.is_done:
         return False

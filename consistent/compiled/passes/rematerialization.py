@@ -15,16 +15,16 @@ _MOST = 32  # ops that recompute one value
 
 
 class Rematerialization:
-    """Change of a graph that recomputes the values in one memory for their later readers.
+    """Change of a graph that recomputes a value (and its views) for the later readers.
 
-    The memory can then be freed in between. The change is made at construction. If ``is_done`` is
-    false, nothing was changed: an input of the recomputation is no longer held, or was written
-    meanwhile. ``undo`` restores the graph.
+    The memory of the value can then be freed in between. The change is made at construction. If
+    ``is_done`` is false, nothing was changed: an input of the recomputation is no longer held, or
+    was written meanwhile. ``undo`` restores the graph.
 
     Args:
         count: the lifetimes of the present graph.
-        memory: the memory whose values are recomputed.
-        later: function that returns whether a reader shall read the recomputed values.
+        memory: ``memory_of`` the value to recompute.
+        later: function that returns whether an op shall read the recomputed value.
         may: function that returns whether an op may run a second time.
     """
 
@@ -95,9 +95,9 @@ class Rematerialization:
         return made
 
     def _is_there(self, x: Node, reader: Node, before: Node) -> bool:
-        """Return whether ``before`` can read ``x`` again without ``x`` being held for that alone.
+        """Return whether a copy of ``reader`` at the position of ``before`` can read ``x`` too.
 
-        ``x`` must be held until then in any case, and still have the value that ``reader`` read.
+        ``x`` must be held until there in any case, and still have the value that ``reader`` read.
         """
         count, memory = self._count, memory_of(x)
         first, last = count.at[reader], count.at[before]

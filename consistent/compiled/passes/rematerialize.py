@@ -33,7 +33,7 @@ _NAMED = frozenset(
     "stack _unsafe_view repeat constant_pad_nd tril triu".split()
 )
 
-_TRIES = 16  # values that do not help before the search stops
+_TRIES = 16  # the search for a value stops after this many that do not lower memory
 
 
 def is_cheap(node: Node) -> bool:
@@ -77,7 +77,7 @@ def _one(trace: Trace, count: Count) -> tuple[Rematerialization, Count] | None:
     """Recompute one value for its readers after the peak: the largest for which that helps.
 
     It helps if the peak does not rise and less is held at the node of the old peak. Return the
-    change and the new count of memory; None if no value helps.
+    change of the graph and its new ``Count``; None if no value helps.
     """
     peak = count.peak
     if peak >= len(count.nodes):
@@ -99,10 +99,10 @@ def _one(trace: Trace, count: Count) -> tuple[Rematerialization, Count] | None:
 
 
 def waiting(count: Count) -> list[Any]:
-    """Return the memories that are held at the peak only to be read later, the largest first.
+    """Return the values (as ``memory_of``) held at the peak only to be read later, largest first.
 
-    They are made before the peak and read after it, and the op at the peak does not use them, so
-    recomputing them for the later readers can lower the peak.
+    They are computed before the peak and read after it, and the op at the peak does not use them,
+    so recomputing them for the later readers can lower the peak.
     """
     peak = count.peak
     used = {n.meta.get("memory") for n in count.nodes[peak].all_input_nodes}

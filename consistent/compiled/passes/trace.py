@@ -80,13 +80,13 @@ class Trace:
         return list(node.args[0])  # type: ignore[arg-type]
 
     def results(self, node: Node) -> dict[int, Node]:
-        """Return index -> node of the results of a message that are used."""
+        """Return the results of a message that ops read: index of a result -> ``getitem`` node."""
         return {user.args[1]: user for user in node.users}  # type: ignore[misc]
 
     def is_written(self, memories: set[Any], first: Node, last: Node) -> bool:
-        """Return whether an op between two nodes may write into any of ``memories``.
+        """Return whether an op between ``first`` and ``last`` may write into any of ``memories``.
 
-        A call at a graph break may write into any memory.
+        They are results of ``memory_of``. A call at a graph break may write into any memory.
         """
         node = first.next
         while node is not last:
@@ -96,7 +96,7 @@ class Trace:
         return False
 
     def is_own(self, memories: set[Any]) -> bool:
-        """Return whether nothing writes into ``memories`` after they were made.
+        """Return whether no op writes into ``memories``, which are results of ``memory_of``.
 
         Values that outlive the step may be written into after it, so they count as written.
         """

@@ -73,10 +73,10 @@ def _sources(
 def _source(
     call: Call, choice: Choice, size: int | None, axes: Sequence[int]
 ) -> tuple[int, int] | None:
-    """Return the (operand, dim) whose length is that of an output dim which ``axes`` split.
+    """Return (operand, dim): the operand dim that is as long as an output dim split by ``axes``.
 
-    Each of ``axes`` must split this operand dim, which must have ``size`` items unless ``size`` is
-    None. Returns None if there is no such dim.
+    ``axes`` are axes of the placement. Each of them must split the operand dim, which must have
+    ``size`` items unless ``size`` is None. Returns None if there is no such operand dim.
     """
     for operand, ins in zip(call.operands, choice.ins, strict=True):
         entries = {ins[axis] for axis in axes}

@@ -1,9 +1,9 @@
 """Ops under torch's autocast: the dtype in which torch computes each op.
 
 Torch casts the operands where the op runs, so for ops that run on shards torch's own casts are
-enough. But autocast does not reach the forms of this library, and a run on meta tensors does not
-show the cast. In these cases the operands are cast first, as torch would cast them, and the op then
-runs with autocast off.
+enough. But autocast does not reach forms (this library's own implementations of ops, ``forms/``),
+and a run on meta tensors does not show the cast. In these cases the operands are cast first, as
+torch would cast them, and the op then runs with autocast off.
 """
 
 from __future__ import annotations

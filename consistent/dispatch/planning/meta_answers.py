@@ -1,8 +1,8 @@
-"""Answers of runs on ``meta`` tensors, kept for calls that differ in layouts or placements alone.
+"""Cache of what runs on ``meta`` tensors have shown, for calls with the same shapes and arguments.
 
-A plan is made for the layouts of one call. The shapes and dtypes of an op's outputs, and whether
-its backward runs on meta tensors, are the same for every layout and placement, so of the stages of
-a pipeline one asks torch.
+A plan is made for the layouts of one call. But the shapes and dtypes of an op's outputs, and
+whether its backward runs on meta tensors, are the same for every layout and placement. So equal
+stages of a pipeline, which are on different placements, need one run together.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from ...rules.signature import Call, Operand
 from . import autocast
 
-# Types of arguments that are equal only if ops do the same with them. Objects of other types are
-# not held longer than their call.
+# Types of arguments that may be part of a cache key: ops do the same with equal values. Calls with
+# arguments of other types are not cached, so that the cache keeps no such object alive.
 _PLAIN = (
     int, float, complex, bool, str, type(None), type(...), torch.dtype, torch.device, torch.layout,
     torch.memory_format,
@@ -25,9 +25,11 @@ _PLAIN = (
 
 
 def kept_answers(run: Callable[..., Any], call: Call) -> dict[str, Any]:
-    """Return the answers about ``call`` by their names, in a dict that takes further ones.
+    """Return the cached facts about calls like ``call``, as a dict to which the caller adds more.
 
-    The dict is empty and is not kept if the call has arguments of other kinds than torch's own.
+    The keys are "outs" (shapes and dtypes of the outputs) and "backward" (whether backward runs on
+    meta tensors). If the call has arguments of types outside ``_PLAIN``, the dict is new and is not
+    cached. ``run`` is torch's function.
     """
     try:
         arguments = _key_of(call.args), _key_of(call.kwargs)
@@ -44,7 +46,7 @@ def _kept(key: Hashable) -> dict[str, Any]:
 
 
 class _Other(Exception):
-    """An argument of a call has a type of which no key is made."""
+    """Raised for an argument of a call whose type cannot be part of a cache key."""
 
 
 def _key_of(value: Any) -> Hashable:

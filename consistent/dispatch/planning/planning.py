@@ -117,7 +117,7 @@ def _without_row(function: TorchFunction, args: tuple, kwargs: dict) -> Plan | N
 
 
 class _Planning:
-    """One call while it is planned: its operands, the op's row, and the plan's parts one by one."""
+    """The planning of one call: its operands, the op's rule, and the methods that make the plan."""
 
     def __init__(
         self, function: TorchFunction, args: tuple, kwargs: dict, tensors: list, any_size: bool
@@ -133,7 +133,7 @@ class _Planning:
         self.outside = my_coordinate(self.placement) is None
         self.covers_world = self.placement.size == current().size
         self.is_recorded = current().rank < 0  # by a process that is not one of the ranks
-        # Few ops of sparse tensors have a meta form, and what they give follows from entries.
+        # Few ops run on sparse meta tensors, and their results depend on which entries exist.
         with HookOff():
             self.is_sparse = any(map(is_sparse, tensors))
 
@@ -141,14 +141,13 @@ class _Planning:
         """Return the spec of ``t``; a plain tensor counts as B on the placement of the call."""
         if is_global(t):
             return t._spec
-        # A plain tensor counts as B.
         return TensorSpec.laid(Layout.whole(self.placement), t.shape, t.dtype)
 
     def plan(self, by_facts: bool) -> Plan:
-        """Return the plan by the op's row, or for the op on whole tensors if it has none.
+        """Return the plan by the op's row in the rule table; without a row, one on whole tensors.
 
-        ``by_facts`` is that of ``make_plan``. Without it, the plan may be a ``ByFacts``, by which
-        the hook asks again with a longer key.
+        ``by_facts`` is as in ``make_plan``: whether the hook's key includes more facts. If it is
+        False, the plan may be a ``ByFacts``, which makes the hook ask again with such a key.
         """
         if self.row is None:
             return self._whole()
@@ -285,7 +284,7 @@ class _Planning:
             return False
         if any(entry.is_extreme for sbp in choice.ins for entry in sbp):
             return False  # P(max) and P(min) rules look at the signs of numbers, integers included
-        # Such a rank makes its outputs by `as_planned`, for exact sizes.
+        # A rank outside makes such outputs by `as_planned`, which needs the sizes of the call.
         if self.outside and row.known_outs(self.call):
             return False
         if self.function.reshapes:
@@ -352,7 +351,8 @@ class _Planning:
         mistold = self.placement.type == "cpu" and self.call.name in MISTOLD
         unknown = mistold or isinstance(made, Exception)
         plan.follow = self._follow(plan, None, unknown)
-        # Ranks outside do not run what meta refused, and nobody sends them the result of a write.
+        # If the meta run refused a write, ranks outside do not run the op and are sent no result:
+        # they must be sent the error.
         plan.tells_world = self._tells_world(plan, unknown) or (plan.inplace and refused)
         return plan.settle()
 
@@ -381,11 +381,12 @@ class _Planning:
     def _follow(
         self, plan: OnShards, row: table.Row | None, unknown: bool
     ) -> outside_ranks.Follow | None:
-        """Return the function that runs the op where plain computing does not suffice, or None.
+        """Return the function by which ranks outside the placement follow the op, or None.
 
-        A rank outside the placement holds no values and follows the op on ``meta`` tensors. Where
-        only a run shows the result's shape (``unknown``), the first rank of the placement sends it
-        to the ranks outside, so the function is set on the ranks inside too.
+        A plan calls it in place of just computing the op. A rank outside the placement holds no
+        values and follows the op on ``meta`` tensors. Where only a run shows the result's shape
+        (``unknown``), the first rank of the placement sends it to the ranks outside, so the
+        function is set on the ranks inside too.
         """
         unknown = unknown or self.is_sparse
         if self.is_recorded and unknown and not plan.inplace:
@@ -402,7 +403,7 @@ class _Planning:
                 plan.name, self._exact(plan), [not out.fixed for out in self.call.outs]
             )
         if "sparse" in self.call.params and self.call.get("sparse", False):
-            return outside_ranks.on_meta  # its backward gives a sparse meta gradient, as elsewhere
+            return outside_ranks.on_meta  # its backward gives a sparse gradient, as on other ranks
         # The backward pass of IN_BACKWARD ops needs values, at least when differentiated again.
         if self.call.name not in IN_BACKWARD and has_meta_backward(self.function.run, self.call):
             return (
@@ -431,7 +432,7 @@ class _Planning:
     def _writes_fractions(self) -> bool:
         """Return whether numbers with fractions are written into integers, which most ops refuse.
 
-        ``mul_`` and other meta kernels of torch do not.
+        Meta kernels, such as that of ``mul_``, do not refuse it, so ranks outside would not raise.
         """
         if not self.call.inplace or _has_fractions(self.specs[0].dtype):
             return False

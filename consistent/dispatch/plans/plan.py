@@ -65,13 +65,14 @@ class Plan:
     any_size: bool = False
     known_shapes: bool = False  # equal specs and arguments imply equal output shapes
     inplace: bool = False
-    adopts: bool = False  # some tensors of the call are plain, and are taken as B
+    adopts: bool = False  # some tensors of the call are plain; they become B global tensors
     kept: bool = True  # the plan is cached under the key
     constant: Any = None
     is_whole: bool = False  # every rank computes the whole op
-    by_value: bool = False
-    by_grad: bool = False
-    sizes: tuple | None = None  # arguments after the only tensor, with sizes of the shard
+    by_value: bool = False  # of ``ByFacts``: the longer key has the values of floats
+    by_grad: bool = False  # of ``ByFacts``: the longer key has whether gradients are needed
+    # The arguments after the first one (the only tensor), with the shard's sizes for logical ones.
+    sizes: tuple | None = None
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -121,11 +122,11 @@ class OtherCall(Plan):
 
 
 class ByFacts(Plan):
-    """Plan that makes the hook look for another plan, by a key with more facts.
+    """Plan that makes the hook look up another plan, by a key with more facts about the call.
 
-    The first key holds the function, the specs and the static arguments without floats. The plan
-    that it stands for depends also on the values of floats (``by_value``) or on whether gradients
-    are needed (``by_grad``).
+    The first key has the function, the specs and the static arguments, without the values of
+    floats. The right plan also depends on these values (``by_value``), or on whether gradients are
+    needed (``by_grad``).
     """
 
     kind = "by facts"
@@ -139,8 +140,8 @@ class ByFacts(Plan):
 
 plans = _C.PlanTable()
 
-# Op name -> function that answers the op without planning; prefix -> planner of the list ops with
-# that prefix. Modules that import this one register them.
+# Op name -> function that carries out the op without a plan; prefix of names -> planner of the list
+# ops (``torch._foreach_*``, ...) with that prefix. Modules that import this one register them.
 handlers: dict[str, Callable[..., Any]] = {}
 list_ops: dict[str, Callable[..., Plan | None]] = {}
 

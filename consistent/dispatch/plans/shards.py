@@ -157,7 +157,8 @@ def adopt(x: torch.Tensor, placement: Placement, what: str) -> Any:
     spec = TensorSpec.of(placement, (B,) * placement.ndim, x.shape, x.dtype)
     if check_mode.enabled:
         check_mode.check_equal(x, placement, f"a plain tensor given to {what}")
-    # `spread` makes the meta shard of a rank outside, and the node that gathers the gradient.
+    # `spread` makes the meta shard of a rank outside the placement, and records the autograd node
+    # by which ``x`` gets its gradient.
     apart = my_coordinate(placement) is None or records((x,))
     made = attach(spread(x, spec) if apart else x.detach(), spec)
     for notify in _ON_ADOPT:
@@ -298,7 +299,8 @@ def check_partial(what: str, spec: TensorSpec) -> None:
     ``what`` is the name of the call, for the message.
 
     Raises:
-        ValueError: the spec is P and its dtype has no sum, or P(max) or P(min) and it has no order.
+        ValueError: the spec has P and its dtype cannot be summed (bool), or it has P(max) or P(min)
+            and its dtype has no order (complex).
     """
     if fault := misfit(spec):
         raise ValueError(

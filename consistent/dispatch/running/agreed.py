@@ -1,19 +1,19 @@
 """Agreement on errors: if an op raises on one rank, all ranks of the placement raise at that call.
 
 ```
-rank 0   op on its shard: fine          | tell | raises LinAlgError: ... on rank 1
-rank 1   op on its shard: LinAlgError   | tell | raises LinAlgError: ... on rank 1
+rank 0   op on its shard: fine          | exchange errors | raises LinAlgError: ... on rank 1
+rank 1   op on its shard: LinAlgError   | exchange errors | raises LinAlgError: ... on rank 1
 ```
 
 So a program that catches the error stays in step on all ranks. The ranks exchange their errors
 after each op of ``rules/raising.py`` if the operands that decide whether it raises are not the same
-on all ranks. Ranks that share memory meet there; others send a short message to each other rank.
-All other ops send nothing.
+on all ranks. Ranks that share memory exchange them there; others send a short message to each other
+rank. All other ops send nothing.
 
-A form communicates, and no rank may wait in that for a rank that has raised. So the ranks of a form
-exchange errors before its first communication, too. If the form looks at all values before it
-communicates, as losses do before they count labels, that exchange is the only one. The count
-travels in the message with the errors.
+A form (this library's own implementation of an op) communicates, and no rank may wait in that for a
+rank that has raised. So its ranks exchange errors before the first communication, too. A form that
+checks all values before it communicates needs only this exchange. Losses do: they check the labels,
+then all-reduce the number of labels, and the errors travel in the same message.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ T = TypeVar("T")
 
 _EVERY_RANK = ", and every rank raises it."
 
-# Methods before which ranks need not meet: they wait for no other rank, or (gather_notes) are the
-# exchange of errors itself.
+# Methods of a transport before which ranks need not exchange errors: they wait for no other rank,
+# or (gather_notes) are the exchange itself.
 _ASKS_NOBODY = frozenset("shares link hosts_of bytes_by_messages abandon gather_notes".split())
 _ON_AGREEMENT = callbacks("on_agreement")
 
@@ -184,9 +184,9 @@ def end(ranks: Ranks) -> None:
 
 
 class _Told(BaseException):
-    """Carries an error that all ranks raise already out of ``compute``, so it is not sent again.
+    """Takes an error out of ``compute`` that has been sent to all ranks, so it is not sent again.
 
-    It is no ``Exception``, so ``on_all`` does not catch it; ``on_all_by_form`` unwraps it.
+    The class is no ``Exception``, so ``on_all`` does not catch it; ``on_all_by_form`` unwraps it.
     """
 
     def __init__(self, error: Exception) -> None:

@@ -1,10 +1,10 @@
 """Ops for which torch records another autograd graph if the shard is empty.
 
 For an empty input torch implements them by other ops. Their gradients would reach the leaves in
-another order than on ranks with rows, or not at all. Ranks sum large gradients as they come, so the
-gradients of two parameters of one shape would be added to each other, or a rank would not take
-part. On an empty shard these ops therefore run on one row of zeros, which is dropped again:
-autograd then records the same graph as on other ranks.
+another order than on ranks with rows, or not at all. Ranks sum large gradients in the order in
+which backward computes them, so gradients of two different parameters would be added to each other,
+or a rank would miss a collective. On an empty shard these ops therefore run on one row of zeros,
+which is dropped again: autograd then records the same graph as on other ranks.
 """
 
 from __future__ import annotations

@@ -185,8 +185,8 @@ class MovedView:
     def put(self, value: Any) -> None:
         """Write ``value`` into the elements of the source that the view covers; differentiable.
 
-        The backward of the view op maps a gradient of the view to one of the source, with each
-        element at its position. Applied to ``value``, it gives what has to be written where.
+        The positions are found by the backward of the view op, which maps a tensor like the view to
+        one like the source with each element at its position. It is applied to ``value``.
         """
         source, tracked = self._source()[0], records((value,))
         if self._name == "detach":  # e.g. x.data, through which writes have no history
@@ -262,10 +262,10 @@ def freshened(args: tuple, kwargs: dict) -> tuple | None:
 
 
 def remember(out: Any, plan: Any, source: Any, args: tuple, kwargs: dict) -> Any:
-    """Make ``out``, the result of a view op for which boxing moved the data, moved views.
+    """Mark ``out``, the result of a view op for which boxing moved the data, as moved views.
 
-    ``out`` is one tensor or several, taken from ``source``. ``plan``, ``args`` and ``kwargs`` are
-    those of the call that made it.
+    ``out`` is one tensor or several, taken from ``source``; each gets a ``MovedView``. ``plan``,
+    ``args`` and ``kwargs`` are those of the call that made it.
     """
     doubtful = strides_decide(plan, source, out)
     several = isinstance(out, tuple | list)

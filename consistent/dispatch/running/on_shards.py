@@ -77,11 +77,11 @@ class OnShards(Plan):
         self.writes: tuple[int, ...] = ()  # indices of boxed operands that the op writes to
         self.template: tuple[tuple, dict] | None = None  # arguments with sizes of the shard
         self.outside = False  # this rank is not in the placement and follows on meta tensors
-        self.follow: Follow | None = None  # replaces plain computing, on ranks outside
+        self.follow: Follow | None = None  # called in place of just computing (outside_ranks)
         self.by_values = False  # a program is recorded, and values decide the result's shapes
         self.may_differ = False  # the op may raise on some ranks and not on others
         self.may_differ_in_backward = False
-        self.tells_world = False  # the op may raise, and ranks outside, which see no values, follow
+        self.tells_world = False  # the op may raise, and ranks outside must be sent the error
 
     @property
     def is_whole(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -187,8 +187,9 @@ class OnShards(Plan):
         may_raise = not (self.name in DIVISIONS and _any_floats(tensors))
         # Rank -1 means that a program is captured, and nothing is sent.
         world = may_raise and self.tells_world and not is_apart() and current().rank >= 0
-        # From the inside out: the ranks of the placement agree, the nodes are watched, this rank
-        # follows. The world agrees last, so that ranks that only follow take part.
+        # Wrappers, from the inside out: the ranks of the placement exchange errors; hooks do so in
+        # backward; a rank outside follows. The world exchanges errors outermost, so that the ranks
+        # outside take part.
         if may_raise and self.may_differ:
             compute = self._agreed(compute, world)
         if self.may_differ_in_backward:

@@ -1,8 +1,8 @@
 """Boxing of operands before an op runs.
 
-Where messages travel while this rank computes, all gathers of an op's operands go in one message,
-and their gradients are reduced and scattered to leaves while backward goes on. Where ranks share
-memory nothing would overlap, and operands are boxed one by one.
+If the transport sends while this rank computes, the operands of an op that need one collective each
+are boxed together in one message, and the gradients of leaves among them are reduce-scattered while
+backward goes on. Where ranks share memory nothing would overlap, and operands are boxed one by one.
 """
 
 from __future__ import annotations

@@ -64,13 +64,13 @@ def announced(first_rank: int, outside: bool) -> Follow:
     """
 
     def follow(compute: Compute, tensors: Tensors) -> Any:
-        if is_apart():  # no rank outside follows
+        if is_apart():  # ranks outside do not follow this op, so nothing is sent to them
             return compute()
         transport = current()
         out, note, error = None, None, None
         try:
             out = None if outside else compute()
-        except Exception as raised:  # the ranks of the placement all raise it or none does
+        except Exception as raised:  # either all ranks of the placement raise it, or none does
             error = raised
         if transport.rank == first_rank and error is None:
             note = map_values(out, torch.Tensor, lambda x: _meta_of(x, x.requires_grad))
@@ -123,12 +123,12 @@ def on_meta(compute: Compute, tensors: Tensors) -> Any:
 
 
 def written_on_meta(compute: Compute, tensors: Tensors) -> Any:
-    """Return the first operand, to which the op writes, run only where it has to; a ``Follow``.
+    """Follow an op that only writes to its first operand, mostly without running it; a ``Follow``.
 
-    No values are written to a meta tensor, so without gradients only its version changes. Torch has
-    written the meta kernels of most optimizers' ops in Python; each takes longer than the op itself
-    on small parameters. The op runs where it may refuse its operands, which the plan, made for
-    their specs, has not ruled out: by their strides, their sizes or the memory that they share.
+    A meta tensor has no values to write, so without gradients it is enough to increment the version
+    of the operand. Running the op would be slow: torch has written the meta kernels of most
+    optimizers' ops in Python. The op does run if it may refuse its operands for something that
+    their specs, and so the plan, do not show: their strides, their sizes or shared memory.
     """
     target, *others = tensors
     if (
@@ -180,7 +180,7 @@ def as_planned(name: str, outs: Sequence[TensorSpec], differentiable: Sequence[b
     """Return a ``Follow`` that makes meta tensors with the specs ``outs`` and computes nothing.
 
     Used for ops without a meta kernel whose rule gives the outputs. ``differentiable`` says which
-    of them may require grad. They are packed as torch's op ``name`` packs its results.
+    outputs may require grad. The outputs are packed as torch's op ``name`` packs its results.
     """
     metas = [
         TensorMeta(spec.local_shape(None), spec.dtype, asked and spec.dtype.is_floating_point)

@@ -1,9 +1,10 @@
 """Agreement on errors in backward: if an op's backward raises on one rank, all of its ranks raise.
 
 ```
-          before the node     the node             after it      torch's engine ends
-rank 0    they will tell      gives gradients      tell          raises LinAlgError: ... on rank 1
-rank 1    they will tell      raises LinAlgError                 tell, and raises the same
+          hook before node   the node             hook after it     the engine has raised
+rank 0    will exchange      gives gradients      exchange errors,
+                                                  raise the error
+rank 1    will exchange      raises LinAlgError                     exchange errors, raise the error
 ```
 
 So ``backward()`` raises the same error on all ranks of the placement, and a program that catches it
@@ -45,8 +46,8 @@ NODES = frozenset(
     f"Linalg{kind}Backward0" for kind in ("Eig", "Eigh", "Svd", "Det", "Slogdet", "SolveEx")
 )
 
-# Nodes that defer an error: if torch cannot differentiate again for these values, it puts a node
-# that raises behind the gradient, and so into the graph of one rank alone.
+# Nodes that defer an error: if torch cannot differentiate their gradient again for some values, it
+# adds a node that raises to the gradient's graph, on the one rank that has these values.
 PUTTING_OFF = frozenset({"IndexReduceBackward0", "ScatterReduceBackward0"})
 _PUT_OFF = "torch::autograd::Error"
 
@@ -64,7 +65,7 @@ _thread = _Thread()
 def watched(placement: Placement, compute: Callable[[], T], operand: torch.Tensor) -> T:
     """Return ``compute()``, an op on shards, and let the ranks exchange errors in its backward.
 
-    It registers hooks at those autograd nodes of the result that may raise on some ranks only.
+    For this it registers hooks at those nodes of the result that may raise on some ranks only.
     ``operand`` is the first operand of the op.
     """
     # Sequence numbers grow, so nodes of this op have at least this one.
@@ -99,9 +100,10 @@ def run(engine: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 
 @contextmanager
 def _unknown_to_others(ranks: Ranks) -> Iterator[None]:
-    """Count an error that the body raises as one that only some ranks raise.
+    """Count an error that the body raises as a failure, if only some ranks of the world raise it.
 
-    ``ranks`` all raise it; nothing is counted if these are all ranks of the world.
+    ``ranks`` are those that raise it. Messages contain the count (``failures``), so that other
+    ranks notice.
     """
     try:
         yield
@@ -140,7 +142,7 @@ def _went_well(*grads: Any) -> None:
 
 
 def _put_off_alike(ranks: Ranks, found: tuple[Any, ...], _: Any) -> tuple[Any, ...] | None:
-    """Make an error that torch defers on one rank one on all ``ranks``; a hook after a node.
+    """Hook after a node: if torch defers an error on one rank, defer it on all ``ranks``.
 
     Torch defers an error by a node in the graph of a gradient, which raises if the gradient is
     differentiated again. ``found`` are the gradients that the node returned. Returns the new

@@ -17,8 +17,8 @@ VIEWS = frozenset(
     unsafe_chunk unsafe_split unsafe_split_with_sizes unbind diagonal linalg_diagonal flatten ravel
     unflatten unfold real imag detach""".split()
 )
-# If these join dims, strides decide whether torch returns a view. The strides are examined only
-# when the program could notice the difference: when the source or the result was written.
+# If these ops join dims, strides decide whether torch returns a view or a copy. The strides are
+# examined only when the program could notice: when the source or the result was written.
 _AT_TIMES = frozenset(("reshape", "reshape_as", "flatten", "ravel"))
 
 

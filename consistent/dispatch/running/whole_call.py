@@ -189,8 +189,8 @@ def _run(
 def _in_scene(scene: Scene, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call ``run`` as the user code of ``scene``, and gather global tensors in its result.
 
-    They are gathered only if some ranks do not run the code: these are told no more of a result
-    than its shape.
+    Global tensors are gathered only if some ranks do not run the code, since these ranks are sent
+    only the shapes of the results.
     """
     with running(scene), _recorded(scene):
         out = run(*args, **kwargs)

@@ -119,8 +119,8 @@ class Agent:
             self._look(name, context)
         if time.monotonic() > self._beat_at:
             self._beat_at = time.monotonic() + _BEAT_S
-            # Raises RuntimeError if the store does not answer in time; ``run`` then ends the
-            # processes.
+            # Raises RuntimeError if the store does not answer in time; ``Agent.run`` then ends the
+            # processes of this host.
             self._looks.ask(lambda store: store.check(["elastic/alive"]))
             self._say("beat")
         return None

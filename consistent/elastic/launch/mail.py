@@ -35,7 +35,7 @@ def agent(number: int) -> str:
 
 
 def worker(name: str) -> str:
-    """Return the name of the message queue of process ``name``, which is a rank or waits."""
+    """Return the name of the message queue of process ``name``, which is or may become a rank."""
     return f"worker/{name}"
 
 

@@ -1,21 +1,22 @@
-"""The rules by which one place decides which processes are ranks of the next world.
+"""The rules by which the leader decides which processes are ranks of the next world.
 
-It decides from the messages of processes ("rank" below) and of their launchers ("agent"); on the
-right are its answers.
+A world is a set of ranks that train together. The leader decides from the messages of processes
+("rank" below) and of their launchers ("agent"); on the right are its answers.
 
 ```
 rank      "here"    it waits for a world                    --->  "world"  its rank in the next one
           "done"    its program is over                           "lost"   a member is gone: give up
-agent     "began", "ended"   a process of its host                "change" come out after this step
+agent     "began", "ended"   a process of its host                "change" leave after this step
           "beat"    it lives                                      "over"   the program is over
                                                                   "stop"   end, and say why
                                                             --->  agent: "kill", "start", "finish"
 ```
 
-The next world is formed after a member has given up the step, or has come out between two steps,
-and waits for a world. By then all living members must be waiting. A member that is suspended or
-does not come in time is killed first, so that no process is left that believes to be in the world
-before. A process that cannot reach this place is in no world that is formed from then on.
+The next world is formed after a member (a rank of the present world) has given up the step, or has
+left the world between two steps, and waits for the next one. By then all living members must be
+waiting. A member that is suspended or does not come in time is killed first, so that no process
+still acts as a rank of the previous world. A process that cannot reach the leader is in no world
+that is formed from then on.
 
 Nothing here communicates or reads a clock.
 """
@@ -56,7 +57,7 @@ class Worker:
 
 @dataclass
 class Membership:
-    """State of the launcher's decision about who is a rank, and the rules to change it.
+    """State of the leader's decision about which processes are ranks, and the rules to change it.
 
     A world is a set of ranks that train together, and its members are the processes in it.
 
@@ -76,16 +77,16 @@ class Membership:
     epoch: int = 0
     members: list[str] = field(default_factory=list)  # of the world, in order of rank
     workers: dict[str, Worker] = field(default_factory=dict)  # that live
-    beats: dict[int, float] = field(default_factory=dict)
+    beats: dict[int, float] = field(default_factory=dict)  # agent -> when heard last; -1: given up
     log: list[str] = field(default_factory=list)  # what is to be printed
     code: int | None = None  # the exit status, once all is over
     _gone: list[str] = field(default_factory=list)  # of the last world, as text
-    _asked: set[str] = field(default_factory=set)  # members that were asked to come out
+    _asked: set[str] = field(default_factory=set)  # members that were asked to leave the world
     _looked: bool = False  # whether agents were told to kill suspended members
     _over: bool = False  # whether a member is done
     _finished: bool = False  # whether the agents have been told that all is over
-    _came: int = 0
-    _heard: float | None = None  # when something was said last
+    _came: int = 0  # number of processes that have been started so far
+    _heard: float | None = None  # when the last message came
 
     def hear(self, said: dict[str, Any], now: float) -> list[Message]:
         """Process one message, and return the messages to send in response.
@@ -129,10 +130,10 @@ class Membership:
     # ---- processes ------------------------------------------------------------------------------
 
     def _is_here(self, name: str, facts: dict[str, str], now: float) -> list[Message]:
-        """Note that a process waits for a world.
+        """Record that a process waits for a world.
 
-        It is told to stop if its versions or code differ from those of the others, or if its host
-        was given up.
+        The process is told to stop if its versions or code differ from those of the other
+        processes, or if its host was given up.
         """
         if name not in self.workers:
             return [(mail.worker(name), {"is": "stop", "words": _CUT_OFF})]
@@ -153,7 +154,7 @@ class Membership:
 
         Args:
             name: the name of the process.
-            how: how it has ended, as the end of a sentence about it.
+            how: how it has ended, as a phrase such as ``was ended by SIGKILL``.
         """
         gone = self.workers.pop(name)
         if gone.done or self.code is not None:
@@ -194,10 +195,10 @@ class Membership:
     # ---- worlds ---------------------------------------------------------------------------------
 
     def _next(self, now: float) -> list[Message]:
-        """Return the messages by which the next world is formed, or is brought nearer.
+        """Return the messages that form the next world, or that make processes ready for it.
 
-        Depending on who waits: form it, ask the members of the present world to leave it, hurry the
-        last of them, or end the program.
+        Depending on which processes wait: form the next world, ask the members of the present world
+        to leave it, hurry the members that have not left yet, or end the program.
         """
         if not self.workers:
             return self._finish()
@@ -234,9 +235,9 @@ class Membership:
         return since
 
     def _first(self, waiting: list[str], now: float) -> list[Message]:
-        """Form a world if the present one has no members left, once enough processes wait.
+        """Form a world of new processes only, once enough of them wait.
 
-        It is the first world, or the next one after all members of the last one are lost.
+        Called for the first world, and after all members of the present world are lost.
         """
         late = now - max(map(self._since, waiting)) > GATHERING_S
         whole = len(waiting) == self.most if not self.epoch else len(waiting) == len(self.workers)
@@ -247,8 +248,8 @@ class Membership:
     def _ask_out(self, left: list[str], waiting: list[str], now: float) -> list[Message]:
         """Ask the members to leave their world after this step, because new processes wait to join.
 
-        New processes that were started and do not wait yet are waited for, since each change of
-        worlds stops the training.
+        First it waits up to ``GATHERING_S`` seconds for processes that are being started, since
+        each change of worlds stops the training.
 
         Args:
             left: the members that live.
@@ -263,12 +264,13 @@ class Membership:
         return [(mail.worker(name), {"is": "change", "epoch": self.epoch}) for name in new]
 
     def _hurry(self, absent: list[str], since: float, now: float) -> list[Message]:
-        """Return messages that make members leave their world, since the others wait for them.
+        """Return messages that make the members ``absent`` leave their world; other members wait.
 
-        Suspended ones are killed at once, and all of them after ``patience_s`` seconds.
+        Of the absent members, suspended ones are killed at once, and all after ``patience_s``
+        seconds.
 
         Args:
-            absent: the names of the members.
+            absent: the names of the members that do not wait for the next world yet.
             since: when the first member began to wait.
             now: the present time.
         """

@@ -1,4 +1,4 @@
-"""Arguments of a job: their check against the declarations (placeholders), and their placing."""
+"""Check the arguments of a job against their declarations, and put them on the job's devices."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Arguments:
     def view(self) -> ViewName | None:
         """Name of the placeholders' view: "consistent" or "mirrored"; None without arguments.
 
-        It says whether a job takes whole batches or a list with one part for each device.
+        The view says whether a job takes whole batches or a list with one part for each device.
         """
         for placeholder in self.placeholders.values():
             return placeholder.view
@@ -80,10 +80,10 @@ class Arguments:
         return [_placed(given[n], p, view, placement) for n, p in self.placeholders.items()]
 
     def _agree(self, fault: str) -> None:
-        """Raise ValueError on every rank if some rank has found a fault. A collective.
+        """Raise ValueError on every rank if the arguments are wrong on any rank. A collective.
 
-        ``fault`` describes this rank's fault, and is "" if it has none. If a rank raised alone, the
-        other ranks would wait for it.
+        ``fault`` says what is wrong with the arguments on this rank; "" if nothing is. If a rank
+        raised alone, the other ranks would wait for it.
         """
 
         def failed(faults: list[str]) -> ValueError:

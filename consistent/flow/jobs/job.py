@@ -8,9 +8,11 @@ consistent view    whole batch  --split-> global tensors    --join-> whole array
 mirrored view      list of parts --own--> mirrored tensors  --all--> lists of arrays
 ```
 
+In the mirrored view each rank takes its own part of the list, and results are gathered from all.
+
 Every rank calls the job with the same arguments and gets the same results. At the end of its
 function, a job of type "train" takes one optimizer step. Under either view, the gradients of this
-step are those of the mean of the losses over the whole batch.
+step are those of the sum of the losses, each averaged over the whole batch.
 """
 
 from __future__ import annotations
@@ -106,8 +108,8 @@ class Job:
     def view(self) -> ViewName:
         """Name of the job's view: "consistent" (whole batches) or "mirrored" (one part per device).
 
-        It is that of the config if set, else that of the entered scope, else that of the declared
-        arguments, else "consistent".
+        The config decides if it sets a view, else the innermost entered scope, else the
+        placeholders of the arguments. The default is "consistent".
         """
         return self.settings.view or current_view() or self._arguments.view or "consistent"
 

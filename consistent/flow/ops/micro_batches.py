@@ -92,9 +92,9 @@ def _part(values: Any, k: int) -> Any:
 def _placement(values: list[Any]) -> Placement | None:
     """Return the placement on which an op with the arguments ``values`` runs.
 
-    It is that of the innermost entered scope; without a scope, that of the arguments. If these are
-    on several placements, it is that of the job. The result is None if no argument is a global
-    tensor.
+    The innermost entered scope decides. Without a scope the op runs on the placement of its
+    arguments, or, if they have several placements, on that of the job. Returns None if no argument
+    is a global tensor.
     """
     found = {v.placement for v in values if isinstance(v, GlobalTensor)}
     if not found:

@@ -24,7 +24,7 @@ def same(
     dilation: tuple[int, int] = (1, 1),
     value: float = 0.0,
 ) -> tuple[Any, tuple[int, int]]:
-    """Return (``x``, the ``padding=`` argument for torch's op) that implement ``padding``.
+    """Return (``x``, the ``padding=`` argument of torch's op), which together do ``padding``.
 
     "VALID" adds no padding. "SAME" gives ``ceil(n / stride)`` outputs. torch's argument adds the
     same number on both sides of a dim. If a dim needs an odd number, ``x`` is padded here with

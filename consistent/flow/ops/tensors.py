@@ -31,10 +31,10 @@ class placement(Placement):  # noqa: N801  (the documents' name)
 
 
 def _either(name: str) -> Callable[..., Any]:
-    """Return a factory such as ``zeros``, which makes a plain or a global tensor.
+    """Return the factory ``name``, such as ``zeros``, which makes a plain or a global tensor.
 
-    It is ``consistent.<name>`` if a placement or SBP is passed or a placement scope is entered,
-    else ``torch.<name>``.
+    The factory calls ``consistent.<name>`` if a placement or SBP is passed or a placement scope is
+    entered, else ``torch.<name>``.
     """
     local, made_global = getattr(torch, name), getattr(factories, name)
 

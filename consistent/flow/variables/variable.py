@@ -1,7 +1,7 @@
 """Variables: parameters that jobs share by name.
 
 A variable is one global tensor. Under the mirrored view every rank works on a plain parameter that
-shares its storage, so a job of either view sees what a job of the other has learnt.
+shares its storage, so a job under one view sees the updates that a job under the other has made.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Variable:
         initializer: fills it with its initial values.
         seed: seed for the initializer; None for the program's seed.
         copy: plain parameter in the same storage, with which mirrored jobs compute; None before
-            the first of them.
+            the first mirrored job.
     """
 
     name: str

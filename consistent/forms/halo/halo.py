@@ -97,7 +97,7 @@ def _is_served(shard: Shards, d: int) -> bool:
 
 
 def _fetched(shard: Shards, x: Tensor, d: int) -> tuple[Tensor, Fetched]:
-    """Fetch what this rank's outputs read along dim ``d``; return it and its description."""
+    """Fetch the inputs that this rank's outputs read along ``d``; return (inputs, description)."""
     found, n = halo_of(shard.call, d), shard.specs[0].shape[d]
     assert found is not None
     at, place = place_of(shard), found.place
@@ -208,7 +208,7 @@ def _fetch(x: Tensor, m: _Messages) -> Tensor:
 
 
 def _give_back(x: Tensor, m: _Messages, n: int) -> Tensor:
-    """Return the gradient of the shard in ``_fetch`` from ``x``, that of what was fetched.
+    """Return the gradient of the shard from ``x``, the gradient of the result of ``_fetch``.
 
     The messages ``m`` go the other way. ``n`` is the number of items of the shard.
     """

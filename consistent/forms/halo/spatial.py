@@ -1,6 +1,6 @@
-"""Ops on images, such as convolution, run on inputs that the form "halo" has fetched.
+"""Ops on images, run on the inputs that the form "halo" has fetched.
 
-The others are pooling, resampling, im2col and col2im.
+They are convolution, pooling, resampling, im2col and col2im.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _convolve_transposed(shard: Shards, x: Tensor, parts: Parts) -> Tensor:
     for part in parts:
         at = part.dim - (x.ndim - count)
         stride, before = per_dim(shard.get("stride", 1), at, 1), padding_at(shard.call, at) or 0
-        # Input ``start`` writes to the whole's outputs from start * stride - padding on.
+        # Input ``start`` writes to the logical outputs from start * stride - padding on.
         out = cropped(out, part, part.first + before - part.start * stride)
     return out
 
@@ -100,8 +100,9 @@ def _averaged(count: int) -> Callable[[Shards, Tensor, Parts], Tensor]:
 def _recounted(shard: Shards, out: Tensor, part: Fetched, at: int) -> Tensor:
     """Rescale averages of avg_pool to the divisor that torch has for the logical tensor.
 
-    On fetched inputs the padding of ``bordered`` is counted as elements, of which torch leaves out
-    some. ``at`` is the index of the fetched dim among the pooled dims.
+    On fetched inputs torch counts the padding that ``bordered`` has added as elements, some of
+    which it does not count on the logical tensor. ``at`` is the index of the fetched dim among the
+    pooled dims.
     """
     kernel, stride, before, _ = pool_window(shard.call, at)
     n, counted = shard.specs[0].shape[part.dim], shard.get("count_include_pad", True)

@@ -17,7 +17,7 @@ from ..registry import Shards, form
 
 @form(JOINED)
 def joined(shard: Shards) -> Tensor:
-    """Run cat along a split dim: fetch what each operand has of this rank's piece of the result."""
+    """Run cat along a split dim: fetch from each operand its part of this rank's result."""
     out = shard.outs[0]
     dim = shard.call.dim("dim", 0, ndim=out.ndim)
     pieces = []

@@ -60,7 +60,7 @@ def uniform_(
     """Fill ``out`` with uniform numbers of [low, high), never ``high`` itself.
 
     The numbers depend on ``seed``, ``counter`` and the logical index only. ``starts`` and
-    ``logical_sizes`` say where ``out`` lies in the logical tensor; without them it is all of it.
+    ``logical_sizes`` say where ``out`` lies in the logical tensor; by default ``out`` is all of it.
     """
     _ops.uniform_(out, low, high, *_where(out, seed, counter, starts, logical_sizes))
     return out
@@ -79,7 +79,7 @@ def normal_(
     """Fill ``out`` with normally distributed values of this mean and standard deviation.
 
     The numbers depend on ``seed``, ``counter`` and the logical index only. ``starts`` and
-    ``logical_sizes`` say where ``out`` lies in the logical tensor; without them it is all of it.
+    ``logical_sizes`` say where ``out`` lies in the logical tensor; by default ``out`` is all of it.
     """
     _ops.normal_(out, mean, std, *_where(out, seed, counter, starts, logical_sizes))
     return out
@@ -98,7 +98,7 @@ def log_normal_(
     """Fill ``out`` with exp of normal values of this mean and standard deviation.
 
     The numbers depend on ``seed``, ``counter`` and the logical index only. ``starts`` and
-    ``logical_sizes`` say where ``out`` lies in the logical tensor; without them it is all of it.
+    ``logical_sizes`` say where ``out`` lies in the logical tensor; by default ``out`` is all of it.
     """
     _ops.log_normal_(out, mean, std, *_where(out, seed, counter, starts, logical_sizes))
     return out
@@ -116,7 +116,7 @@ def exponential_(
     """Fill ``out`` with values of the exponential distribution of this rate, each above 0.
 
     The numbers depend on ``seed``, ``counter`` and the logical index only. ``starts`` and
-    ``logical_sizes`` say where ``out`` lies in the logical tensor; without them it is all of it.
+    ``logical_sizes`` say where ``out`` lies in the logical tensor; by default ``out`` is all of it.
     """
     _ops.exponential_(out, rate, *_where(out, seed, counter, starts, logical_sizes))
     return out
@@ -135,7 +135,7 @@ def cauchy_(
     """Fill ``out`` with values of the Cauchy distribution of this median and scale.
 
     The numbers depend on ``seed``, ``counter`` and the logical index only. ``starts`` and
-    ``logical_sizes`` say where ``out`` lies in the logical tensor; without them it is all of it.
+    ``logical_sizes`` say where ``out`` lies in the logical tensor; by default ``out`` is all of it.
     """
     _ops.cauchy_(out, median, scale, *_where(out, seed, counter, starts, logical_sizes))
     return out
@@ -153,7 +153,7 @@ def geometric_(
     """Fill ``out`` with numbers of trials, of success ``p``, up to the first success: 1 or more.
 
     The numbers depend on ``seed``, ``counter`` and the logical index only. ``starts`` and
-    ``logical_sizes`` say where ``out`` lies in the logical tensor; without them it is all of it.
+    ``logical_sizes`` say where ``out`` lies in the logical tensor; by default ``out`` is all of it.
     """
     _ops.geometric_(out, p, *_where(out, seed, counter, starts, logical_sizes))
     return out
@@ -174,7 +174,7 @@ def bernoulli_(
     is.
 
     The numbers depend on ``seed``, ``counter`` and the logical index only. ``starts`` and
-    ``logical_sizes`` say where ``out`` lies in the logical tensor; without them it is all of it.
+    ``logical_sizes`` say where ``out`` lies in the logical tensor; by default ``out`` is all of it.
     """
     op = _ops.bernoulli_tensor_ if isinstance(p, Tensor) else _ops.bernoulli_
     op(out, p, *_where(out, seed, counter, starts, logical_sizes))
@@ -194,7 +194,7 @@ def randint_(
     """Fill ``out``, of an integer, bool or floating dtype, with integers of [low, high).
 
     The numbers depend on ``seed``, ``counter`` and the logical index only. ``starts`` and
-    ``logical_sizes`` say where ``out`` lies in the logical tensor; without them it is all of it.
+    ``logical_sizes`` say where ``out`` lies in the logical tensor; by default ``out`` is all of it.
     """
     _ops.randint_(out, low, high, *_where(out, seed, counter, starts, logical_sizes))
     return out
@@ -213,7 +213,7 @@ def dropout(
 
     Backward draws the same mask again instead of storing it. The mask depends on ``seed``,
     ``counter`` and the logical index only. ``starts`` and ``logical_sizes`` say where ``x`` lies in
-    the logical tensor; without them it is all of it.
+    the logical tensor; without them ``x`` is the whole tensor.
     """
     return _ops.dropout(x, p, *_where(x, seed, counter, starts, logical_sizes))
 
@@ -233,11 +233,11 @@ def reduce_shards(
 ) -> tuple[Tensor, Tensor]:
     """Sum the slice [start, start + size) of ``dim`` over ``parts``, and apply an epilogue.
 
-    Returns (norm(activation(total)), total), where total is scale * sum of parts + bias + residual,
-    and empty unless ``keep_total``. All is done in one pass. The parts are added in order, in
-    float32 (float64 for float64). ``epilogue``: scale, bias, residual, activation ("relu", "gelu",
-    "gelu_tanh", "silu"), norm ("layer", "rms") over the last ``normalized`` dims, weight,
-    norm_bias, eps, keep_total, dtype.
+    Returns (norm(activation(total)), total), where total is scale * sum of parts + bias + residual.
+    The returned total is empty unless ``keep_total``. All is done in one pass. The parts are added
+    in order, in float32 (float64 for float64). ``epilogue``: scale, bias, residual, activation
+    ("relu", "gelu", "gelu_tanh", "silu"), norm ("layer", "rms") over the last ``normalized`` dims,
+    weight, norm_bias, eps, keep_total, dtype.
     """
     return _ops.reduce_shards(parts, dim, start, size, **epilogue)
 
@@ -296,7 +296,7 @@ def masked_embedding_backward(
 
 
 def streamed_copy_(out: Tensor, source: Tensor) -> Tensor:
-    """Copy a contiguous CPU tensor into another of its dtype and shape, past the CPU caches.
+    """Copy a contiguous CPU tensor into another of its dtype and shape, bypassing CPU caches.
 
     It is for large blocks that are not read soon. Returns ``out``.
     """

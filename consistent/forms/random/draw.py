@@ -1,9 +1,8 @@
 """Random values of global tensors: each is a function of (seed, op counter, logical index).
 
 So they do not depend on the layout. Every op takes one key (seed, op counter) on every rank, also
-on ranks that hold ``meta`` shards, so that the counters agree. A user's ``generator=`` is honoured:
-the key is drawn from it, which gives the same numbers on all ranks if they seeded it with the same
-seed, as they must with torch's global seed.
+on ranks that hold ``meta`` shards, so that the counters agree. If the user passes ``generator=``,
+the key is drawn from that generator, which all ranks must have seeded with the same seed.
 """
 
 from __future__ import annotations
@@ -97,9 +96,9 @@ def fill(
 
 
 def boxes(spec: TensorSpec, at: Coordinate) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
-    """Yield the contiguous boxes of the logical tensor that the rank at ``at`` holds.
+    """Yield the contiguous boxes of the logical tensor that the rank at coordinate ``at`` holds.
 
-    Each as (starts in the logical tensor, slices of the shard). Without a cut there is one.
+    Each as (starts in the logical tensor, slices of the shard). Without a cut there is one box.
     """
     by_dim = []
     for runs in spec.runs(at):
@@ -136,7 +135,7 @@ def _fill_box(
 
 
 def _adds(spec: TensorSpec, at: Coordinate) -> bool:
-    """Return whether the rank at ``at`` holds the values of a P tensor of random numbers.
+    """Return whether the rank at coordinate ``at`` holds the values of a random P tensor.
 
     The first rank on each P axis does; the others hold zeros.
     """

@@ -44,7 +44,7 @@ def dropped_runs(
 ) -> Tensor:
     """Apply dropout to a tensor that holds several index ranges of each dim of the logical tensor.
 
-    Used for shards whose split is cut, which are no single box. See ``dropped``.
+    Used for shards whose split has a cut, so that they are not one contiguous box. See ``dropped``.
 
     Args:
         x: the tensor.

@@ -1,4 +1,4 @@
-"""Random numbers of plain tensors in code that every rank runs on whole values.
+"""Random numbers of plain tensors in code that every rank runs on replicated values.
 
 A user's ``autograd.Function`` is such code: its results count as B (replicated), so the numbers
 must be the same on all ranks. Torch's generators may be at any position, because a rank may have
@@ -33,7 +33,7 @@ def alike(what: str, placement: Placement, key: RngState, salt: int) -> Iterator
     states back at the end.
 
     Args:
-        what: name of the code inside. The first few times that it draws, ranks compare the key.
+        what: name of the code in the block. The first few times that it draws, ranks compare keys.
         placement: the ranks that run the code.
         key: the key of a random op of global tensors.
         salt: number that separates streams of the same key.
@@ -56,7 +56,7 @@ def alike(what: str, placement: Placement, key: RngState, salt: int) -> Iterator
 class _Lent:
     """One of torch's generators while it draws from a temporary stream.
 
-    ``own`` is the generator, ``seed`` that of the stream. It keeps the state to restore.
+    ``own`` is the generator, ``seed`` that of the stream. Holds the state of ``own`` to restore.
     """
 
     def __init__(self, own: torch.Generator, seed: int) -> None:

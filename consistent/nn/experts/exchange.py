@@ -4,7 +4,7 @@
 2 ranks, 4 experts, top 1     rank 0: experts 0, 1            rank 1: experts 2, 3
 tokens: their experts         a: 1   b: 2   c: 0              d: 3   e: 0   f: 2
 in the order of experts       c a | b                         e | f d
-there                         c a e   of experts 0 1 0        b f d   of experts 2 2 3
+as rows arrive                c a e   of experts 0 1 0        b f d   of experts 2 2 3
 and back                      c a | b                         e | f d
 ```
 
@@ -134,8 +134,8 @@ class Routes:
         Args:
             made: this rank's results, a row for each one that arrived.
             weights: [tokens, k], the weights of each token's experts.
-            dtype: the dtype in which products are added, one after the other; that of ``made`` by
-                default, to which their sum is rounded.
+            dtype: products of result and weight are cast to this dtype, and added one by one. None:
+                they are summed as they are, and the sum is cast to the dtype of ``made``.
 
         Returns:
             [tokens, ...], the sum over each token's experts of result times weight.

@@ -87,11 +87,12 @@ class ExpertsForward(Replaced):
     def _on_inside(self, spec: TensorSpec, at: tuple[int, ...]) -> TensorSpec:
         """Return the spec of this rank's experts, on the ranks that hold the same experts.
 
-        Each has a part of each expert. They differ from this rank along the axes ``inside`` only.
+        Each of these ranks has a shard of each expert. Their coordinates differ from this rank's
+        only along the axes ``inside``.
 
         Args:
             spec: the spec of a stack of weights on the whole placement.
-            at: this rank's coordinate.
+            at: this rank's coordinate in that placement.
         """
         local = spec.local_shape(at)
         placement = _along(spec.placement, self.inside, at)
@@ -101,7 +102,7 @@ class ExpertsForward(Replaced):
     def _added_up(self, out: Any) -> Any:
         """Return ``out`` with partial sums along the experts' axes reduced to B.
 
-        As partial sums (P), the following layers would have to move pieces.
+        Otherwise the next layers might run on pieces of it, which would then be redistributed.
         """
         if not is_global(out):
             return out
@@ -136,11 +137,11 @@ def sent_from(
     """Return the spec to which tokens are redistributed before they are sent to their experts.
 
     None if they are not sent: the tokens are not split along all axes of the experts, or tensors
-    are on several placements, or ranks outside the placement follow the ops. It depends only on
-    specs, so it is the same on all ranks.
+    are on several placements, or ranks outside the placement run the program, too. The result
+    depends only on specs, so it is the same on all ranks.
 
     Args:
-        given: the tokens, what they choose, and the tensors of the experts; global tensors.
+        given: the tokens, their choices of experts, and the experts' tensors; global tensors.
         lead: the number of dims of the tokens before their features.
         axes: the axes along which the experts are divided.
         inside: the axes along which each expert is split.
@@ -160,17 +161,18 @@ def sent_from(
 
 @lru_cache(maxsize=1 << 10)
 def _along(placement: Placement, axes: tuple[int, ...], at: tuple[int, ...]) -> Placement:
-    """Return the placement of the ranks that differ from the one at ``at`` along ``axes`` only."""
+    """Return the placement of the ranks whose coordinate differs from ``at`` only on ``axes``."""
     places = tuple(slice(None) if axis in axes else at[axis] for axis in range(placement.ndim))
     return Placement(placement.type, placement.ranks[places].tolist())
 
 
 @lru_cache(maxsize=1 << 10)
 def owners(placement: Placement, axes: tuple[int, ...], count: int, at: tuple[int, ...]) -> Owners:
-    """Return which rank holds how many of ``count`` experts, in the group of the rank at ``at``.
+    """Return which rank holds how many of ``count`` experts, in one group of ranks.
 
     A group holds all experts. Its ranks differ only along ``axes``: on a placement [2, 4] whose
-    axis 1 divides the experts, there are 2 groups of 4 ranks.
+    axis 1 divides the experts, there are 2 groups of 4 ranks. The group is that of the rank with
+    coordinate ``at``.
     """
     entries = tuple(Split(0) if axis in axes else B for axis in range(placement.ndim))
     spec = TensorSpec.of(placement, entries, (count,), torch.int64)

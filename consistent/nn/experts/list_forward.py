@@ -3,7 +3,7 @@
 ```
                       rank 0                     rank 1
 tokens, masks         of its batch               of its batch                global, S(0)
-the forward           its loop is noted (loop.py), and no expert runs
+the forward           its loop is recorded (loop.py); no expert runs
 sent                  rows of experts 0, 1       rows of experts 2, 3        plain
 experts, each once    experts.0, experts.1       experts.2, experts.3        plain
 sent back, weighted   tokens of its batch        tokens of its batch         global, S(0)
@@ -134,10 +134,10 @@ class ListForward(Replaced):
         return real(out)
 
     def _may_wait(self) -> bool:
-        """Return whether the experts may run after the loop, on rows of other ranks, without hooks.
+        """Return whether the experts may run after the loop, on plain rows from all ranks.
 
-        If not, the loop runs as it is written. Experts that draw random numbers may not: the
-        numbers of global tensors do not depend on their layout, and those of plain rows would.
+        If not, the loop runs as it is written. Experts with hooks may not, and none that draw
+        random numbers: those of global tensors do not depend on layouts, those of rows would.
         """
         parts = [part for expert in self.experts for part in expert.modules()]
         params = [p for expert in self.experts for p in expert.parameters()]
@@ -254,7 +254,8 @@ class ExpertCall(Replaced):
 def _applies(part: nn.Module) -> bool:
     """Return whether the forward of ``part`` calls autograd Functions or checkpoints.
 
-    Of their arguments torch handles only those that are tensors, which selected rows are not.
+    Torch handles only those of their arguments that are tensors, and rows that the loop selects
+    are not tensors yet (``Selected``).
     """
     return not {"apply", "checkpoint"}.isdisjoint(names_in_forward(part))
 
@@ -351,7 +352,7 @@ def _weights(made: Made, entries: Any, x: Any) -> Any:
     Args:
         made: the result.
         entries: its mask, [tokens, columns].
-        x: the tokens, whose dtype ones have if there are no factors.
+        x: the tokens. Without factors the weights are ones, in the dtype of the tokens.
     """
     weights = [
         _weight(each, made.rows, entries) for each in made.scales if isinstance(each, Picked)
@@ -363,7 +364,7 @@ def _weights(made: Made, entries: Any, x: Any) -> Any:
 
 
 def _weight(scale: Picked, rows: Picked, entries: Any) -> Any:
-    """Return one factor of a result as [tokens, columns], with the entries that no mask selects.
+    """Return one factor of a result as [tokens, columns], for all entries, selected or not.
 
     Args:
         scale: the factor, as selected by the loop.
@@ -432,7 +433,7 @@ class RoutedList(Routed):
             own = tensors[i * len(self.shapes) : (i + 1) * len(self.shapes)]
             if first <= e < first + here:
                 made.append(self._run(e, parts[e - first], own))
-        if not made:  # the shape and the dtype of what other ranks make
+        if not made:  # run an expert on no rows, for the shape and dtype of the output
             like = [x.new_zeros(shape) for x, shape in zip(tensors, self.shapes, strict=False)]
             made = [self._run(self.called[0], rows, like)]
         out = torch.cat(made)
@@ -489,6 +490,6 @@ def _unused(out: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _edge(x: Tensor) -> tuple[Any, int]:
-    """Return the place of ``x`` in the autograd graph, as (node, output number)."""
+    """Return the gradient edge of ``x`` in the autograd graph, as (node, output number)."""
     found = get_gradient_edge(x)
     return found.node, found.output_nr

@@ -81,7 +81,7 @@ def expert_lists(module: nn.Module) -> Iterator[ExpertList]:
         last = name.rpartition(".")[2]
         if not isinstance(part, nn.ModuleList | nn.ModuleDict) or not NAMED.search(last):
             continue
-        if "shared" in last:  # by all tokens
+        if "shared" in last:  # each token uses them, so they are not routed
             continue
         children = part.named_children()
         experts = {key: each for key, each in children if any(True for _ in each.parameters())}

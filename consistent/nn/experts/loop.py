@@ -1,15 +1,16 @@
-"""Follow a loop over a list of experts, and run all of its experts at once.
+"""Defer the calls of experts in a loop over them, and run them all at once.
 
 ```
 for e, expert in enumerate(self.experts):
     at, slot = torch.where(index == e)                     not run: see selected.py
     out[at] += weights[at, slot, None] * expert(x[at])     not run: one more addend of out
-return out                                                 out is read: all addends are made now
+return out                                                 out is read: now all addends are computed
 ```
 
-A function mode sees the calls of torch that the loop makes. Calls of the form above are noted. Each
-other call runs as it is written, on values that are computed first where they are needed. So a loop
-of another form, and one whose sums are read half way, are right, too; their experts run one by one.
+A function mode sees the calls of torch that the loop makes. Calls of the form above are deferred.
+Each other call runs as it is written, after the deferred values that it needs were computed. So a
+loop of another form, or one whose sums are read half way, gives the right result, too; its experts
+run one by one.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Addends:
         out: the tensor [..., features] to which the loop adds them.
         x: the tensor whose rows the experts take.
         made: the results, in order.
-        again: for each of them a function that adds it as the loop does.
+        again: for each result, a function that adds it to ``out`` as the loop does.
         is_fresh: whether the loop created ``out`` as a plain tensor, and no other tensor shares its
             memory.
     """
@@ -52,9 +53,9 @@ class Addends:
     is_fresh: bool = False
 
     def memories(self) -> set[int]:
-        """Return identifiers of all memory from which the results are computed, as ``memory`` does.
+        """Return identifiers (``memory``) of all memory from which the results are computed.
 
-        A write to it has to wait until they are computed.
+        The results have to be computed before any of it is overwritten.
         """
         return set[int]().union(*(made.memories() for made in self.made))
 
@@ -62,8 +63,8 @@ class Addends:
 class Loop(TorchFunctionMode):
     """Function mode in which a module's loop over experts runs: it collects the calls of experts.
 
-    Calls of torch that select tokens, weight results and add them are not run but noted. All other
-    calls run as written, after what they need was computed.
+    Calls of torch that select tokens, weight results and add them are deferred. All other calls run
+    as written, after the deferred values that they need were computed.
 
     Args:
         of_one: runs one expert: (its index, its argument) -> its result.
@@ -78,7 +79,8 @@ class Loop(TorchFunctionMode):
         super().__init__()
         self.of_one, self._add_at_once = of_one, add_at_once
         self.numbers = itertools.count()
-        # All ranks compute values that are left in the same order.
+        # Number -> deferred value that the program still holds. Numbers ascend, so that all ranks
+        # compute these values in the same order.
         self.live: WeakValueDictionary[int, Selected] = WeakValueDictionary()
         self._pending: Addends | None = None
         self._base: ref[Selected] | None = None
@@ -92,7 +94,7 @@ class Loop(TorchFunctionMode):
     def is_paused(self) -> bool:
         """Return whether grad mode or autocast differ from where the loop began.
 
-        Noted calls run later, as these were at the beginning, so none is noted meanwhile.
+        Deferred calls run with the settings of the beginning, so no call is deferred meanwhile.
         """
         return _state() != self.state
 
@@ -117,7 +119,7 @@ class Loop(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        # Off, the library itself works on shards.
+        # They are disabled where the library itself works on shards.
         if self._as_written or not torch._C._is_torch_function_enabled():
             return func(*args, **kwargs)
         self.settle()
@@ -150,7 +152,7 @@ class Loop(TorchFunctionMode):
 
         Args:
             x: the tensor that is to be written.
-            but: noted values that stay as they are.
+            but: deferred values that need not be computed.
         """
         where = memory(x)
         if self._pending is not None and where in self._pending.memories():
@@ -164,17 +166,17 @@ class Loop(TorchFunctionMode):
 
     def _before_read(self, x: Tensor) -> None:
         """Add the collected results to ``x`` before its shard is read."""
-        pending = self._pending  # of another thread, perhaps: tracers are told of all threads
+        pending = self._pending  # the read may be in another thread
         if pending is not None and not self._as_written and memory(pending.out) == memory(x):
             self.settle()
             self.flush()
 
     def settle(self) -> None:
-        """Undo the collection of the last result if the program still holds the rows under it.
+        """Add the last collected result at once if the program still holds ``out[at]`` from before.
 
-        Rows under it are what ``out`` had before, and may be used later: ``rows = out[at];
-        out[at] = rows + made; use(rows)``. The result is then added as the loop has written it.
-        Called before each next call of torch, when it is known whether the rows are held.
+        These old rows may be used later: ``rows = out[at]; out[at] = rows + made; use(rows)``. So
+        they are computed, and the result is added as the loop has written it. Called before the
+        next call of torch, when it is known whether the program still holds the rows.
         """
         base, self._base = self._base and self._base(), None
         if base is None or self._pending is None:
@@ -187,14 +189,14 @@ class Loop(TorchFunctionMode):
             add()
 
     def _finish(self) -> None:
-        """Add all results, and compute the noted values that are still alive, as the loop ends."""
+        """Add all results, and compute the deferred values that the program still holds."""
         self.settle()
         self.flush()
         for each in list(self.live.values()):
             each.close()
 
     def flush(self) -> None:
-        """Add the collected results to their tensor: all at once, or else one by one."""
+        """Compute the collected results, at once or else one by one, and add them to ``out``."""
         found, self._pending = self._pending, None
         if found is None or not found.made:
             return
@@ -205,7 +207,7 @@ class Loop(TorchFunctionMode):
 
     @contextmanager
     def as_written(self) -> Iterator[None]:
-        """Run calls of torch inside the context without noting them.
+        """Run calls of torch inside the context without deferring them.
 
         Grad mode and autocast are those of where the loop began.
         """
@@ -225,7 +227,7 @@ class Loop(TorchFunctionMode):
     # -- for the values ----------------------------------------------------------------------------
 
     def computed(self, value: Selected) -> Tensor:
-        """Return the tensor of a noted value, after adding collected results that it reads."""
+        """Compute a deferred value, after adding the collected results that it reads."""
         with self.as_written():
             if self._pending is not None:
                 if memory(self._pending.out) in value.memories():
@@ -252,7 +254,7 @@ class Loop(TorchFunctionMode):
         return a.is_of_whole and b.is_of_whole and self._root(a.mask) is self._root(b.mask)
 
     def expert(self, number: int, rows: Picked) -> Any:
-        """Note a call of expert ``number`` with ``rows``, and return the value for its result.
+        """Defer a call of expert ``number`` on ``rows``; return a deferred value for its result.
 
         If ``rows`` is not [entries, features], the expert runs at once.
         """
@@ -263,7 +265,7 @@ class Loop(TorchFunctionMode):
                 self.flush()
         return Made(self, number, rows)
 
-    # -- calls that are noted ----------------------------------------------------------------------
+    # -- calls that are deferred -------------------------------------------------------------------
 
     def where(self, func: Any, mask: Any = None, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs or not is_global(mask) or mask.ndim == 0:
@@ -306,7 +308,7 @@ class Loop(TorchFunctionMode):
         if at.mask is made.rows.mask and at.dims != made.rows.dims:
             return NotImplemented
 
-        # Of an index that selects an entry twice torch does not define the result.
+        # Torch does not define the result if an index selects an entry twice.
         def again() -> None:
             where = real(index)
             func(x, where, x[where] + made.real())
@@ -322,8 +324,8 @@ class Loop(TorchFunctionMode):
         Args:
             out: the tensor to which ``made`` is added.
             made: the result of an expert.
-            again: adds it as the loop does.
-            but: other values of the same statement, which need not be computed because of it.
+            again: adds ``made`` to ``out`` as the loop does.
+            but: deferred values of the same statement, which need not be computed before the write.
         """
         x = made.rows.source
         fits = out.ndim > 1 and out.shape[-1] > 1 and out.shape[:-1].numel() == x.shape[:-1].numel()

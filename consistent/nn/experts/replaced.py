@@ -1,7 +1,7 @@
-"""Forwards of this library in place of a module's own, and values in place of its parameters.
+"""Replace the forward of a module, or let it read other values in place of its parameters.
 
-Both lie in a ``__dict__``, where Python finds them before the class's ``forward`` and before
-torch's table of parameters.
+Both are stored in the ``__dict__`` of a module, where Python finds them before the class's
+``forward`` and before torch's table of parameters.
 """
 
 from __future__ import annotations

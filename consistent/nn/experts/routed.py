@@ -59,13 +59,13 @@ class Routed(ABC):
         """Return (index, weights), each [tokens, k]: the experts of each token, and their weights.
 
         Args:
-            choices: what tokens choose, in the form that the module has it.
-            weights: the weights that belong to it.
+            choices: the experts of the tokens, as the module has them: indices, or a mask.
+            weights: the weights that belong to ``choices``.
         """
 
     @abstractmethod
     def of_rows(self, rows: Tensor, expert: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-        """Return what this rank's experts make of ``rows``, a row for each.
+        """Return the outputs of this rank's experts for ``rows``, one row for each.
 
         Args:
             rows: [rows, features], which have arrived from all ranks.
@@ -116,7 +116,7 @@ class RoutedStacks(Routed):
         return made[:0] if empty else made
 
     def _run(self, given: list[Tensor], stacks: Sequence[Tensor]) -> Any:
-        """Run the module's own forward as if this rank's experts were all.
+        """Run the module's own forward as if there were no experts but this rank's.
 
         Args:
             given: the rows that have arrived, the expert of each, and weights of one.
@@ -133,7 +133,7 @@ class RoutedStacks(Routed):
             return self.forward.own(*laid).to_global(sbp=whole).to_local()
 
     def _seen(self, stacks: Sequence[Tensor]) -> dict[str, Any]:
-        """Return the attributes with which the module looks as if this rank's experts were all.
+        """Return the attributes to set so that the module sees only this rank's experts.
 
         These are the stacks, and the attributes that hold the number of experts.
         """
@@ -160,10 +160,10 @@ def check_rows(made: Any, rows: Tensor, experts: nn.Module) -> None:
 def run_routed(run: Routed, local: list[Tensor], spec: TensorSpec) -> Any:
     """Run ``run`` on ``local``, and return the result as a global tensor laid out like the tokens.
 
-    In a recorded step the whole of it is one message of the transport, since sizes that depend on
-    values must not be visible outside a message. Its backward is another one, which runs the
-    forward again. Messages inside experts that another axis splits are part of it, so all ranks of
-    the placement take part.
+    In a recorded step all of ``run`` is one message of the transport, since sizes that depend on
+    values must not be visible outside a message. The backward is another message, which runs the
+    forward again. Experts that another axis splits communicate inside it, so all ranks of the
+    placement take part.
 
     Args:
         run: the routing through the experts.
@@ -222,5 +222,5 @@ class _Backward:
         with without_modes():  # a recorded program runs below autograd, which is needed here
             x, *others = (each.detach().requires_grad_() for each in (x, *others))
             out = self.run(x, index, *others)
-            # Stacks that other ranks split, too, have become global tensors.
+            # Stacks that another axis splits have become global tensors, and so their gradients.
             return list(map(plain, torch.autograd.grad(out, (x, *others), grad)))

@@ -1,4 +1,4 @@
-"""Values of a loop over experts that stand for ops which have not been run.
+"""Deferred values of a loop over experts, each in place of a tensor that is not computed yet.
 
 They are selected tokens, the results of an expert, and results times weights.
 
@@ -10,9 +10,9 @@ made = made * w[top_x, idx, None]        Made, scaled by Picked of w
 out.index_add_(0, top_x, made)           an addend of out (loop.py)
 ```
 
-Each knows which entries of which mask it follows, so a whole loop becomes (tokens, masks, weights)
-of fixed shapes. Anything else that a program does with such a value computes it: ``real`` is what
-torch would have returned.
+Each value knows the mask whose entries select its rows, so a whole loop becomes (tokens, masks,
+weights) of fixed shapes. Anything else that a program does with such a value computes it: ``real``
+returns what torch would have returned.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def real(value: Any) -> Any:
 def closed(value: Any) -> Any:
     """Return ``value`` with a computed tensor for each ``Selected`` in it that is closed.
 
-    A closed one can no longer be noted, for example because its source was overwritten.
+    A value is closed if operations on it can no longer be deferred, for example because its source
+    was overwritten.
     """
     return _mapped(value, lambda x: x.real() if x.is_closed else x)
 
@@ -73,7 +74,7 @@ def _is_in_function() -> bool:
 
 
 def _codes_of_forwards(cls: type) -> set[CodeType]:
-    """Return the code of ``forward`` of each class below ``cls``, decorators taken off.
+    """Return the code of ``forward`` of each subclass of ``cls``, without decorators.
 
     The call of ``apply`` is no sign that a forward runs: since torch 2.15 it has no frame.
     """
@@ -89,7 +90,7 @@ def _codes_of_forwards(cls: type) -> set[CodeType]:
 class Selected:
     """A value in a loop over experts that stands for a tensor which is not computed yet.
 
-    The loop may select, weight and add such values, which is only noted. Any other use computes the
+    Operations that select, weight and add such values are deferred, too. Any other use computes the
     tensor (``real``), so programs see what torch would have returned.
 
     Args:
@@ -125,7 +126,7 @@ class Selected:
         return self._real
 
     def close(self) -> None:
-        """Compute the value, and take it as a plain tensor from here on.
+        """Compute the value, and from here on run operations on it at once.
 
         Called before the value or one of its sources changes.
         """
@@ -134,9 +135,9 @@ class Selected:
 
     @property
     def is_closed(self) -> bool:
-        """Return whether uses of the value are run and not noted.
+        """Return whether operations on the value run at once, and are not deferred.
 
-        It or a source has changed, or the loop is paused.
+        So it is after ``close``, and while the loop is paused.
         """
         return self._is_closed or self.loop.is_paused
 
@@ -153,13 +154,13 @@ class Selected:
         return []
 
     def memories(self) -> set[int]:
-        """Return identifiers of the memory (``memory``) of which a write may change the value."""
+        """Return identifiers (``memory``) of the memory to which a write may change the value."""
         here = [self._real] if isinstance(self._real, Tensor) else []
         found = set(map(memory, (*self.sources(), *here)))
         return found.union(*(part.memories() for part in self.parts()))
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("register_") or name == "retain_grad":  # hooks are of one tensor
+        if name.startswith("register_") or name == "retain_grad":  # a hook needs the tensor itself
             self.loop.before_write(self.real())
         return getattr(self.real(), name)
 
@@ -259,10 +260,10 @@ class Picked(Selected):
         return self.dims == tuple(range(self.mask.ndim))
 
     def _formed(self, form: Form | None, again: Callable[[Tensor], Tensor]) -> Any:
-        """Return this value in another shape, which is only noted if ``form`` is known.
+        """Return this value in another shape; the reshape is deferred if ``form`` is known.
 
         Args:
-            form: the shape; None if it cannot be noted.
+            form: the shape; None if the reshape cannot be deferred.
             again: (this value, computed) -> the reshaped tensor.
         """
         if form is None or self.is_closed:
@@ -366,7 +367,7 @@ class Made(Selected):
     def __imul__(self, other: Any) -> Any:
         made = self * other
         if isinstance(made, Made) and self._real is None:
-            self.scales, self.steps = made.scales, made.steps  # also for its other names
+            self.scales, self.steps = made.scales, made.steps  # other references see it, too
         else:
             self.real().mul_(real(other))
         return self
@@ -379,7 +380,7 @@ class Made(Selected):
         return self._then(lambda x: x.type_as(real(other)))
 
     def squeeze(self, dim: int) -> Any:
-        # Only rows of several features are added (loop.py), and none of their dims goes.
+        # Only rows of several features are added (loop.py), and of these squeeze removes no dim.
         return self._then(lambda x: x.squeeze(dim)) if dim == 1 else self.real().squeeze(dim)
 
     def __radd__(self, other: Any) -> Any:
@@ -415,10 +416,10 @@ class Raised(Selected):
 
 
 def picked(loop: Any, source: Tensor, index: Any) -> Picked | None:
-    """Return ``source[index]`` as a noted value, or None if ``index`` has another form.
+    """Return ``source[index]`` as a deferred value; None if ``index`` has an unsupported form.
 
-    It must select the entries of one mask: by ``Chosen`` indices of it, or by the mask itself. Ints
-    may be anywhere, None before and after, and whole slices after them.
+    The index must select the entries of one mask, by the mask itself or by ``Chosen`` indices of
+    it. None may come before and after these, whole slices after them, and ints anywhere.
     """
     items = list(index) if isinstance(index, tuple) else [index]
     found = [_mask_and_dims(each) for each in items]

@@ -27,8 +27,8 @@ class _Note(NamedTuple):
     error: tuple[str, str] | None  # class and message of the rank's error
     described: str  # a hash of the move that the rank has planned
     plain: dict[str, str]  # a hash of each plain tensor, which the rank holds whole
-    seed: int
-    count: int
+    seed: int  # seed of the random numbers of global tensors
+    count: int  # number of draws from that seed so far
 
 
 def agreed(prepare: Callable[[], Carried]) -> tuple[Carried, list[str]]:

@@ -134,7 +134,7 @@ def _data(x: Any) -> Tensor:
 def _check_unshared(job: JobToMove) -> None:
     """Raise if an autograd graph or a view still uses a tensor of the job.
 
-    It would see the tensor change.
+    The move would change the tensor under that graph or view.
 
     Raises:
         RuntimeError: a tensor is in use; the message names it.

@@ -21,10 +21,10 @@ Load = tuple[float, int]  # the cost and the number of the parameters that a ran
 
 
 def flops_of(shape: Shape) -> float:
-    """Return the work of stepping a parameter of ``shape``, by which parameters are dealt to ranks.
+    """Return the work of stepping a parameter of ``shape``, the default cost for balancing ranks.
 
-    For a matrix of m rows and n >= m columns it is m * m * (2 n + m), as in an iteration of Newton
-    and Schulz. A tensor with more dims counts as a matrix of its first dim by all others, and a
+    For a matrix of m rows and n >= m columns it is m * m * (2 n + m), as in a Newton-Schulz
+    iteration. A tensor with more dims counts as a matrix of its first dim by all others, and a
     vector as its number of elements.
     """
     size = math.prod(shape)
@@ -42,7 +42,7 @@ def deal(
 ) -> list[int]:
     """Return the owner of each parameter: the one rank that steps it as a whole matrix.
 
-    The most expensive parameter is dealt first, to the rank with the least cost so far: costs
+    The most expensive parameter is assigned first, to the rank with the least cost so far: costs
     9, 5, 4 on ranks 0 and 1 -> owners 0, 1, 1.
 
     Args:

@@ -63,7 +63,7 @@ def matrix_step(
         groups: (parameter group) -> whether its parameters are stepped whole; by default all groups
             except those with ``"use_muon": False``. Other parameters step as the plan says.
         cost: (shape) -> the work of stepping a parameter, in any unit, the same on every rank; by
-            default the flops of an iteration of Newton and Schulz.
+            default the flops of a Newton-Schulz iteration.
 
     Returns:
         ``optimizer``.
@@ -182,7 +182,7 @@ def leave(optimizer: Any) -> None:
     whole.leave()
 
 
-# -- by itself -------------------------------------------------------------------------------------
+# -- without a call of matrix_step -----------------------------------------------------------------
 
 
 _PLANNED = "_has_a_plan"  # name of a parameter's attribute
@@ -202,7 +202,7 @@ def install_known(module: nn.Module) -> None:
 
 @functools.cache
 def _watch() -> None:
-    """Have ``_look`` called before each step of any optimizer, from the first call on."""
+    """Register ``_look`` to be called before each step of any optimizer; only the first time."""
     install_hooks()
     Tracer(on_optimizer_step=_look).always()
 
@@ -210,8 +210,8 @@ def _watch() -> None:
 def _look(optimizer: Any) -> None:
     """Apply ``matrix_step`` to an optimizer that needs it, and keep its hooks innermost.
 
-    Called before each step of any optimizer. It is needed by a known optimizer (Muon) of a
-    parallelized module, and by a copy of one with ``matrix_step``.
+    Called before each step of any optimizer. Known optimizers (Muon) of a parallelized module need
+    it, and copies of an optimizer with ``matrix_step``, which lack its hooks.
     """
     if "_innermost" not in optimizer.__dict__ and "_looked_at" not in optimizer.__dict__:
         params = [p for group in optimizer.param_groups for p in group["params"] if is_global(p)]

@@ -58,7 +58,7 @@ class _Told(NamedTuple):
 def told_states(
     optimizer: Optimizer, as_global: Callable[[Tensor, TensorSpec], Any]
 ) -> dict[int, tuple[Any, dict[str, Any]]]:
-    """Return the optimizer state that owner ranks hold as global tensors, the same on every rank.
+    """Return on every rank the optimizer state that owner ranks hold, made of global tensors.
 
     Each tensor is on the placement of its one owner; other ranks get a meta tensor. Values that are
     no tensors are taken from the owner, and so are tensors without dims, which stay plain. A

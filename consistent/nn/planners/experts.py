@@ -117,7 +117,7 @@ def split_experts_inside(plan: Plan, asked: Asked) -> None:
 def _add_up_after(plan: Plan, asked: Asked, but: Collection[str] = ()) -> None:
     """Make ``plan`` reduce the experts' partial sums to B at the output of each mixture of experts.
 
-    Otherwise the next layers would run on pieces, which would have to be moved.
+    Otherwise the next layers might run on pieces of the output, which would then be redistributed.
 
     Args:
         plan: the plan, which is changed.

@@ -61,7 +61,7 @@ def _style(word: str, pattern: str, model: str) -> _Style:
 
     Args:
         word: the word of the model's plan.
-        pattern: the pattern of names that has it, for the error.
+        pattern: the pattern of names to which the model's plan gives the word, for the error.
         model: the name of the model's class, for the error.
 
     Raises:

@@ -54,8 +54,8 @@ def plan_for(
         module: the module.
         tensors: for each tensor, the places in the module that hold it.
         placement: the placement of the module.
-        given: that argument: a plan's name, one for each axis, patterns, a ``Plan``, or None
-            for all B (replicated).
+        given: the argument ``plan``: a plan's name, one for each axis, patterns, a ``Plan``, or
+            None for all B (replicated).
 
     Raises:
         ValueError: a name is unknown, a pattern matches nothing, or an SBP does not fit its tensor.
@@ -165,7 +165,7 @@ def _joined(
 
 
 def _late(name: str) -> tuple[bool, bool]:
-    # A sort key: False precedes True.
+    # Sort key of an axis by its plan's name: zero plans and those of experts last (False < True).
     ends = name.endswith("expert")
     return ends or name.startswith("zero"), not ends
 
@@ -229,9 +229,9 @@ def _planner(name: str | WithCodecs) -> Callable[[Asked], Plan]:
 
 
 def _meant(name: str) -> str:
-    """Return a hint for an unknown plan, to end an error with.
+    """Return a hint for the error about an unknown plan name; it may be empty.
 
-    It is what another library's name is called here, or the name that is most similar.
+    It is the plan's name here, if ``name`` is another library's, or the most similar name.
     """
     word = re.sub(r"[-_ ]|parallel(ism)?", "", name.lower())
     instead = elsewhere.OF_PLANS.get(word)

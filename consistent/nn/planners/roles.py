@@ -320,7 +320,7 @@ def _pairs_in(name: str, layers: Sequence[Linear]) -> Iterator[Pair]:
 class _Waiting:
     """Linear layers of a module that may still become the columns of an MLP ``Pair``.
 
-    Parts are the module's children, such as an actor and a critic. A layer's output may go to
+    A *part* is a child of the module, such as an actor or a critic. A layer's output may go to
     another layer of the same part, or from the end of one part to the beginning of another part.
 
     Args:
@@ -365,7 +365,7 @@ class _Waiting:
         return waiting[len(waiting) - count :]
 
     def _part(self, layer: Linear) -> tuple[str, ...]:
-        """Return which child of the module has ``layer``, as the parts of the child's name."""
+        """Return the name of the module's child that has ``layer``, split at the dots."""
         return tuple(layer.name.split(".")[: self._depth + 1])
 
 

@@ -1,7 +1,7 @@
 """Tensor and sequence parallelism: between blocks, activations are split along the sequence.
 
 ```
-S(1) -norm-> S(1) -all_gather-> B -> columns -> rows -> addends -reduce_scatter-> S(1)
+S(1) -norm-> S(1) -all_gather-> B -> columns -> rows -> P -reduce_scatter-> S(1)
 ```
 
 An all-gather and a reduce-scatter together send as much as the all-reduce of ``tensor``. Norms,

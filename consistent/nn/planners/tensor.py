@@ -1,7 +1,7 @@
 """Tensor parallelism: Megatron's layout, found from the module tree.
 
 ```
-x: B -> columns S(0) -> features split -> rows S(1) -> addends -> one all-reduce -> B
+x: B -> columns S(0) -> features split -> rows S(1) -> P -> one all-reduce -> B
 ```
 
 If one layer computes queries, keys and values one after the other, each rank has columns of each of

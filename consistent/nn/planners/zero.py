@@ -92,7 +92,7 @@ def plan_zero3(asked: Asked) -> Plan:
 
 
 def _plan(asked: Asked, layouts: object) -> Plan:
-    """Return the plan that gives each parameter ``layouts(split)``, where split is its S.
+    """Return the plan that gives each parameter ``layouts(s)``, where s is its S by ``_split``.
 
     Parameters that cannot be split are left out, and so are replicated.
     """

@@ -1,6 +1,6 @@
-"""Sharded parameters (ZeRO), which are whole only while forward, backward or an optimizer needs it.
+"""ZeRO: parameters that are sharded between uses, and optimizer steps on shards.
 
-What happens to one of them in a step:
+What happens to a sharded parameter in a training step:
 
 ```
                 gather                            release
@@ -26,7 +26,7 @@ Files:
   saves without the values;
 * ``again.py``: the second gather, for backward;
 * ``order.py``: which parameters a module gathers, and which are gathered next;
-  ``prefetch.py``: gathering those while the present ones are used;
+  ``prefetch.py``: gathering the next ones while the present ones are used;
   ``prefetch_operands.py``: the same for split parameters that ops gather themselves;
 * ``step.py``: the layout of an optimizer step; ``master_weights.py``: copies in float32.
 

@@ -104,7 +104,8 @@ def modified(shape: Any, found: int, saved: int) -> RuntimeError:
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        # By backward (graph task): what holds gathered values until it ends.
+        # Id of a running backward (autograd graph task) -> objects that hold gathered values, to
+        # be dropped when it ends.
         self.kept: dict[int, weakref.WeakSet[GatheredAgain]] = {}
         self.opened = -1  # the last backward (graph task) that has taken gathered values
 
@@ -123,10 +124,10 @@ def _opens_backward() -> bool:
 
 
 def _let_go_after_backward(each: GatheredAgain) -> bool:
-    """Have the values of ``each`` dropped when this backward ends; return False outside of one.
+    """Drop the gathered values of ``each`` when this backward ends; return False outside backward.
 
-    They may be dropped earlier, with the last view. A backward that stops at some inputs does not
-    take all views.
+    ``take`` drops them earlier, with the last saved view. But a backward to some inputs only, as by
+    ``torch.autograd.grad``, may not unpack all saved views.
     """
     task = torch._C._current_graph_task_id()
     if task == -1:
@@ -139,6 +140,6 @@ def _let_go_after_backward(each: GatheredAgain) -> bool:
 
 
 def _forget(task: int) -> None:
-    """Drop the values that the backward ``task`` kept; autograd calls this at its end."""
+    """Drop the gathered values that the backward with id ``task`` kept; called at its end."""
     for each in list(_thread.kept.pop(task, ())):
         each.forget()

@@ -138,13 +138,13 @@ class ForwardRun:
         unit: the parameters to gather.
 
     Attributes:
-        keeps: whether modules inside this one use what it has gathered.
+        keeps: whether submodules that are called inside use the parameters gathered here.
         saves_views: whether autograd saves views without their values, to be gathered again.
     """
 
-    keeps = False  # whether modules inside this one use what it has gathered
+    keeps = False  # whether submodules called inside use the parameters gathered here
     saves_views = True  # whether autograd saves views without their values
-    _arriving = staticmethod(arriving)  # what the gradients pass through in backward
+    _arriving = staticmethod(arriving)  # takes over the gradients in backward
 
     def __init__(self, unit: GatherUnit) -> None:
         self.unit = unit
@@ -211,7 +211,7 @@ class ForwardRun:
 
 
 class KeptRun(ForwardRun):
-    """A call that gathers for all submodules, and lets autograd keep the gathered values.
+    """A module call that gathers the parameters of all submodules, and lets autograd save them.
 
     No hooks for saved tensors are used, so what autograd saves is not gathered again in backward.
 
@@ -236,12 +236,12 @@ class KeptRun(ForwardRun):
             super().begin()
 
     def serves(self, unit: GatherUnit) -> bool:
-        """Return whether the parameters of ``unit``, of a module called inside, are gathered here.
+        """Return whether this call has gathered the parameters of ``unit``, which a submodule owns.
 
-        If other hooks for saved tensors have been entered since this call began, it is ended, and
-        its module does not keep parameters again. Such hooks may belong to a checkpoint, which
-        calls the modules inside it again after this call has ended, and must find the same number
-        of saved tensors as the first time.
+        If other hooks for saved tensors have been entered since this call began, this call is
+        ended, and its module does not keep parameters again. Such hooks may belong to a checkpoint,
+        which calls the modules inside it again after this call has ended, and must find the same
+        number of saved tensors as the first time.
         """
         if not unit.parameters:
             return False
@@ -268,10 +268,10 @@ class KeptRun(ForwardRun):
     def _arriving(self, *given: Any, **how: Any) -> Any:
         """Check in backward that parameters kept by autograd were not written to since forward.
 
-        It takes the place of ``arriving``, through which gradients of gathered values pass.
+        It then calls ``arriving``, which takes over the gradients of gathered parameters.
 
         Raises:
-            RuntimeError: one was, as torch raises it for saved tensors.
+            RuntimeError: one was written to; the error is torch's for a modified saved tensor.
         """
         for shard, writes in self.saved:
             if shard._version != writes:
@@ -282,8 +282,8 @@ class KeptRun(ForwardRun):
 class OneByOne:
     """A call of a module with a ``GatheredTogether`` that gathers nothing for its submodules.
 
-    Each submodule gathers its own parameters. The object marks on the stack where the call ends, so
-    that the hook after it ends no other call.
+    Each submodule gathers its own parameters. The object is this call's entry on the stack of calls
+    under way, so that ``after_forward`` ends this call and not one around it.
 
     Args:
         unit: the parameters of the whole module.
@@ -299,8 +299,8 @@ class OneByOne:
 
 
 def join_kept(unit: GatherUnit) -> bool:
-    """Return whether a call around this one has gathered the parameters of ``unit`` already.
+    """Return whether an enclosing module call has gathered the parameters of ``unit`` already.
 
-    This call then gathers none.
+    The call of the unit's own module then gathers none.
     """
     return any(each.keeps and each.serves(unit) for each in this_thread.under_way)

@@ -49,7 +49,7 @@ def install_use(module: nn.Module, plan: Plan) -> None:
 def coders_of(module: nn.Module) -> list[Coder]:
     """Return the codecs of the parameters that ``module`` gathers when it is called.
 
-    They are of those that its own hooks gather, not of submodules.
+    Only parameters that the hooks of ``module`` gather count, not those that submodules gather.
     """
     hooks = [getattr(hook, "__self__", None) for hook in module._forward_pre_hooks.values()]
     gathered = [hook for hook in hooks if isinstance(hook, GatherUnit)]
@@ -58,9 +58,13 @@ def coders_of(module: nn.Module) -> list[Coder]:
 
 
 def _orders(module: nn.Module, parameter: ShardedParameter) -> GatherOrders | None:
-    """Return the orders by which parameters of ``module`` are prefetched; None if ranks cannot.
+    """Return the gather orders by which ``module`` prefetches; None if ranks cannot prefetch.
 
-    Installs the hook that starts the order of forward over at each call of ``module``.
+    Also installs a forward pre-hook, which restarts the forward order at each call of ``module``.
+
+    Args:
+        module: the whole module.
+        parameter: any of its sharded parameters, for the placement.
     """
     sending = way_on(parameter.value.placement)
     if sending is None:
@@ -134,7 +138,7 @@ def _install(
 ) -> None:
     """Install hooks on ``runner`` that gather ``parameters``.
 
-    If it has such hooks, for other parameters, they gather these, too.
+    If ``runner`` has such hooks for other parameters already, ``parameters`` are added to them.
     """
     for hook in runner._forward_pre_hooks.values():
         found = getattr(hook, "__self__", None)

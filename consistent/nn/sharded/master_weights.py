@@ -25,7 +25,7 @@ from ...tensor.storage.step_layout import loaded_state, step_spec
 from .step import install_hooks
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
-_NAME = "master"  # in the state of a parameter, where the state is saved
+_NAME = "master"  # key of the copy in a parameter's state in ``state_dict``
 _LOW = (torch.bfloat16, torch.float16)
 
 
@@ -91,8 +91,8 @@ class Masters:
         dtype: the dtype of the copies.
 
     Attributes:
-        copies: parameter -> (its copy, the version of the parameter that it is of).
-        loading: state of ``load_state_dict``, set aside while torch loads the rest.
+        copies: parameter -> (its copy, the version of the parameter from which the copy is).
+        loading: state passed to ``load_state_dict``, set aside while torch loads its own part.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -126,8 +126,8 @@ class Masters:
     def _is_older(self, param: Any, copy: Any, part: Tensor, laid: TensorSpec) -> bool:
         """Return whether the copy of ``param`` is outdated.
 
-        It is if ``param`` was written to since its last step. Writes through ``param.data`` have a
-        version counter of their own. If it was used, the values are compared instead.
+        It is if ``param`` was written to since its last step. Writes through ``param.data`` do not
+        raise the version of ``param``; if ``param.data`` was used, the values are compared.
 
         Args:
             param: the parameter.
@@ -178,7 +178,8 @@ def _add_masters(optimizer: Any, state_dict: dict) -> None:
 def _set_aside(optimizer: Any, state_dict: dict) -> dict:
     """Return the state_dict that torch loads, without the copies (load_state_dict pre-hook).
 
-    All loaded state is set aside before, since torch converts it to the parameters' dtype.
+    All loaded state is set aside in ``Masters.loading`` before, since torch converts what it loads
+    to the parameters' dtype.
     """
     masters: Masters = optimizer.__dict__["_masters"]
     masters.loading = {number: dict(kept) for number, kept in state_dict["state"].items()}
@@ -206,7 +207,7 @@ def _bring_back(optimizer: Any) -> None:
 
 
 def _global(value: Any, param: Any) -> Any:
-    """Return a loaded copy as a global tensor; a plain one is the whole parameter."""
+    """Return a loaded copy of ``param`` as a global tensor; a plain ``value`` is the whole copy."""
     if is_global(value):
         return value
     return distribute(value.detach(), param.placement, step_spec(param).sbp)

@@ -1,4 +1,4 @@
-"""The parameters that modules gather, and the order in which they do, which predicts the next ones.
+"""Which parameters modules gather, and in which order, by which the next ones are predicted.
 
 The next parameters are predicted to be those that came next the last time, in forward and in
 backward. After a wrong prediction, nothing is prefetched at that point again. Whether a parameter
@@ -233,7 +233,7 @@ class Ahead:
         any in a thread.
 
         Args:
-            key: stands for the parameters that are gathered in this moment.
+            key: stands for the parameters that are being gathered now.
             wanted_for: (key) -> the shards, specs and codecs of its parameters.
         """
         by_messages = self._sending.group_bytes > 0
@@ -259,7 +259,7 @@ class Ahead:
         Each is (the key before it, the key, its parameters).
 
         Args:
-            key: the key that is gathered in this moment.
+            key: stands for the parameters that are being gathered now.
             wanted_for: (key) -> the shards, specs and codecs of its parameters.
         """
         after = self._coming[-1].key if self._coming else key
@@ -336,6 +336,7 @@ class GatherOrders:
         return self
 
     def __reduce__(self) -> Any:
-        # Loading must not run the collective that asks for spare cores: no prefetch in a thread.
+        # Unpickling must not run the collective that prefetching in a thread needs, which asks all
+        # ranks for spare cores. So an order with a thread is unpickled as one without prefetching.
         by_messages = self._sending.group_bytes > 0
         return GatherOrders, (self._sending if by_messages else none_ahead(),)

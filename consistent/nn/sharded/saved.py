@@ -110,7 +110,7 @@ _thread = _Thread()
 
 def _watch(alias: Any) -> None:
     """Note an alias of gathered values that a program has made by ``x.data``."""
-    # Called for each `x.data`, whose version counter does not count for `x`.
+    # Called for each `x.data`, since a write to it does not raise the version counter of `x`.
     if _thread.aliases:
         found = _thread.aliases.get(_storage_of(plain(alias)))
         if found is not None:
@@ -130,7 +130,7 @@ def _storage_of(x: Tensor) -> int:
 def release(gathered: Iterable[Gathering]) -> None:
     """Drop the values of all of ``gathered``, after copying forward's writes to the parameters.
 
-    First, writes to them are no longer tracked, since their storage may be reused.
+    New aliases of the values are no longer tracked, since other tensors may reuse their storage.
     """
     for each in gathered:
         _thread.aliases.pop(each.storage, None)
@@ -208,7 +208,7 @@ class SavedShards:
         self.made: dict[tuple[Any, int], tuple[Gathering, Tensor, int]] = {}
 
     def add(self, gathered: Iterable[Gathering]) -> None:
-        """Let the hooks know gathered values, whose views are then saved without values."""
+        """Register gathered values, so that the hooks save views of them without their values."""
         with HookOff():
             for source in gathered:
                 whole = source.seen
@@ -244,7 +244,7 @@ class SavedShards:
         return self.below[0](x)
 
     def _cast(self, x: Tensor) -> Gathering | None:
-        """Return the parameter of whose gathered values ``x`` is a copy in another dtype.
+        """Return the gathered parameter of which ``x`` is a copy in another dtype, as by autocast.
 
         ``x`` may also be a view of such a copy. None if it is neither.
         """
@@ -286,7 +286,7 @@ def enter(gathered: Sequence[Gathering]) -> SavedShards:
     Those on top of torch's stack are used again; otherwise new ones are pushed.
 
     Args:
-        gathered: the parameters of whose values autograd is to save no views with values.
+        gathered: the gathered parameters, of which autograd is to save views without values.
     """
     top = innermost()
     found = None if top is None else getattr(top[0], "__self__", None)

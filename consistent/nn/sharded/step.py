@@ -71,7 +71,7 @@ def forget_step(param: Any) -> None:
 
 
 def in_step(param: Any) -> bool:
-    """Return whether a step of ``param`` by an optimizer is under way, or has ended by an error."""
+    """Return whether a step of ``param`` by an optimizer is under way, or ended with an error."""
     return "_in_step" in param.__dict__
 
 
@@ -92,7 +92,7 @@ def _before(optimizer: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | N
     """Bring parameters to the layouts of the step (pre-hook), and wrap a closure among ``args``."""
     if torch.compiler.is_compiling():
         return None
-    # First: a callback may give the optimizer owners (``matrix_step``), which decides what follows.
+    # First: a callback may apply ``matrix_step``, whose parameters ``_of`` leaves out.
     for notify in _ON_OPTIMIZER_STEP:
         notify(optimizer)
     if not _concerns(optimizer):
@@ -106,8 +106,8 @@ def around_closure(
 ) -> tuple[tuple, dict] | None:
     """Wrap the closure among the arguments of an optimizer's ``step``, which computes a loss.
 
-    It then sees parameters in their stored layouts, as a forward has to. If it raises, they stay
-    so.
+    The closure then sees parameters in their stored layouts, which a forward needs. If it raises,
+    the parameters stay in these layouts.
 
     Args:
         args, kwargs: the arguments of the optimizer's ``step``.
@@ -205,7 +205,7 @@ class _Coming(NamedTuple):
 
 
 class _InStep:
-    """A parameter during an optimizer step, with what it was before.
+    """A parameter during an optimizer step, with its shard, spec and gradient from before.
 
     Making an instance brings the parameter and its gradient to the layout of the step.
 
@@ -246,7 +246,7 @@ class _InStep:
         return seen
 
     def coming(self, param: Any) -> list[_Coming]:
-        """Return what has to be gathered after the step, at most one ``_Coming``.
+        """Return the new value as a list of one, if it must be redistributed; otherwise ``[]``.
 
         It fills the memory that the parameter had before the step.
         """
@@ -298,7 +298,7 @@ def _part(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
         return local
     cut = all(isinstance(m, Move) and m.kind == "slice" for m in plan_boxing(src, dst))
     cut = cut and not dst.layout.is_cut
-    if local.is_sparse or not cut:  # entries have no memory that a view could share
+    if local.is_sparse or not cut:  # a slice of a sparse tensor is not a view
         return run(local, src, dst)
     at = my_coordinate(src.placement)
     (starts, _), (firsts, sizes) = src.region(at), dst.region(at)
@@ -310,7 +310,7 @@ def _part(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
 def _follow(state: dict, spec: TensorSpec) -> None:
     """Bring optimizer state of a parameter's shape to the layout of its step.
 
-    State that was loaded may have another one.
+    State that was loaded from a checkpoint may have another layout.
 
     Args:
         state: name -> value, the state of one parameter; changed in place.

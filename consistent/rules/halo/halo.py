@@ -35,7 +35,7 @@ class Halo:
 
 
 def with_halo(call: Call, parts: int, dims: Sequence[int]) -> list[Signature]:
-    """Return signatures of the form "halo" that split one of ``dims`` of the first operand.
+    """Return the SBP signatures of the form "halo" that split one of ``dims`` of the first operand.
 
     Each rank fetches the inputs that its outputs need from other ranks. A dim is split only if
     every rank has an output and an input of its own, and if the op has a halo along it.

@@ -182,8 +182,8 @@ def block_window(call: Call, at: int) -> tuple[int, int, int]:
 def _blocks_of(call: Call, d: int) -> Halo | None:
     """Return the halo of im2col along image rows: a rank needs the rows of its blocks.
 
-    Each column of the result is a block. Blocks are in row-major order, so a rank's columns are
-    some rows of blocks.
+    Each column of the result is a block. Blocks are in row-major order, so a rank's columns lie in
+    a range of rows of blocks.
     """
     x = call.operands[0]
     if d != x.ndim - 2:

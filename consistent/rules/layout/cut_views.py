@@ -1,4 +1,6 @@
-"""Views of a tensor with a cut, whose pieces are not balanced: how the view is then split.
+"""Views of a tensor whose split has a cut (unbalanced pieces): how the view is then split.
+
+The cuts are those of ``S(d, cut=, of=, blocks=, sizes=)``, see ``spec/cut.py``.
 
 ```
 [2, 8] -> [16]     S(1, cut="zigzag")          -> S(0, cut="zigzag", of=8)     runs side by side
@@ -57,10 +59,10 @@ def viewed(
 def _candidates(
     entry: Split, n: int, after: int, span: int, before: int, repeats: int, m: int
 ) -> list[Split]:
-    """Return splits of the view's dim of ``m`` items that may be right.
+    """Return the splits of the view's dim, of ``m`` items, that may give ranks their elements.
 
-    ``viewed`` then compares which elements they give each rank. Only their cuts matter; their dim
-    is that of the operand.
+    ``viewed`` then checks which elements each split gives each rank. Only the cuts of the splits
+    matter; their dim is that of the operand.
 
     Args:
         entry: the operand's split, of a dim of ``n`` items.
@@ -117,7 +119,7 @@ def _alike(
             elements.
         made, other, repeats: in the same way those of the view.
     """
-    common = math.gcd(times, repeats)  # the rest is repeated on both sides
+    common = math.gcd(times, repeats)  # both sides repeat this often, so compare one repetition
     return all(
         _repeated(a, length, times // common) == _repeated(b, other, repeats // common)
         for a, b in zip(have, made, strict=True)

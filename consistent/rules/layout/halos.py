@@ -187,7 +187,7 @@ def _in_place(call: Call, d: int) -> Halo | None:
 
 
 def _regrouped(call: Call, d: int) -> Halo | None:
-    """Return the halo of view, reshape, ... along dim ``d``: the whole items that outputs are in.
+    """Return the halo of view, reshape, ... along ``d``: the input items that contain the outputs.
 
     [5, 4] -> [20]: the outputs [7, 14) are in the rows [1, 4). None if ``d`` is not the first dim
     of a group of dims that are merged or divided (see ``view.heads``).

@@ -37,7 +37,7 @@ _JOINED = {"column_stack": 1, "dstack": 2, "hstack": 1, "row_stack": 0, "vstack"
 
 
 def _joined(call: Call, moves: Mapping[int, int]) -> list[Signature]:
-    """Return signatures in which all operands are split alike, and the one from P to P.
+    """Return the SBP signatures in which all operands are split alike, and the one from P to P.
 
     ``moves`` has dim of the operands -> dim of the result, for the dims that may be split.
     """
@@ -65,11 +65,11 @@ def _ndim(call: Call) -> int:
 
 
 def joined(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of cat: dims other than the joined one stay split, if all operands are.
+    """Return the SBP signatures of cat: dims other than the joined one stay split.
 
-    Along the joined dim, all operands are split, or one of a few: ``S(0), S(0) -> S(0)`` and
-    ``S(0), B -> S(0)``. Ranks then fetch the parts of the operands that are in their piece of the
-    result.
+    All operands must then have the same split. Along the joined dim, all operands are split, or, if
+    there are few, a single one: ``S(0), S(0) -> S(0)`` and ``S(0), B -> S(0)``. Ranks then fetch
+    the parts of the operands that are in their piece of the result.
     """
     n = _ndim(call)
     dim = call.dim("dim", 0, ndim=n)
@@ -98,9 +98,9 @@ def offsets(call: Call, dim: int) -> list[int | None]:
 
 
 def _exchanged(call: Call, dim: int, parts: int) -> list[list[int]]:
-    """Return [operand][rank] -> the bytes that the rank fetches of that operand of cat.
+    """Return the bytes that each rank fetches of each operand of cat, as [operand][rank].
 
-    It is if operands and result are all split along ``dim``, over ``parts`` ranks.
+    Operands and result are all split along ``dim``, over ``parts`` ranks.
     """
     m = call.outs[0].shape[dim]
     starts = [start or 0 for start in offsets(call, dim)]
@@ -119,7 +119,7 @@ def _busiest(each: Sequence[list[int]]) -> int:
 
 
 def joined_by_name(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of hstack, vstack, ...: dims other than the joined one stay split.
+    """Return the SBP signatures of hstack, vstack, ...: dims other than the joined one stay split.
 
     ``vstack`` of two vectors, which become the rows of a matrix, has ``S(0), S(0) -> S(1)``.
     """
@@ -134,7 +134,7 @@ def joined_by_name(call: Call, parts: int) -> list[Signature]:
 
 
 def cut(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of split, chunk, tensor_split: dims other than the divided one stay split.
+    """Return the SBP signatures of split, chunk, tensor_split: dims not divided stay split.
 
     If the divided dim itself is split, each part of the result is split along it again. Ranks then
     fetch their piece of every part.
@@ -158,7 +158,7 @@ def cut(call: Call, parts: int) -> list[Signature]:
 
 
 def _by_parts(call: Call, dim: int) -> list[Signature]:
-    """Return the signature that gives each rank its own piece of every part without messages.
+    """Return the SBP signature that gives each rank its own piece of every part without messages.
 
     It is for an operand split by ``S(d, of=...)``, whose dim consists of parts that are divided
     among the ranks one by one, if the op's results are whole parts. Otherwise there is none.

@@ -16,7 +16,7 @@ from .view import resized
 
 
 def repeated(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of repeat and tile: a dim that is repeated once stays split.
+    """Return the SBP signatures of repeat and tile: a dim that is repeated once stays split.
 
     Along another split dim a rank fetches the elements that its piece of the result holds. With 2
     ranks, ``[a b | c d]`` repeated twice is ``[a b c d | a b c d]``.
@@ -38,7 +38,7 @@ def squeezed_dims(call: Call) -> tuple[int, ...]:
 
 
 def squeezed(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of squeeze: dims of size 1 are dropped, and other dims stay split.
+    """Return the SBP signatures of squeeze: dims of size 1 are dropped, and other dims stay split.
 
     Of shape [1, 4], ``S(1) -> S(0)``. On 4 ranks the shard's split dim has size 1 too, and must not
     be dropped, so the form "squeeze" runs with the logical sizes.
@@ -55,7 +55,7 @@ def squeezed(call: Call, parts: int) -> list[Signature]:
 
 
 def padded(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of pads: dims that are not padded stay split, and P passes.
+    """Return the SBP signatures of pads: dims that are not padded stay split, and P passes.
 
     Along a padded dim ranks fetch what their piece of the result reads. P does not pass if a
     constant other than 0 is the padding, since every rank would add it.
@@ -74,9 +74,10 @@ def padded(call: Call, parts: int) -> list[Signature]:
 
 
 def diagonals(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of diag_embed, which makes two dims of the last one: other dims stay split.
+    """Return the SBP signatures of diag_embed: dims other than the last stay split.
 
-    With default dims, ``S(0) -> S(0)`` of [b, n] -> [b, n, n].
+    diag_embed makes two dims of the last one. With default dims, [b, n] -> [b, n, n] has ``S(0) ->
+    S(0)``.
     """
     (x,) = call.take(1)
     n = x.ndim + 1
@@ -87,7 +88,7 @@ def diagonals(call: Call, parts: int) -> list[Signature]:
 
 
 def grid(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of meshgrid: a split of vector i splits all outputs along dim i.
+    """Return the SBP signatures of meshgrid: a split of vector i splits all outputs along dim i.
 
     On a single axis all vectors may be split at once: then output i alone is split along dim i.
     With ``indexing="xy"`` the first two dims change places.
@@ -107,7 +108,7 @@ def grid(call: Call, parts: int) -> list[Signature]:
 
 
 def overwritten(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of select_scatter, slice_scatter and diagonal_scatter.
+    """Return the SBP signatures of select_scatter, slice_scatter and diagonal_scatter.
 
     Both operands are split along a dim in which the op selects nothing. Along the dim in which it
     selects, ``S(d), B -> S(d)``: each rank writes what falls into its shard. P passes if both
@@ -163,7 +164,7 @@ ROWS = (
     Row("flip", _TURNED, "input dims", along=lambda call: numbers(call, "dims")),
     Row("fliplr", _TURNED, "input dim=1"),
     Row("flipud", _TURNED, "input dim=0"),
-    # Opened, torch.meshgrid would call itself, as a helper in its body looks for hooks.
+    # Not decomposed: torch.meshgrid would call itself, as a helper in its body looks for hooks.
     Row("meshgrid", grid, composite=True),
     # Only the device and dtype of x are read.
     Row("new_empty new_empty_strided new_full new_ones new_tensor new_zeros", "shape(...) -> _"),

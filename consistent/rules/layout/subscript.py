@@ -39,7 +39,7 @@ class Item:
     tensor: Any = None
 
     def within(self, low: int, n: int) -> tuple[slice, slice]:
-        """Return (slice of a shard's items that are selected, slice of the result that they are).
+        """Return (slice of the shard that is selected, slice of the result that it becomes).
 
         The shard has ``n`` items of the dim, from ``low`` on. ``x[1:8:2]`` of items 4 to 7 selects
         5 and 7: ``slice(1, 4, 2)`` of the shard, and ``slice(2, 4)`` of the result.

@@ -89,8 +89,9 @@ def same_cuts(call: Call, d: int, span: int, m: int, out_span: int) -> bool:
 
     The output's dim has ``m`` items; ``span`` and ``out_span`` are the elements in an item of
     either dim. Axes that split one dim divide each other's pieces, so they are decided together: an
-    axis may if, with any of the axes that may already, both dims are divided at the same elements.
-    Axes that split ``d`` already are decided first, because data that is in place should stay.
+    axis may split the dims if, with any subset of the axes accepted before it, both dims are
+    divided at the same elements. Axes that split ``d`` already are decided first, because data that
+    is in place should stay.
     """
     x = call.operands[0]
     n, shape = x.shape[d], x.spec.placement.shape
@@ -110,9 +111,9 @@ def same_cuts(call: Call, d: int, span: int, m: int, out_span: int) -> bool:
 
 
 def _kept(call: Call) -> tuple[list[tuple[Split, Split]], list[int]]:
-    """Return the splits that a view keeps, as (operand's, output's), and the dims it can exchange.
+    """Return (splits that a view keeps, as (operand's, output's); dims that need an exchange).
 
-    The latter are first dims of groups (see ``heads``) that the two shapes divide at different
+    The dims are first dims of groups (see ``heads``) that the two shapes divide at different
     elements, so that ranks must exchange the elements between.
     """
     target = call.outs[0].shape
@@ -126,7 +127,7 @@ def _kept(call: Call) -> tuple[list[tuple[Split, Split]], list[int]]:
 
 
 def reshaped(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of a view or reshape: a split stays if each rank keeps its elements.
+    """Return the SBP signatures of a view or reshape: a split stays if ranks keep their elements.
 
     Only the first dim of each group of dims that are merged or divided can be split: on 3 ranks,
     [6, 4] -> [24] has ``S(0) -> S(0)``. If its pieces in the two shapes differ, ranks exchange the
@@ -141,9 +142,9 @@ def reshaped(call: Call, parts: int) -> list[Signature]:
 
 
 def _of_present(call: Call, parts: int, firsts: Sequence[int]) -> list[Signature]:
-    """Return a signature for the split that the operand has, if it is not among those of ``_kept``.
+    """Return an SBP signature for the split that the operand has, if ``_kept`` does not give it.
 
-    It is a split with a cut, or of a dim that is not the first of its group (``firsts`` are those).
+    It is a split with a cut, or of a dim that is not the first of its group (not in ``firsts``).
     Each rank keeps its elements, and the output has a cut: [2, 8] -> [16] has ``S(1) -> S(0,
     of=8)``. The list is empty if there is no such split.
     """
@@ -167,15 +168,16 @@ def _group_of(dim: int, source: Shape, target: Shape) -> range:
 def reshaped_as(call: Call, parts: int) -> list[Signature]:
     """Return the SBP signatures of reshape_as and view_as: those of reshape, with a second operand.
 
-    Only the shape of the second operand is read. Where the output is split it is split alike, since
-    its shard then has the local shape of the output. It may also be P, as its values do not matter.
+    Only the shape of the second operand is read. Where the output is split, the second operand is
+    split in the same way, so that its shard has the local shape of the output. The second operand
+    may also be P, as its values do not matter.
     """
     made = [call.whole(), call.make({0: P}, P), call.make({1: P}, B), call.make({0: P, 1: P}, P)]
     return made + [call.make({0: s, 1: t}, t) for s, t in _kept(call)[0]]
 
 
 def repeated_in_place(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of repeat_interleave by a number: dims that are not repeated stay split.
+    """Return the SBP signatures of repeat_interleave by a number: other dims stay split.
 
     The repeated dim stays split if the pieces of the result are those of the operand, repeated.
     Otherwise ranks fetch the elements that their piece of the result holds.
@@ -216,7 +218,7 @@ ROWS = (
     Row("flatten ravel", reshaped, moves=True, any_size=True),
     Row("repeat_interleave", repeated_in_place, "input repeats dim output_size", moves=True),
     Row("reshape_as view_as", reshaped_as, moves=True),
-    # Composite, as opening it would not end: Tensor.unflatten is a Python function around a
+    # Composite, as decomposing it would not end: Tensor.unflatten is a Python function around a
     # builtin, which torch passes to the hook as Tensor.unflatten again.
     Row(
         "unflatten", reshaped, "input dim sizes",

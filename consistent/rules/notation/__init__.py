@@ -44,7 +44,7 @@ __all__ = [
 
 
 def of_call(text: str, call: Call, parts: int) -> list[Signature]:
-    """Return the signatures of ``call`` by the rule ``text``, which names its operands in order.
+    """Return the SBP signatures of ``call`` by the rule ``text``, which has its operands in order.
 
     It is for rules that depend on the call, such as that of einsum, on an axis of ``parts`` ranks.
     Other rules are in the table and parsed once.
@@ -54,7 +54,7 @@ def of_call(text: str, call: Call, parts: int) -> list[Signature]:
 
 
 def signatures(text: str, shapes: Sequence[Sequence[int]]) -> tuple[Signature, ...]:
-    """Return the signatures of the rule ``text`` for floating-point operands of ``shapes``.
+    """Return the SBP signatures of the rule ``text`` for floating-point operands of ``shapes``.
 
     ``signatures("mk, kn -> mn", [(4, 3), (3, 5)])`` are the 6 of ``mm``: ``B, B -> B``, ``S(0), B
     -> S(0)``, ``S(1), S(0) -> P``, ...

@@ -47,7 +47,7 @@ class _Operand:
 
 @lru_cache(maxsize=65536)
 def derive(rule: Rule, given: Given) -> Derived:
-    """Return all signatures of ``rule``, and which of them hold only under further conditions.
+    """Return all SBP signatures of ``rule``, and which of them hold only under further conditions.
 
     The conditions are checked for each call (``holds.py``), so that equal ``given`` share the
     result.
@@ -126,7 +126,7 @@ class _Derivation:
     # -- signatures --------------------------------------------------------------------------------
 
     def _make(self, ins: dict[int, Sbp], outs: Sequence[Sbp], form: str | None = None) -> Signature:
-        """Return a signature with the SBPs ``ins``; other operands are B.
+        """Return an SBP signature with the SBPs ``ins``; other operands are B.
 
         ``ins`` is by index in ``self.operands``. ``form`` is the form that serves this signature,
         if the rule does not name one for all signatures.
@@ -137,7 +137,7 @@ class _Derivation:
         return Signature(entries, tuple(outs), form or everywhere)
 
     def _all(self, entry: Sbp) -> list[Sbp]:
-        """Return ``entry`` for each output, but B for outputs that have no values of the operands.
+        """Return ``entry`` for each output, but B for outputs that depend only on shapes.
 
         Those are the outputs inside ``shape( )``.
         """
@@ -146,7 +146,7 @@ class _Derivation:
         return [B if head == "shape" else entry for head in heads]
 
     def _split(self, name: str) -> list[Signature]:
-        """Return the signatures in which the dim ``name`` is split, wherever operands have it.
+        """Return the SBP signatures in which the dim ``name`` is split, wherever operands have it.
 
         For "k" of "mk, kn -> mn": ``S(1), S(0) -> P``. There are none for a dim that the rule marks
         as whole or that an operand has twice.
@@ -190,7 +190,7 @@ class _Derivation:
         return None if x.shape[dim] == 1 != self.sizes[name] else S(dim)
 
     def _kept(self, name: str, at: dict[int, Sbp], forms: Sequence[FormClause]) -> list[Signature]:
-        """Return the signatures that split a dim ``name`` that the outputs have, too.
+        """Return the SBP signatures that split a dim ``name`` that the outputs have, too.
 
         The outputs are split along it. ``at`` has the splits of the operands, and ``forms`` the
         forms that the rule names for the dim.
@@ -209,7 +209,7 @@ class _Derivation:
         return [self._make(at, outs, form.name) for form in forms]
 
     def _reduced(self, at: dict[int, Sbp], forms: Sequence[FormClause]) -> list[Signature]:
-        """Return the signatures for a split dim that no output has.
+        """Return the SBP signatures for a split dim that no output has.
 
         The outputs are P, or P(max) inside ``max( )``, or B if a form joins the ranks' results.
         ``at`` has the splits of the operands, and ``forms`` the forms that the rule names for the
@@ -231,7 +231,7 @@ class _Derivation:
         return [*self._summed(at, by), *made]
 
     def _summed(self, at: dict[int, Sbp], form: str | None) -> list[Signature]:
-        """Return signatures that split a dim that is summed over, so that the output is P.
+        """Return the SBP signatures that split a dim that is summed over, so that the output is P.
 
         ``at`` has the splits of the operands that have the dim. If the rule adds other terms, one
         operand of each is P, so that the terms can be added: ``P, S(1), S(0) -> P`` of "mn + mk, kn
@@ -247,7 +247,7 @@ class _Derivation:
         return made
 
     def _linear(self) -> Iterator[Signature]:
-        """Yield the signatures by linearity: one operand of each term is P, and so is the output.
+        """Yield the SBP signatures by linearity: one operand of each term is P, so the output is P.
 
         ``P, B -> P`` and ``B, P -> P`` of "mk, kn -> mn". If the rule has a form that joins the
         ranks' results, the output is B instead.
@@ -259,7 +259,7 @@ class _Derivation:
                 yield self._make(dict.fromkeys(pick, P), self._all(B if joins else P), joins)
 
     def _extremes(self) -> list[Signature]:
-        """Return the signatures by which P(max) and P(min) pass through ``max( )`` and ``min( )``.
+        """Return the SBP signatures in which P(max) and P(min) pass ``max( )`` and ``min( )``.
 
         Of "max(..., ...) -> ...": all operands are P(max), or one is P(max) or P(min) and the other
         B.
@@ -297,8 +297,8 @@ class _Derivation:
     def _addends(self, term: int) -> list[int]:
         """Return the operands of a term that may be P, because the term is linear in them.
 
-        Those inside a function are not. All other operands of the term must hold finite numbers,
-        since an addend of 0 times infinity is NaN, or the product must be summed.
+        An operand inside a function may not be P. For any other, the rest of the term must hold
+        finite numbers, since an addend of 0 times infinity is NaN, or the product must be summed.
         """
         if term in self._of_numbers:  # an infinite factor, or division by 0
             return []

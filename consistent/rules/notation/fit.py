@@ -33,7 +33,7 @@ Along = str | Callable[[Call], Sequence[int] | None]
 def signatures_of(
     rules: Sequence[Rule], call: Call, parts: int, along: Along = "dim"
 ) -> list[Signature]:
-    """Return every signature that ``rules`` give ``call`` on an axis of ``parts`` ranks.
+    """Return every SBP signature that ``rules`` give ``call`` on an axis of ``parts`` ranks.
 
     The first of ``rules`` that applies is taken. The signature in which every tensor is B comes
     first.
@@ -176,7 +176,8 @@ def _pattern_of(x: Any, exact: bool, head: str) -> tuple[int, ...] | str:
     """Return as much of an operand's sizes as a rule depends on: (1, 8, 3) -> (1, 2, 2).
 
     Args:
-        x: the operand, or a number. For a number it is returned whether P may be multiplied by it.
+        x: the operand, or a number. The result for a number is NUMBER, or UNSAFE_NUMBER if P may
+            not be multiplied by it.
         exact: return the sizes themselves, for rules whose operands may differ in size.
         head: the function around the operand in the rule.
     """

@@ -63,9 +63,9 @@ def keeps_order(made: Signature, call: Call) -> bool:
 def monotone(rule: Rule, call: Call) -> list[Signature]:
     """Return the P(max) and P(min) signatures of a rule with the flag "rises" or "falls".
 
-    "rises" says that the op is increasing, and ``P(max) -> P(max)``; "falls" that it is decreasing,
-    and ``P(max) -> P(min)``. There are none for casts that may drop bits, or for a negative of
-    integers, whose smallest has none.
+    "rises" says that the op is increasing, which gives ``P(max) -> P(max)``; "falls" that it is
+    decreasing, which gives ``P(max) -> P(min)``. There are none for casts that may drop bits, or
+    for the negation of integers, which overflows for the smallest one.
     """
     source, result = call.operands[0].spec.dtype, call.outs[0].dtype
     if "rises" in rule.flags and (source in (result, torch.bool) or result.is_floating_point):
@@ -93,7 +93,7 @@ def extreme_twins(made: Iterable[Signature]) -> list[Signature]:
 
 
 def has_parts(made: Signature, derived: Derived, call: Call) -> bool:
-    """Return whether every rank gets some of each dim that may not be empty ("n!" in the rule).
+    """Return whether every rank gets an item of each dim that may not be empty ("n!" in the rule).
 
     A dim that ``made`` splits must have an item for each rank of the placement, because other axes
     may split it too.

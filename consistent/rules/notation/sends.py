@@ -42,7 +42,7 @@ def joined_bytes(made: Signature, call: Call, parts: int) -> int:
 
 
 def sent_bytes(made: Signature, call: Call, parts: int) -> int:
-    """Return the bytes that a form sends which does not join results.
+    """Return the bytes per rank that a form sends, for forms that do not join results.
 
     They are 0, unless ``_SENT`` has a count for the form.
     """
@@ -53,7 +53,7 @@ def sent_bytes(made: Signature, call: Call, parts: int) -> int:
 def digit_counts_bytes(made: Signature, call: Call, parts: int) -> int:
     """Return the bytes that ranks send to find an order statistic, such as a median.
 
-    For each byte of the values, ranks sum 256 counts for each element of the result.
+    For each byte of the dtype, ranks all-reduce 256 counts for each element of the result.
     """
     each = call.outs[0].shape.numel() * 256 * 8 * call.operands[0].spec.dtype.itemsize
     return 2 * (parts - 1) * each // parts
@@ -86,7 +86,7 @@ def _of_one_index(call: Call) -> int:
 def _statistics(count: int, call: Call) -> int:
     """Return the bytes of the statistics of ``count`` normalized groups.
 
-    They are two sums for each, sent twice: there and back.
+    They are two sums for each group, sent twice: there and back.
     """
     return 4 * count * call.operands[0].spec.dtype.itemsize
 

@@ -43,7 +43,7 @@ def _place(out: torch.Tensor, stride: int, n: int) -> int | None:
 
 
 def moved(call: Call, acted: Iterable[int] = ()) -> list[Signature]:
-    """Return the signatures in which a split moves with its dim, for the dims that a view keeps.
+    """Return the SBP signatures in which a split moves with its dim, for dims that a view keeps.
 
     ``S(0) -> S(1)`` of a transpose. Dims in ``acted`` are left out.
     """
@@ -57,7 +57,7 @@ def moved(call: Call, acted: Iterable[int] = ()) -> list[Signature]:
 
 
 def rearranged(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of a view whose arguments do not depend on the sizes of the dims it keeps.
+    """Return the SBP signatures of a view whose arguments ignore the sizes of the dims it keeps.
 
     A split moves with its dim, and P passes: ``S(0) -> S(1)`` and ``P -> P`` of a transpose.
     """

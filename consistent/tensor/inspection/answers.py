@@ -44,7 +44,7 @@ def twin(x: Any) -> Any:
 
 
 def _of_twin(ask: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a handler that asks ``ask`` of ``meta`` tensors with the logical shapes."""
+    """Return a handler that calls torch's function ``ask`` with the ``twin`` of each argument."""
 
     def answer(*args: Any, **kwargs: Any) -> Any:
         return ask(*map(twin, args), **{k: twin(v) for k, v in kwargs.items()})
@@ -108,7 +108,7 @@ LOGICAL_PROPERTIES: dict[str, Callable[[Any], Any]] = {
 
 
 def _of_shard(name: str) -> Callable[..., Any]:
-    """Return a handler that asks the method ``name`` of this rank's shard."""
+    """Return a handler that calls the method ``name`` of ``torch.Tensor`` on this rank's shard."""
     ask = getattr(_Base, name)
 
     def answer(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -140,8 +140,8 @@ def _nnz(self: Any) -> int:
 def _is_coalesced(self: Any) -> bool:
     """Implement ``Tensor.is_coalesced``: whether a sparse tensor has one entry for each index.
 
-    All ranks must have one answer, and no query sends anything. So it is False if some rank of the
-    world lacks a part of the tensor, whose entries the answer would need.
+    All ranks must return the same, and no query sends anything. So the answer is False if some rank
+    of the world does not hold the whole tensor, because it cannot see all entries.
     """
     spec = self._spec
     if self.layout is not torch.strided and (

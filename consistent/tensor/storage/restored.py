@@ -104,7 +104,7 @@ def _is_ints(x: Any) -> bool:
 
 
 def _bytes(shape: Any, dtype: torch.dtype) -> int:
-    """Return the bytes of a tensor of this shape, or some number above the limit if larger."""
+    """Return the bytes of a tensor; if over ``_MOST_BYTES``, just some number over it."""
     total = dtype.itemsize
     for n in shape:
         total *= max(n, 1)  # even if a size is 0, torch must be able to take the others
@@ -136,7 +136,10 @@ def _numbers(ranks: Any, world: int) -> list[int] | None:
 
 
 def _shard(local: Any, spec: TensorSpec, at: Coordinate | None) -> torch.Tensor:
-    """Return the shard ``local`` of a file for the rank at ``at``, checked against ``spec``."""
+    """Return the shard ``local``, read from a file, after checking it against ``spec``.
+
+    ``at`` is this rank's coordinate in the placement, None outside.
+    """
     shape = spec.local_shape(at)
     if at is None:
         if local is not None:
@@ -156,7 +159,7 @@ def _shard(local: Any, spec: TensorSpec, at: Coordinate | None) -> torch.Tensor:
 
 
 def _check_extra(cls: type, extra: Any) -> None:
-    """Raise if ``extra``, further attributes in a file, would replace some of the class ``cls``."""
+    """Raise if ``extra``, attributes read from a file, would replace any of the class ``cls``."""
     if type(extra) is not dict:
         _refuse(f"its further attributes are a {type(extra).__name__}, and not a dictionary")
     for name in extra:

@@ -114,7 +114,10 @@ def _path_of(f: Any) -> str | None:
 
 
 def _names(path: str, rank: int) -> bool:
-    """Return whether the file or its folder is named by rank: model.1.pt, rank_01/model.pt."""
+    """Return whether the name of the file or its folder has the number ``rank`` in it.
+
+    For rank 1, model.1.pt and rank_01/model.pt have it.
+    """
     folder, name = os.path.split(path)
     number = rf"0*{rank}(?!\d)"
     in_name = re.search(rf"(?<!\d){number}", name)

@@ -93,6 +93,7 @@ class RequestListener:
                 time.sleep(0.05)
 
     def _turn(self) -> None:
+        """Wait for requests, serve them, drop late ones, and call ``idle`` if it is due."""
         for key, _ in self._ready.select(self._pause()):
             if key.fileobj is self._server:
                 self._accept()
@@ -176,7 +177,7 @@ class _Request:
 
     def __init__(self, secret: bytes) -> None:
         self.secret, self.text, self.answer = secret, b"", b""
-        self.joins: int | None = None  # the rank that makes the connection for its messages
+        self.joins: int | None = None  # the rank that will send its messages by this connection
         self.until = time.monotonic() + _LIMIT_S
 
     def go_on(

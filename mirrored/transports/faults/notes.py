@@ -14,10 +14,10 @@ _LIMIT_S = 0.2  # seconds that each of them may take
 
 
 def leave(note: str, rank: int, addresses: dict[int, Address]) -> None:
-    """Leave ``note``, why this ``rank`` ends, with one of the three ranks after it.
+    """Send ``note``, the reason why this ``rank`` ends, to one of the three ranks after it.
 
-    The first one that answers keeps it, and sends it to ranks that ask later. ``addresses`` are
-    those of the other ranks.
+    The first of them that answers keeps the note, for error messages of ranks that wait for this
+    rank. ``addresses`` are those of the other ranks.
     """
     size = len(addresses) + 1
     for step in range(1, min(_TRIED, size - 1) + 1):

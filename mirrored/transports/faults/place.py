@@ -1,6 +1,6 @@
 """Describes where a thread of this process is: the user's own line, and the library's op.
 
-It is read from the stack when a rank asks, so nothing is recorded while all is well.
+The thread's stack is read when another rank asks, so nothing is recorded while all is well.
 """
 
 from __future__ import annotations

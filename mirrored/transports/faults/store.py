@@ -22,7 +22,7 @@ _SLICE_S = 0.05  # between two calls of `check`
 class LimitedStore:
     """Store of torch.distributed whose calls fail if there is no answer in ``limit_s`` seconds.
 
-    ``turn`` is the lock of a store of which this is a part.
+    ``turn`` is the lock that all parts of one store share; by default a new one.
     """
 
     def __init__(self, store: Any, limit_s: float, turn: _Turn | None = None) -> None:

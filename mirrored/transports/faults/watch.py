@@ -8,9 +8,9 @@ rank 1   elsewhere                             answers         is sent the words
 rank 2       waits for rank 0 ...............  answers         is sent the words             raises
 ```
 
-"Words" is that message. In the drawing rank 1 raises it when it communicates next, and rank 2 at
-once. If several ranks give up together, the message of the lowest one is used. While all is well,
-the thread that answers sleeps and nothing is recorded.
+In this file "words" is the text of that error. In the drawing rank 1 raises the error when it
+communicates next, and rank 2 at once. If several ranks give up together, all raise the words of the
+lowest rank. While all is well, the thread that answers sleeps and nothing is recorded.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from .turns import turns
 from .wire import Address, ask, joined, own_host
 
 ANSWER_S = 1.0  # seconds within which a rank answers if it can
-_PAUSE_S, _REFUSALS = 0.02, 25  # between tries to reach a rank; more refusals: it has ended
-_CONNECT_S = 1.0  # for the first try to reach a rank; doubled each time
-DEFER_S = 2.5  # seconds within which a lower rank that gives up too has sent its words
+_PAUSE_S, _REFUSALS = 0.02, 25  # seconds between tries to connect; refusals to tolerate
+_CONNECT_S = 1.0  # limit of the first try to connect to a rank; doubled after each timeout
+DEFER_S = 2.5  # how long to wait for the words of a lower rank that gives up too
 
-Wait = tuple[float, int, str]  # seconds so far, thread, call
-_Answers = dict[int, dict[str, Any] | None]  # None if the rank does not listen
+Wait = tuple[float, int, str]  # seconds waited so far, ident of the thread, text of the call
+_Answers = dict[int, dict[str, Any] | None]  # by rank; None if it does not listen
 
 
 T = TypeVar("T")
@@ -62,23 +62,23 @@ class WatchedCall(NamedTuple):
 class Waiter(Protocol):
     """Protocol of a transport that can list its calls that wait for other ranks.
 
-    The list tells other ranks where this one is.
+    If another rank waits in vain, its error message says in which of these calls this rank waits.
     """
 
     def waits(self) -> list[Wait]: ...
 
 
 class Watch:
-    """Ends waits that cannot succeed: makes all ranks raise, and answers ranks that ask.
+    """Makes all ranks raise if one waits in vain, and tells ranks that ask where this one is.
 
     There is one for each default process group.
 
     Args:
         me: this rank.
-        alarm: the native flag that ends waits in shared memory and sockets. It is set off once,
-            with the message that every rank raises.
-        joined: called with a rank and the file descriptor of a socket by which its messages will
-            come.
+        alarm: the native flag that ends waits in shared memory and sockets. It is set once, with
+            the text of the error that every rank raises.
+        joined: called when another rank connects to this one: with that rank, and the file
+            descriptor of the socket by which it will send its messages.
     """
 
     def __init__(self, me: Rank, alarm: Any, joined: Callable[[int, int], None]) -> None:
@@ -97,7 +97,7 @@ class Watch:
     def close(self, note: str = notes.LEFT) -> None:
         """Shut down, at the end of the process group or of the process.
 
-        ``note`` says why it ends. It is left with another rank, for ranks that ask later.
+        ``note`` says why this rank leaves. Another rank keeps it, for its error messages.
         """
         atexit.unregister(self._end)
         notes.leave(note, self._me.rank, self._directory.known())
@@ -193,27 +193,31 @@ class Watch:
         ``why`` is the beginning of the message, unless another rank's message is used.
         """
         with self._deciding:
-            # A rank that was stopped may have been sent the words meanwhile: wait briefly for them.
+            # If this process was suspended, another rank may have sent its words: wait for them.
             with self._changed:
                 self._changed.wait_for(lambda: self.alarm.words is not None, 0.05)
             words = self.alarm.words or self._speak(why)
         return words
 
     def _speak(self, why: str) -> str:
+        """Ask the other ranks where they are, and make all raise one message; return it.
+
+        The message begins with ``why``, unless another rank's message is used.
+        """
         own = self._own_line()
         others = self._directory.find(ANSWER_S, self.check)
         request = {"asks": "where", "rank": self._me.rank}
         answers = ask(others, request, ANSWER_S, until=lambda: self.alarm.words is not None)
         told = self.alarm.words
-        if told is not None:  # whoever has told this rank meanwhile tells all ranks
+        if told is not None:  # the rank that sent these words sends them to all ranks
             return told
         answers = {rank: said if _is_ranks(said) else None for rank, said in answers.items()}
         # A rank that has given up before answers with its words, and all ranks must raise the same.
         known = next((a["words"] for a in answers.values() if a and "words" in a), None)
         words = known or self._composed(why, own, others, answers)
         with self._changed:
-            # Ranks that wait for each other give up together, and the words of the lowest are used:
-            # wait for them if a lower rank gives up too.
+            # Ranks that wait for each other give up together, and all raise the words of the lowest
+            # rank: wait for these if a lower rank gives up too.
             if known is None and self._lower_gives_up:
                 self._changed.wait_for(lambda: self.alarm.words is not None, DEFER_S)
             self.alarm.set_off(words)
@@ -225,18 +229,22 @@ class Watch:
 
         Args:
             others: the addresses of the other ranks.
-            answers: what each rank answered before. Ranks without an answer may be stopped; they
-                are not waited for, and raise once they run again.
+            answers: what each rank answered before. Ranks without an answer may be suspended
+                processes; they are not waited for, and raise once they run again.
         """
         request = {"asks": "stop", "words": self.alarm.words}
         ask({rank: others[rank] for rank, said in answers.items() if said}, request, ANSWER_S)
-        # These did not answer before (they may be stopped): send the words, and do not wait for an
-        # answer.
+        # These did not answer before (they may be suspended): send the words, and do not wait for
+        # an answer.
         ask({rank: a for rank, a in others.items() if rank not in answers}, request, 0.05)
 
     # ---- what is said ---------------------------------------------------------------------------
 
     def _composed(self, why: str, own: str, others: dict[int, Address], answers: _Answers) -> str:
+        """Return the error message: ``why``, then a line for each rank that says where it is.
+
+        ``own`` is this rank's line; ``others`` and ``answers`` are as in ``_tell``.
+        """
         lines = []
         kept = [self._notes, *(dict(a.get("notes", [])) for a in answers.values() if a)]
         left = {rank: note for some in kept for rank, note in some.items()}
@@ -259,6 +267,7 @@ class Watch:
         )
 
     def _own_line(self) -> str:
+        """Return where this rank is, and the call in which it has waited longest, for errors."""
         waits = [wait for waiter in list(self.waiters) for wait in waiter.waits()]
         now = time.monotonic()
         messages = list(self._messages.items())
@@ -274,7 +283,7 @@ class Watch:
         Args:
             address: where the rank listens; None if it is not known.
             refused: whether no rank listens at that address.
-            note: what the rank left with another one when it ended.
+            note: why the rank ended, if it left a note about that with another rank.
         """
         if address is None:
             return "has not communicated yet, so that it is not known where it is"
@@ -293,6 +302,11 @@ class Watch:
     # ---- in the thread that answers -------------------------------------------------------------
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to another rank's request.
+
+        A request asks to "stop" (raise its words), to "keep" the note of a rank that ends, or
+        "where" this rank is.
+        """
         if request["asks"] == "stop":
             self.stop(request["words"])
             return {}

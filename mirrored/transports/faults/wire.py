@@ -24,7 +24,7 @@ from typing import Any
 
 MOST = 1 << 20  # most bytes of a message
 TAKEN = b"\n"  # the answer of a process that keeps the connection for messages
-_SLICE_S = 0.5
+_SLICE_S = 0.5  # the longest time between two calls of `check`
 _LOOK_S = 0.02  # between two calls of `until`
 _UNREACHABLE = errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN
 
@@ -56,6 +56,7 @@ class Address:
 
 
 def state_and_start(pid: int) -> tuple[str, str]:
+    """Return (state, start time) of a process on this machine; two empty texts if it has ended."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             # After the last bracket, since the program's name may contain spaces and brackets.
@@ -117,8 +118,12 @@ def joined(
 ) -> int:
     """Open a connection over which another process will receive messages; return its socket.
 
-    ``request`` is what is sent first, by which the process decides whether to accept. ``check`` is
-    called regularly while this waits, and may raise.
+    Args:
+        address: where the other process listens.
+        request: what is sent first; by it the process decides whether to accept the connection.
+        limit_s: seconds within which the connection must be made.
+        deadline: the value of ``time.monotonic()`` until which this waits for the answer.
+        check: called regularly while this waits; may raise.
 
     Returns:
         The file descriptor of the socket, which the caller owns.

@@ -32,9 +32,9 @@ from .hosts import Hosts
 from .moves import HostsGather
 from .routes import SumStep, route
 
-# An all-reduce takes one round of messages, in which each host sends the addends of all its ranks,
-# if that sends at most this many bytes more than their sum has. It takes less time than a second
-# round, on a link of 1 Gbit/s as well.
+# An all-reduce takes one round of messages, in which each host sends the addends of all its ranks
+# in place of their sum, if these are at most this many bytes more. To send them takes less time
+# than a second round, even on a link of 1 Gbit/s.
 SMALL = 32 * 1024
 # A longer one is sent in pieces: while one piece goes on to the next host, or back, another comes.
 PIECE = 1 << 20
@@ -60,7 +60,7 @@ class _Adding(NamedTuple):
     is_last: bool
 
 
-# (the part's target, the number of the stage, the stage, addends by position)
+# (position of the rank that gets the part, number of the step, the step, addends by position)
 _Found = tuple[int, int, SumStep, dict[int, Tensor]]
 
 
@@ -189,6 +189,10 @@ class Reducing:
     def _adding(
         self, target: int, number: int, stage: SumStep, addends: dict[int, Tensor]
     ) -> _Adding:
+        """Return step ``number`` of the sum for ``target`` with its tensors, as ``_Adding``.
+
+        Starts to receive the sum that the step before it sends.
+        """
         hosts, stages = self._hosts, self._routes[target]
         before, coming = None, None
         if number:
@@ -218,6 +222,7 @@ class Reducing:
         return f"{self._name}, sum {number} of part {target}"
 
     def _add(self, adding: _Adding) -> None:
+        """Wait for the tensors of a step and add them; send the sum, or keep this rank's part."""
         if adding.coming is not None:
             self._under_way[0].wait()  # addends of other hosts
             adding.coming.wait()
@@ -225,7 +230,7 @@ class Reducing:
         if adding.before is not None:
             pieces.insert(0, adding.before)
         total = ordered_reduce(pieces, self._op)
-        # Sums go from stage to stage in the wider dtype, and are rounded once, at the end.
+        # Sums go from step to step in the wider dtype, and are rounded once, at the end.
         if adding.is_last:
             total = total.to(self._parts[0].dtype)
         if adding.to is None:

@@ -71,7 +71,7 @@ class SharedMemory(Wrapper):
         self._groups: dict[Ranks, Any] = {}
         self._hosts: dict[int, str] = {}  # host by rank, of the ranks that this one has met
         self._messages: dict[Ranks, Table] = {}  # groups for which messages are sometimes faster
-        self._world: Any = lambda: None  # weak reference to the process group of all of these
+        self._world: Any = lambda: None  # weak reference to the process group of these fields
         self._making = threading.RLock()
 
     def rank_in(self, placement: Any) -> int:
@@ -191,6 +191,7 @@ class SharedMemory(Wrapper):
         return found
 
     def _use(self, found: Table, ranks: Ranks) -> None:
+        """Apply the limits in the table ``found`` to the collectives of ``ranks`` from now on."""
         self._groups[ranks].set_one_shot(found.one_shot, found.one_shot_narrow)
         if found.messages_above:
             self._messages[ranks] = found
@@ -471,6 +472,7 @@ def _made(group: Any, make: Callable[[], T]) -> T:
 
 @contextmanager
 def _staged(group: Any, x: Tensor) -> Iterator[list[Tensor]]:
+    """Copy ``x`` into the shared segment, and yield views of every rank's ``x`` there."""
     views = group.stage(x)
     try:
         yield views

@@ -97,7 +97,8 @@ class DeviceMoves:
             own, results = sizes[self._at], self._next()
             mine = _as(results[self._at], (own,), x.dtype)
             _C.reduce(slots, [n], 0, sum(sizes[: self._at]), mine, op)
-            # Without it the other ranks' parts would be read before their GPUs have summed them.
+            # Without this barrier, other ranks' parts would be read before their GPUs have summed
+            # them.
             self._memory.barrier(self._timeout_s)
             _C.collect(results, flat, 0, sizes, -1, 0, 0)
         return out
@@ -197,11 +198,15 @@ class DeviceMoves:
         return self._slots[self._step % 2]
 
     def _give(self, x: Tensor | None) -> list[Tensor]:
+        """Begin a step: copy ``x`` into this rank's slot, and return all ranks' slots to read.
+
+        With None this rank writes nothing.
+        """
         slots = self._next()
         if x is not None:
             _as(slots[self._at], x.shape, x.dtype).copy_(x.detach())
-        # Without it the slots of other ranks would be read before their GPUs have written them; and
-        # in the next step a slot would be written while another rank still reads it.
+        # Without this barrier the slots of other ranks would be read before their GPUs have written
+        # them, and in the next step a slot would be written while another rank still reads it.
         self._memory.barrier(self._timeout_s)
         return slots
 

@@ -41,13 +41,13 @@ class GpuMemory:
         self._own = _SymmetricMemory.empty_strided_p2p((nbytes,), [1], torch.uint8, device)
         self._handle = _SymmetricMemory.rendezvous(self._own, name)
         self._device = device
-        self._last: Any = None  # (stream of the last step, event at its end)
+        self._last: Any = None  # (stream of the last collective, event at its end)
         self.memory = [
             self._handle.get_buffer(k, (nbytes,), torch.uint8) for k in range(len(ranks))
         ]
 
     def begin(self) -> None:
-        """Let the current stream wait for the last step, if that ran on another stream."""
+        """Let the current stream wait for the last collective, if that ran on another stream."""
         # Otherwise a slot could be written while kernels on the old stream still read it, and the
         # next barrier would tell the other GPUs that they have finished.
         if self._last is not None:
@@ -57,7 +57,7 @@ class GpuMemory:
                 now.wait_event(event)
 
     def end(self) -> None:
-        """Record an event at the end of a step, for which a step on another stream will wait."""
+        """Record an event at the end of a collective; one on another stream will wait for it."""
         stream = side_stream.cuda.current_stream(self._device)
         self._last = stream, stream.record_event()
 

@@ -148,6 +148,10 @@ class SymmetricMemory(Wrapper):
         return group
 
     def _make(self, meeting: Any, device: torch.device, ranks: Ranks) -> DeviceMoves | None:
+        """Make the memory that the devices of ``ranks`` share, and test it; None if it fails.
+
+        ``meeting`` is the shared segment of the ranks' processes. A collective over ``ranks``.
+        """
         if len(ranks) > MOST_RANKS:
             return None
         if self.inner.inner.gpus_may_lose_ranks:
@@ -185,6 +189,7 @@ class SymmetricMemory(Wrapper):
         return TwoWays(self, self.inner, ranks, device, _name(device), group.set_one_shot)
 
     def _use(self, group: DeviceMoves, found: Table) -> None:
+        """Apply the limits in the table ``found`` to the collectives of ``group`` from now on."""
         group.set_one_shot(found.one_shot, found.one_shot_narrow)
         group.table = found
 

@@ -51,7 +51,7 @@ class GroupState:
     rank: int = 0
     size: int = 1
     nccl: bool = False
-    measures: bool = True  # may measure which way is faster, where that is not known
+    measures: bool = True  # ranks may measure whether shared memory or messages are faster
     overdue: Overdue | None = None  # only if it has GPUs and goes on when ranks are lost
     is_childs: bool = False  # this process is a child of the rank `rank`
     watch: Watch | None = None  # None in a world of one rank, and in a child
@@ -59,7 +59,8 @@ class GroupState:
     store: LimitedStore | None = None  # None where `watch` is
     groups: dict[Ranks, Any] = field(default_factory=dict)
     known: dict[str, str] = field(default_factory=dict)  # results of `agreed`, by name
-    endings: list[Callable[[], Any]] = field(default_factory=list)  # each has an effect once
+    # Functions that close the watch, the sockets and the NCCL groups.
+    endings: list[Callable[[], Any]] = field(default_factory=list)
 
     def check_reachable(self, ranks: Ranks) -> None:
         """Raise RuntimeError if this process cannot communicate with ``ranks``.
@@ -220,6 +221,7 @@ def world() -> GroupState:
 
 
 def _watch_of(made: GroupState, alarm: Any, sockets: Sockets, store: LimitedStore) -> Watch:
+    """Make the ``Watch`` of the world ``made``, by which ``sockets`` connects to other ranks."""
     whole: Any = c10d._get_default_store()
     # The innermost store is the TCPStore, which knows the host that it is on.
     while hasattr(whole, "underlying_store"):
@@ -244,6 +246,7 @@ def _childs_world() -> GroupState:
 
 
 def _world_of(group: dist.ProcessGroup) -> GroupState:
+    """Make the state of ``group``, a default process group that is used for the first time."""
     backends = dist.get_backend_config(group)
     made = GroupState(
         rank=dist.get_rank(),

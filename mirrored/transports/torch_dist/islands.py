@@ -103,7 +103,7 @@ class Line:
         Args:
             x: flat, on the CPU.
             codec: encodes the numbers that are sent.
-            of: the divisor: how many islands contribute. The others pass zeros.
+            of: the divisor: the number of islands whose ``x`` counts. Other islands pass zeros.
         """
         if self._group is None:
             return x.clone()
@@ -154,10 +154,10 @@ def enter_whole(number: int, count: int, endpoint: str, timeout_s: float) -> Bet
 
 
 def enter(count: int, timeout_s: float) -> Between:
-    """Divide the launched ranks into ``count`` islands, and join the process group of this one's.
+    """Divide the launched ranks into ``count`` islands, and join this rank's island.
 
-    Consecutive ranks of the launcher form an island. ``timeout_s`` is how long a rank waits for
-    others, inside its island and between islands.
+    Consecutive ranks of the launcher form an island, which is a process group. ``timeout_s`` is how
+    long a rank waits for others, inside its island and between islands.
 
     Raises:
         RuntimeError: the process is in a process group already.

@@ -165,6 +165,7 @@ def flat(x: Tensor) -> Tensor:
 
 
 def tag_of(name: str, x: Tensor, ranks: Ranks) -> int:
+    """Return the tag of a message of ``x``, a hash of all that its two ranks must agree on."""
     return _number(name, x.dtype, x.nbytes, *_told(ranks))
 
 

@@ -63,7 +63,7 @@ class Overdue:
         self._rank, self._watch, self._groups, self._limit_s = rank, watch, groups, limit_s
         for group in groups():  # groups made later get the timeout of the first
             group._set_default_timeout(timedelta(seconds=limit_s + _LATER_S))
-        self._newest: dict[int, tuple[float, Any]] = {}  # by thread: each has a stream of its own
+        self._newest: dict[int, tuple[float, Any]] = {}  # by thread: last message's time, event
         self._breaking_off = threading.RLock()
         self._aborts: list[threading.Thread] = []
         self._ended = threading.Event()
@@ -123,10 +123,10 @@ class Overdue:
                 group.shutdown()
 
     def _look(self) -> None:
-        oldest: dict[int, tuple[float, Any]] = {}  # not passed at the last look
+        oldest: dict[int, tuple[float, Any]] = {}  # by thread: not reached at the last look
         while not self._ended.wait(_PAUSE_S):
             for thread, newest in list(self._newest.items()):
-                # Keep the same event until it has passed: newer ones would restart the time.
+                # Keep the same event until the GPU reaches it: newer ones would restart the time.
                 since, event = oldest.setdefault(thread, newest)
                 waited = time.monotonic() - since
                 if event.query():

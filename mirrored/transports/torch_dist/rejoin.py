@@ -10,8 +10,9 @@ enter(store, 1, 3, 30.0, is_first=False)    the next one
 Gloo connects its ranks only when one of its own collectives is called, which the library does not:
 a rank that dies while others enter leaves none of them waiting.
 
-GPUs that may lose ranks send messages, from which they can be released (``overdue.py``). They do
-not read each other's memory, since only the end of its process releases a GPU from a barrier.
+If ranks may be lost, GPUs communicate by NCCL, from whose kernels they can be released
+(``overdue.py``). They do not read each other's memory: a GPU that waits in a barrier of such memory
+is released only when its process ends.
 """
 
 from __future__ import annotations

@@ -27,8 +27,9 @@ PACKED_BYTES = 1 << 20
 class Sender(Protocol):
     """Protocol of a transport that starts the messages of one gather or reduce-scatter.
 
-    ``TorchDist`` implements it. ``_gather`` fills ``out`` except for this rank's own piece, which
-    the caller has put there. ``_scatter`` combines all ranks' ``parts[k]`` on ``ranks[k]``.
+    ``TorchDist`` implements it. ``_start_all_gather`` fills ``out`` except for this rank's own
+    piece, which the caller has put there. ``_start_reduce_scatter`` combines all ranks'
+    ``parts[k]`` on ``ranks[k]``.
     """
 
     @property
@@ -65,7 +66,7 @@ class Packing(NamedTuple):
     alone: tuple[int, ...]  # positions of the tensors with a message of their own
     shapes: tuple[tuple[tuple[int, ...], ...], ...]  # of each tensor's piece on each rank
     counts: tuple[tuple[int, ...], ...]  # for each rank, the numel of each of its packed pieces
-    cuts: tuple[tuple, ...]  # the description of each in messages
+    cuts: tuple[tuple, ...]  # for each tensor what ranks must agree on, by `cut`, for the tags
 
 
 def packing(
@@ -80,7 +81,8 @@ def packing(
         xs: this rank's tensors.
         dims: the dim along which each is cut or joined.
         sizes: for each, the sizes of all ranks' pieces along its dim.
-        piece: for a gather, this rank's position: ``xs`` are then pieces, and not whole tensors.
+        piece: for an all-gather this rank's position in the group, since ``xs`` are its pieces;
+            None for a reduce-scatter, where ``xs`` are whole tensors.
 
     Raises:
         ValueError: a piece does not have the shape that ``sizes`` gives for it.
@@ -175,7 +177,7 @@ def start_reduce_scatter(
 
     ``sent`` starts the messages, and ``how``, from ``packing``, divides ``xs`` into them. With
     ``at_once`` all messages are started in this call, so that ``wait()`` does not depend on what
-    other ranks do after they have made theirs.
+    other ranks do after their own call.
     """
     me, n = ranks.index(sent.rank), len(ranks)
     cuts = [x.split_with_sizes(own, dim) for x, dim, own in zip(xs, dims, sizes, strict=True)]

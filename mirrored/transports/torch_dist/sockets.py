@@ -34,8 +34,8 @@ class Sockets:
     def __init__(self, size: int, timeout_s: float, alarm: Any) -> None:
         self._native = _C.Sockets(size, timeout_s, alarm)
         self._timeout_s = timeout_s
-        self._reached: set[int] = set()
-        self._heard: set[int] = set()
+        self._reached: set[int] = set()  # ranks that this one has connected to
+        self._heard: set[int] = set()  # ranks that have connected to this one
         self.sent = 0  # bytes
         self.wait = self._native.wait
         atexit.register(self.close)
@@ -88,6 +88,7 @@ class Sockets:
         keep_alive(self._native)
 
     def _reach(self, rank: int) -> None:
+        """Connect to ``rank``, to send messages to it."""
         watch = self._watch()
         assert watch is not None
         self._native.leave_by(rank, watch.join(rank, self._timeout_s))

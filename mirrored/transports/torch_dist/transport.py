@@ -268,7 +268,7 @@ class TorchDist(Described):
         """Start to combine all ranks' ``parts[k]`` by ``op`` on ``ranks[k]``: a reduce-scatter.
 
         ``wait()`` returns this rank's part. With ``at_once``, a subclass must start all messages in
-        this call, so that ``wait()`` does not depend on what other ranks do after theirs.
+        this call, so that ``wait()`` does not depend on what other ranks do after their own call.
         """
         own = ranks.index(self.rank)
         coming = [x if k == own else torch.empty_like(parts[own]) for k, x in enumerate(parts)]
@@ -474,6 +474,7 @@ class _Fold:
         self._combined, self._call = False, call_under_way()
 
     def advance(self) -> None:
+        """Wait for the first round, combine this rank's part, and start to gather all parts."""
         if self._combined:
             return
         self._coming.wait()

@@ -13,7 +13,7 @@ from ..default import current
 def main() -> None:
     transport = current()
     ranks = tuple(range(transport.size))
-    while isinstance(transport, Wrapper):  # first the memory of devices, if there are any
+    while isinstance(transport, Wrapper):  # outermost first: GPU memory, then CPU memory
         found = transport.tune(ranks)
         if transport.rank == 0:
             print(found or f"The ranks have no {type(transport).__name__}.")

@@ -20,9 +20,9 @@ from .measure import prices, warn_of_others
 from .other_work import Usage, others_disturb, usage
 from .table import Table
 
-# Each try is a single call, and the fastest counts: where other programs use the processors a
-# message waits for one, which says nothing about the link. A mean over several calls would include
-# that.
+# Each try is a single call, and the fastest counts: if other programs use the processors, a message
+# waits until a processor is free, which says nothing about the link. A mean over several calls
+# would include that time.
 TRIES = 30
 
 

@@ -26,8 +26,8 @@ class TextAgreement(Protocol):
 def agreed_link(world: TextAgreement, kind: str, own: Callable[[], Link | None]) -> Link | None:
     """Return the cost of messages between devices of type ``kind``, the same on every rank.
 
-    It is the result of ``own()`` on the first rank that asks. A rank calls ``own`` at most once for
-    a world, since the cost is asked for often.
+    It is the result of ``own()`` on the first rank that asks. Each rank calls ``own`` at most once
+    for a world: later calls return the cached result.
     """
 
     def make() -> str:
@@ -40,8 +40,8 @@ def agreed_link(world: TextAgreement, kind: str, own: Callable[[], Link | None])
 def kept_link(size: int, device: str, memory_is_shared: bool) -> Link | None:
     """Return the cost from the table stored on this machine for ``size`` ranks on ``device``.
 
-    ``device`` is a model of processor or GPU. Without a stored table it is the built-in cost.
-    Returns None if the ranks do not share memory or are on several hosts.
+    ``device`` is a GPU's model, or ``processors()`` for the CPU. Without a stored table it is the
+    built-in cost. Returns None for one rank, for ranks that share no memory, and on several hosts.
     """
     # Without torchrun's variable, assume that all ranks are on this host.
     one_host = int(os.environ.get("LOCAL_WORLD_SIZE", size)) == size

@@ -26,7 +26,7 @@ ONE_SHOT_SIZES = [2**k for k in range(12, 21)]  # 4 KiB to 1 MiB
 SIZES = [2**18, 2**22]
 COPIED = 2**25  # bytes
 CLEARLY = 1.2  # how many times faster messages must be, so that noise does not decide
-NEVER, ALWAYS = 0, 1 << 62
+NEVER, ALWAYS = 0, 1 << 62  # limits in bytes for an all-reduce in one step
 
 Move = Callable[[Transport, Tensor], object]
 
@@ -194,7 +194,8 @@ def prices(
         way: the transport.
         ranks: the members.
         device: the device of the tensors.
-        tries: the best of this many tries counts, of 30 small messages and 6 large ones in all.
+        tries: number of measurements, of which the fastest counts. Together they send 30 small
+            messages, and 6 large ones in at most 6 measurements.
 
     Returns:
         The table's ``latency_s``, ``bytes_per_s``, ``copy_start_s`` and ``copy_bytes_per_s``.

@@ -39,13 +39,13 @@ class Table:
     Sizes are bytes of the logical tensor.
 
     Args:
-        one_shot: up to this size an all-reduce sends all of every rank's tensor to all others; a
-            longer one is reduced in parts.
+        one_shot: up to this size every rank sends its whole tensor to all others in an all-reduce;
+            a larger one is a reduce-scatter and an all-gather.
         one_shot_narrow: the same limit for floats of two bytes.
         messages_above: collective ("all_reduce", "all_reduce narrow", ...) -> the size above which
             messages are faster. A collective that is not listed is never sent as messages.
         latency_s: seconds that the smallest all-reduce takes.
-        bytes_per_s: bytes that a rank sends in a second when large tensors are joined.
+        bytes_per_s: bytes that a rank sends in a second in an all-gather of large tensors.
         copy_start_s: seconds that the smallest copy on one rank takes; None if it was not measured.
         copy_bytes_per_s: bytes that a rank copies in a second while all ranks copy large tensors.
         hosts: hash of the hosts between which messages were measured; "" for any.
@@ -83,7 +83,7 @@ def row(move: str, dtype: torch.dtype) -> str:
 
 
 def processors() -> str:
-    """Return what stands for the device in tables of CPU tensors, such as "16 processors"."""
+    """Return the device name under which tables for CPU tensors are stored: "16 processors"."""
     return f"{os.cpu_count()} processors"
 
 
@@ -94,14 +94,14 @@ def path(ranks: int, device: str) -> Path:
 
 
 def kept(ranks: int, device: str) -> Table | None:
-    """Return the table stored for ``ranks`` ranks on such a ``device``; None if there is none."""
+    """Return the table stored for ``ranks`` ranks on devices called ``device``, or None."""
     return _read(own_files.read(path(ranks, device)))
 
 
 def load(ranks: int, device: str) -> Table | None:
-    """Return the table for ``ranks`` ranks on such a ``device``; None if it is to be measured.
+    """Return the table for ``ranks`` ranks on devices called ``device``; None: measure it first.
 
-    It is the stored one. If no table can be stored, it is the built-in one, because measuring at
+    It is the stored table. If none can be stored, it is the built-in table, because measuring at
     each start would be slow.
     """
     found, file = kept(ranks, device), path(ranks, device)

@@ -71,7 +71,7 @@ def refusal(name: str, reason: str = ONE_MEMORY, instead: str = "") -> Callable[
 
     Args:
         name: name of the function, method or property.
-        reason: why it cannot answer.
+        reason: why it has no result for a global tensor.
         instead: what the message tells the caller to use; by default the shard or the whole value.
     """
     is_property = name.endswith((".__get__", ".__set__", ".__delete__"))

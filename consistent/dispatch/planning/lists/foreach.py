@@ -32,7 +32,8 @@ from .fused_steps import fused_step
 
 _Tensor = torch.Tensor
 
-# Ops that are not elementwise in the tensors of a position, each with its own implementation.
+# Ops that are not elementwise in the tensors at a position (index of the lists), with their own
+# implementations.
 _OTHERS: dict[str, Callable[..., Any]] = {
     "_foreach_norm": list_norms.norm,
     "_amp_foreach_non_finite_check_and_unscale_": scaled_gradients.unscale,
@@ -91,7 +92,10 @@ def _plan_on_shards(function: TorchFunction, layouts: Sequence[Any]) -> Plan:
 
 
 def _is_held(layout: TensorSpec | _Plain | None) -> bool:
-    """Return whether this rank holds shards of the tensors at a position with this layout."""
+    """Return whether this rank holds shards of the tensors at one position of the lists.
+
+    ``layout`` is that of the tensors (see ``_common``). Plain tensors do not count.
+    """
     return isinstance(layout, TensorSpec) and my_coordinate(layout.placement) is not None
 
 
@@ -144,7 +148,7 @@ _PLAIN = _Plain()
 
 
 def _common(tensors: Sequence[Any]) -> TensorSpec | _Plain | None:
-    """Return the spec that all tensors at one position share, or None if the op cannot use it.
+    """Return the spec shared by the tensors at one index of the lists, or None if none fits.
 
     The op would run on their shards, so the spec must not be partial. A 0-d tensor after the first
     may be B, or plain, whatever the spec of the others. If all tensors are plain, the marker
@@ -161,7 +165,7 @@ def _common(tensors: Sequence[Any]) -> TensorSpec | _Plain | None:
 
 
 def _lies_as(t: Any, spec: TensorSpec) -> bool:
-    """Return whether the op may use the shard of ``t`` beside shards of tensors with ``spec``."""
+    """Return whether the op may run on the shard of ``t`` and shards of tensors with ``spec``."""
     if not is_global(t):
         return t.ndim == 0
     other: TensorSpec = t._spec
@@ -199,9 +203,9 @@ def _fits(name: str, layouts: Sequence[Any], factors: Sequence[Any]) -> bool:
 def _with_factors(function: TorchFunction, layouts: Sequence[Any]) -> Callable[..., Any]:
     """Make a function that replaces each global factor by its value and calls ``function`` again.
 
-    The value is a B tensor or a plain tensor (see ``_whole``), or a list of numbers where torch
-    reads numbers. The second call is dispatched like any other. ``layouts`` are those of the
-    positions.
+    A factor is a tensor that applies to all positions of the lists. The value is a B tensor or a
+    plain tensor (see ``_whole``), or a list of numbers where torch reads numbers. The second call
+    is dispatched like any other. ``layouts`` are those of the positions.
     """
     placements = {spec.placement for spec in layouts if isinstance(spec, TensorSpec)}
     one = placements.pop() if len(placements) == 1 and _PLAIN not in layouts else None

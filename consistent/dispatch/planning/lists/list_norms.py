@@ -99,8 +99,8 @@ def _norms(
 def _placed(norms: torch.Tensor, placement: Placement | None, apart: bool) -> Sequence[Any]:
     """Return the stacked ``norms`` of one group as one 0-d tensor per norm.
 
-    They are global B tensors, or plain ones equal on all ranks if ``apart``, which says that the
-    call has tensors of several placements, or plain ones too.
+    They are global B tensors. If ``apart``, which says that the tensors of the call are on several
+    placements or partly plain, they are plain tensors, equal on all ranks.
     """
     if placement is None:
         return norms.unbind(0)

@@ -1,7 +1,7 @@
 """GradScaler's check and unscaling (``torch._amp_foreach_non_finite_check_and_unscale_``).
 
 A gradient is finite if all of its shards are. Every rank must come to the same answer, or some
-would step and others would skip the step.
+ranks would step and others would skip the step.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def _own_places(shard: Shards, index: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _with_spare(x: Tensor) -> Tensor:
-    """Flatten ``x`` and append a zero, which takes the place of elements of other ranks."""
+    """Flatten ``x`` and append a zero, to be read or written for elements of other ranks."""
     return torch.cat([x.reshape(-1), x.new_zeros(1)])
 
 
@@ -54,7 +54,7 @@ def _take(shard: Shards) -> Tensor:
 
 @form("put")
 def _put(shard: Shards) -> Tensor:
-    """Run put. Values for elements of other ranks go to a spare element, which is cut off after."""
+    """Run put; values for elements of other ranks go to a spare element that is then cut off."""
     x = shard.tensors[0]
     place, outside = _own_places(shard, shard.get("index"))
     place = place.masked_fill(outside, x.numel())
@@ -95,9 +95,9 @@ def _masked_write(shard: Shards) -> Tensor:
 
 
 def _numbered(shard: Shards, operand: Operand, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return this rank's part of ``mask``, and for each True in it how many come before it.
+    """Return this rank's part of ``mask``, and for each True how many Trues come before it.
 
-    ``mask`` is the shard of ``operand``, or all of it if it is not split.
+    ``mask`` is the shard of ``operand``, or the whole mask if ``operand`` is not split.
 
     Returns:
         (part of the mask, number of Trues before each element in the whole mask). The number says

@@ -163,7 +163,7 @@ def write_by_index(shard: Shards) -> Tensor:
 def _entry(item: Item) -> Any:
     """Return an item of the subscript as an entry of a Python index: an int, a slice or None.
 
-    For items that are no tensors.
+    The item must not be an index tensor.
     """
     if item.kind == "new":
         return None

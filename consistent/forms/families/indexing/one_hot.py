@@ -1,4 +1,4 @@
-"""Form of one_hot, which reads no value: torch's own reads the smallest and the largest."""
+"""Form of one_hot that, on the CPU, avoids the ``.item()`` calls of torch's own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _one_hot(shard: Shards) -> Tensor:
     if x.device.type != "cpu" or x.numel() == 0 or x.dtype != shard.outs[0].dtype or count < 1:
         return shard.run(*shard.args, **shard.kwargs)
     try:
-        # A value that torch read could not be part of a compiled step.
+        # Unlike torch's own, this makes no ``.item()`` call, so it can be part of a compiled step.
         return x.new_zeros(*x.shape, count).scatter_(-1, x.unsqueeze(-1), 1)
     except RuntimeError:
         shard.run(*shard.args, **shard.kwargs)  # its error is about classes

@@ -17,7 +17,7 @@ from ...whole_numbers import whole_numbers
 
 @form("ctc_loss")
 def _ctc(shard: Shards) -> Tensor:
-    """Return the CTC losses of this rank's samples or, for a sum or mean, their addend of it.
+    """Return the CTC losses of this rank's samples or, for a sum or mean, this rank's addend.
 
     A sum or mean is P. A mean divides each loss by its target's length and by the logical number of
     samples.

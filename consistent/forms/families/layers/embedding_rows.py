@@ -10,8 +10,8 @@ rank 1: rows 3 4 5, looks up 0 5 1       asks 0: 0 1      gets rows 0, 1
 There are three messages: how many rows are requested, which rows, and the rows themselves. In
 backward each rank adds up the gradients of its look-ups per row, and sends the sums with the row
 numbers to the owners. An owner adds them into zeros or, with ``sparse=True``, makes them the
-entries of a sparse gradient. In a recorded step forward and backward are one message each, since
-the sizes inside depend on values.
+entries of a sparse gradient. In a recorded step forward and backward are one op each, since the
+sizes of their messages depend on values.
 """
 
 from __future__ import annotations

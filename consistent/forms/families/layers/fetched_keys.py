@@ -1,7 +1,7 @@
 """Gather of keys and values that fetches only the ranges this rank's rows need. Differentiable.
 
 ```
-forward     k0 | k1 | k2  ------>  what each rank wants of each        one exchange
+forward     k0 | k1 | k2  ------>  what each rank wants of each shard  one exchange
 backward    gradients of the same ranges go back, and each owner adds up what it gets
 ```
 """

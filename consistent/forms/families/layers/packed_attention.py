@@ -76,7 +76,7 @@ def _check(starts: Tensor, tokens: int) -> None:
 
 @dataclass(frozen=True)
 class Reads:
-    """Which keys the rows of packed documents attend to; the starts of documents come later.
+    """Window of keys that rows of packed documents attend to; ``read`` adds where documents start.
 
     A row attends to ``left`` keys before its position and ``right`` keys after it; None is no
     limit. Positions are counted from the end of a document, which matters where it has more keys

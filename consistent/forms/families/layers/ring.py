@@ -66,7 +66,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Needs:
-    """The keys that the rows of each rank attend to, from which follow the keys to send.
+    """The keys that the rows of each rank attend to, and so the keys that ranks must send.
 
     ``sight`` describes them by position, as under a causal mask. If there is a mask tensor,
     ``by_mask`` has for each rank the ranges of logical keys that some of its rows attend to under
@@ -89,7 +89,7 @@ class Needs:
         return _in_both(found, within(self.by_mask[rank], group.keys[source]))
 
     def steps(self) -> list[int]:
-        """Return the steps of the ring in which some rank is sent keys.
+        """Return the steps of the ring in which at least one rank is sent keys.
 
         All ranks skip the other steps.
         """
@@ -309,7 +309,7 @@ class Ring:
             yield step, arrived or [key[..., :0, :], value[..., :0, :]]
 
     def _start(self, step: int, key: Tensor, value: Tensor) -> Arriving:
-        """Start to send this rank's keys that are needed elsewhere in ``step``, and to receive."""
+        """Start to send and receive the keys of ring step ``step``; return a function to wait."""
         needs, count, me = self.needs, len(self.needs.group.ranks), self.needs.group.me
         to, source = (me - step) % count, (me + step) % count
         going, coming = needs.held(to, me), items_in(needs.held(me, source))
@@ -381,7 +381,7 @@ class _Returning:
         self._coming: tuple[Runs, Arriving] | None = None
 
     def give(self, step: int, grads: Sequence[Tensor]) -> None:
-        """Start to send the gradients of the keys that arrived in this step to their owner."""
+        """Start to send ``grads`` of the keys received in ``step`` to the owner of these keys."""
         group, count = self._needs.group, len(self._needs.group.ranks)
         to, source = (group.me + step) % count, (group.me - step) % count
         held = self._needs.held(source, group.me)
@@ -393,7 +393,7 @@ class _Returning:
         self._coming = held, started
 
     def take(self) -> None:
-        """Wait for the gradients that other ranks have sent to this rank, and add them."""
+        """Wait for the gradients that the last ``give`` awaits, and add them to ``into``."""
         if self._coming is not None:
             held, arriving = self._coming
             self._coming = None

@@ -150,9 +150,9 @@ def _drop(shard: Shards, p: float, random: RngState) -> _Drop:
 class Round:
     """Description of one ring attention, without its operands.
 
-    Its ``repr`` shows everything but values, since it names the op in a recorded step. The keys
-    that rows attend to are given by ``sight``, which may also be a ``Reads``, for which tensors are
-    read, or by a mask of this rank's rows and all keys (``masked``).
+    Its ``repr`` shows everything but values, since it names the op in a recorded step. ``sight``
+    says which keys rows attend to; it may be a ``Reads``, which makes a ``Sight`` from the starts
+    of documents. With ``masked``, a mask tensor [this rank's rows, all keys] is applied, too.
     """
 
     group: Group
@@ -169,7 +169,7 @@ class Round:
         """
         mask = given[0] if self.masked else None
         sight: Sight = self.sight if isinstance(self.sight, tuple) else self.sight.read(*given)
-        # Only inside a single message may the sizes of what is sent depend on values.
+        # In a recorded step, message sizes may depend on values only inside ``as_one`` (``run``).
         is_read = mask is not None and not current().records
         needs = needs_of(self.group, sight, mask) if is_read else Needs(self.group, sight)
         return Ring(needs, self.scale, self.drop), mask
@@ -226,7 +226,7 @@ class _Attention(torch.autograd.Function):
         given = ctx.saved_tensors[5:]
         of_mask = ctx.round.masked and ctx.needs_input_grad[4]
         way = _Backward(ctx.round, of_mask)
-        made = ctx.round.run(way, [grad, *ctx.saved_tensors])  # with the mask's, if of_mask
+        made = ctx.round.run(way, [grad, *ctx.saved_tensors])  # ends with the mask's, if of_mask
         return None, *made, *[None] * (len(given) - of_mask)
 
 

@@ -1,6 +1,6 @@
 """The keys that each row of attention attends to ("sees"), computed from positions without a mask.
 
-From these follow the blocks that a rank computes and the keys that it is sent.
+They determine the blocks of scores that a rank computes and the keys that it is sent.
 
 ```
 causal            window of 2       documents         a rank's rows and keys become blocks:
@@ -75,7 +75,7 @@ class Block:
 
 
 def whole(rows: int, keys: int, causal: bool) -> Sight:
-    """Return the description of attention without documents.
+    """Return the ``Sight`` for attention that is not divided into documents.
 
     Every row attends to all keys or, if ``causal``, to the keys up to its own position.
     """

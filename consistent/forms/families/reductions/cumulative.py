@@ -45,7 +45,7 @@ def _cumprod(shard: Shards) -> Tensor:
 
 @form("logcumsumexp")
 def _logcumsumexp(shard: Shards) -> Tensor:
-    """Run logcumsumexp on the shard, with one number in front for all shards before it."""
+    """Run logcumsumexp on the shard, after the logsumexp of all shards before it."""
     x, dim = wide(shard.tensors[0]), shard.call.dim()
     before = _before(shard, x.logsumexp(dim, keepdim=True)).logsumexp(0)
     scanned = torch.cat([before, x], dim).logcumsumexp(dim).narrow(dim, 1, x.shape[dim])
@@ -61,7 +61,7 @@ def _cummax_or_cummin(shard: Shards) -> Any:
     x, dim, is_max = shard.tensors[0], shard.call.dim(), shard.call.name == "cummax"
     own, at = shard.run(x, dim)
     at = at + shard.region()[0][dim]
-    # Scan the ranks' last values up to the previous rank. The first rank uses none of it.
+    # Scan the ranks' last values up to the previous rank. The first rank does not use the result.
     lasts, places = (stack(shard, each) for each in _last(x, own, at, dim, is_max))
     me = slot(shard)[0]
     best, which = (each[max(me - 1, 0)] for each in shard.run(lasts, 0))

@@ -7,7 +7,7 @@ rank 1   2 6 3 |        2 3 6 | at 3   2 3    to 1    4 5 6
 
 Each rank sorts its shard, all ranks agree from samples where to cut (``sort_cuts.py``), and an
 all-to-all exchanges the runs between the cuts. Equal items keep their order: runs arrive in rank
-order, and a cut orders equal items by their place. Where pieces are so short that all of their
+order, and cuts order equal items by logical index. Where pieces are so short that all of their
 items would be samples, the pieces are gathered instead, and every rank sorts the whole.
 """
 

@@ -5,9 +5,10 @@ rank 0   1 4 5   cut at 3:   1 | 4 5        1 item for rank 0, 2 for rank 1
 rank 1   2 3 6               2 3 | 6        2                  1
 ```
 
-The cut of each rank is inside a window, which is its whole run at first. All ranks share a few
-samples of their windows. Samples that are known to be before the border, or known to be after it,
-narrow the windows until they are empty. Two or three messages are enough for millions of items.
+A border lies between the pieces of two ranks in the sorted result. For each border, the cut of each
+rank is inside a window, which is its whole run at first. All ranks share a few samples of their
+windows. Samples that are known to be before or after the border narrow the windows until they are
+empty. Two or three messages are enough for millions of items.
 """
 
 from __future__ import annotations
@@ -23,17 +24,19 @@ from mirrored.transports.default import current
 
 from ...whole_numbers import has_values
 
-SAMPLES = 64  # per rank and per rank of the group: a round leaves a few hundredths of a window
+# A rank gives at most SAMPLES * (number of ranks) samples of a window. Each round of samples
+# narrows a window to a few hundredths of its size.
+SAMPLES = 64
 
 _Window = tuple[tuple[int, int], ...]  # for each rank, the (first, last) possible cut
 
 
 @dataclass(frozen=True)
 class Cuts:
-    """Finds how many items of its sorted run each rank sends to each, so that all get their pieces.
+    """Finds how many items of its sorted run each rank must send to each rank.
 
     Called with the sorted keys and the logical indices of the items, which are in order where keys
-    are equal. Returns the counts as [n, n], the same on every rank.
+    are equal. Returns the counts as [senders, receivers], the same on every rank.
 
     Args:
         sizes: sizes of the pieces of all ranks.
@@ -64,7 +67,7 @@ class Cuts:
     def _samples(
         self, key: Tensor, place: Tensor, windows: Sequence[_Window]
     ) -> dict[_Window, tuple[list[list[int]], Tensor]]:
-        """Share samples of the items in ``windows``, the possible cuts in each rank's run.
+        """All-gather samples of the items in ``windows``, the possible cuts in each rank's run.
 
         Returns, for each window, (spots of each rank: indices in its run; the samples (key, index)
         at these spots on all ranks).
@@ -98,11 +101,11 @@ def _even(size: int, parts: int) -> list[int]:
 def _narrowed(window: _Window, spots: list[list[int]], samples: Tensor, border: int) -> _Window:
     """Return ``window`` narrowed by ``samples`` (key, index), which are at ``spots`` of the runs.
 
-    ``border`` items of the whole are before the cuts. If a sample is before the border, no rank has
-    more items before the sample than before its cut; otherwise no rank has fewer. So the sample is
-    before the border if and only if these numbers, each clamped to its window, sum up to less than
-    ``border``. For the sample's own rank the number is its spot; for other ranks the samples around
-    it give bounds.
+    All ranks together have ``border`` items before their cuts. If a sample is before the border, no
+    rank has more items before the sample than before its cut; otherwise no rank has fewer. So the
+    sample is before the border if and only if the ranks' numbers of items before the sample, each
+    clamped to the rank's window, sum up to less than ``border``. For the sample's own rank the
+    number is its spot; for other ranks the samples around it give bounds.
     """
     if not _is_open(window):
         return window

@@ -1,8 +1,8 @@
 """The plans that a search chooses from, and the estimated time of a step under each.
 
-A plan that cannot be made for the model, or that a run could not follow, is left out. One name on
-each of two placement axes may be such a plan: "tensor" on both would cut a custom cut of a
-projection of queries, keys and values once more.
+A plan that cannot be made for the model, or that a run could not follow, is left out. An example is
+"tensor" on both of two placement axes: a fused projection of queries, keys and values is split in
+custom parts along one axis, and cannot be split again along the other.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class _Following:
         self.seconds, self.nbytes = 0.0, 0
         self.at = -1  # the event that is followed
         self.now: dict[int, NdSbp] = {}  # value -> its layout at this point of the program
-        self.before: list[dict[int, NdSbp]] = []  # layouts outside, of the inputs of each open call
+        self.before: list[dict[int, NdSbp]] = []  # for each open call: input -> layout outside
 
     def all(self) -> Estimate:
         """Go through the whole step, and return its estimate."""
@@ -149,7 +149,7 @@ class _Following:
     def _box(self, v: int, want: NdSbp, back: bool) -> None:
         """Add what it costs to redistribute the value ``v`` to ``want``.
 
-        With ``back``, also what it costs for its gradient in backward.
+        With ``back``, also what it costs to redistribute its gradient in backward.
         """
         more = box(self.costs, self.program.values[v].spec, self.now[v], want, back)
         self.seconds, self.nbytes = self.seconds + more[0], self.nbytes + more[1]

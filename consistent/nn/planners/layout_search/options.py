@@ -2,8 +2,9 @@
 
 Each node has the possible layouts of an input, parameter or op, by the rule of the op.
 
-A parameter or buffer may be replicated (B) or split (S); an input may have any layout that its
-reader wants, because it can be loaded in any layout. A result of the step is never a partial sum.
+A parameter may be replicated (B) or split (S), and so may an input, which can be loaded in any
+layout; an input that the step writes in place, and a buffer, are replicated. A result of the step
+is never a partial sum.
 
 With several placement axes, an option fixes the layouts on all of them, so that the cheapest
 redistribution over two axes together can be found. Where there are too many such options, axes are
@@ -163,14 +164,14 @@ def reducing_seconds(
 ) -> float:
     """Return the seconds of redistributing a parameter's gradient from ``src`` to ``dst``.
 
-    Gradients of several parameters travel together in one message, so each bears only its share of
-    one latency.
+    Gradients of several parameters are sent in one message, so one latency is divided by the number
+    of parameters. The same holds for new values of parameters after an optimizer step.
 
     Args:
         program: the recorded step, whose parameters share the latency.
         costs: the seconds of messages on this machine.
-        src: the spec in which backward computes the gradient.
-        dst: the spec in which it is kept.
+        src: the spec in which backward computes the gradient, or that of the optimizer step.
+        dst: the spec in which the gradient or the parameter is stored.
     """
     seconds = boxing_seconds_on(costs, src, dst)
     start = start_seconds(costs, src, dst)
@@ -189,7 +190,7 @@ def step_seconds(costs: CostModel, nbytes: int) -> float:
 
 
 def _end(problem: Problem, program: RecordedStep) -> None:
-    """Add a node for each result of the step, by which it is redistributed to its last layout.
+    """Add a node for each result of the step, by which it is redistributed to its final layout.
 
     Losses must be replicated, because the user reads their values; other results may stay split.
     """

@@ -226,8 +226,7 @@ class _Recorder:
 
 
 def _is_same(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Return whether two tensors have one memory, as the operand and the result of ``contiguous()``
-    may have."""
+    """Return whether two tensors share a storage, as ``x`` and ``x.contiguous()`` may."""
     x, y = plain(x), plain(y)
     if x.layout is not torch.strided or y.layout is not torch.strided:
         return x is y

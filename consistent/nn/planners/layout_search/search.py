@@ -134,10 +134,11 @@ _Solution = tuple[list[int], Problem, int]
 
 
 def _solved(program: RecordedStep, costs: CostModel, memory: int | None) -> dict[str, _Solution]:
-    """Return solutions of the layout problem, by a name for the plan of each.
+    """Return name -> a solution of the layout problem, from which a plan of that name is made.
 
-    One if the problem can be solved for all axes at once; otherwise one or two, of which either may
-    be the better. If nothing fits in ``memory``, a solution is the one that holds the fewest bytes.
+    There is one if the problem can be solved for all axes at once; otherwise there are one or two,
+    of which either may be the better. If nothing fits in ``memory``, each is the one with the
+    fewest bytes.
     """
     axes, name = axes_of(program), "a plan of its own"
     counts = (math.prod(map(len, each)) for each in axes)
@@ -145,10 +146,11 @@ def _solved(program: RecordedStep, costs: CostModel, memory: int | None) -> dict
         problem = problem_of(program, costs, axes)
         solution = _fitting(problem, memory)
         return {name: (solution, problem, problem.cost(solution)[1])}
-    whole = [[options[0] for options in each] for each in axes]  # the whole ones come first
+    whole = [[options[0] for options in each] for each in axes]  # replicated first
     found = {name: _axis_by_axis(program, costs, memory, whole)}
     if costs.inside != costs.between:
-        # Unequal links make one axis after another stop early; from a good solution they go on.
+        # With unequal links, solving axis by axis may stop at a bad solution. So it is also begun
+        # from the solution for equal links.
         equal = _axis_by_axis(program, replace(costs, between=costs.inside), memory, whole)
         again = _axis_by_axis(program, costs, memory, _taken(equal, len(axes)))
         found[f"{name}, begun with equal links"] = again
@@ -223,7 +225,7 @@ def _fitting(problem: Problem, memory: int | None) -> list[int]:
 
 
 def _notes(best: str, found: Mapping[str, Estimate]) -> list[str]:
-    """Return the notes of a plan: the estimates of it and of others."""
+    """Return the notes of the plan ``best``: its estimate, and those of the four next best."""
     others = sorted((e.seconds, name) for name, e in found.items() if name != best)
     text = "; ".join(f"{name}: {found[name].seconds * 1e3:.3f} ms" for _, name in others[:4])
     return [

@@ -22,7 +22,7 @@ _LARGER = ("bitwise_or", "logical_or")
 
 
 def rising(call: Call) -> list[Signature]:
-    """Return the signatures ``P(max) -> P(max)`` and ``P(min) -> P(min)`` of an increasing op.
+    """Return the SBP signatures ``P(max) -> P(max)`` and ``P(min) -> P(min)`` of an increasing op.
 
     They are for the first operand; other operands are B.
     """
@@ -30,7 +30,7 @@ def rising(call: Call) -> list[Signature]:
 
 
 def falling(call: Call) -> list[Signature]:
-    """Return the signatures ``P(max) -> P(min)`` and ``P(min) -> P(max)`` of a decreasing op.
+    """Return the SBP signatures ``P(max) -> P(min)`` and ``P(min) -> P(max)`` of a decreasing op.
 
     They are for the first operand; other operands are B.
     """
@@ -40,7 +40,8 @@ def falling(call: Call) -> list[Signature]:
 def shifted(call: Call) -> list[Signature]:
     """Return the P(max) and P(min) signatures of x + c, x - c and c - x with a number c.
 
-    The first two pass P(max), and c - x swaps it with P(min). There are none for other operands.
+    The first two pass P(max), and c - x swaps it with P(min). There are none for other calls, such
+    as with a tensor c.
     """
     c = _number(call)
     if c is None or call.kwargs.get("alpha", 1) != 1:
@@ -65,8 +66,8 @@ def scaled(call: Call) -> list[Signature]:
 def chosen(call: Call) -> list[Signature]:
     """Return the P(max) and P(min) signatures of where(condition, x, y).
 
-    x and y may both be P(max), or one of them, and the other is B or a number. A value that is
-    equal on all ranks is its own maximum and minimum.
+    x and y may both be P(max), or one of them P(max) and the other B or a number, because a value
+    that is equal on all ranks is its own maximum. The same holds for P(min).
     """
     sources = [i for i in range(1, len(call.operands))]
     picks = [sources, *([i] for i in sources if len(sources) > 1)]

@@ -14,7 +14,7 @@ from . import monotone
 
 
 def of_truths(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of and/or: all operands are split along the same dim of the result.
+    """Return the SBP signatures of and/or: all operands are split along the same dim of the result.
 
     Operands that are bools may also be P(max) or P(min), see ``monotone.of_truths``.
     """
@@ -23,9 +23,9 @@ def of_truths(call: Call, parts: int) -> list[Signature]:
 
 
 def fill(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of fill and zero, which overwrite x: it may be split along any dim.
+    """Return the SBP signatures of fill and zero, which overwrite x: it may be split along any dim.
 
-    Out of place only the shape of x is read, so it may be partial: ``P -> B``. In place x keeps its
+    Out of place only the shape of x is read, so x may be partial: ``P -> B``. In place x keeps its
     SBP: ``P -> P`` for zeros, and ``P(max) -> P(max)`` for any value.
     """
     made = notation.of_call("f(...*) -> ...", call, parts)
@@ -36,7 +36,7 @@ def fill(call: Call, parts: int) -> list[Signature]:
 
 
 def chosen(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of where(condition, x, y): all operands are split along the same dim.
+    """Return the SBP signatures of where(condition, x, y): all operands are split along one dim.
 
     If x and y are both P, the result is P. ``where(condition)`` alone has the signatures of
     nonzero.

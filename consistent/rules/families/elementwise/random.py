@@ -14,7 +14,7 @@ from ...table import Row, add_rows
 
 
 def fill(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of in-place draws such as ``x.uniform_()``: any dim of x may be split.
+    """Return the SBP signatures of in-place draws (``x.uniform_()``): any dim of x may be split.
 
     Each rank draws the values of its own elements. x may be P too: the first rank then gets the
     values, and the others get zeros.
@@ -26,7 +26,7 @@ def fill(call: Call, parts: int) -> list[Signature]:
 
 
 def normal(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of x.normal_() and torch.normal.
+    """Return the SBP signatures of x.normal_() and torch.normal.
 
     All operands (mean and deviation) are split along the same dim as the result.
     """
@@ -36,9 +36,9 @@ def normal(call: Call, parts: int) -> list[Signature]:
 
 
 def whole(call: Call, parts: int) -> list[Signature]:
-    """Return the signature with every tensor B: each rank draws the whole result.
+    """Return the SBP signature with every tensor B: each rank draws the whole result.
 
-    It runs by the form "seeded", which gives torch's own generator the same seed on every rank
+    The op runs by the form "seeded", which gives torch's own generator the same seed on every rank
     while the op runs.
     """
     return [call.make({}, B, "seeded")]

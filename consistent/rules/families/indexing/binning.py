@@ -14,10 +14,10 @@ from ...table import Row, add_rows
 
 
 def among(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of isin: elements are independent of each other, so they may be split.
+    """Return the SBP signatures of isin: elements, which are independent, may be split.
 
-    If the test elements are split, each rank looks among its own, and an element is found if any
-    rank finds it: ``B, S(0) -> P(max)``, or P(min) with ``invert``.
+    If the test elements are split, each rank searches its own, and an element is found if any rank
+    finds it: ``B, S(0) -> P(max)``, or P(min) with ``invert``.
     """
     made = [call.whole()]
     x, y = call.get("elements"), call.get("test_elements")
@@ -30,7 +30,7 @@ def among(call: Call, parts: int) -> list[Signature]:
 
 
 def histogram(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of histogram: ``S(d) -> P, B`` for any dim d of the input.
+    """Return the SBP signatures of histogram: ``S(d) -> P, B`` for any dim d of the input.
 
     Each rank counts its own elements, so the counts are P; the edges of the bins are B. Weights are
     split like the input.

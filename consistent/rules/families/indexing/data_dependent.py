@@ -77,8 +77,9 @@ def selected_by_mask(call: Call, parts: int) -> list[Signature]:
 def _moved(call: Call, parts: int) -> int:
     """Return the estimated bytes that a rank sends to balance the found rows over the ranks.
 
-    The true number of rows is not known when layouts are chosen. The estimate is half of a balanced
-    piece, if half of all elements are found, and a count from every other rank.
+    The true number of rows is not known when layouts are chosen. The estimate assumes that half of
+    all elements are found and that a rank sends half of its balanced piece of the found rows, plus
+    8 bytes for the count of rows of every other rank.
     """
     nbytes = sum(out.shape.numel() * out.dtype.itemsize for out in call.outs)
     return 8 * (parts - 1) + nbytes // (4 * parts)
@@ -99,7 +100,7 @@ def nonzero_outs(call: Call) -> list[Out] | None:
 
 
 def nonzero(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of nonzero and argwhere: ``S(0) -> S(0)``.
+    """Return the SBP signatures of nonzero and argwhere: ``S(0) -> S(0)``.
 
     Each rank searches its own rows. Its results follow those of the ranks before it, and are then
     balanced over the ranks.
@@ -128,7 +129,7 @@ def unique_outs(call: Call) -> list[Out]:
 
 
 def unique(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of unique: ``S(d) -> B, S(d), B`` for values, inverse and counts.
+    """Return the SBP signatures of unique: ``S(d) -> B, S(d), B`` for values, inverse and counts.
 
     Ranks exchange the unique values of their shards. The inverse is split like the input, if the
     call requests it.
@@ -155,10 +156,10 @@ def bincount_outs(call: Call) -> list[Out]:
 
 
 def bincount(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of bincount: ``S(0) -> P``, as each rank counts its own elements.
+    """Return the SBP signatures of bincount: ``S(0) -> P``, as each rank counts its own elements.
 
-    Weights are split like the input. Ranks first agree on the length of the result, which is that
-    of the largest value on any rank.
+    Weights are split like the input. Ranks first agree on the length of the result, which depends
+    on the largest value on any rank.
     """
     weights = call.get("weights")
     ins: dict[int, Sbp] = {

@@ -15,9 +15,9 @@ from .data_dependent import masked
 
 
 def taken(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of take, and of take_along_dim without a dim: ``S(d), B -> P``.
+    """Return the SBP signatures of take, and of take_along_dim without a dim: ``S(d), B -> P``.
 
-    A rank reads 0 for elements that others have, so that the results add up. If the index is split
+    A rank reads 0 for elements of other ranks, so that the results add up. If the index is split
     instead, so is the result: ``B, S(d) -> S(d)``.
     """
     x, index = call.operands[0], call.get("index")
@@ -29,7 +29,7 @@ def taken(call: Call, parts: int) -> list[Signature]:
 
 
 def put(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of put: ``S(d), B, B -> S(d)``.
+    """Return the SBP signatures of put: ``S(d), B, B -> S(d)``.
 
     Each rank writes those of the values whose position is in its shard. With ``accumulate``, tensor
     and values may both be P, since writing adds them.
@@ -48,10 +48,11 @@ def put(call: Call, parts: int) -> list[Signature]:
 
 
 def masked_scatter(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of masked_scatter, whose k-th True takes the k-th value: any dim is split.
+    """Return the SBP signatures of masked_scatter: any dim of the tensor may be split.
 
-    A rank must know how many Trues come before its own. Either it has the whole mask, or mask and
-    tensor are split along the first dim, and ranks exchange how many Trues each has.
+    The k-th True of the mask takes the k-th value, so a rank must know how many Trues come before
+    its own. Either it has the whole mask, or mask and tensor are split along the first dim, and
+    ranks exchange how many Trues each has.
     """
     x, mask = call.operands[0], call.get("mask")
     if x.shape != call.outs[0].shape:
@@ -64,10 +65,10 @@ def masked_scatter(call: Call, parts: int) -> list[Signature]:
 
 
 def masked_write(call: Call, value: Any) -> list[Signature]:
-    """Return signatures of x[mask] = value, where x may be split along any dim.
+    """Return the SBP signatures of x[mask] = value, where x may be split along any dim.
 
-    ``value`` is written to each True, or has a row for each True; rows are written as by
-    masked_scatter.
+    ``value`` is written wherever the mask is True, or has one row for each True. Rows are assigned
+    to Trues in order, as by masked_scatter.
     """
     found = masked(call)
     assert found is not None

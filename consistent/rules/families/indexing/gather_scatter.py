@@ -1,8 +1,8 @@
 """Rules of ops with an index tensor, such as gather, scatter, index_add and embedding.
 
-The dims of the index may be split: each rank looks up its own. The dim that it points into may be
-split as well: an index that points outside a rank's shard then reads 0, so that results are P, or
-writes nothing.
+The dims of the index may be split: each rank looks up its own indices. The dim that they point into
+may be split as well: an index that points outside a rank's shard then reads 0, so that results are
+P, or writes nothing.
 
 In the rules D is the dim that an index points into, and E the dim of the indices, which takes its
 place in the result.
@@ -24,7 +24,7 @@ _GATHER = "...D, f(index:...E) -> ...E; D by read_index"
 
 
 def gathered_along(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of take_along_dim, by `...D, f(index:...E) -> ...E; D by read_index`.
+    """Return the SBP signatures of take_along_dim, by the rule of gather.
 
     So any dim of the index may be split, and the dim D that it points into as well. A call without
     a dim has the signatures of take.
@@ -38,14 +38,14 @@ def gathered_along(call: Call, parts: int) -> list[Signature]:
     return notation.signatures_of([notation.parse(_GATHER)], call, parts)
 
 
-# Scaling gradients by frequency counts every index of the batch.
+# To scale gradients by frequency, every index of the batch must be counted, so indices stay whole.
 _BY_COUNT = "ve, f([...]) -> [...]e; v by masked_embedding; unless sparse"
 _LOOKED_UP = "ve, f(...) -> ...e; v by masked_embedding"
 _SPARSE = "[v]e, f(...) -> ...e"  # a mask would give entries for rows that are not looked up
 
 
 def looked_up(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of embedding, by `ve, f(...) -> ...e` (v rows of e columns).
+    """Return the SBP signatures of embedding, by `ve, f(...) -> ...e` (v rows of e columns).
 
     If the table is split by rows and the indices are split too, each rank fetches the rows that it
     looks up from the ranks that have them, each row once: ``S(0), S(d) -> S(d)``.
@@ -60,7 +60,7 @@ def looked_up(call: Call, parts: int) -> list[Signature]:
     each = table.shape[1] * table.spec.dtype.itemsize + index.spec.dtype.itemsize
     sent = rows * each * (parts - 1) // parts
     if not index.spec.sbp[call.axis].is_split:
-        # A program with whole indices goes on with whole rows, so the result would be gathered.
+        # A program that has whole indices will need whole rows, so the result would be gathered.
         out = call.outs[0]
         sent += out.shape.numel() * out.dtype.itemsize * (parts - 1) // parts
     fetched = [
@@ -86,7 +86,7 @@ ROWS = (
     Row("index_fill", "f(...D, index:[E], value:) -> ...D; D by write_index", f"{_DIM} value"),
     Row(
         "index_reduce",
-        # The gradient of a product divides by the values in the spare row.
+        # Not by write_index for products: their gradient would divide by its spare row of zeros.
         (f"{_WRITTEN}; unless reduce is prod", "f(...[D], index:[E], source:...[E]) -> ...[D]"),
         f"{_DIM} source reduce",
     ),

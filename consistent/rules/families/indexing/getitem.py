@@ -22,11 +22,11 @@ READ_PARTS = "read_parts"
 
 
 def read(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of reading x[...]: dims that are read whole stay split, and P passes.
+    """Return the SBP signatures of reading x[...]: dims read whole stay split, and P passes.
 
-    Along a sliced dim, ranks fetch what their piece of the result needs if it is near (a halo).
-    Otherwise, along a dim from which an int, a slice or an index tensor selects, a rank reads 0 for
-    elements of others, so the result is P. Index tensors may be split as well.
+    Along a sliced dim, each rank fetches its piece of the result (the form "halo"), if every rank
+    has one. Otherwise, along a dim from which an int, a slice or an index tensor selects, a rank
+    reads 0 for elements of other ranks, so the result is P. Index tensors may be split as well.
     """
     if masked(call):
         return selected_by_mask(call, parts)
@@ -47,7 +47,7 @@ def read(call: Call, parts: int) -> list[Signature]:
 
 
 def _of_parts(call: Call, index: Subscript) -> list[Signature]:
-    """Return the signature of a slice that reads whole parts of a dim split by ``S(d, of=...)``.
+    """Return the SBP signature of a slice that reads whole parts of a dim that is S(d, of=...).
 
     ``of=`` gives the sizes of parts of the dim that are divided among the ranks one by one. Each
     rank keeps its pieces of the parts that are read, and nothing is sent.
@@ -68,7 +68,7 @@ def _of_parts(call: Call, index: Subscript) -> list[Signature]:
 
 
 def _split_block(call: Call, index: Subscript) -> list[Signature]:
-    """Return signatures that split the index tensors: each rank looks up its own indices.
+    """Return the SBP signatures that split the index tensors: each rank looks up its own indices.
 
     There is at most one for each dim of the shape to which the index tensors broadcast.
     """
@@ -82,7 +82,7 @@ def _split_block(call: Call, index: Subscript) -> list[Signature]:
             if d < 0 or (own[d] == 1 and shape[b] != 1):
                 continue
             if not isinstance(item.tensor, Operand):
-                break  # a list is whole
+                break  # a list of ints is whole on every rank
             ins[item.tensor.index] = S(d)
         else:
             if ins:
@@ -91,7 +91,7 @@ def _split_block(call: Call, index: Subscript) -> list[Signature]:
 
 
 def write(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of x[...] = value and index_put: ``S(d) -> S(d)`` for x.
+    """Return the SBP signatures of x[...] = value and index_put: ``S(d) -> S(d)`` for x.
 
     Along a dim that ``:`` writes whole, the value is split like x. Along a dim from which an index
     selects, every rank has all of the value, and writes what falls into its shard.
@@ -118,7 +118,7 @@ def write(call: Call, parts: int) -> list[Signature]:
 
 
 def _split_value(call: Call, index: Subscript, value: Any, place: int) -> dict[int, Sbp]:
-    """Return the split of ``value`` if dim ``place`` of the result of ``x[...]`` is split."""
+    """Return {index of the operand ``value``: its split} if dim ``place`` of x[...] is split."""
     (size,) = (call.operands[0].shape[k] for k, at in index.places.items() if at == place)
     return _split_at(index, value, place, size)
 
@@ -137,7 +137,7 @@ def _split_at(index: Subscript, value: Any, place: int, size: int) -> dict[int, 
 
 
 def _added_by_entry(call: Call, index: Subscript, value: Any) -> list[Signature]:
-    """Return signatures of index_put with ``accumulate`` that split the indices, and x is P.
+    """Return the SBP signatures of index_put with ``accumulate`` with split indices and P of x.
 
     Each rank adds the values of its own indices to its addend of x.
     """
@@ -151,7 +151,7 @@ def _added_by_entry(call: Call, index: Subscript, value: Any) -> list[Signature]
 
 
 def _written_partial(call: Call, by_tensors: bool, value: Any) -> list[Signature]:
-    """Return the signature with P of x and value: ``x[...] = value`` is linear in both together.
+    """Return the SBP signature with P of x and value: ``x[...] = value`` is linear in the two.
 
     It is left out if a position may be written twice without adding, as ranks could differ in which
     value is written last. ``by_tensors`` says whether index tensors select the positions.

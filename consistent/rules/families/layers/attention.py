@@ -38,7 +38,7 @@ LARGE = 1 << 22
 
 
 def attention(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of attention, by `f(...l[e], ...s[e]), ...sv, f(...ls) -> ...lv`.
+    """Return the SBP signatures of attention, by `f(...l[e], ...s[e]), ...sv, f(...ls) -> ...lv`.
 
     l are the query rows, s the keys, e and v the columns of queries and values. So batches, heads,
     query rows and columns of the values may be split, and also the keys. If rows are long, or split
@@ -89,7 +89,7 @@ def _goes_round(call: Call, now: Sbp) -> bool:
 
 
 def _rounds(call: Call, parts: int) -> list[Signature]:
-    """Return the signatures of the forms RING and HEADS: ``q, k, v`` all have the query's split.
+    """Return the SBP signatures of the forms RING and HEADS: q, k, v all have the query's split.
 
     The result has it too. HEADS is left out if heads do not divide among the ranks, or with
     dropout.
@@ -142,8 +142,8 @@ def _may_go_round(call: Call) -> bool:
 def _by_form(call: Call, made: Signature, parts: int, form: str) -> Signature:
     """Return ``made`` with the form that it needs: none if attention of the shards is the result.
 
-    Split keys need one to join the ranks' softmaxes, split causal rows need their positions, and
-    dropout needs the positions of its mask.
+    Split keys need a form that joins the ranks' softmaxes. Split causal rows, and dropout, need one
+    that knows the logical positions of rows and keys.
     """
     q, k = call.operands[:2]
     if made.ins[1] is S(k.ndim - 2):

@@ -54,11 +54,12 @@ def _replaced(call: Call, name: str, value: Any) -> tuple[tuple, dict]:
 
 
 def convolution(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of a convolution: batch, input or output channels, or pixels may be split.
+    """Return the SBP signatures of a convolution: batch, channels or pixels may be split.
 
-    It is a matrix product over channels at each pixel: ``nc[xy], oc[uv] + o -> no[xy]`` with taps
-    uv, transposed ``nc[xy], co[uv] + o -> no[xy]``, and in groups ``ng[xy], g[iuv] + g -> ng[xy]``.
-    Along split pixels, ranks fetch what their outputs read of neighbouring shards (a halo).
+    A convolution is a matrix product over channels at each pixel: ``nc[xy], oc[uv] + o -> no[xy]``
+    with kernel elements uv, transposed ``nc[xy], co[uv] + o -> no[xy]``, and in groups ``ng[xy],
+    g[iuv] + g -> ng[xy]``. Input and output channels may be split. Along split pixels, ranks fetch
+    what their outputs read of neighbouring shards (a halo).
     """
     x, weight = call.get("input"), call.get("weight")
     given = [t for t in (x, weight, call.get("bias")) if isinstance(t, Operand)]
@@ -109,9 +110,10 @@ def local_groups(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple
 
 
 def channels_whole(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of ops that move elements between channels and pixels: the batch is split.
+    """Return the SBP signatures of ops that move elements between channels and pixels.
 
-    P passes too, because elements are only moved. pixel_shuffle is such an op.
+    The batch may be split. P passes too, because elements are only moved. pixel_shuffle is such an
+    op.
     """
     made = [call.whole(), call.make({0: P}, P)]
     x = call.operands[0]
@@ -124,7 +126,7 @@ def channels_whole(call: Call, parts: int) -> list[Signature]:
 
 
 def pixels_shuffled(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of pixel_shuffle and its inverse: batch, channels or pixels are split.
+    """Return the SBP signatures of pixel_shuffle and its inverse: any dim may be split.
 
     Channels and pixels are split only if the placement's ranks divide them evenly, so that the
     channels that become one block of pixels stay together.
@@ -137,7 +139,7 @@ def pixels_shuffled(call: Call, parts: int) -> list[Signature]:
 
 
 def blocks(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of im2col and col2im: batch, channels or rows of the image are split.
+    """Return the SBP signatures of im2col and col2im: batch, channels or image rows are split.
 
     Channels are split only if the ranks divide them evenly, since im2col stacks a block of each
     channel in one column. Along split rows, ranks fetch what they need of neighbouring rows (the
@@ -184,7 +186,7 @@ def _each(pixels: str, outs: str = "") -> tuple[str, ...]:
     """Return the rules of ops on separate images of dims ``pixels``, with and without a batch.
 
     ``_each("<xy>")`` is ``("f(nc!<xy>) -> nc!<xy>", "f(c!<xy>) -> c!<xy>")``. ``!`` marks the
-    channels, of which every rank must have some, as torch refuses none.
+    channels, of which every rank must have at least one, as torch refuses images without channels.
     """
     return tuple(f"f({dims}) -> {dims}{outs}" for dims in (f"nc!{pixels}", f"c!{pixels}"))
 

@@ -13,7 +13,7 @@ _NAMES = "log_probs targets input_lengths target_lengths blank reduction zero_in
 
 
 def ctc(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of ctc_loss: the batch is split.
+    """Return the SBP signatures of ctc_loss: the batch is split.
 
     Log-probabilities are (time, batch, classes), so they are S(1). Targets are split if they have a
     row per sample. Lengths, a few numbers, are B. The loss is P, or S(0) without a reduction.

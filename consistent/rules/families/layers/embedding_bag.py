@@ -13,7 +13,7 @@ _NAMES = "weight indices offsets scale_grad_by_freq mode sparse per_sample_weigh
 
 
 def bagged(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of embedding_bag: the table is split by columns, or by rows.
+    """Return the SBP signatures of embedding_bag: the table is split by columns, or by rows.
 
     Split by columns, ``S(1), B, B -> S(1)`` for the bags. Split by rows, each rank adds up the rows
     of a bag that it has: ``S(0), B, B -> P`` for sums and means. Outputs for backward, such as the

@@ -1,7 +1,7 @@
 """Rule of ``flex_attention``: attention whose scores and mask are functions of positions.
 
 Batches, heads and rows of the query are independent of each other. The functions get logical
-positions (``forms/families/layers/flex_attention.py``), so any rank may compute any of them.
+positions (``forms/families/layers/flex_attention.py``), so any rank may compute any of the scores.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FORM = "flex_attention"
 
 
 def flex_attention(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of flex_attention: batches, heads, or query rows are split.
+    """Return the SBP signatures of flex_attention: batches, heads, or query rows are split.
 
     q, k, v have shape (batch, heads, rows, columns). Heads are split if each rank then has the keys
     of its heads. If keys are split as the rows are, they are sent to the ranks whose rows attend to

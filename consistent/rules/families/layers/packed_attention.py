@@ -18,7 +18,7 @@ FORM = "packed_attention"
 
 
 def packed_attention(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of _varlen_attn: heads are split, or rows and keys in the same way.
+    """Return the SBP signatures of _varlen_attn: heads are split, or rows and keys in the same way.
 
     q, k, v have shape (tokens, heads, columns). The result has the layout of q. So has the
     log-sum-exp of each row, in which the heads are dim 0 and the tokens dim 1.
@@ -37,7 +37,7 @@ def packed_attention(call: Call, parts: int) -> list[Signature]:
 
 
 def _signature(call: Call, ins: dict, nbytes: int) -> Signature:
-    """Return the signature for ``ins``: the result has the split of q, and other outputs follow."""
+    """Return the SBP signature for operand splits ``ins``; result and log-sum-exp split as q."""
     entry = ins.get(0, B)
     log = Split(1 - entry.dim, entry.cut) if isinstance(entry, Split) else B
     return call.make(ins, (entry, log, B), FORM, nbytes)

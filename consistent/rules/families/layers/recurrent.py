@@ -13,11 +13,11 @@ from ..elementwise.random import whole
 
 
 def layers(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of gru, lstm and rnn, by ``tni, [l]nh -> tno, [l]nh``: the batch is split.
+    """Return the SBP signatures of gru, lstm and rnn, by ``tni, [l]nh -> tno, [l]nh``.
 
-    In the rule t are time steps, n sequences, l layers. The call is op(input, hidden, weights,
-    has_biases, num_layers, dropout, train, ...). With dropout in training every rank computes the
-    whole batch.
+    In the rule t are time steps, n sequences (the batch, which may be split), l layers. The call is
+    op(input, hidden, weights, has_biases, num_layers, dropout, train, ...). With dropout in
+    training every rank computes the whole batch.
     """
     # Packed sequences never come here: torch has no meta kernel for them, as their lengths are
     # data.
@@ -37,7 +37,7 @@ def layers(call: Call, parts: int) -> list[Signature]:
 
 
 def cell(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of one step of a recurrent cell, by ``ni, nh -> nh``.
+    """Return the SBP signatures of one step of a recurrent cell, by ``ni, nh -> nh``.
 
     n are the sequences of the batch, along which all tensors are split.
     """

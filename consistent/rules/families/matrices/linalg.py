@@ -17,7 +17,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def solved(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of linalg_solve, by `f(...[km]), ...[m]n -> ...[k]n`.
+    """Return the SBP signatures of linalg_solve, by `f(...[km]), ...[m]n -> ...[k]n`.
 
     So batches and right-hand sides n may be split, and P of the right-hand side passes, as the
     solution is linear in it. For vectors the rule is `f(...[km]), ...[m] -> ...[k]`, and with
@@ -57,7 +57,7 @@ def with_dim(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple, di
 
 
 def chained(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of a product of many matrices, by `ab, bc, cd -> ad`.
+    """Return the SBP signatures of a product of many matrices, by `ab, bc, cd -> ad`.
 
     The rule has as many operands as the call. The first and the last may be vectors: `a, ab -> b`.
     """
@@ -71,11 +71,11 @@ def chained(call: Call, parts: int) -> list[Signature]:
 
 
 def multiplied(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of kron: a dim of the first operand is split if all pieces are equal.
+    """Return the SBP signatures of kron: a dim of the first operand is split if it divides evenly.
 
     Along a dim, item i of the first operand gives items i·m to i·m + m of the result, if the second
-    has m. Equal pieces then give equal pieces. A dim of the second operand is split if the first
-    has size 1 there.
+    has m items. Pieces of equal size then give pieces of equal size. A dim of the second operand is
+    split if the first has size 1 there.
     """
     a, b = call.take(2)
     made = [call.whole()]

@@ -13,7 +13,7 @@ from ...table import Row, add_rows
 
 
 def einsum(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of torch.einsum, whose equation is the rule.
+    """Return the SBP signatures of torch.einsum, whose equation is the rule.
 
     Letters are made lower-case, and the output is added if the equation has none.
 
@@ -45,7 +45,7 @@ def _lowered(equation: str) -> str:
 
 
 def tensordot(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of tensordot, by a rule in which summed dims share a letter.
+    """Return the SBP signatures of tensordot, by a rule in which summed dims share a letter.
 
     For ``tensordot(a, b, dims=1)`` of matrices it is `ab, bd -> ad`. So a summed dim is split in
     both operands, and gives P; any other dim stays split.
@@ -83,10 +83,10 @@ def grouped_outs(call: Call) -> list[Out]:
 
 
 def scaled(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of _scaled_mm: rows of the first or columns of the second matrix are split.
+    """Return the SBP signatures of _scaled_mm: rows of the first or columns of the second split.
 
-    Scales per row or column are split with them. The summed dim stays whole: addends would be
-    rounded to the dtype of the result, while the kernel adds first and rounds then.
+    Scales per row or column are split with them. The summed dim stays whole: each rank's addend
+    would be rounded to the dtype of the result, while the kernel rounds only the whole sum.
     """
     x, w = call.operands[:2]
     made = [call.make({}, B, "scaled_mm")]

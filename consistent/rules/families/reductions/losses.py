@@ -28,7 +28,7 @@ def has_probabilities(call: Call) -> bool:
 
 
 def _by_row(call: Call, form: str) -> list[Signature]:
-    """Return signatures that split a loss over classes along any dim but that of the classes.
+    """Return the SBP signatures that split a loss over classes along any dim but the classes.
 
     Without a reduction the result is split. A sum or mean is P, or B in half precision. A mean, and
     any result in half precision, needs ``form``, which counts or adds over all ranks. A target of
@@ -53,7 +53,7 @@ def _by_row(call: Call, form: str) -> list[Signature]:
 
 
 def cross_entropy(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of cross_entropy of logits: rows or classes may be split.
+    """Return the SBP signatures of cross_entropy of logits: rows or classes may be split.
 
     If classes are split, ranks exchange a few numbers for each row, such as its largest logit and
     the sum of exponentials, and no logits.
@@ -68,7 +68,7 @@ def cross_entropy(call: Call, parts: int) -> list[Signature]:
 
 
 def negative_log_likelihood(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of nll_loss: rows or classes may be split, and P of the input passes.
+    """Return the SBP signatures of nll_loss: rows or classes may be split, and input P passes.
 
     A row's loss is minus one element of the input, so the loss is linear. If classes are split,
     ranks that lack the target's class add 0, and the result is P. Losses that are not summed and

@@ -1,7 +1,8 @@
 """Rules of orderings and scans along a dim: sort, selections, running sums.
 
-Dims other than this one stay split. If the dim itself is split, the ranks exchange runs, count
-bytes, or pass on totals; if another dim has an item for every rank, the split may also move there.
+Dims other than this one stay split. If the dim itself is split, the ranks exchange sorted runs
+(sort), sum histograms of the values' bytes (median, quantile), or pass on totals (cumsum). If
+another dim has an item for every rank, the operand may also be boxed to a split of that dim.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ...table import Row, add_rows
 
 
 def ordered(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of sort, argsort and msort: dims other than the sorted one are split.
+    """Return the SBP signatures of sort, argsort and msort: dims that are not sorted are split.
 
     If no other dim has an item for every rank, a split of the sorted dim stays: ranks exchange
     sorted runs of values, with the positions that they come from. Otherwise such an operand is
@@ -32,10 +33,11 @@ def ordered(call: Call, parts: int) -> list[Signature]:
 
 
 def quantile(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of quantile and nanquantile: any dim may be split.
+    """Return the SBP signatures of quantile and nanquantile: any dim may be split.
 
-    A split of a reduced dim gives B: ranks find the quantiles by counting the bytes of the values,
-    as they do for medians. If ``q`` is a vector, its dim is the first of the result.
+    A split of a reduced dim gives B: ranks find the quantiles by summing histograms of the values'
+    bytes (a radix select), as they do for medians. If ``q`` is a vector, its dim is the first of
+    the result.
     """
     x, dims, q = call.operands[0], call.dims(), call.get("q")
     first = q.ndim if isinstance(q, Operand) else 0
@@ -52,7 +54,7 @@ def quantile(call: Call, parts: int) -> list[Signature]:
 
 
 def largest_few(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of topk: any dim may be split.
+    """Return the SBP signatures of topk: any dim may be split.
 
     Along the dim of topk the ranks gather the k best elements of each shard, and choose among
     these. The result is then B, or split along another dim.
@@ -70,7 +72,7 @@ def largest_few(call: Call, parts: int) -> list[Signature]:
 
 
 def trapezoid(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of trapezoid, which sums along ``dim``: a split of ``dim`` gives P.
+    """Return the SBP signatures of trapezoid, which sums along ``dim``: a split of ``dim`` gives P.
 
     It gives B in half precision. Other dims stay split. The points ``x``, if given, are B, or split
     as ``y`` is.

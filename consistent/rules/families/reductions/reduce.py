@@ -16,7 +16,7 @@ from ...table import Row, add_rows
 
 
 def kept(call: Call, dims: Sequence[int], keepdim: bool | None = None) -> list[Signature]:
-    """Return the signature with every tensor B, and one for each split of a dim not in ``dims``.
+    """Return the SBP signature with all tensors B, and one for each split of a dim not in ``dims``.
 
     For a reduction of dim 0 of a matrix: ``B -> B`` and ``S(1) -> S(0)``, with keepdim ``S(1) ->
     S(1)``. ``keepdim`` is the call's if not given.
@@ -31,9 +31,10 @@ def kept(call: Call, dims: Sequence[int], keepdim: bool | None = None) -> list[S
 
 
 def joined(call: Call, parts: int, dims: Sequence[int], form: str) -> list[Signature]:
-    """Return signatures that split one of the reduced ``dims``; ``form`` joins the ranks' results.
+    """Return the SBP signatures that split one of the reduced ``dims``.
 
-    The result is B, as ``S(0) -> B``, or split if each rank joins only its part of it.
+    The form ``form`` joins the ranks' results. The result is B, as ``S(0) -> B``, or split if each
+    rank joins only its part of the result.
     """
     made = []
     for d in dims:
@@ -60,7 +61,7 @@ def spread_of(call: Call) -> tuple[float, tuple[int, ...], bool]:
 
 
 def norm(call: Call, parts: int) -> list[Signature]:
-    """Return signatures of norms: kept dims are split, and also the reduced dims of a vector norm.
+    """Return the SBP signatures of norms: kept dims, and reduced dims of a vector norm, are split.
 
     If a reduced dim is split, a norm of order 0 or 1, which is a sum, is P. Other positive orders
     and the infinite ones are joined by the form "norm". Norms of matrices, but for the Frobenius
