@@ -148,9 +148,10 @@ def take(leaf: Any, addend: torch.Tensor, unshared: bool) -> torch.Tensor | None
 
 
 def _let_wait(leaf: Any, addend: torch.Tensor, unshared: bool) -> None:
-    """Queue ``addend`` to be summed over ranks: in a bucket, or alone if it is large.
+    """Queue a gradient of ``leaf`` to be summed over ranks: in a bucket, or alone if it is large.
 
-    ``unshared`` says whether nothing else refers to it; otherwise a large one is copied.
+    ``addend`` is this rank's part of the sum. ``unshared`` is True if no other object refers to
+    ``addend``. A large addend that is shared is copied, as the sum is written into its memory.
     """
     if not buckets.goes_alone(leaf._spec):
         _C.wait(leaf, addend, False)

@@ -75,10 +75,11 @@ class Cell:
         return going
 
     def _enter(self, move: int, index: int, local: torch.Tensor, tracked: bool) -> Any:
-        """Return the global tensor for a value that arrived, with the shard ``local``.
+        """Return a received value, whose shard is ``local``, as a global tensor.
 
-        If gradients are ``tracked``, it is computed from a new leaf, which gets its gradient.
-        ``move`` and ``index`` are the numbers of the move and of the value.
+        If gradients are ``tracked``, the tensor depends on a new leaf, at which the gradient to
+        send back is collected. ``move`` is the number of the transfer between stages, ``index`` that of
+        the value in the program.
         """
         spec = self._program.spec(index)
         if not (tracked and self._program.values[index].requires_grad):

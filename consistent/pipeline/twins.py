@@ -73,9 +73,11 @@ class Twins:
             place.parent._modules[place.key] = place.module
 
     def settled(self, cut: Cut) -> Cut:
-        """Keep one object of each repeated module per stage, and return the cut with these objects.
+        """Let each stage keep one object of each module that the model uses repeatedly.
 
-        The model gets them too. ``cut`` is the cut of the model with all twins.
+        Until now each use had an object of its own (a twin), also in ``cut``, the division of the
+        model into stages. The other objects are replaced in the model by those that are kept.
+        Returns ``cut`` with the objects that are kept.
 
         Raises:
             ValueError: a module that is used in several stages has persistent buffers.

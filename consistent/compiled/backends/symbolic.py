@@ -91,10 +91,10 @@ class Symbolic:
         return [numbers[of[0]] for of in self._ints]
 
     def serves(self, numbers: tuple[Number, ...]) -> bool:
-        """Return whether the code is correct for a graph of this form with these numbers.
+        """Return whether this compiled code is correct for a graph of this form with ``numbers``.
 
-        Numbers that are constants of the code must be equal, and torch's guards on the others must
-        hold.
+        A number that was compiled in as a constant must have the same value in ``numbers``. For the
+        numbers that are symbols in the code, torch's guards must hold.
         """
         if any(numbers[i] != number for i, number in self._fixed):
             return False

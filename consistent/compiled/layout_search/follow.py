@@ -34,7 +34,7 @@ class Follower:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Apply the decisions to the ops that run inside the block."""
+        """Apply the solution's choices of SBP signatures to the ops inside the ``with`` block."""
         with planned_each(Tracer(on_op_begin=self._start, choose=self._decide)):
             yield
 

@@ -164,10 +164,10 @@ def reduce_from(
     given: EpilogueInputs,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Do what ``reduce_shards`` does with parts that need not be in this rank's memory.
+    """Do what ``reduce_shards`` does with parts that may be in the memory of other ranks.
 
-    ``source`` opens the parts, from ``tensors``, for instance the shards of a P tensor on other
-    ranks.
+    ``source.open(tensors)`` makes the parts readable. ``tensors`` get gradients. The other
+    arguments are those of ``reduce_shards``.
     """
     beside = (given.bias, given.residual, given.weight, given.norm_bias)
     return _Reduce.apply(source, epilogue, dtype, *beside, *tensors)[0]

@@ -147,9 +147,10 @@ def _after(optimizer: Any, args: tuple, kwargs: dict) -> None:
 
 @torch.no_grad()
 def enter(optimizer: Any) -> None:
-    """Send the parameters that ``optimizer`` steps whole, with gradients, to their owner ranks.
+    """Send each parameter that ``optimizer`` updates as a whole matrix to the rank that owns it.
 
-    Called before the step. Optimizer state that is elsewhere is sent, too.
+    Called before the step. The gradients are sent with the parameters, and so is optimizer state
+    that is not on the owner rank yet.
     """
     owners = owners_of(optimizer)
     assert owners is not None

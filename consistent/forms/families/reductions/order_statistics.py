@@ -82,7 +82,7 @@ def _middle(shard: Shards, x: Tensor, n: int) -> Tensor:
     """Return the position of the median in each sorted row of ``n`` items, as [1, rows].
 
     For median, a row with a NaN gives the position of a NaN; for nanmedian NaNs are not counted.
-    ``x`` are this rank's items, as in ``_taken``.
+    ``x`` are the items of these rows that this rank holds; the other ranks hold the rest.
     """
     nans = shard.sum(x.isnan().sum(-1))
     if shard.call.name == "nanmedian":
