@@ -78,8 +78,8 @@ class Cell:
         """Return a received value, whose shard is ``local``, as a global tensor.
 
         If gradients are ``tracked``, the tensor depends on a new leaf, at which the gradient to
-        send back is collected. ``move`` is the number of the transfer between stages, ``index`` that of
-        the value in the program.
+        send back is collected. ``move`` is the number of the transfer between stages, ``index``
+        that of the value in the program.
         """
         spec = self._program.spec(index)
         if not (tracked and self._program.values[index].requires_grad):
