@@ -61,25 +61,26 @@ def make(messages: TorchDist, ranks: Ranks, slot_bytes: int, timeout_s: float) -
     if wanted and me == 0:
         group, fault = _attempt(None, me, ranks, slot, *rest)
         name = group.name if group else None
-    told = messages.gather_objects((is_switched_on(), host(), name, fault), ranks)
-    hosts = [note[1] for note in told]
-    # From here on every member has the same notes, and so takes the same branch.
-    are_on = all(note[0] for note in told)
-    if are_on and len(set(hosts)) > 1:
-        return CreatedSegment(hosts, are_apart=True)
-    if not (are_on and wanted):
-        return CreatedSegment(hosts)
-    name, fault = told[0][2:]
-    if name is not None and me > 0:
-        group, fault = _attempt(name, me, ranks, slot, *rest)
-    # No member may wait in the segment before this returns: only then have all joined it.
-    faults = messages.gather_objects(fault, ranks)
-    if group is None or any(faults):
-        warn(ranks, "memory", next(filter(None, faults)), CURE)
-        return CreatedSegment(hosts)
-    if me == 0:
-        group.unlink()
-    return CreatedSegment(hosts, group)
+    try:
+        told = messages.gather_objects((is_switched_on(), host(), name, fault), ranks)
+        hosts = [note[1] for note in told]
+        # From here on every member has the same notes, and so takes the same branch.
+        are_on = all(note[0] for note in told)
+        if are_on and len(set(hosts)) > 1:
+            return CreatedSegment(hosts, are_apart=True)
+        if not (are_on and wanted):
+            return CreatedSegment(hosts)
+        name, fault = told[0][2:]
+        if name is not None and me > 0:
+            group, fault = _attempt(name, me, ranks, slot, *rest)
+        # No member may wait in the segment before this returns: only then have all joined it.
+        faults = messages.gather_objects(fault, ranks)
+        if group is None or any(faults):
+            warn(ranks, "memory", next(filter(None, faults)), CURE)
+            return CreatedSegment(hosts)
+        return CreatedSegment(hosts, group)
+    finally:
+        _unlink(group, me)
 
 
 def _with_places(ranks: Ranks, group: Any, text: str) -> str:
@@ -102,18 +103,28 @@ def grow(group: Any, nbytes: int, ranks: Ranks, messages: Transport) -> bool:
     """
     nbytes, me = 1 << (nbytes - 1).bit_length(), ranks.index(messages.rank)
     name, fault = _grown(group, None, nbytes) if me == 0 else (None, "")
-    name, fault = messages.gather_objects((name, fault), ranks)[0]
-    if name is not None and me > 0:
-        name, fault = _grown(group, name, nbytes)
-    faults = [each for each in messages.gather_objects(fault, ranks) if each]
-    if faults:
-        # Also on members that have mapped it: all must use the same segment.
-        group.shrink()
-        warn(ranks, "memory", faults[0], CURE)
-        return False
-    if me == 0:
+    try:
+        name, fault = messages.gather_objects((name, fault), ranks)[0]
+        if name is not None and me > 0:
+            name, fault = _grown(group, name, nbytes)
+        faults = [each for each in messages.gather_objects(fault, ranks) if each]
+        if faults:
+            # Also on members that have mapped it: all must use the same segment.
+            group.shrink()
+            warn(ranks, "memory", faults[0], CURE)
+        return not faults
+    finally:
+        _unlink(group, me)
+
+
+def _unlink(group: Any, me: int) -> None:
+    """Remove the name of the segment that the first member has created; mapped memory stays.
+
+    Called when all members have mapped it, and also if their exchange raises: an error that is kept
+    would keep the group alive, and a process that is then killed would leave the segment behind.
+    """
+    if me == 0 and group is not None:
         group.unlink()
-    return True
 
 
 def is_switched_on() -> bool:

@@ -216,6 +216,30 @@ def test_a_rank_that_is_killed_makes_the_others_raise_and_leaves_nothing() -> No
     assert not [name for pid in pids for name in glob.glob(f"/dev/shm/consistent-*-{pid}-*")]
 
 
+def interrupted(rank: int, lacking: int) -> list[str]:
+    """Which segments this process has named when its exchange about one is cut short."""
+    inner = current().inner  # type: ignore[attr-defined]
+    exchange, calls = type(inner).gather_objects, iter(range(9))
+
+    def gather_objects(self: Any, note: Any, ranks: Any) -> Any:
+        if next(calls) == lacking:
+            raise RuntimeError("a rank has ended")
+        return exchange(self, note, ranks)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(inner), "gather_objects", gather_objects)
+        with pytest.raises(RuntimeError, match="has ended") as raised:
+            segments.make(inner, (0, 1), 1 << 12, inner.timeout_s())
+    names = glob.glob(f"/dev/shm/consistent-*-{os.getpid()}-*")
+    assert raised.value.__traceback__ is not None  # it keeps the frame of ``make`` until here
+    return names
+
+
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_an_exchange_that_is_cut_short_leaves_no_name(lacking: int) -> None:
+    assert pool(2).run(interrupted, lacking) == [[], []]
+
+
 def alone_in_group(rank: int) -> None:
     mirrored.all_reduce(torch.ones(1), (0, 1, 2))
 
