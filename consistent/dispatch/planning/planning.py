@@ -21,6 +21,7 @@ from ...rules.candidates import candidates
 from ...rules.choose import Choice, choose
 from ...rules.fused_reduce_scatter import FORM as FUSED_REDUCE_SCATTER
 from ...rules.fused_reduce_scatter import joins_sum
+from ...rules.notation.holds import is_whole
 from ...rules.raising import IN_BACKWARD, may_differ, may_differ_in_backward, may_raise
 from ...rules.signature import Call, Operand
 from ...spec import Layout, TensorSpec
@@ -406,16 +407,15 @@ class _Planning:
             return outside_ranks.on_meta  # its backward gives a sparse gradient, as on other ranks
         # The backward pass of IN_BACKWARD ops needs values, at least when differentiated again.
         if self.call.name not in IN_BACKWARD and has_meta_backward(self.function.run, self.call):
-            return (
-                outside_ranks.written_on_meta if self._only_writes(plan) else outside_ranks.on_meta
-            )
+            only_writes = self._only_writes(plan, row)
+            return outside_ranks.written_on_meta if only_writes else outside_ranks.on_meta
         return outside_ranks.in_place_with_node if plan.inplace else outside_ranks.with_node
 
-    def _only_writes(self, plan: OnShards) -> bool:
-        """Return whether the op does nothing but write values to its first operand."""
-        if not plan.inplace or plan.is_whole or self.function.reshapes:
+    def _only_writes(self, plan: OnShards, row: table.Row | None) -> bool:
+        """Return whether the op, planned by ``row``, only writes values to its first operand."""
+        if row is None or not row.is_elementwise or type(plan) is not OnShards:
             return False
-        return type(plan) is OnShards and self.row is not None and self.row.is_elementwise
+        return plan.inplace and not self.function.reshapes
 
     def _tells_world(self, plan: OnShards, unknown: bool) -> bool:
         """Return whether ranks outside the placement must be sent the error if the op raises.
@@ -434,10 +434,10 @@ class _Planning:
 
         Meta kernels, such as that of ``mul_``, do not refuse it, so ranks outside would not raise.
         """
-        if not self.call.inplace or _has_fractions(self.specs[0].dtype):
+        if not self.call.inplace or not is_whole(self.specs[0].dtype):
             return False
-        given = any(_has_fractions(spec.dtype) for spec in self.specs)
-        return given or _has_floats((self.call.args, self.call.kwargs))
+        integers = all(is_whole(spec.dtype) for spec in self.specs)
+        return not integers or _has_floats((self.call.args, self.call.kwargs))
 
     def _exact(self, plan: OnShards) -> list[TensorSpec]:
         """Return the specs of the outputs for the sizes of this very call.
@@ -457,10 +457,6 @@ def _has_floats(value: Any) -> bool:
     if isinstance(value, dict):
         return any(map(_has_floats, value.values()))
     return value.__class__ is float or value.__class__ is complex
-
-
-def _has_fractions(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
 
 
 def _as_given(call: Call, rest: Sequence[Any]) -> tuple:

@@ -80,9 +80,16 @@ def test_an_op_is_followed_alone(family: str, sbp: Sbp, outside: None) -> None:
             assert x.to_local().numel() == 0 and held == x._spec.local_shape(None), case
 
 
-# Sizes of the target and of the other operands. The ops of the second half are refused by torch.
-SIZES = [((3, 4), (3, 4)), ((6, 5), (6, 5)), ((3, 4), (4,)), ((3, 4), ()), ((1, 3, 4), (2, 3, 4))]
-SIZES += [((3, 4), (2, 3, 4)), ((3, 4), (5,)), ((5,), (4,)), ((4, 3), (3, 4)), ((), (2,))]
+# Sizes of the target and of the other operands, first those that torch accepts, then others.
+SIZES = [((3, 4), (3, 4)), ((6, 5), (6, 5)), ((3, 4), (4,)), ((3, 4), ())]
+SIZES += [
+    ((1, 3, 4), (2, 3, 4)),
+    ((3, 4), (2, 3, 4)),
+    ((3, 4), (5,)),
+    ((5,), (4,)),
+    ((4, 3), (3, 4)),
+    ((), (2,)),
+]
 WRITES = {
     "add_": lambda x, y: x.add_(y, alpha=2),
     "sub_": lambda x, y: x.sub_(y),
